@@ -1,0 +1,57 @@
+"""Every exception that ptxgen raises on purpose. One base class, so that a caller can catch them all."""
+
+from __future__ import annotations
+
+
+class PtxgenError(Exception):
+    """Base of all errors of this package."""
+
+
+class SpecError(PtxgenError, ValueError):
+    """A kernel specialisation is not legal; the text gives every reason and the nearest legal choice."""
+
+
+class TargetError(PtxgenError, ValueError):
+    """A target name is unknown, or a target lacks what was asked of it."""
+
+
+class IsaError(PtxgenError, ValueError):
+    """PTX text or a DSL call does not fit the instruction table: unknown form, wrong operand, undeclared register."""
+
+
+class TemplateError(PtxgenError):
+    """A template and the fragments of its kernel type do not fit together."""
+
+
+class AssembleError(PtxgenError):
+    """The assembler refused a text, or no assembler is installed."""
+
+
+class ExecutionError(PtxgenError):
+    """The CPU executor found a fault in running PTX: bounds, race, barrier, uninitialised data, deadlock."""
+
+
+class CudaError(PtxgenError):
+    """A CUDA driver call failed; the text names the call, the status and what it means."""
+
+
+class ModuleLoadError(CudaError):
+    """A module could not be loaded; the text carries the JIT log and the versions that matter."""
+
+
+class CapacityError(PtxgenError):
+    """A KV cache cannot hold what was asked; nothing was changed."""
+
+
+__all__ = [
+    "AssembleError",
+    "CapacityError",
+    "CudaError",
+    "ExecutionError",
+    "IsaError",
+    "ModuleLoadError",
+    "PtxgenError",
+    "SpecError",
+    "TargetError",
+    "TemplateError",
+]
