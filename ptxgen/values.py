@@ -1,0 +1,124 @@
+"""What a fragment's instructions work on: registers, arrays of registers, shared variables, addresses, immediates.
+
+Values only name things; `ptxgen.builder` declares them and checks their types.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Union
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A register. `str()` gives `%name`; `reg[16]` is the address `[%reg+16]`; `~pred` negates a predicate."""
+
+    name: str
+    type: str
+
+    def __getitem__(self, offset: int) -> Addr:
+        return Addr(self, offset)
+
+    def __invert__(self) -> Not:
+        if self.type != "pred":
+            raise TypeError(f"~%{self.name}: only a predicate can be negated (got a .{self.type} register)")
+        return Not(self)
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A negated predicate, as a guard or a source operand."""
+
+    reg: Reg
+
+    def __invert__(self) -> Reg:
+        return self.reg
+
+    def __str__(self) -> str:
+        return f"!{self.reg}"
+
+
+class RegArray:
+    """`%acc<8>`: registers %acc0 … %acc7. An index gives one, a slice a tuple of them (printed in braces)."""
+
+    __slots__ = ("name", "regs", "type")
+
+    def __init__(self, name: str, type: str, count: int) -> None:
+        self.name, self.type = name, type
+        self.regs = tuple(Reg(f"{name}{i}", type) for i in range(count))
+
+    def __len__(self) -> int:
+        return len(self.regs)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.regs)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self.regs[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A variable in shared memory. As an operand it is its address; `var[16]` is `[var+16]`."""
+
+    name: str
+    bytes: int
+    align: int = 16
+    dynamic: bool = False
+
+    def __getitem__(self, offset: int) -> Addr:
+        return Addr(self, offset)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Addr:
+    """A memory operand: base and a constant byte offset. `coordinates` only for tensor copies."""
+
+    base: Reg | Shared | str
+    offset: int = 0
+    coordinates: tuple[Reg | int, ...] = ()
+
+    def __str__(self) -> str:
+        inner = f"{self.base}{self.offset:+d}" if self.offset else str(self.base)
+        if self.coordinates:
+            inner += ", {" + ", ".join(map(str, self.coordinates)) + "}"
+        return f"[{inner}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """`%d|%p`: a destination with a second, predicate destination."""
+
+    first: Reg
+    second: Reg
+
+    def __str__(self) -> str:
+        return f"{self.first}|{self.second}"
+
+
+class Sink:
+    """`_`: a result that nobody wants."""
+
+    def __str__(self) -> str:
+        return "_"
+
+
+SINK = Sink()
+
+Value = Union[Reg, Not, Addr, Shared, Or, Sink, int, float, str, "tuple[Value, ...]"]
+
+
+def immediate(value: float, type: str) -> str:
+    """The literal of a Python number in a slot of a PTX type: floats by bit pattern, integers in decimal."""
+    if type in ("f64", "b64") and isinstance(value, float) or type == "f64":
+        return "0d" + struct.pack(">d", float(value)).hex().upper()
+    if isinstance(value, float) or type == "f32":
+        return "0f" + struct.pack(">f", float(value)).hex().upper()
+    return str(value)
