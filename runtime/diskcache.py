@@ -1,0 +1,235 @@
+"""Bytes kept between processes: one file an entry, with magic, length and checksum. Owns no meaning of the bytes.
+
+There are no locks: a writer makes a temporary file, syncs it and renames it; a reader believes only what its checksum
+confirms. A file system that fails costs one warning, after which the entries concerned live in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+_MAGIC = b"PTXGENC\x01"
+_HEAD = struct.Struct("<8sIQ32s")  # magic, key length, payload length, SHA-256 of key and payload
+_STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
+DEFAULT_CAP_BYTES = 1 << 30
+
+
+def default_directory(environment: dict[str, str] | None = None) -> Path | None:
+    """The directory of all caches of this user, or None when caching on disk is off; nothing is created.
+
+    `PTXGEN_CACHE_DIR` names it (`off` turns the disk off), else `XDG_CACHE_HOME/ptxgen`, else the platform's place.
+    """
+    env = os.environ if environment is None else environment
+    chosen = env.get("PTXGEN_CACHE_DIR", "")
+    if chosen.lower() == "off":
+        return None
+    if chosen:
+        return Path(chosen).expanduser()
+    if env.get("XDG_CACHE_HOME"):
+        return Path(env["XDG_CACHE_HOME"]) / "ptxgen"
+    home = Path(env.get("HOME") or os.path.expanduser("~"))
+    if sys.platform == "win32":
+        return Path(env.get("LOCALAPPDATA") or home / "AppData" / "Local") / "ptxgen"
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ptxgen"
+
+
+def key_of(parts: Iterable[object]) -> bytes:
+    """One key from several parts (`bytes` as they are, all else by `repr`); kind and length keep them apart."""
+    key = bytearray()
+    for part in parts:
+        piece = part if isinstance(part, bytes) else repr(part).encode()
+        key += struct.pack("<?Q", isinstance(part, bytes), len(piece)) + piece
+    return bytes(key)
+
+
+class DiskCache:
+    """Payloads by key, least recently used first to go once they exceed `cap_bytes`.
+
+    `directory` None keeps everything in memory. `get` and `put` never raise for a reason of the file system.
+    """
+
+    def __init__(self, directory: Path | None, *, cap_bytes: int = DEFAULT_CAP_BYTES, suffix: str = ".bin") -> None:
+        if cap_bytes <= 0:
+            raise ValueError(f"DiskCache.cap_bytes: must be at least 1 (got {cap_bytes})")
+        self.directory = directory
+        self.cap_bytes = cap_bytes
+        self.suffix = suffix
+        self.hits = 0
+        self.misses = 0
+        self._memory: OrderedDict[bytes, bytes] = OrderedDict()
+        self._on_disk: int | None = None  # bytes, as far as this process knows; None until the first look
+        self._warned = False
+        self._lock = threading.Lock()
+
+    def path(self, key: bytes) -> Path | None:
+        """Where the entry of a key lies or would lie."""
+        if self.directory is None:
+            return None
+        return self.directory / (hashlib.sha256(key).hexdigest() + self.suffix)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The payload, or None: unknown, truncated, altered, or unreadable."""
+        with self._lock:
+            kept = self._memory.get(key)
+            if kept is not None:
+                self._memory.move_to_end(key)
+        payload = kept if kept is not None else self._read(key)
+        if payload is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return payload
+
+    def put(self, key: bytes, payload: bytes) -> None:
+        """Keep a payload. Another process that writes the same key at the same time does no harm."""
+        if self.directory is None or len(payload) > self.cap_bytes:
+            self._remember(key, payload)
+            return
+        try:
+            self._write(key, payload)
+        except OSError as failure:
+            self._warn(failure)
+            self._remember(key, payload)
+
+    def clear(self) -> None:
+        """Forget every entry, those on disk included."""
+        with self._lock:
+            self._memory.clear()
+            self._on_disk = None
+        for _, _, path in self._entries():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def size(self) -> tuple[int, int]:
+        """(entries, bytes) on disk and in memory now."""
+        sizes = [size for _, size, _ in self._entries()] + [len(p) for p in self._memory.values()]
+        return len(sizes), sum(sizes)
+
+    def _read(self, key: bytes) -> bytes | None:
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as failure:
+            self._warn(failure)
+            return None
+        payload = _checked(key, data)
+        with contextlib.suppress(OSError):
+            if payload is None:
+                path.unlink()  # damaged: it would be read in vain each time
+            else:
+                os.utime(path)  # its place in the order of use
+        return payload
+
+    def _write(self, key: bytes, payload: bytes) -> None:
+        path = self.path(key)
+        assert path is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
+        data = _HEAD.pack(_MAGIC, len(key), len(payload), _checksum(key, payload)) + key + payload
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        self._account(len(data))
+
+    def _account(self, added: int) -> None:
+        """Evict once what is on disk exceeds the cap; the directory is read only then, and at the first write."""
+        with self._lock:
+            if self._on_disk is None:
+                self._on_disk = sum(size for _, size, _ in self._entries())
+            else:
+                self._on_disk += added
+            if self._on_disk > self.cap_bytes:
+                self._on_disk = self._evict()
+
+    def _evict(self) -> int:
+        """Remove the least recently used entries down to nine tenths of the cap, and dead temporaries."""
+        entries = sorted(self._entries())
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if total <= self.cap_bytes * 9 // 10:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
+        self._remove_stale()
+        return total
+
+    def _entries(self) -> list[tuple[int, int, Path]]:
+        """(last use in ns, bytes, path) of every entry; entries that vanish meanwhile are left out."""
+        found: list[tuple[int, int, Path]] = []
+        if self.directory is None:
+            return found
+        try:
+            with os.scandir(self.directory) as listing:
+                for item in listing:
+                    if item.name.endswith(self.suffix) and not item.name.startswith("."):
+                        with contextlib.suppress(OSError):
+                            status = item.stat()
+                            found.append((status.st_mtime_ns, status.st_size, Path(item.path)))
+        except OSError:
+            return found
+        return found
+
+    def _remove_stale(self) -> None:
+        assert self.directory is not None
+        with contextlib.suppress(OSError):
+            for path in self.directory.glob(f".*{self.suffix}.*.tmp"):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                        path.unlink()
+
+    def _remember(self, key: bytes, payload: bytes) -> None:
+        with self._lock:
+            self._memory[key] = payload
+            self._memory.move_to_end(key)
+            total = sum(map(len, self._memory.values()))
+            while total > self.cap_bytes and len(self._memory) > 1:
+                total -= len(self._memory.popitem(last=False)[1])
+
+    def _warn(self, failure: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"cache directory {self.directory}: {failure.strerror or failure}; entries stay in memory "
+                "(set PTXGEN_CACHE_DIR to a writable directory, or to 'off')",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def _checksum(key: bytes, payload: bytes) -> bytes:
+    return hashlib.sha256(key + payload).digest()
+
+
+def _checked(key: bytes, data: bytes) -> bytes | None:
+    """The payload of a file's bytes, if every field of its head agrees."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, key_length, length, checksum = _HEAD.unpack_from(data)
+    if magic != _MAGIC or len(data) != _HEAD.size + key_length + length:
+        return None
+    body = data[_HEAD.size :]
+    if body[:key_length] != key or hashlib.sha256(body).digest() != checksum:
+        return None
+    return body[key_length:]
