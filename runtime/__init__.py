@@ -1,0 +1,38 @@
+"""Loads and launches PTX: on a GPU through the driver API, or on the CPU executor, with one API.
+
+Nothing here touches a GPU, llvmlite or the CUDA bindings before a device is opened.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "BatchedKvCache": "batched",
+    "BoundKernel": "bound",
+    "Buffer": "buffer",
+    "Device": "device",
+    "Event": "stream",
+    "Executor": "executor",
+    "Graph": "graph",
+    "Kernel": "kernel",
+    "KvCache": "kvcache",
+    "Model": "model",
+    "Module": "module",
+    "ModuleCache": "modulecache",
+    "Snapshot": "kvcache",
+    "Stream": "stream",
+    "open_device": "device",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,240 @@
+"""Device memory: `Buffer`, a typed contiguous view, and `Allocation`, the memory under it and who uses it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from ptxgen.dtypes import DType
+from ptxgen.dtypes import dtype as to_dtype
+from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.backend import Copy
+from ptxgen.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.device import Device
+
+
+class Dependent(Protocol):
+    """What holds addresses of a buffer: a bound kernel, a graph."""
+
+    def invalidate(self, reason: str) -> None:
+        """The memory is gone; every later use must raise with this reason."""
+
+
+class Allocation:
+    """A range of device memory: released once, when freed or when the last buffer of it goes.
+
+    `keep` is the producer of foreign memory, which is never released here. `streams` are those that were given work
+    on this memory; a release waits for them on the device, a read without a stream waits for them on the host.
+    """
+
+    def __init__(self, device: Device, pointer: int, nbytes: int, keep: object = None, readonly: bool = False) -> None:
+        self.device = device
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self.keep = keep
+        self.readonly = readonly
+        self.freed = False
+        self.streams: dict[int, Stream] = {}
+        self.users: WeakSet[Any] = WeakSet()
+
+    def used_on(self, stream: Stream) -> None:
+        """Remember that `stream` was given work on this memory."""
+        self.streams[stream.handle] = stream
+
+    def free(self, why: str = "freed") -> None:
+        """Release the memory now (in stream order); whoever holds its address raises from then on."""
+        if self.freed:
+            return
+        self.freed = True
+        for user in list(self.users):
+            user.invalidate(f"a buffer it uses ({self.nbytes} bytes at {self.pointer:#x}) was {why}")
+        if self.keep is None:
+            self.device._release(self.pointer, self.nbytes, tuple(self.streams.values()))
+        else:
+            self.device._disown(self.pointer, self.nbytes)
+            self.keep = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and not getattr(self, "freed", True):
+            self.free("collected")
+
+
+class Buffer:
+    """A C-contiguous array in device memory: `shape`, `dtype`, `pointer` (its address on the device).
+
+    Without a `stream`, reads and writes wait for all earlier work on the buffer and are complete on return. With one,
+    they are ordered in that stream, and the host goes on as soon as the driver allows. Slices by leading ints and one
+    slice share memory with the buffer.
+    """
+
+    __slots__ = ("__weakref__", "_pointer", "allocation", "dtype", "nbytes", "shape")
+
+    def __init__(self, allocation: Allocation, pointer: int, shape: tuple[int, ...], dtype: DType) -> None:
+        self.allocation = allocation
+        self._pointer = pointer
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.bytes
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory this is."""
+        return self.allocation.device
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element on the device; raises `CudaError` after `free`."""
+        if self.allocation.freed:
+            raise CudaError(f"{self!r}: was freed; allocate a new one")
+        return self._pointer
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def readonly(self) -> bool:
+        """Whether the producer of this memory forbids writing it."""
+        return self.allocation.readonly
+
+    def free(self) -> None:
+        """Give the memory back; this buffer, its views and what was bound to them raise when used again."""
+        self.allocation.free()
+
+    def numpy(self, out: np.ndarray | None = None, stream: Stream | None = None) -> np.ndarray:
+        """A host copy `[shape]`; with `out` (contiguous, same dtype and shape) it is filled and returned.
+
+        With a `stream`, page-locked `out` (see `Device.pinned`) is filled asynchronously.
+        """
+        if out is None:
+            out = np.empty(self.shape, self.dtype.numpy)
+        self._check_host("numpy(out)", out)
+        if self.nbytes:
+            self._copy(Copy("out", out.ctypes.data, self.pointer, self.nbytes), stream)
+            if stream is not None and not self.device._is_pinned(out):
+                stream.synchronize()
+        return out
+
+    def copy_from(self, source: object, stream: Stream | None = None) -> Buffer:
+        """Overwrite with a NumPy array or a buffer of the same dtype and shape; returns the buffer itself.
+
+        A host array may be changed as soon as this returns, unless it is page-locked and a `stream` is given.
+        """
+        if self.readonly:
+            raise SpecError(f"Buffer.copy_from: the buffer must be writable (got {self!r} over read-only memory)")
+        if not isinstance(source, Buffer | np.ndarray):
+            source = self.device.wrap(source)
+        if isinstance(source, Buffer) and source.device is not self.device:
+            source = source.numpy()
+        if isinstance(source, Buffer):
+            self._check_like("copy_from", source.shape, source.dtype)
+            if self.nbytes:
+                self._copy(Copy("on", self.pointer, source.pointer, self.nbytes), stream, source)
+            return self
+        array = np.ascontiguousarray(source).reshape(source.shape)
+        self._check_host("copy_from", array)
+        if self.nbytes:
+            self._copy(Copy("in", self.pointer, array.ctypes.data, self.nbytes), stream)
+            if array is not source and stream is not None and self.device._is_pinned(array):
+                stream.synchronize()
+        return self
+
+    def fill(self, value: float, stream: Stream | None = None) -> Buffer:
+        """Set every element to `value`; returns the buffer. Elements of 8 bytes take only 0."""
+        if self.readonly:
+            raise SpecError(f"Buffer.fill: the buffer must be writable (got {self!r} over read-only memory)")
+        pattern = np.asarray(value).astype(self.dtype.numpy).tobytes()
+        if len(set(pattern)) == 1:
+            pattern = pattern[:1]
+        if len(pattern) == 8:
+            raise SpecError(f"Buffer.fill: 8-byte elements can only be filled with one repeated byte (got {value!r})")
+        if self.nbytes:
+            after = self._note(stream)
+            self.device._fill(self.pointer, pattern, self.nbytes // len(pattern), stream, after)
+        return self
+
+    def zero(self, stream: Stream | None = None) -> Buffer:
+        """Set every byte to zero; returns the buffer."""
+        return self.fill(0, stream)
+
+    def view(self, shape: int | tuple[int, ...], dtype: object = None, offset: int = 0) -> Buffer:
+        """The same memory from `offset` bytes on, as `shape` of `dtype` (default: this one's); bounds are checked."""
+        kind = self.dtype if dtype is None else to_dtype(dtype)
+        dims = as_shape("Buffer.view", shape)
+        if offset < 0 or offset + math.prod(dims) * kind.bytes > self.nbytes:
+            need = f"{dims} of {kind} at offset {offset}"
+            raise SpecError(f"Buffer.view: must lie within {self.nbytes} bytes (got {need})")
+        return Buffer(self.allocation, self.pointer + offset, dims, kind)
+
+    def reshape(self, *shape: int) -> Buffer:
+        """The same elements in another shape."""
+        if math.prod(shape) != self.size:
+            raise SpecError(f"Buffer.reshape: must keep {self.size} elements (got {shape})")
+        return self.view(shape)
+
+    def __getitem__(self, index: object) -> Buffer:
+        parts = index if isinstance(index, tuple) else (index,)
+        start, dims = 0, list(self.shape)
+        for position, part in enumerate(parts):
+            if not dims or (isinstance(part, slice) and position != len(parts) - 1):
+                raise SpecError(f"Buffer[...]: takes ints, then at most one slice (got {index!r} for {self.shape})")
+            extent, inner = dims[0], math.prod(dims[1:])
+            if isinstance(part, slice):
+                low, high, step = part.indices(extent)
+                if step != 1:
+                    raise SpecError(f"Buffer[...]: a slice must have step 1 (got {part!r})")
+                start, dims[0] = start + low * inner, max(high - low, 0)
+            else:
+                at = int(part) + (extent if int(part) < 0 else 0)  # type: ignore[call-overload]
+                if not 0 <= at < extent:
+                    raise SpecError(f"Buffer[...]: index must be within 0 … {extent - 1} (got {part!r})")
+                start, dims = start + at * inner, dims[1:]
+        return self.view(tuple(dims), offset=start * self.dtype.bytes)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = ", freed" if self.allocation.freed else ""
+        return f"Buffer({list(self.shape)} {self.dtype} on {self.device.name}{state})"
+
+    def _note(self, stream: Stream | None, *others: Buffer) -> tuple[Stream, ...]:
+        """Without a stream: those to wait for. With one: remember it, for the buffer and the others."""
+        touched = [b.allocation for b in (self, *others)]
+        if stream is None:
+            return tuple({h: s for a in touched for h, s in a.streams.items()}.values())
+        for allocation in touched:
+            allocation.used_on(stream)
+        return ()
+
+    def _copy(self, copy: Copy, stream: Stream | None, *others: Buffer) -> None:
+        self.device._copy(copy, stream, self._note(stream, *others))
+
+    def _check_like(self, verb: str, shape: tuple[int, ...], dtype: DType) -> None:
+        if shape != self.shape or dtype != self.dtype:
+            want, got = f"{list(self.shape)} {self.dtype}", f"{list(shape)} {dtype}"
+            raise SpecError(f"Buffer.{verb}: must be {want} (got {got})")
+
+    def _check_host(self, verb: str, array: np.ndarray) -> None:
+        self._check_like(verb, array.shape, to_dtype(array.dtype))
+        if not array.flags.c_contiguous:
+            raise SpecError(f"Buffer.{verb}: must be C-contiguous (got strides {array.strides})")
+
+
+def as_shape(label: str, shape: object) -> tuple[int, ...]:
+    """An int or a sequence of ints ≥ 0 as a tuple."""
+    dims = (shape,) if isinstance(shape, int | np.integer) else shape
+    try:
+        out = tuple(int(d) for d in dims)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise SpecError(f"{label}: shape must be ints (got {shape!r})") from None
+    if any(d < 0 for d in out):
+        raise SpecError(f"{label}: shape must not be negative (got {shape!r})")
+    return out

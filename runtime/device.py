@@ -1,0 +1,230 @@
+"""The device protocol: Device / Buffer / Module-Kernel, the same for CUDA and the CPU executor.
+
+Owns what both share; a backend is a subclass that supplies the underscored methods and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from ptxgen.dtypes import dtype as to_dtype
+from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.backend import Code, Copy, Function, Geometry, Launcher, MemoryUse
+from ptxgen.runtime.buffer import Allocation, Buffer, as_shape
+from ptxgen.runtime.stream import Stream
+from ptxgen.targets import Target
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.modulecache import ModuleCache
+
+    from ptxgen.kernel import KernelType
+    from ptxgen.runtime.arguments import ParamBlock
+    from ptxgen.runtime.graph import Graph
+    from ptxgen.runtime.kernel import Kernel
+    from ptxgen.runtime.module import Module
+
+
+class Device(ABC):
+    """A GPU, or the CPU executor. `target` is the most capable architecture it runs; `name` is "cuda:0" or "cpu".
+
+    `strict`: from when it is set, `load` raises for a spec that is not loaded yet (see `warmup`).
+    """
+
+    kind: ClassVar[str]
+    name: str
+    target: Target
+    default_stream: Stream
+    modules: ModuleCache
+    strict: bool = False
+
+    # memory -------------------------------------------------------------------------------------------------------
+    def empty(self, shape: int | tuple[int, ...], dtype: object, stream: Stream | None = None) -> Buffer:
+        """An uninitialised buffer; with a `stream` it exists in the order of that stream only."""
+        dims, kind = as_shape("Device.empty", shape), to_dtype(dtype)
+        nbytes = math.prod(dims) * kind.bytes
+        pointer = self._allocate(max(nbytes, 1), stream)
+        allocation = Allocation(self, pointer, max(nbytes, 1))
+        if stream is not None:
+            allocation.used_on(stream)
+        return Buffer(allocation, pointer, dims, kind)
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: object, stream: Stream | None = None) -> Buffer:
+        """A buffer of zeros."""
+        return self.empty(shape, dtype, stream).zero(stream)
+
+    def array(self, source: object, dtype: object = None, stream: Stream | None = None) -> Buffer:
+        """A new buffer with a copy of `source`: a NumPy array or scalar, nested lists, a buffer of any device, or
+        anything with `__dlpack__` or `__cuda_array_interface__`. `dtype` converts host data only.
+        """
+        if not isinstance(source, Buffer | np.ndarray) and _is_device_array(source):
+            source = self.wrap(source)
+        if not isinstance(source, Buffer):
+            source = np.asarray(source, None if dtype is None else to_dtype(dtype).numpy)
+        kind = to_dtype(source.dtype)
+        if dtype is not None and to_dtype(dtype) != kind:
+            raise SpecError(f"Device.array: a device array keeps its dtype {kind} (got dtype={dtype!r})")
+        return self.empty(source.shape, kind, stream).copy_from(source, stream)
+
+    def wrap(self, source: object) -> Buffer:
+        """A buffer over the memory of `source`, without a copy; `source` is kept alive by it.
+
+        Takes a `Buffer`, `__dlpack__`, `__cuda_array_interface__`, and on the CPU device NumPy arrays. The memory must
+        be this device's and C-contiguous; `SpecError` says what was expected and what came.
+        """
+        from ptxgen.runtime.interop import import_buffer
+
+        return import_buffer(self, source)
+
+    def pinned(self, shape: int | tuple[int, ...], dtype: object) -> np.ndarray:
+        """An uninitialised page-locked host array, which copies run to and from asynchronously."""
+        dims, kind = as_shape("Device.pinned", shape), to_dtype(dtype)
+        return self._pinned(math.prod(dims) * kind.bytes).view(kind.numpy).reshape(dims)
+
+    # code ---------------------------------------------------------------------------------------------------------
+    def load(self, spec: KernelType, target: object = None) -> Kernel:
+        """The kernel of a spec for this device (or for an older `target`), through the module cache.
+
+        Raises `SpecError` or `TargetError` where the spec has no such kernel, `ModuleLoadError` where it will not load.
+        """
+        return self.modules.load(spec, target)
+
+    def module(self, text: str) -> Module:
+        """Any PTX text as a loaded module; raises `ModuleLoadError`."""
+        from ptxgen.runtime.module import Module
+
+        return Module(self, text)
+
+    def warmup(
+        self, specs: Iterable[KernelType], target: object = None, workers: int | None = None
+    ) -> dict[KernelType, Kernel]:
+        """Load all specs, in parallel threads; after it `strict = True` guards against late compilation."""
+        return self.modules.warmup(specs, target, workers)
+
+    # order --------------------------------------------------------------------------------------------------------
+    def stream(self, foreign: object = None) -> Stream:
+        """A new stream; or a foreign one (`__cuda_stream__`, torch, CuPy, an int handle) as ours."""
+        return self._new_stream() if foreign is None else self._foreign_stream(foreign)
+
+    def graph(self) -> Graph:
+        """An empty graph: `with` captures into it, `add` appends explicit nodes."""
+        return self._new_graph()
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until all work of this device is done; raises what it failed with."""
+
+    @abstractmethod
+    def memory(self) -> MemoryUse:
+        """Memory of the device and of this process's pool, in bytes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; every later use raises."""
+
+    # what a backend supplies --------------------------------------------------------------------------------------
+    @abstractmethod
+    def _allocate(self, nbytes: int, stream: Stream | None) -> int:
+        """Address of `nbytes` ≥ 1 fresh bytes, aligned to 256; usable on any stream on return if `stream` is None.
+
+        Raises `CudaError` that says how much was asked and how much is free.
+        """
+
+    @abstractmethod
+    def _release(self, pointer: int, nbytes: int, streams: tuple[Stream, ...]) -> None:
+        """Take back what `_allocate` gave, once the work submitted to `streams` is done. May run in any thread."""
+
+    @abstractmethod
+    def _adopt(self, pointer: int, nbytes: int) -> None:
+        """Memory that others own will be used by kernels (a bounds-checking device has to know it)."""
+
+    @abstractmethod
+    def _disown(self, pointer: int, nbytes: int) -> None:
+        """The opposite of `_adopt`."""
+
+    @abstractmethod
+    def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
+        """Copy in `stream`; without one: after the work in `after`, and complete on return."""
+
+    @abstractmethod
+    def _fill(self, pointer: int, pattern: bytes, count: int, stream: Stream | None, after: tuple[Stream, ...]) -> None:
+        """Write `pattern` (1, 2 or 4 bytes) `count` times; ordered as `_copy`."""
+
+    @abstractmethod
+    def _pinned(self, nbytes: int) -> np.ndarray:
+        """A one-dimensional uint8 array in page-locked memory (plain memory on the CPU), freed with its last view."""
+
+    @abstractmethod
+    def _is_pinned(self, array: np.ndarray) -> bool:
+        """Whether copies to and from this array may still run when the call has returned."""
+
+    @abstractmethod
+    def _load(self, text: str, label: str) -> Code:
+        """Machine code for PTX text; `label` names it in messages and logs. Raises `ModuleLoadError`.
+
+        May run in several threads at once.
+        """
+
+    @abstractmethod
+    def _prepare(
+        self, function: Function, geometry: Geometry, block: ParamBlock, first_use: Callable[[Stream], None]
+    ) -> Launcher:
+        """Everything that can be done before a launch; the launcher calls `first_use` before a stream's first use."""
+
+    @abstractmethod
+    def _new_stream(self) -> Stream: ...
+
+    @abstractmethod
+    def _foreign_stream(self, foreign: object) -> Stream: ...
+
+    @abstractmethod
+    def _new_graph(self) -> Graph: ...
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.target}>"
+
+
+def _is_device_array(source: object) -> bool:
+    return hasattr(source, "__dlpack__") or hasattr(source, "__cuda_array_interface__")
+
+
+_open: dict[int, Device] = {}
+_open_lock = threading.Lock()
+
+
+def open_device(name: str | None = None, **options: object) -> Device:
+    """A device by name: "cuda", "cuda:1", "cpu"; None is "cuda" where a GPU can be used, else "cpu".
+
+    A GPU has one `Device` object per process, so that modules and memory are shared; the CPU executor gets a new one
+    per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
+    """
+    kind, _, index = (name or "").partition(":")
+    if kind not in ("", "cuda", "cpu") or (index and (kind != "cuda" or not index.isdigit())):
+        raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')
+    if kind == "":
+        try:
+            return open_device("cuda", **options)
+        except CudaError:
+            kind = "cpu"
+    if kind == "cpu":
+        from ptxgen.runtime.cpu.device import CpuDevice
+
+        return CpuDevice(**options)
+    return _open_cuda(int(index or 0), options)
+
+
+def _open_cuda(index: int, options: dict[str, object]) -> Device:
+    from ptxgen.runtime.cuda.device import CudaDevice
+
+    if options:
+        raise SpecError(f"open_device: a CUDA device takes no options (got {', '.join(sorted(options))})")
+    with _open_lock:
+        device = _open.get(index)
+        if device is None:
+            device = _open[index] = CudaDevice(index)
+        return device

@@ -1,0 +1,163 @@
+"""Graphs as every backend offers them: explicit nodes or capture, replay, update, and ownership of what they use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.buffer import Allocation
+from ptxgen.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.bound import BoundKernel
+    from ptxgen.runtime.device import Device
+
+
+class Node:
+    """An explicit kernel node; holds the arguments that the graph launches it with."""
+
+    def __init__(self, graph: Graph, index: int, bound: BoundKernel) -> None:
+        self.graph = graph
+        self.index = index
+        self.bound = bound
+
+    def __repr__(self) -> str:
+        return f"Node({self.index}: {self.bound.name})"
+
+
+class Graph(ABC):
+    """Work that is submitted as a whole.
+
+    Either `with graph:` records what is launched and copied on `graph.stream`, or `add` appends nodes one by one. A
+    graph keeps its buffers alive; when one of them is freed by hand, the graph raises from then on. Entering it again
+    replaces what it holds, in place where the shape of the work is the same.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.nodes: list[Node] = []
+        self._stream: Stream | None = None
+        self._owned: dict[int, Allocation] = {}
+        self._kept: list[object] = []
+        self._dead: str | None = None
+
+    # capture ------------------------------------------------------------------------------------------------------
+    @property
+    def stream(self) -> Stream:
+        """The stream to launch on while capturing."""
+        if self._stream is None:
+            raise CudaError("Graph.stream: only exists while capturing (with device.graph() as graph: …)")
+        return self._stream
+
+    def __enter__(self) -> Graph:
+        if self._stream is not None:
+            raise CudaError("Graph: is already capturing")
+        if self.nodes:
+            raise CudaError("Graph: has explicit nodes; capture into a graph of its own")
+        self._forget()
+        self._stream = self._begin()
+        self._stream.graph = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stream, self._stream = self.stream, None
+        stream.graph = None
+        if kind is None:
+            self._end(stream)
+        else:
+            self._abort(stream)
+            self._forget()
+
+    # explicit nodes -----------------------------------------------------------------------------------------------
+    def add(self, bound: BoundKernel, after: Sequence[Node] | None = None, programmatic: bool = False) -> Node:
+        """Append a kernel node with the arguments that `bound` has now; later updates of `bound` do not reach it.
+
+        `after`: nodes to wait for; None is the node added last, () none. `programmatic`: the edges allow this kernel
+        to start early and wait in the kernel (griddepcontrol.wait), for kernels whose launch says so.
+        """
+        self.check()
+        if bound.device is not self.device:
+            raise SpecError(f"Graph.add: kernel must be on {self.device.name} (got {bound!r})")
+        before = tuple(self.nodes[-1:] if after is None else after)
+        if any(n.graph is not self for n in before):
+            raise SpecError(f"Graph.add(after): must be nodes of this graph (got {before})")
+        if programmatic and not bound.geometry.programmatic:
+            raise SpecError(f"Graph.add(programmatic): {bound.name} does not use griddepcontrol")
+        node = Node(self, len(self.nodes), bound.twin())
+        self._add(node, before, programmatic)
+        self.nodes.append(node)
+        self.own(node.bound)
+        return node
+
+    def update(self, node: Node, **values: object) -> None:
+        """Give an explicit node other arguments, by name, without building the graph again."""
+        self.check()
+        if node.graph is not self:
+            raise SpecError(f"Graph.update: must be a node of this graph (got {node!r})")
+        node.bound.update(**values)
+        self.own(node.bound)
+        self._update(node)
+
+    # replay -------------------------------------------------------------------------------------------------------
+    def launch(self, stream: Stream | None = None) -> None:
+        """Submit everything to `stream` (None: the device's default stream)."""
+        self.check()
+        target = self.device.default_stream if stream is None else stream
+        if target.handle not in self._seen:
+            self._seen.add(target.handle)
+            for allocation in self._owned.values():
+                allocation.used_on(target)
+        self._launch(target)
+
+    # ownership ----------------------------------------------------------------------------------------------------
+    def own(self, item: BoundKernel | Allocation) -> None:
+        """Keep alive what a node uses, and hear when it is freed."""
+        self._kept.append(item)
+        self._seen: set[int] = set()
+        for allocation in (item,) if isinstance(item, Allocation) else item.allocations():
+            if allocation.pointer not in self._owned:
+                self._owned[allocation.pointer] = allocation
+                allocation.users.add(self)
+
+    def invalidate(self, reason: str) -> None:
+        """A buffer of the graph is gone."""
+        self._dead = reason
+
+    def check(self) -> None:
+        """Raise if the graph cannot be used any more, or is being captured."""
+        if self._dead is not None:
+            raise CudaError(f"Graph: cannot be launched: {self._dead}")
+        if self._stream is not None:
+            raise CudaError("Graph: is being captured; leave the with block first")
+
+    def _forget(self) -> None:
+        for allocation in self._owned.values():
+            allocation.users.discard(self)
+        self._owned, self._kept, self._dead, self._seen = {}, [], None, set()
+
+    # what a backend supplies --------------------------------------------------------------------------------------
+    @abstractmethod
+    def _begin(self) -> Stream:
+        """Start to capture from a stream of the graph's own."""
+
+    @abstractmethod
+    def _end(self, stream: Stream) -> None:
+        """Keep what was captured; `CudaError` if that is nothing, or if the capture failed."""
+
+    @abstractmethod
+    def _abort(self, stream: Stream) -> None:
+        """Drop what was captured, and leave the device usable."""
+
+    @abstractmethod
+    def _add(self, node: Node, after: tuple[Node, ...], programmatic: bool) -> None: ...
+
+    @abstractmethod
+    def _update(self, node: Node) -> None: ...
+
+    @abstractmethod
+    def _launch(self, stream: Stream) -> None: ...

@@ -1,0 +1,110 @@
+"""Order for a backend that runs work at once, in the calling thread: stream, event, launcher and graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ptxgen.errors import CudaError
+from ptxgen.runtime.arguments import ParamBlock
+from ptxgen.runtime.graph import Graph, Node
+from ptxgen.runtime.stream import Event, Stream
+
+Job = Callable[[], None]
+
+
+class ImmediateEvent(Event):
+    """A time."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+    def elapsed_us(self, earlier: Event) -> float:
+        """Microseconds of wall time."""
+        assert isinstance(earlier, ImmediateEvent)
+        return (self.seconds - earlier.seconds) * 1e6
+
+
+class ImmediateStream(Stream):
+    """Runs every job on submission, or hands it to the graph that captures from it."""
+
+    def submit(self, job: Job) -> None:
+        """Run `job` now; while capturing, keep it for the graph."""
+        if self.graph is None:
+            job()
+        else:
+            assert isinstance(self.graph, ImmediateGraph)
+            self.graph.jobs.append(job)
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending; while capturing it is the same error as on a GPU."""
+        if self.graph is not None:
+            raise CudaError("Stream.synchronize: is not possible while capturing")
+
+    def record(self) -> Event:
+        """The time now."""
+        return ImmediateEvent()
+
+    def wait(self, other: Stream | Event) -> None:
+        """Nothing is ever pending."""
+
+
+class ImmediateLauncher:
+    """A prepared launch: `run(block)` does the work. `first_use(stream)` is told every stream before it is used."""
+
+    def __init__(
+        self, default: Stream, run: Callable[[ParamBlock], None], block: ParamBlock, first_use: Callable[[Stream], None]
+    ) -> None:
+        self._default = default
+        self._run = run
+        self._block = block
+        self._first_use = first_use
+        self._closed: str | None = None
+
+    def launch(self, stream: Stream | None = None) -> None:
+        """Run, or record with the arguments of this moment."""
+        if self._closed is not None:
+            raise CudaError(f"launch: {self._closed}")
+        where = self._default if stream is None else stream
+        assert isinstance(where, ImmediateStream)
+        self._first_use(where)
+        block = self._block.copy() if where.capturing else self._block
+        where.submit(lambda: self._run(block))
+
+    def close(self, reason: str) -> None:
+        """From now on `launch` raises."""
+        self._closed = reason
+
+
+class ImmediateGraph(Graph):
+    """A list of jobs; explicit nodes run in the order in which they were added."""
+
+    jobs: list[Job]
+
+    def _begin(self) -> Stream:
+        self.jobs = []
+        return ImmediateStream()
+
+    def _end(self, stream: Stream) -> None:
+        if not self.jobs:
+            raise CudaError("Graph: nothing was captured; launch and copy on graph.stream")
+
+    def _abort(self, stream: Stream) -> None:
+        self.jobs = []
+
+    def _add(self, node: Node, after: tuple[Node, ...], programmatic: bool) -> None:
+        if not self.nodes:
+            self.jobs = []
+        self.jobs.append(node.bound.launch)
+
+    def _update(self, node: Node) -> None:
+        """The node's own argument block has already changed."""
+
+    def _launch(self, stream: Stream) -> None:
+        if stream.capturing:
+            raise CudaError("Graph.launch: a graph inside a capture is not supported; add its kernels instead")
+        for job in self.jobs:
+            job()

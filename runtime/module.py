@@ -1,0 +1,96 @@
+"""Any PTX text as a loaded module: `Module` and its `Entry`s, with arguments by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.errors import SpecError
+from ptxgen.runtime.arguments import ParamBlock, pack_raw
+from ptxgen.runtime.backend import Function, Geometry, Resources
+from ptxgen.runtime.bound import BoundKernel, Packed
+from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.device import Device
+
+
+class Entry:
+    """One entry of a `Module`: arguments by position, geometry by the caller."""
+
+    def __init__(self, device: Device, function: Function) -> None:
+        self.device = device
+        self.function = function
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, stack, shared memory, as the compiler reports them."""
+        return self.function.resources
+
+    def bind(
+        self,
+        grid: object,
+        block: object,
+        args: Sequence[object] = (),
+        shared: int = 0,
+        cluster: object = None,
+        programmatic: bool = False,
+    ) -> BoundKernel:
+        """Pack a launch; arguments are buffers, arrays, int addresses or NumPy scalars (of the exact width).
+
+        `update` takes them by position: `update(_0=buffer)`. Raises `SpecError` on a wrong count or width.
+        """
+        geometry = Geometry.of(grid, block, shared, cluster, programmatic)
+        slots = self.function.slots
+        if len(args) != len(slots):
+            raise SpecError(f"{self.function.name}: takes {len(slots)} arguments (got {len(args)})")
+        packed = [self._pack(f"_{i}", value) for i, value in enumerate(args)]
+        bound = BoundKernel(self.device, self.function, geometry, ParamBlock(slots), self._pack)
+        bound._store(packed)
+        return bound
+
+    def launch(
+        self,
+        grid: object,
+        block: object,
+        args: Sequence[object] = (),
+        shared: int = 0,
+        cluster: object = None,
+        stream: Stream | None = None,
+        programmatic: bool = False,
+    ) -> None:
+        """`bind` and launch once."""
+        self.bind(grid, block, args, shared, cluster, programmatic).launch(stream)
+
+    def _pack(self, name: str, value: object) -> Packed:
+        index = int(name.removeprefix("_")) if name.removeprefix("_").isdigit() else -1
+        if not 0 <= index < len(self.function.slots):
+            raise SpecError(f"{self.function.name}: arguments are _0 … _{len(self.function.slots) - 1} (got {name})")
+        if not isinstance(value, Buffer | int | bytes | np.generic):
+            value = self.device.wrap(value)
+        data, keep = pack_raw(f"{self.function.name}({name})", value, self.function.slots[index].size)
+        return index, data, () if keep is None else (keep,)
+
+
+class Module:
+    """Any PTX text, loaded: `module["entry"].launch(grid=32, block=128, args=[q, out, np.uint32(7)])`."""
+
+    def __init__(self, device: Device, text: str) -> None:
+        self.device = device
+        self.text = text
+        self._code = device._load(text, "module")
+        self._entries: dict[str, Entry] = {}
+
+    @property
+    def origin(self) -> str:
+        """Where the machine code came from."""
+        return self._code.origin
+
+    def __getitem__(self, name: str) -> Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._entries[name] = Entry(self.device, self._code.function(name))
+        return entry

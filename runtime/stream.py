@@ -1,0 +1,52 @@
+"""Streams and events, as every backend offers them. Owns no backend code."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.graph import Graph
+
+
+class Event(ABC):
+    """A point in a stream."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until the work before the event is done."""
+
+    @abstractmethod
+    def elapsed_us(self, earlier: Event) -> float:
+        """Microseconds from `earlier` to this event; both must be done."""
+
+
+class Stream(ABC):
+    """A queue of device work, in order.
+
+    `handle` is the driver's number for it (0 on the CPU). `graph` is set while work submitted here is recorded into
+    that graph instead of run.
+    """
+
+    handle: int = 0
+    graph: Graph | None = None
+
+    @property
+    def capturing(self) -> bool:
+        """Whether work submitted now is recorded instead of run."""
+        return self.graph is not None
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until all submitted work is done."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """An event after the work submitted so far."""
+
+    @abstractmethod
+    def wait(self, other: Stream | Event) -> None:
+        """Let later work of this stream wait for an event, or for what `other` holds now; the host goes on."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
