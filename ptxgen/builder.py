@@ -110,15 +110,16 @@ class Builder:
             raise self._error(str(unknown)) from None
         if form.name in _SHAPE_WORDS and opcode != "bar.warp.sync":
             raise self._error(f"{opcode}: control flow and barriers belong to the template, not to a fragment")
-        slots = form.operands
-        if not len(slots) - form.optional <= len(operands) <= len(slots):
-            raise self._error(f"{opcode}: takes {_count(len(slots), form.optional)} operands (got {len(operands)})")
+        slots = form.layout(len(operands))
+        if slots is None:
+            counts = f"{len(form.operands) - form.optional} to {len(form.operands)}" if form.optional else len(form.operands)
+            raise self._error(f"{opcode}: takes {counts} operands (got {len(operands)})")
         if not self.target.includes_any(form.sm):
             raise self._error(f"{opcode}: needs {' or '.join(form.sm)} ({form.because}); target is {self.target}")
         result: Any = None
         words: list[str] = []
         floats: list[str] = []
-        for index, (slot, operand) in enumerate(zip(slots, operands, strict=False)):
+        for index, (slot, operand) in enumerate(zip(slots, operands, strict=True)):
             value = self._operand(opcode, index, slot, operand)
             if isinstance(value, float) and value not in (0.0, 1.0):
                 floats.append(f"{value:.6g}")
@@ -172,8 +173,7 @@ class Builder:
             operand = tuple(operand)
         kind = _kind(operand)
         if kind not in slot.kinds:
-            allowed = " or ".join(sorted(slot.kinds))
-            raise self._error(f"{opcode}: operand {index + 1} must be {allowed} (got {kind} {_show(operand)})")
+            raise self._error(f"{opcode}: operand {index + 1} must be {slot} (got {kind} {_show(operand)})")
         if kind == "vec" and slot.vector and len(operand) != slot.vector:
             raise self._error(f"{opcode}: operand {index + 1} takes {slot.vector} elements (got {len(operand)})")
         for reg in _registers(operand):
@@ -215,10 +215,6 @@ class Builder:
 _OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})
 
 
-def _count(most: int, optional: int) -> str:
-    return f"{most - optional} to {most}" if optional else str(most)
-
-
 def _kind(operand: Any) -> str:
     if isinstance(operand, Reg):
         return "reg"
@@ -231,7 +227,7 @@ def _kind(operand: Any) -> str:
     if isinstance(operand, Shared):
         return "sym"
     if isinstance(operand, Not):
-        return "not"
+        return "pred"
     if isinstance(operand, Or):
         return "pair"
     return "sink" if isinstance(operand, Sink) else type(operand).__name__

@@ -32,7 +32,7 @@ else:
 
 
 class KernelType:
-    """Subclass with `@kernel_type`; give fields, `rules`, `params`, `launch`, `build`, `example`, `reference`, `goldens`."""
+    """Subclass with `@kernel_type`; give fields, `rules`, `params`, `launch`, `build`, `given`, `reference`, `goldens`."""
 
     kernel_name: ClassVar[str] = ""
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = ()
@@ -65,9 +65,20 @@ class KernelType:
         """Build every fragment that the template places."""
         raise NotImplementedError
 
+    sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Capacities that shapes name, with the values an example uses unless told."""
+
     def example(self, rng: np.random.Generator, **sizes: int) -> Arrays:
-        """Arguments for a run with these capacities and lengths (all optional): inputs random, outputs NaN-filled."""
-        raise NotImplementedError
+        """Arguments for a run: inputs random, outputs poisoned, workspaces left out. `sizes` are capacities, and what
+        else the kernel type's `given` understands (lengths, positions)."""
+        from ptxgen.examples import arguments
+
+        capacities = {**self.sizes, **sizes}
+        return arguments(self.params(), rng, capacities, self.given(rng, capacities))
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Arguments of an example that are not random values: lengths, positions, pointer tables."""
+        return {}
 
     def reference(self, **arguments: Any) -> Arrays:
         """What every out and inout buffer holds afterwards, in NumPy, float64 inside; `arguments` by parameter name."""

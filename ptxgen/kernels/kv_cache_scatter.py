@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import DType, f16, f32, s8, s32
@@ -39,6 +39,7 @@ class KvCacheScatter(KernelType):
     indirect: bool = False
     batched: bool = False
 
+    sizes = {"rows": 1}
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=80, n_kv_heads=3, kv_dtype=s8, indirect=True),
@@ -173,16 +174,14 @@ class KvCacheScatter(KernelType):
                 b.op("mul.f32", value, value, b.registers["inverse"])
         return scale
 
-    def example(self, rng: np.random.Generator, *, rows: int = 1, position: int = 0) -> dict[str, np.ndarray]:
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        from ptxgen.examples import arguments
-
-        given = {
-            "positions": rng.integers(0, self.max_len, rows).astype(np.int32),
+        position = sizes.get("position", 0)
+        return {
+            "positions": rng.integers(0, self.max_len, sizes["rows"], np.int32),
             "position": np.array([position], np.int32) if self.indirect else position,
         }
-        return arguments(self.params(), rng, {"rows": rows}, given)
 
     def reference(self, **a: np.ndarray) -> dict[str, np.ndarray]:
         import numpy as np
