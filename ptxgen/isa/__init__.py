@@ -1,0 +1,94 @@
+"""The instruction table: which forms PTX has, their operands, and the lowest PTX ISA version and target of each.
+
+Rows live one file a family; a form is made from its row when it is first asked for.
+Source: PTX ISA 9.0. Proven by tests/test_isa_proof.py against the assembler.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+
+from ptxgen.errors import IsaError
+from ptxgen.isa import arith, atomics, barrier, control, convert, logic, memory, warp
+from ptxgen.isa.form import REGISTER_TYPES, Form, Slot, slot_accepts, type_bits
+from ptxgen.isa.pattern import Compiled, Row, compile_row, in_row_order, make_form, match
+
+_FAMILIES = (arith, logic, convert, memory, atomics, warp, barrier, control)
+
+
+def _by_name() -> dict[str, list[tuple[Row, str]]]:
+    names: dict[str, list[tuple[Row, str]]] = {}
+    for family in _FAMILIES:
+        for section, rows in family.SECTIONS.items():
+            for row in rows:
+                names.setdefault(row.pattern.partition(" ")[0], []).append((row, section))
+    return names
+
+
+_ROWS = _by_name()
+
+
+@lru_cache(maxsize=None)
+def _compiled(name: str) -> tuple[Compiled, ...]:
+    return tuple(compile_row(row, section) for row, section in _ROWS.get(name, ()))
+
+
+@lru_cache(maxsize=None)
+def lookup(opcode: str) -> Form:
+    """The form of an opcode with all its modifiers (`ld.global.nc.L1::no_allocate.v4.b32`).
+
+    Raises `IsaError` that names the unknown opcode or modifier and the nearest known form.
+    """
+    name, *words = opcode.split(".")
+    rows = _compiled(name)
+    for compiled in rows:
+        found, _ = match(compiled, words)
+        if found is not None:
+            return make_form(opcode, compiled, found, words)
+    for compiled in rows:
+        if compiled.row.loose:
+            found, _ = match(compiled, in_row_order(compiled, words))
+            if found is not None:
+                return make_form(opcode, compiled, found, words)
+    raise IsaError(_unknown(opcode, name, words, rows))
+
+
+def _unknown(opcode: str, name: str, words: list[str], rows: tuple[Compiled, ...]) -> str:
+    if not rows:
+        near = difflib.get_close_matches(name, _ROWS, 3, 0.5)
+        return f"{opcode}: unknown opcode {name!r}" + (f"; nearest: {', '.join(near)}" if near else "")
+    reached = max(match(compiled, words)[1] for compiled in rows)
+    best = [compiled for compiled in rows if match(compiled, words)[1] == reached]
+    wanted: dict[str, None] = {}
+    for compiled in best:
+        wanted.update(dict.fromkeys(_expected(compiled, words)))
+    here = ".".join([name, *words[:reached]])
+    got = f"modifier .{words[reached]} is unknown or misplaced" if reached < len(words) else "a modifier is missing"
+    choices = difflib.get_close_matches(words[reached], wanted, 6, 0.3) if reached < len(words) else []
+    listed = choices or list(wanted)[:12]
+    tail = f"; after {here} the table knows {', '.join('.' + w for w in listed)}" if listed else f"; nearest: {here}"
+    return f"{opcode}: {got}{tail}"
+
+
+def _expected(compiled: Compiled, words: list[str]) -> list[str]:
+    """Words that could stand where the match of a row broke off."""
+    at = 0
+    open_words: list[str] = []
+    for token in compiled.tokens:
+        if at < len(words) and words[at] in token.choices:
+            at += 1
+            open_words = []
+            continue
+        open_words += token.listed
+        if not token.optional:
+            break
+    return open_words
+
+
+def opcodes() -> tuple[str, ...]:
+    """Every first word of the table, sorted."""
+    return tuple(sorted(_ROWS))
+
+
+__all__ = ["REGISTER_TYPES", "Form", "IsaError", "Slot", "lookup", "opcodes", "slot_accepts", "type_bits"]

@@ -1,0 +1,25 @@
+"""Rows: branches, calls, returns, traps, and what steers the machine beside them."""
+
+from __future__ import annotations
+
+from ptxgen.isa.pattern import Row
+
+SECTIONS: dict[str, tuple[Row, ...]] = {
+    "Control Flow Instructions: bra": (Row("bra uni?", "label"),),
+    "Control Flow Instructions: brx.idx": (Row("brx idx uni?", "u32:r label"),),
+    "Control Flow Instructions: call": (
+        Row("call uni?", "label:lr / label:lrg label:lrg / label:lrg label:lrg label:lrg / label:g label:lr label:g label:l"),
+    ),
+    "Control Flow Instructions: ret": (Row("ret uni?", ""),),
+    "Control Flow Instructions: exit": (Row("exit", ""),),
+    "Miscellaneous Instructions: trap": (Row("trap", ""),),
+    "Miscellaneous Instructions: brkpt": (Row("brkpt", ""),),
+    "Miscellaneous Instructions: pmevent": (Row("pmevent mask?", "u32:i"),),
+    "Miscellaneous Instructions: nanosleep": (Row("nanosleep u32", "u32", "6.3"),),
+    "Miscellaneous Instructions: setmaxnreg": (
+        Row("setmaxnreg inc|dec sync aligned u32", "u32:i", "8.0 sm_90a|sm_100f|sm_110f|sm_120f"),
+    ),
+    "Parallel Synchronization and Communication Instructions: griddepcontrol": (
+        Row("griddepcontrol launch_dependents|wait", "", "7.8 sm_90"),
+    ),
+}  # fmt: skip

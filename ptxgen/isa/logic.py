@@ -1,0 +1,79 @@
+"""Rows: logic and shifts, comparison and selection, data movement between registers."""
+
+from __future__ import annotations
+
+from ptxgen.isa.pattern import Row
+
+_ALL = "T=b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64"
+_SOURCES = "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64"
+_INT_CMP = "eq|ne|lt|le|gt|ge|lo|ls|hi|hs"
+_CMP = f"{_INT_CMP}|equ|neu|ltu|leu|gtu|geu|num|nan"
+_BOOL = "and|or|xor"
+
+
+def _logic(name: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{name} T=b16|b32|b64", "=T T T"),
+        Row(f"{name} pred", "=pred pred pred"),
+    )
+
+
+def _set() -> tuple[Row, ...]:
+    rows = []
+    for bool_op, tail in (("", ""), (f" {_BOOL}", " pred")):
+        rows += [
+            Row(f"set {_CMP}{bool_op} ftz? D=u32|s32|f32 A={_SOURCES}", f"=D A A{tail}"),
+            Row(f"set {_CMP}{bool_op} ftz? D=u16|s16|u32|s32|f16 A=f16", f"=D A:r A:r{tail}"),
+            Row(f"set {_CMP}{bool_op} ftz? f16 A={_SOURCES}", f"=f16 A A{tail}"),
+            Row(f"set {_CMP}{bool_op} ftz? f16x2 f16x2", f"=f16x2 f16x2:r f16x2:r{tail}"),
+            Row(f"set {_CMP}{bool_op} D=u16|s16|u32|s32|bf16 A=bf16", f"=D A:r A:r{tail}", "7.8 sm_90"),
+            Row(f"set {_CMP}{bool_op} bf16x2 bf16x2", f"=bf16x2 bf16x2:r bf16x2:r{tail}", "7.8 sm_90"),
+        ]
+    return tuple(rows)
+
+
+def _setp() -> tuple[Row, ...]:
+    rows = []
+    for bool_op, tail in (("", ""), (f" {_BOOL}", " pred")):
+        rows += [
+            Row(f"setp {_CMP}{bool_op} ftz? {_ALL}", f"=pred:rp_ T T{tail}", loose=True),
+            Row(f"setp {_CMP}{bool_op} ftz? T=f16|f16x2", f"=pred:rp_ T:r T:r{tail}"),
+            Row(f"setp {_CMP}{bool_op} T=bf16|bf16x2", f"=pred:rp_ T:r T:r{tail}", "7.8 sm_90"),
+        ]
+    return tuple(rows)
+
+
+SECTIONS: dict[str, tuple[Row, ...]] = {
+    "Comparison and Selection Instructions: set": _set(),
+    "Comparison and Selection Instructions: setp": _setp(),
+    "Comparison and Selection Instructions: selp": (Row(f"selp {_ALL}", "=T T T pred"),),
+    "Comparison and Selection Instructions: slct": (
+        Row(f"slct {_ALL} s32", "=T T T s32"),
+        Row(f"slct ftz? {_ALL} f32", "=T T T f32"),
+    ),
+    "Logic and Shift Instructions: and": _logic("and"),
+    "Logic and Shift Instructions: or": _logic("or"),
+    "Logic and Shift Instructions: xor": _logic("xor"),
+    "Logic and Shift Instructions: not": (Row("not T=b16|b32|b64", "=T T"), Row("not pred", "=pred pred")),
+    "Logic and Shift Instructions: cnot": (Row("cnot T=b16|b32|b64", "=T T"),),
+    "Logic and Shift Instructions: lop3": (
+        Row("lop3 b32", "=b32 b32 b32 b32 b32:i"),
+        Row("lop3 and|or b32", "=b32:p b32 b32 b32 b32:i pred", "8.2"),
+    ),
+    "Logic and Shift Instructions: shf": (Row("shf l|r clamp|wrap b32", "=b32 b32 b32 u32"),),
+    "Logic and Shift Instructions: shl": (Row("shl T=b16|b32|b64", "=T T u32"),),
+    "Logic and Shift Instructions: shr": (
+        Row("shr T=b16|b32|b64|u16|u32|u64|s16|s32|s64", "=T T u32"),
+    ),
+    "Data Movement and Conversion Instructions: mov": (
+        Row("mov T=u16|s16|f32|f64", "=T:r_ T"),
+        Row("mov T=u32|u64|s32|s64", "=T:r_ T:ris"),
+        Row("mov b16", "=b16:rv_ b16:riv"),
+        Row("mov T=b32|b64", "=T:rv_ T:risv"),
+        Row("mov b128", "=b128:rv_ b128:rv", "8.3"),
+        Row("mov pred", "=pred pred"),
+    ),
+    "Data Movement and Conversion Instructions: prmt": (
+        Row("prmt b32 f4e|b4e|rc8|ecl|ecr|rc16?", "=b32 b32 b32 b32"),
+    ),
+}  # fmt: skip
