@@ -1,0 +1,73 @@
+"""Cases of cluster.cu, pipeline.cu (sm_90) and wgmma.cu (sm_90a)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.corpus.case import Close, Work, case, floats, ints, poison
+
+
+@case("cluster", 8, 96, cluster=(4, 1, 1))
+def cluster_histogram(rng):
+    x = rng.integers(0, 256, 3000, dtype=np.uint8)
+    return Work([x, np.zeros(256, np.uint32), np.int32(3000)], {1: np.bincount(x, minlength=256).astype(np.uint32)})
+
+
+def _ring(rng, cluster: int, blocks: int):
+    x = ints(rng, (blocks, 64))
+    received = np.roll(x.reshape(-1, cluster, 2, 32).sum(2, dtype=np.int32), 1, axis=1)
+    return Work([x, poison(blocks * 32, "i4")], {1: received.reshape(blocks, 32)})
+
+
+@case("cluster", 6, 64, entry="cluster_ring", suffix="_of_2", cluster=(2, 1, 1))
+def cluster_ring_of_2(rng):
+    return _ring(rng, 2, 6)
+
+
+@case("cluster", 8, 64, entry="cluster_ring", suffix="_of_8", cluster=(8, 1, 1))
+def cluster_ring_of_8(rng):
+    return _ring(rng, 8, 8)
+
+
+@case("cluster", 4, 64, cluster=(2, 1, 1))
+def cluster_push(rng):
+    x = ints(rng, (2, 2, 32, 2))  # cluster, sender, slot, receiver
+    inbox = x.transpose(0, 3, 1, 2)
+    sums = inbox.sum((2, 3), dtype=np.int32)
+    return Work([x, poison(256, "i4"), poison(4, "i4")], {1: inbox.copy(), 2: sums.reshape(4)})
+
+
+@case("pipeline", 2, 160)
+def bulk_pipeline(rng):
+    tiles = 8
+    x, y = floats(rng, 2, 2, tiles, 256)
+    expected = (x.astype(np.float64) * y).sum(1).astype(np.float32)
+    return Work([x, y, poison(512, "f4"), np.int32(tiles)], {2: Close(expected, 1e-5, 1e-5)})
+
+
+@case("pipeline", 1, 64)
+def token_pipeline(rng):
+    x = ints(rng, (5, 64, 4))
+    return Work([x, poison(5 * 256, "i4"), np.int32(5)], {1: x[:, ::-1].copy()})
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> Close:
+    return Close(a.astype(np.float32) @ b.astype(np.float32), 1e-4, 1e-4)
+
+
+@case("wgmma", 1, 128)
+def wgmma_swizzled(rng):
+    a, b = floats(rng, 2, 64, 128).astype(np.float16)
+    return Work([a, b, poison(4096, "f4"), np.int32(128)], {2: _product(a, b.T)})
+
+
+@case("wgmma", 1, 128)
+def wgmma_transposed(rng):
+    a, b = floats(rng, 64, 128).astype(np.float16), floats(rng, 128, 64).astype(np.float16)
+    return Work([a, b, poison(4096, "f4"), np.int32(128)], {2: _product(a, b)})
+
+
+@case("wgmma", 1, 128)
+def wgmma_registers(rng):
+    a, b = floats(rng, 2, 64, 16).astype(np.float16)
+    return Work([a, b, poison(4096, "f4")], {2: _product(a, b.T)})
