@@ -1,0 +1,50 @@
+"""The parity verdict accepts rounding and refuses everything else."""
+
+import numpy as np
+import pytest
+
+from ptxgen.kernels import KvCacheScatter
+from ptxgen.parity import LIMITS, compare, limit_of
+
+
+def test_rounding_passes_and_a_wrong_element_does_not():
+    want = np.random.default_rng(0).standard_normal((4, 64))
+    got = want.astype(np.float16)
+    assert compare("out", got, want, LIMITS["f16"]).ok
+    got[2, 5] += 0.25
+    verdict = compare("out", got, want, LIMITS["f16"])
+    assert not verdict.ok
+    assert verdict.worst == (2, 5)
+    assert "[2, 5]" in str(verdict)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_must_stand_where_the_reference_has_it(bad):
+    want = np.array([1.0, -np.inf, 2.0])
+    assert compare("lse", want.copy(), want, 1e-5).ok
+    for index in (0, 1):
+        got = want.copy()
+        got[index] = bad if index == 0 else 0.0
+        assert not compare("lse", got, want, 1e-5).ok
+
+
+def test_integers_are_compared_exactly():
+    want = np.arange(8, dtype=np.int8)
+    assert compare("k", want.copy(), want, 1.0).ok
+    got = want.copy()
+    got[3] = 9
+    assert not compare("k", got, want, 1.0).ok
+
+
+def test_a_result_of_another_shape_fails():
+    assert not compare("out", np.zeros((2, 2)), np.zeros(4), 1.0).ok
+
+
+def test_a_zero_reference_is_judged_absolutely():
+    assert compare("out", np.zeros(3), np.zeros(3), 1e-5).ok
+    assert not compare("out", np.full(3, 1e-3), np.zeros(3), 1e-5).ok
+
+
+def test_the_limit_follows_the_coarsest_type():
+    assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1)) == LIMITS["f32"]
+    assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == LIMITS["bf16"]
