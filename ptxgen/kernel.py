@@ -66,13 +66,15 @@ class KernelType:
         raise NotImplementedError
 
     sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    """Capacities that shapes name, with the values an example uses unless told."""
+    """What an example is made of unless told: capacities that shapes name, lengths, positions."""
 
     def example(self, rng: np.random.Generator, **sizes: int) -> Arrays:
-        """Arguments for a run: inputs random, outputs poisoned, workspaces left out. `sizes` are capacities, and what
-        else the kernel type's `given` understands (lengths, positions)."""
+        """Arguments for a run: inputs random, outputs poisoned, workspaces left out; `sizes` override the class's."""
         from ptxgen.examples import arguments
 
+        unknown = sizes.keys() - self.sizes.keys()
+        if unknown:
+            raise SpecError(f"{type(self).__name__}: sizes are {', '.join(self.sizes)} (got {', '.join(sorted(unknown))})")
         capacities = {**self.sizes, **sizes}
         return arguments(self.params(), rng, capacities, self.given(rng, capacities))
 

@@ -68,7 +68,7 @@ class Kernel:
 
     def _split(self, arguments: Mapping[str, object]) -> tuple[Capacities, dict[str, object]]:
         """Capacities, and the arguments with every array made a `Buffer`; unknown and missing names raise."""
-        names = self._capacity_names()
+        names = self.capacity_names
         unknown = [n for n in arguments if n not in self._index and n not in names]
         if unknown:
             known = ", ".join([*self._index, *sorted(names)])
@@ -80,7 +80,9 @@ class Kernel:
         given = {n: self._as_buffer(n, v) for n, v in arguments.items() if n in self._index}
         return capacities, given
 
-    def _capacity_names(self) -> frozenset[str]:
+    @property
+    def capacity_names(self) -> frozenset[str]:
+        """Capacities that shapes and geometry depend on."""
         shapes = (capacities_of(extent) for p in self.params for extent in p.shape)
         return self.ptx.launch.capacities.union(*shapes) - self._index.keys()
 

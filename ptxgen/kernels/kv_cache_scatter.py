@@ -39,7 +39,7 @@ class KvCacheScatter(KernelType):
     indirect: bool = False
     batched: bool = False
 
-    sizes = {"rows": 1}
+    sizes = {"rows": 1, "position": 0}
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=80, n_kv_heads=3, kv_dtype=s8, indirect=True),
@@ -177,7 +177,7 @@ class KvCacheScatter(KernelType):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        position = sizes.get("position", 0)
+        position = sizes["position"]
         return {
             "positions": rng.integers(0, self.max_len, sizes["rows"], np.int32),
             "position": np.array([position], np.int32) if self.indirect else position,
