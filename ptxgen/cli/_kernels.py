@@ -1,0 +1,101 @@
+"""Commands that take a kernel type: `ptxgen COMMAND KERNEL --field value …`, with options made from its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from ptxgen.errors import SpecError
+from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
+
+# What the shared words mean. A kernel type says more in its docstring, as "`field`: …".
+_GLOSSARY = {
+    "max_len": "positions the cache holds for a sequence",
+    "head_dim": "elements of a head",
+    "n_heads": "query heads",
+    "n_kv_heads": "heads of K and V; n_heads is a multiple of it",
+    "kv_dtype": "element type of the KV cache",
+    "q_dtype": "element type of queries and outputs",
+    "src_dtype": "element type of what is appended",
+    "dtype": "element type",
+    "indirect": "lengths or positions are read from device memory",
+    "batched": "several sequences in one launch",
+    "causal": "a query sees only positions up to its own",
+    "scale": "factor of the logits; default 1 / sqrt(head_dim)",
+    "soft_cap": "logits become soft_cap * tanh(logit / soft_cap); 0: off",
+    "window": "a query sees only that many latest positions; 0: all",
+    "theta": "base of the RoPE frequencies",
+    "style": "pairs that rotate together: norm (adjacent) or neox (halves)",
+    "rotary_dim": "elements of a head that are rotated, from its start",
+    "precise": "range-reduced sine and cosine instead of the approximations",
+    "vocab": "size of the vocabulary",
+}
+_PYTHON = {"int": click.INT, "float": click.FLOAT, "str": click.STRING, "bool": click.BOOL}
+
+
+def field_doc(cls: type[KernelType], name: str) -> str:
+    """What a field means: its metadata's `doc`, else the class docstring's "`field`: …", else the glossary."""
+    field = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
+    if "doc" in field.metadata:
+        return str(field.metadata["doc"])
+    doc = re.sub(r"\s+", " ", cls.__doc__ or "")
+    said = re.search(rf"`{name}`: (.+?)(?:\.(?: |$)|$)", doc)
+    return said[1] if said else _GLOSSARY.get(name, "")
+
+
+def _option(cls: type[KernelType], field: dataclasses.Field[Any]) -> click.Option:
+    flag = "--" + field.name.rstrip("_").replace("_", "-")
+    kind = str(field.type).replace(" ", "").removesuffix("|None")
+    needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    note = "[required]" if needed else "" if field.default is None else f"[default: {field.default}]"
+    text = "  ".join(filter(None, (field_doc(cls, field.name), note)))
+    if kind == "bool":
+        return click.Option([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=text)
+    return click.Option(
+        [flag, field.name], type=_PYTHON.get(kind, click.STRING), metavar=kind.upper(), default=None, help=text
+    )
+
+
+class KernelGroup(click.Group):
+    """A group with one command per kernel type. `act(spec, **options)` is called with the spec of the fields given.
+
+    `options` are added to every kernel's command; `group` is what the group itself takes (and does without a kernel).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        act: Callable[..., int | None],
+        options: Callable[[], Sequence[click.Option]],
+        **group: Any,
+    ) -> None:
+        super().__init__(name, subcommand_metavar="[KERNEL [FIELDS]...]", **group)
+        self._act = act
+        self._options = options
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name.replace("_", "-") for name in sorted(kernel_types())]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
+        try:
+            cls = find_kernel_type(name)
+        except SpecError as unknown:
+            raise click.UsageError(str(unknown)) from None
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+
+        def callback(**values: Any) -> int | None:
+            given = {f.name: values.pop(f.name) for f in fields}
+            spec = make_spec(cls.kernel_name, {k: v for k, v in given.items() if v is not None})
+            return self._act(spec, **values)
+
+        return click.Command(
+            cls.kernel_name.replace("_", "-"),
+            callback=callback,
+            params=[*(_option(cls, f) for f in fields), *self._options()],
+            help=cls.__doc__ or "",
+            short_help=(cls.__doc__ or "").strip().split("\n")[0],
+        )

@@ -1,0 +1,60 @@
+"""What commands print: tables, JSON, progress. rich is imported only where somebody looks at a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+
+T = TypeVar("T")
+
+
+def say(text: str) -> None:
+    """A line for people, on stderr, so that stdout stays the result."""
+    click.echo(text, err=True)
+
+
+def emit_json(value: Any) -> None:
+    """The result as indented JSON."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """A table: drawn on a terminal, else aligned columns that nothing wraps or cuts."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _rich_table(columns, cells, title)
+        return
+    if title:
+        click.echo(title)
+    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
+    for line in [list(columns), *cells]:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    drawn = Table(*columns, title=title or None, title_justify="left")
+    for line in cells:
+        drawn.add_row(*map(escape, line))
+    Console().print(drawn)
+
+
+def progress(items: Sequence[T], label: str) -> Iterator[T]:
+    """The items one by one, with a bar on a terminal's stderr."""
+    if not sys.stderr.isatty() or len(items) < 2:
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, description=label, console=Console(stderr=True), transient=True)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")

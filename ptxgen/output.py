@@ -1,0 +1,81 @@
+"""Writes files all or none: everything goes to temporaries first and is renamed when all of it is on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...]:
+    """Write `files` (path below `root` → content, text as UTF-8) and return their paths, sorted.
+
+    After an `OSError` none of the new files is left, nor are directories that were made for them.
+    """
+    made: list[Path] = []
+    staged: list[tuple[str, Path]] = []
+    new: list[Path] = []
+    try:
+        for name in sorted(files):
+            path = root / name
+            made += _make_directories(path.parent)
+            content = files[name]
+            staged.append((_stage(path, content.encode() if isinstance(content, str) else content), path))
+        for temporary, path in staged:
+            existed = path.exists()
+            os.replace(temporary, path)
+            new += [] if existed else [path]
+    except BaseException:
+        for leftover in [*(Path(temporary) for temporary, _ in staged), *new]:
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+    return tuple(path for _, path in staged)
+
+
+def write_file(path: Path, content: str | bytes) -> Path:
+    """Write one file as `write_files` does; a device or a pipe (`/dev/null`) is written to, never replaced."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+    return write_files(path.parent, {path.name: content})[0]
+
+
+def _make_directories(folder: Path) -> list[Path]:
+    """Create a directory and its parents; returns those that were not there, outermost first."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    missing.reverse()
+    for one in missing:
+        one.mkdir(exist_ok=True)
+    return missing
+
+
+def _stage(path: Path, content: bytes) -> str:
+    if path.is_dir():
+        raise IsADirectoryError(21, "Is a directory", str(path))
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o666 & ~_UMASK)  # mkstemp makes files that only their owner can read
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _umask()
