@@ -7,12 +7,13 @@ Source: PTX ISA 9.0. Proven by tests/test_isa_proof.py against the assembler.
 from __future__ import annotations
 
 import difflib
-from functools import lru_cache
+from functools import cache
 
 from ptxgen.errors import IsaError
 from ptxgen.isa import arith, atomics, barrier, control, convert, logic, memory, warp
-from ptxgen.isa.form import REGISTER_TYPES, Form, Slot, slot_accepts, type_bits
+from ptxgen.isa.form import REGISTER_TYPES, Form, Slot, slot_accepts, storage_type, type_bits
 from ptxgen.isa.pattern import Compiled, Row, compile_row, in_row_order, make_form, match
+from ptxgen.isa.registers import SPECIAL_REGISTERS, SpecialRegister, special_register
 
 _FAMILIES = (arith, logic, convert, memory, atomics, warp, barrier, control)
 
@@ -29,12 +30,12 @@ def _by_name() -> dict[str, list[tuple[Row, str]]]:
 _ROWS = _by_name()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(name: str) -> tuple[Compiled, ...]:
     return tuple(compile_row(row, section) for row, section in _ROWS.get(name, ()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def lookup(opcode: str) -> Form:
     """The form of an opcode with all its modifiers (`ld.global.nc.L1::no_allocate.v4.b32`).
 
@@ -91,4 +92,17 @@ def opcodes() -> tuple[str, ...]:
     return tuple(sorted(_ROWS))
 
 
-__all__ = ["REGISTER_TYPES", "Form", "IsaError", "Slot", "lookup", "opcodes", "slot_accepts", "type_bits"]
+__all__ = [
+    "REGISTER_TYPES",
+    "SPECIAL_REGISTERS",
+    "Form",
+    "IsaError",
+    "Slot",
+    "SpecialRegister",
+    "lookup",
+    "opcodes",
+    "slot_accepts",
+    "special_register",
+    "storage_type",
+    "type_bits",
+]

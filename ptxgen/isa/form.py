@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 IsaVersion = tuple[int, int]
 
@@ -21,12 +21,17 @@ _PACKED = {
 }  # fmt: skip
 
 
+def storage_type(type: str) -> str:
+    """The type to declare a register with that holds a value of this instruction type (`bf16x2`: `b32`)."""
+    return f"b{_PACKED[type]}" if type in _PACKED else type
+
+
 def type_bits(name: str) -> int:
     """Size in bits of a PTX type, of registers or of packed elements (`f16x2`: 32). `KeyError` when unknown."""
     return _BITS.get(name) or _PACKED[name]
 
 
-@lru_cache(maxsize=None)
+@cache
 def accepted_registers(type: str, relaxed: bool) -> frozenset[str]:
     """Register types that an operand of this instruction type takes.
 
@@ -39,13 +44,9 @@ def accepted_registers(type: str, relaxed: bool) -> frozenset[str]:
     bits, kind = _BITS[type], type[0]
     if type == "pred":
         return frozenset({"pred"})
-    same = {
-        "b": lambda name: name != "pred",
-        "f": lambda name: name == type or name[0] == "b",
-    }.get(kind, lambda name: name[0] in "bus")
-    return frozenset(
-        name for name, size in _BITS.items() if name != "pred" and (size >= bits if relaxed else size == bits) and same(name)
-    )  # fmt: skip
+    families = {"b": "busf", "f": "b"}.get(kind, "bus")
+    sized = {name for name, size in _BITS.items() if name != "pred" and (size >= bits if relaxed else size == bits)}
+    return frozenset({type} | {name for name in sized if name[0] in families})
 
 
 _ADDRESS_REGISTERS = frozenset({"b32", "u32", "s32", "b64", "u64", "s64"})
@@ -113,6 +114,11 @@ class Form:
         """Whether this form (without `also`) can have so many operands."""
         return len(self.operands) - self.optional <= count <= len(self.operands)
 
+    def layout(self, count: int) -> tuple[Slot, ...] | None:
+        """The operand slots for so many operands, those of `also` included; None when no form has that many."""
+        form = self.of_count(count)
+        return None if form is None else form.operands[:count]
+
     def of_count(self, count: int) -> Form | None:
         """This form, or the first of `also`, that can have so many operands; None when none can."""
         return next((form for form in (self, *self.also) if form.takes(count)), None)
@@ -124,7 +130,7 @@ _KIND_LETTERS = {
 _BARE = {"label": "l", "sym": "s", "group": "g"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def slot_of(token: str) -> Slot:
     """The slot that a token of a row's operand string describes (see `pattern.py` for the notation)."""
     writes = token[0] == "="

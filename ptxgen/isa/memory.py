@@ -1,4 +1,4 @@
-"""Rows: loads and stores with cache operators, eviction priorities, scopes and vectors; prefetch, policies, addresses."""
+"""Rows: loads and stores (cache operators, eviction priorities, scopes, vectors), prefetch, policies, addresses."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A row's pattern is the instruction's name and then its modifiers in the document's order, separated by spaces:
 `sat` must stand, `sat?` may stand, `ca|cg` is a choice, `T=u32|s32` a choice kept under a name.
-Its operand string has a token an operand: `=T` is written, `T` is read (a register or an immediate), `T?` may be absent,
-`~T` may be in a wider register, `T*4` and `T*V` are in braces (`V=v2|v4`), `(H)b64` stands only when `H` was matched,
+Its operand string has a token an operand: `=T` is written, `T` is read (a register or an immediate), `T?` may be
+absent, `~T` may be in a wider register, `T*4` and `T*V` are in braces (`V=v2|v4`), `(H)b64` stands only when `H` was matched,
 `[global]`, `[S]` and `[]` are addresses, and letters after a colon name the kinds where the default does not hold:
 r register, i immediate, s symbol, v packed vector, p pair with a predicate, _ sink, n negatable predicate, l label,
 g group. ` / ` separates further operand lists of the same opcode; `{8.8,sm_100}` before one is its own demand.
@@ -11,7 +11,7 @@ g group. ` / ` separates further operand lists of the same opcode; `{8.8,sm_100}
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from ptxgen.isa.form import Form, IsaVersion, Slot, slot_of
@@ -69,7 +69,7 @@ WORDS: dict[str, Demand] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _demand(text: str) -> Demand:
     """`"7.8 sm_90a|sm_100f"` or `"7.8,sm_90"` as a demand."""
     version, _, names = text.replace(",", " ").partition(" ")
@@ -84,14 +84,14 @@ def compile_row(row: Row, section: str) -> Compiled:
     return Compiled(row, section, tokens, _demand(row.since), _raises(row.raises))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _token(text: str) -> Token:
     name, equals, choices = text.rstrip("?").rpartition("=")
     listed = tuple(choices.split("|"))
     return Token(name if equals else choices, frozenset(listed), text.endswith("?"), listed)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _raises(text: str) -> dict[str, Demand]:
     items = (item.partition("=") for item in text.split())
     return {word: _demand(demand) for word, _, demand in items}
