@@ -6,6 +6,7 @@ Importing this package imports no third-party package; names are loaded when fir
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import (
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target, target
 
 __version__ = "0.1.0"
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_HERE, "runtime")):  # a checkout without symbolic links
+    __path__.append(os.path.dirname(_HERE))
 
 _HOME = {
     "assemble": "assembler",

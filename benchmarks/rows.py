@@ -1,0 +1,97 @@
+"""Rows of benchmark results: JSON lines in `results/<benchmark>.jsonl`, and the tables made from one run of them.
+
+A row: `bench`, `case` (what was measured), `impl` (whose), the measures (`us`, `bytes`, `error`, …), and what all rows
+of a run share: `run`, `device`, `commit`, `date`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHARED = ("bench", "case", "impl", "run", "device", "commit", "date")
+
+
+class Run:
+    """One run of one benchmark: `add` rows, then `save` them together."""
+
+    def __init__(self, bench: str, device: str | None = None) -> None:
+        self.bench = bench
+        self.rows: list[dict[str, Any]] = []
+        self._common = {
+            "run": uuid.uuid4().hex[:12],
+            "device": device or cpu_name(),
+            "commit": commit(),
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        }
+
+    def add(self, case: Mapping[str, Any], impl: str, **measures: float) -> dict[str, Any]:
+        """Keep one row; a measure is rounded to four significant digits."""
+        rounded = {name: float(f"{value:.4g}") for name, value in measures.items()}
+        self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})
+        return self.rows[-1]
+
+    def save(self) -> Path:
+        """Append the rows to the benchmark's file."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.bench}.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.rows)
+        return path
+
+
+def commit() -> str:
+    """The checked-out commit, with `+` where tracked files differ from it; "unknown" outside of git."""
+    root = RESULTS.parent.parent
+    try:
+        sha = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True)
+        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=root, capture_output=True)
+    except FileNotFoundError:
+        return "unknown"
+    return sha.stdout.strip() + ("+" if dirty.returncode else "") if sha.returncode == 0 else "unknown"
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def load(bench: str, run: str | None = None) -> list[dict[str, Any]]:
+    """The rows of one run of a benchmark; of the last one when `run` is not given."""
+    path = RESULTS / f"{bench}.jsonl"
+    if not path.is_file():
+        raise SystemExit(f"{path}: no rows yet; run the benchmark first")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    wanted = run or rows[-1]["run"]
+    chosen = [row for row in rows if row["run"] == wanted]
+    if not chosen:
+        raise SystemExit(f"{path}: no rows of run {wanted}")
+    return chosen
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table, one line a row: the case, whose, the measures; then what the run shares."""
+    measures = list(dict.fromkeys(name for row in rows for name in row if name not in SHARED))
+    lines = [_line(["case", "impl", *measures]), _line(["---"] * (2 + len(measures)))]
+    for row in rows:
+        case = ", ".join(f"{k}={v}" for k, v in row["case"].items())
+        lines.append(_line([case, row["impl"], *(f"{row[m]:g}" if m in row else "" for m in measures)]))
+    first = rows[0]
+    return "\n".join([*lines, "", f"{first['device']}, {first['date']}, commit {first['commit']}, run {first['run']}"])
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"

@@ -1,0 +1,82 @@
+"""`ptxgen export`: a kernel, or a model's kernels, for a host in another language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._output import progress, say
+from ptxgen.kernel import KernelType
+from ptxgen.targets import target
+
+if TYPE_CHECKING:
+    from ptxgen.targets import Target
+
+
+def _options() -> list[click.Option]:
+    return [
+        click.Option(["--target", "targets"], multiple=True, metavar="SM", help="Architecture, as sm_90; repeatable."),
+        click.Option(["-o", "--output"], metavar="DIR", help="The directory to write to."),
+        click.Option(["--no-cubin"], is_flag=True, help="Write no cubin: needs no assembler."),
+    ]
+
+
+def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin: bool) -> None:
+    _write([(spec, target(name)) for name in dict.fromkeys(targets)], output, no_cubin)
+
+
+def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_cubin: bool) -> None:
+    from ptxgen.assembler import installed
+    from ptxgen.export import export
+    from ptxgen.generate import generate
+    from ptxgen.output import write_files
+
+    if not kernels:
+        raise click.UsageError("--target: is needed, for example --target sm_90")
+    if output is None:
+        raise click.UsageError("-o: is needed: the directory to write to")
+    cubin = not no_cubin and installed() is not None
+    if not cubin and not no_cubin:
+        say("no assembler is installed, so there is no cubin; pip install 'ptxgen[ptxas]' brings one")
+    made: Iterable[Any] = (generate(spec, where) for spec, where in progress(kernels, "exporting"))
+    for path in write_files(Path(output), export(made, cubin=cubin)):
+        say(f"wrote {path}")
+
+
+@click.pass_context
+def _model(ctx: click.Context, config: str | None, max_len: int | None, kv_dtype: str | None, **options: Any) -> None:
+    """The group without a kernel: everything a model needs."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config")
+    from ptxgen.models import load_config
+    from ptxgen.plan import plan
+
+    shape = load_config(config, max_len)
+    wanted = [target(name) for name in dict.fromkeys(options.pop("targets"))]
+    _write([(step.spec, where) for where in wanted for step in plan(shape, where, kv_dtype=kv_dtype)], **options)
+
+
+command = KernelGroup(
+    "export",
+    _act,
+    _options,
+    invoke_without_command=True,
+    callback=_model,
+    help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's.
+
+    \b
+    ptxgen export kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90 -o kernels/
+    """,
+    params=[
+        click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
+        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context, instead of the model's."),
+        click.Option(["--kv-dtype"], help="With --config: element type of the KV cache, instead of the model's."),
+        *_options(),
+    ],
+)

@@ -1,0 +1,143 @@
+"""`ptxgen generate`: the PTX of one kernel, or of every kernel that a model needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._output import emit_json, progress, say
+from ptxgen.golden import golden_file
+from ptxgen.kernel import KernelType
+from ptxgen.targets import Target
+from ptxgen.targets import target as parse_target
+
+
+def _options(metavar: str, where: str) -> list[click.Option]:
+    return [
+        click.Option(["--target", "targets"], multiple=True, metavar="SM", help="Architecture, as sm_90; repeatable."),
+        click.Option(["-o", "--output"], metavar=metavar, help=where),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print what was written, as JSON."),
+    ]
+
+
+def _kernel_options() -> list[click.Option]:
+    return [
+        *_options("DIR|FILE|-", "A directory, a file ending in .ptx, or - for stdout, which is the default."),
+        click.Option(["--manifest"], is_flag=True, help="Also write the launch contract, as JSON."),
+    ]
+
+
+def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest: bool, as_json: bool) -> None:
+    """Generate one spec for its targets."""
+    from ptxgen.output import write_file, write_files
+
+    wanted = _targets(targets)
+    if output in (None, "-") or str(output).endswith(".ptx"):
+        if len(wanted) > 1:
+            raise click.UsageError(f"-o: must be a directory when there is more than one target (got {output or '-'})")
+        text, contract = _texts(spec, wanted[0])
+        if output in (None, "-"):
+            click.echo(contract if manifest else text, nl=False)
+            return
+        file = Path(str(output))
+        write_file(file, text)
+        written = [file]
+        if manifest:
+            written.append(write_file(file.with_suffix(".json"), contract))
+    else:
+        files: dict[str, str] = {}
+        for where in wanted:
+            text, contract = _texts(spec, where)
+            files[golden_file(spec, where)] = text
+            if manifest:
+                files[golden_file(spec, where).removesuffix(".ptx") + ".json"] = contract
+        written = list(write_files(Path(str(output)), files))
+    _report([{"kernel_type": spec.kernel_name, "spec": repr(spec), "files": [str(p) for p in written]}], as_json)
+
+
+def _texts(spec: KernelType, where: Target) -> tuple[str, str]:
+    """The PTX, and the manifest."""
+    from ptxgen.generate import generate
+
+    ptx = generate(spec, where)
+    return ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"
+
+
+def _targets(names: Sequence[str]) -> list[Target]:
+    if not names:
+        raise click.UsageError("--target: is needed, for example --target sm_90")
+    return [parse_target(name) for name in dict.fromkeys(names)]
+
+
+def _report(written: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        emit_json(written)
+    else:
+        for file in (f for one in written for f in one["files"]):
+            say(f"wrote {file}")
+
+
+def _act(spec: KernelType, **options: Any) -> None:
+    """A kernel's command: what the group was given counts where the kernel's own options are absent."""
+    parent = click.get_current_context().parent
+    above = parent.params if parent else {}
+    if above.get("config"):
+        raise click.UsageError("generate: name a kernel type or give --config, not both")
+    _one(spec, **{name: value or above.get(name) for name, value in options.items()})
+
+
+@click.pass_context
+def _model(
+    ctx: click.Context,
+    config: str | None,
+    targets: Sequence[str],
+    output: str | None,
+    as_json: bool,
+    max_len: int | None,
+    kv_dtype: str | None,
+) -> None:
+    """The group without a kernel: everything a model needs."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")
+    if output in (None, "-"):
+        raise click.UsageError("-o: is needed with --config: the directory to write to")
+    from ptxgen.models import load_config
+    from ptxgen.output import write_files
+    from ptxgen.plan import bundle, plan
+
+    shape = load_config(config, max_len)
+    steps = [(step, where) for where in _targets(targets) for step in plan(shape, where, kv_dtype=kv_dtype)]
+    files = bundle(shape, progress(steps, "generating"))
+    written = write_files(Path(str(output)), files)
+    if as_json:
+        click.echo(files["index.json"], nl=False)
+    else:
+        say(f"wrote {len(steps)} kernels, their manifests and index.json to {output} ({len(written)} files)")
+
+
+command = KernelGroup(
+    "generate",
+    _act,
+    _kernel_options,
+    invoke_without_command=True,
+    callback=_model,
+    help="""Write the PTX of one KERNEL, or with --config of every attention and KV-cache kernel of a model.
+
+    \b
+    ptxgen generate kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90
+    ptxgen generate --config config.json --target sm_90 -o kernels/
+    """,
+    params=[
+        click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
+        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context, instead of the model's."),
+        click.Option(["--kv-dtype"], help="With --config: element type of the KV cache, instead of the model's."),
+        *_options("DIR", "With --config: the directory to write to."),
+    ],
+)

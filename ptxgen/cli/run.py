@@ -1,0 +1,103 @@
+"""`ptxgen run KERNEL …`: generate, load, launch, compare with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._output import emit_json, table
+from ptxgen.errors import SpecError
+from ptxgen.kernel import KernelType
+
+
+def _options() -> Sequence[click.Option]:
+    return [
+        click.Option(["--device"], default=None, help="cpu, cuda or cuda:N  [default: cuda where there is one, else cpu]"),
+        click.Option(["--target"], default=None, help="architecture to generate for  [default: the device's own]"),
+        click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",
+                     help="of the CPU executor  [default: check]"),
+        click.Option(["--seed"], type=int, default=0, help="of the random inputs  [default: 0]"),
+        click.Option(["--size", "sizes"], multiple=True, metavar="NAME=N", help="a capacity, length or position"),
+        click.Option(["--seq-len"], type=int, default=None, help="the same as --size seq_len=N"),
+        click.Option(["--inputs"], type=click.Path(exists=True, dir_okay=False), default=None,
+                     help="an .npz whose arrays replace arguments of the same name"),
+        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, help="write what the kernel wrote (.npz)"),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for a machine to read."),
+    ]  # fmt: skip
+
+
+def _sizes(words: Sequence[str], seq_len: int | None) -> dict[str, int]:
+    sizes = {} if seq_len is None else {"seq_len": seq_len}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value.lstrip("-").isdigit():
+            raise SpecError(f"--size: must be NAME=N (got {word!r})")
+        sizes[name] = int(value)
+    return sizes
+
+
+def _arguments(path: str | None, spec: KernelType) -> dict[str, Any]:
+    """Arrays of an `.npz`, by parameter name; zero-dimensional ones are scalars."""
+    if path is None:
+        return {}
+    import numpy as np
+
+    with np.load(path) as archive:
+        values = {name: archive[name] for name in archive.files}
+    known = {p.name for p in spec.params() if p.access != "workspace"}
+    if unknown := sorted(values.keys() - known):
+        raise SpecError(f"{path}: holds {', '.join(unknown)}; {spec.kernel_name} takes {', '.join(sorted(known))}")
+    return {name: value[()] if value.ndim == 0 else value for name, value in values.items()}
+
+
+def _run(
+    spec: KernelType,
+    device: str | None,
+    target: str | None,
+    mode: str,
+    seed: int,
+    sizes: Sequence[str],
+    seq_len: int | None,
+    inputs: str | None,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    from ptxgen.runtime import open_device
+    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.trial import trial
+
+    opened: Device = open_device(device)
+    if opened.kind == "cpu":
+        opened = open_device("cpu", mode=mode, seed=seed)
+    result = trial(
+        spec, opened, target=target, seed=seed, arguments=_arguments(inputs, spec), **_sizes(sizes, seq_len)
+    )
+    if output is not None:
+        import numpy as np
+
+        np.savez(output, **result.outputs)  # type: ignore[arg-type]
+    if as_json:
+        emit_json({
+            "kernel": spec.kernel_name, "spec": repr(spec), "target": result.kernel.ptx.target.name,
+            "device": opened.name, "ok": result.ok, "load_s": result.load_s, "first_s": result.first_s,
+            "run_s": result.run_s,
+            "buffers": [{"name": v.name, "ok": v.ok, "error": v.error, "limit": v.limit, "why": v.why}
+                        for v in result.verdicts],
+        })  # fmt: skip
+    else:
+        rows = [(v.name, "ok" if v.ok else "WRONG", f"{v.error:.3g}", f"{v.limit:.3g}", v.why) for v in result.verdicts]
+        table(("buffer", "verdict", "error", "limit", ""), rows, f"{spec!r} for {result.kernel.ptx.target}")
+        click.echo(
+            f"{opened.name}: generate and load {result.load_s * 1e3:.1f} ms, first launch {result.first_s * 1e3:.2f} ms, "
+            f"launch {result.run_s * 1e3:.3f} ms"
+        )
+    return 0 if result.ok else 1
+
+
+command = KernelGroup(
+    "run", _run, _options, help="Generate, load and launch a kernel, and compare it with its NumPy reference."
+)
+
