@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from ptxgen.runtime.backend import Slot
 from ptxgen.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
+    from ptxgen.nodes import Variable
     from ptxgen.runtime.device import Device
 
 
@@ -49,6 +51,21 @@ class ParamBlock:
         twin = ParamBlock(self.slots)
         ctypes.memmove(twin.address, self.address, self.size)
         return twin
+
+
+def slots_of(params: Iterable[Variable]) -> tuple[Slot, ...]:
+    """Where the parameters of an entry lie: each at its alignment, after the one before (PTX ISA, "Parameter State
+    Space"); for backends that read the layout from the text.
+    """
+    slots, end = [], 0
+    for param in params:
+        element = int(param.type.lstrip(".")[1:]) // 8 * max(param.vector, 1)
+        size = element * math.prod(param.dims)
+        align = param.align or element
+        start = -(-end // align) * align
+        slots.append(Slot(start, size))
+        end = start + size
+    return tuple(slots)
 
 
 def pack_scalar(label: str, value: object, dtype: DType) -> bytes:

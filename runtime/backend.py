@@ -5,6 +5,7 @@ A backend is a `Device` subclass whose underscored methods speak in these terms.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ from ptxgen.errors import SpecError
 from ptxgen.runtime.stream import Stream
 
 Dim3 = tuple[int, int, int]
+FirstUse = Callable[[Stream], None]
 _GRID_LIMIT: Dim3 = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT: Dim3 = (1024, 1024, 64)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ptxgen.errors import SpecError
+from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Function, Geometry
-from ptxgen.runtime.buffer import Allocation, Buffer
+from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class BoundKernel:
     """
 
     launch: Callable[..., None]
+    _libraries: tuple[str, ...] = ()
 
     def __init__(self, device: Device, function: Function, geometry: Geometry, block: ParamBlock, pack: Packer) -> None:
         self.device = device
@@ -70,16 +73,30 @@ class BoundKernel:
             self.block.set(index, data)
             if buffers or index in self._keep:
                 self._keep[index] = buffers
-        current = self.allocations()
-        for allocation in current:
+        libraries = set()
+        for allocation in self.allocations():
             allocation.users.add(self)
             for stream in self._streams.values():
                 allocation.used_on(stream)
+            if allocation.library is not None:
+                libraries.add(allocation.library)
+        if libraries:
+            self._libraries = tuple(sorted(libraries))
+            self.launch = self._launch_current
+
+    def _launch_current(self, stream: Stream | None = None) -> None:
+        """Arguments of torch or CuPy: without a stream, launch on that library's current one."""
+        if stream is None:
+            if len(self._libraries) > 1:
+                known = " and ".join(self._libraries)
+                raise SpecError(f"launch: needs a stream, as arguments come from {known} (got none)")
+            stream = self.device._current_stream_of(self._libraries[0])
+        self._launcher.launch(stream)
 
     def _first_use(self, stream: Stream) -> None:
         """Told by the launcher before the first launch on a stream, and before every recorded one."""
         if stream.graph is not None:
-            stream.graph.own(self)
+            stream.graph.own(self.allocations(), self.function)
             return
         self._streams[stream.handle] = stream
         for allocation in self.allocations():

@@ -1,68 +1,21 @@
-"""Device memory: `Buffer`, a typed contiguous view, and `Allocation`, the memory under it and who uses it."""
+"""`Buffer`: a typed, contiguous view of device memory. Owns no memory: that is `Allocation`."""
 
 from __future__ import annotations
 
 import math
-import sys
-from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.backend import Copy
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from ptxgen.runtime.device import Device
-
-
-class Dependent(Protocol):
-    """What holds addresses of a buffer: a bound kernel, a graph."""
-
-    def invalidate(self, reason: str) -> None:
-        """The memory is gone; every later use must raise with this reason."""
-
-
-class Allocation:
-    """A range of device memory: released once, when freed or when the last buffer of it goes.
-
-    `keep` is the producer of foreign memory, which is never released here. `streams` are those that were given work
-    on this memory; a release waits for them on the device, a read without a stream waits for them on the host.
-    """
-
-    def __init__(self, device: Device, pointer: int, nbytes: int, keep: object = None, readonly: bool = False) -> None:
-        self.device = device
-        self.pointer = pointer
-        self.nbytes = nbytes
-        self.keep = keep
-        self.readonly = readonly
-        self.freed = False
-        self.streams: dict[int, Stream] = {}
-        self.users: WeakSet[Any] = WeakSet()
-
-    def used_on(self, stream: Stream) -> None:
-        """Remember that `stream` was given work on this memory."""
-        self.streams[stream.handle] = stream
-
-    def free(self, why: str = "freed") -> None:
-        """Release the memory now (in stream order); whoever holds its address raises from then on."""
-        if self.freed:
-            return
-        self.freed = True
-        for user in list(self.users):
-            user.invalidate(f"a buffer it uses ({self.nbytes} bytes at {self.pointer:#x}) was {why}")
-        if self.keep is None:
-            self.device._release(self.pointer, self.nbytes, tuple(self.streams.values()))
-        else:
-            self.device._disown(self.pointer, self.nbytes)
-            self.keep = None
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and not getattr(self, "freed", True):
-            self.free("collected")
 
 
 class Buffer:
@@ -117,8 +70,8 @@ class Buffer:
             out = np.empty(self.shape, self.dtype.numpy)
         self._check_host("numpy(out)", out)
         if self.nbytes:
-            self._copy(Copy("out", out.ctypes.data, self.pointer, self.nbytes), stream)
-            if stream is not None and not self.device._is_pinned(out):
+            self._copy(Copy("out", out.ctypes.data, self.pointer, self.nbytes), stream, keep=out)
+            if stream is not None and not stream.capturing and not self.device._is_pinned(out):
                 stream.synchronize()
         return out
 
@@ -141,9 +94,7 @@ class Buffer:
         array = np.ascontiguousarray(source).reshape(source.shape)
         self._check_host("copy_from", array)
         if self.nbytes:
-            self._copy(Copy("in", self.pointer, array.ctypes.data, self.nbytes), stream)
-            if array is not source and stream is not None and self.device._is_pinned(array):
-                stream.synchronize()
+            self._copy(Copy("in", self.pointer, array.ctypes.data, self.nbytes), stream, keep=array)
         return self
 
     def fill(self, value: float, stream: Stream | None = None) -> Buffer:
@@ -198,6 +149,37 @@ class Buffer:
                 start, dims = start + at * inner, dims[1:]
         return self.view(tuple(dims), offset=start * self.dtype.bytes)
 
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        from ptxgen.runtime import interop
+
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"__dlpack__: gives its own memory only (got copy={copy}, dl_device={dl_device})")
+        return interop.export_dlpack(self, stream, max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from ptxgen.runtime import interop
+
+        return interop.dlpack_device(self.device)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        from ptxgen.runtime import interop
+
+        return interop.export_cuda_interface(self)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("Buffer: device memory cannot become a NumPy array without a copy")
+        host = self.numpy()
+        return host if dtype is None else host.astype(np.dtype(dtype))  # type: ignore[call-overload]
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -205,17 +187,20 @@ class Buffer:
         state = ", freed" if self.allocation.freed else ""
         return f"Buffer({list(self.shape)} {self.dtype} on {self.device.name}{state})"
 
-    def _note(self, stream: Stream | None, *others: Buffer) -> tuple[Stream, ...]:
+    def _note(self, stream: Stream | None, *others: Buffer, keep: object = None) -> tuple[Stream, ...]:
         """Without a stream: those to wait for. With one: remember it, for the buffer and the others."""
         touched = [b.allocation for b in (self, *others)]
         if stream is None:
             return tuple({h: s for a in touched for h, s in a.streams.items()}.values())
+        if stream.graph is not None:
+            stream.graph.own(touched, keep)
+            return ()
         for allocation in touched:
             allocation.used_on(stream)
         return ()
 
-    def _copy(self, copy: Copy, stream: Stream | None, *others: Buffer) -> None:
-        self.device._copy(copy, stream, self._note(stream, *others))
+    def _copy(self, copy: Copy, stream: Stream | None, *others: Buffer, keep: object = None) -> None:
+        self.device._copy(copy, stream, self._note(stream, *others, keep=keep))
 
     def _check_like(self, verb: str, shape: tuple[int, ...], dtype: DType) -> None:
         if shape != self.shape or dtype != self.dtype:

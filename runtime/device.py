@@ -8,26 +8,26 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.backend import Code, Copy, Function, Geometry, Launcher, MemoryUse
-from ptxgen.runtime.buffer import Allocation, Buffer, as_shape
+from ptxgen.runtime.allocation import Allocation
+from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
+from ptxgen.runtime.buffer import Buffer, as_shape
 from ptxgen.runtime.stream import Stream
 from ptxgen.targets import Target
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.modulecache import ModuleCache
-
     from ptxgen.kernel import KernelType
     from ptxgen.runtime.arguments import ParamBlock
     from ptxgen.runtime.graph import Graph
     from ptxgen.runtime.kernel import Kernel
     from ptxgen.runtime.module import Module
+    from ptxgen.runtime.modulecache import ModuleCache
 
 
 class Device(ABC):
@@ -38,6 +38,7 @@ class Device(ABC):
 
     kind: ClassVar[str]
     name: str
+    index: int = 0
     target: Target
     default_stream: Stream
     modules: ModuleCache
@@ -63,7 +64,10 @@ class Device(ABC):
         anything with `__dlpack__` or `__cuda_array_interface__`. `dtype` converts host data only.
         """
         if not isinstance(source, Buffer | np.ndarray) and _is_device_array(source):
-            source = self.wrap(source)
+            from ptxgen.runtime.interop import host_array
+
+            host = host_array(source)
+            source = self.wrap(source) if host is None else host
         if not isinstance(source, Buffer):
             source = np.asarray(source, None if dtype is None else to_dtype(dtype).numpy)
         kind = to_dtype(source.dtype)
@@ -171,16 +175,22 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def _prepare(
-        self, function: Function, geometry: Geometry, block: ParamBlock, first_use: Callable[[Stream], None]
-    ) -> Launcher:
+    def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
         """Everything that can be done before a launch; the launcher calls `first_use` before a stream's first use."""
+
+    def _runs(self, target: Target) -> bool:
+        """Whether code for `target` runs here."""
+        return target.runs_on((self.target.major, self.target.minor))
 
     @abstractmethod
     def _new_stream(self) -> Stream: ...
 
     @abstractmethod
     def _foreign_stream(self, foreign: object) -> Stream: ...
+
+    def _current_stream_of(self, library: str) -> Stream:
+        """The current stream of another library on this device (only asked where there are such libraries)."""
+        raise CudaError(f"{self.name}: {library} has no stream here")
 
     @abstractmethod
     def _new_graph(self) -> Graph: ...

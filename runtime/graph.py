@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.buffer import Allocation
+from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ class Graph(ABC):
         self.device = device
         self.nodes: list[Node] = []
         self._stream: Stream | None = None
-        self._owned: dict[int, Allocation] = {}
-        self._kept: list[object] = []
+        self._captured: dict[int, Allocation] = {}  # what recorded work uses
+        self._kept: list[object] = []  # code and host arrays of recorded work
+        self._owned: dict[int, Allocation] = {}  # all of it, nodes included
+        self._marked: set[int] = set()  # streams that the owned memory knows of
         self._dead: str | None = None
 
     # capture ------------------------------------------------------------------------------------------------------
@@ -67,11 +69,15 @@ class Graph(ABC):
     ) -> None:
         stream, self._stream = self.stream, None
         stream.graph = None
-        if kind is None:
-            self._end(stream)
-        else:
-            self._abort(stream)
+        if kind is not None:
             self._forget()
+            self._abort(stream)
+            return
+        try:
+            self._end(stream)
+        except BaseException:
+            self._forget()
+            raise
 
     # explicit nodes -----------------------------------------------------------------------------------------------
     def add(self, bound: BoundKernel, after: Sequence[Node] | None = None, programmatic: bool = False) -> Node:
@@ -91,7 +97,7 @@ class Graph(ABC):
         node = Node(self, len(self.nodes), bound.twin())
         self._add(node, before, programmatic)
         self.nodes.append(node)
-        self.own(node.bound)
+        self._refresh()
         return node
 
     def update(self, node: Node, **values: object) -> None:
@@ -100,7 +106,7 @@ class Graph(ABC):
         if node.graph is not self:
             raise SpecError(f"Graph.update: must be a node of this graph (got {node!r})")
         node.bound.update(**values)
-        self.own(node.bound)
+        self._refresh()
         self._update(node)
 
     # replay -------------------------------------------------------------------------------------------------------
@@ -108,21 +114,32 @@ class Graph(ABC):
         """Submit everything to `stream` (None: the device's default stream)."""
         self.check()
         target = self.device.default_stream if stream is None else stream
-        if target.handle not in self._seen:
-            self._seen.add(target.handle)
+        if target.handle not in self._marked:
+            self._marked.add(target.handle)
             for allocation in self._owned.values():
                 allocation.used_on(target)
         self._launch(target)
 
     # ownership ----------------------------------------------------------------------------------------------------
-    def own(self, item: BoundKernel | Allocation) -> None:
-        """Keep alive what a node uses, and hear when it is freed."""
-        self._kept.append(item)
-        self._seen: set[int] = set()
-        for allocation in (item,) if isinstance(item, Allocation) else item.allocations():
-            if allocation.pointer not in self._owned:
-                self._owned[allocation.pointer] = allocation
-                allocation.users.add(self)
+    def own(self, allocations: Iterable[Allocation], keep: object = None) -> None:
+        """Told while capturing: the memory that the recorded work uses, and an object to keep alive with it."""
+        self._captured.update((id(a), a) for a in allocations)
+        if keep is not None:
+            self._kept.append(keep)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Hold exactly what captured work and nodes use now."""
+        owned = dict(self._captured)
+        for node in self.nodes:
+            owned.update((id(a), a) for a in node.bound.allocations())
+        for key, allocation in self._owned.items():
+            if key not in owned:
+                allocation.users.discard(self)
+        for allocation in owned.values():
+            allocation.users.add(self)
+        self._owned = owned
+        self._marked = set()
 
     def invalidate(self, reason: str) -> None:
         """A buffer of the graph is gone."""
@@ -136,9 +153,8 @@ class Graph(ABC):
             raise CudaError("Graph: is being captured; leave the with block first")
 
     def _forget(self) -> None:
-        for allocation in self._owned.values():
-            allocation.users.discard(self)
-        self._owned, self._kept, self._dead, self._seen = {}, [], None, set()
+        self._captured, self._kept, self._dead = {}, [], None
+        self._refresh()
 
     # what a backend supplies --------------------------------------------------------------------------------------
     @abstractmethod

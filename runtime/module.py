@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import ModuleLoadError, SpecError
 from ptxgen.runtime.arguments import ParamBlock, pack_raw
 from ptxgen.runtime.backend import Function, Geometry, Resources
 from ptxgen.runtime.bound import BoundKernel, Packed
@@ -79,6 +79,8 @@ class Module:
     """Any PTX text, loaded: `module["entry"].launch(grid=32, block=128, args=[q, out, np.uint32(7)])`."""
 
     def __init__(self, device: Device, text: str) -> None:
+        if device.strict:
+            raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
         self.device = device
         self.text = text
         self._code = device._load(text, "module")

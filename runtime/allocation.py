@@ -1,0 +1,63 @@
+"""`Allocation`: a range of device memory, who holds addresses of it, and which streams work on it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from ptxgen.errors import CudaError
+from ptxgen.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.device import Device
+
+
+class Dependent(Protocol):
+    """What holds addresses of a buffer: a bound kernel, a graph."""
+
+    def invalidate(self, reason: str) -> None:
+        """The memory is gone; every later use must raise with this reason."""
+
+
+class Allocation:
+    """A range of device memory: released once, when freed or when the last buffer of it goes.
+
+    `keep` is the producer of foreign memory, which is never released here. `streams` are those that were given work
+    on this memory; a release waits for them on the device, a read without a stream waits for them on the host.
+    """
+
+    def __init__(self, device: Device, pointer: int, nbytes: int, keep: object = None, readonly: bool = False) -> None:
+        self.device = device
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self.keep = keep
+        self.readonly = readonly
+        self.freed = False
+        self.library: str | None = None  # the producer, if it works on a current stream of its own
+        self.exports = 0
+        self.streams: dict[int, Stream] = {}
+        self.users: WeakSet[Any] = WeakSet()
+
+    def used_on(self, stream: Stream) -> None:
+        """Remember that `stream` was given work on this memory."""
+        self.streams[stream.handle] = stream
+
+    def free(self, why: str = "freed") -> None:
+        """Release the memory now (in stream order); whoever holds its address raises from then on."""
+        if self.freed:
+            return
+        if self.exports and why == "freed":
+            raise CudaError("Buffer.free: must not be shared with another library (it was given out through DLPack)")
+        self.freed = True
+        for user in list(self.users):
+            user.invalidate(f"a buffer it uses ({self.nbytes} bytes at {self.pointer:#x}) was {why}")
+        if self.keep is None:
+            self.device._release(self.pointer, self.nbytes, tuple(self.streams.values()))
+        else:
+            self.device._disown(self.pointer, self.nbytes)
+            self.keep = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and not getattr(self, "freed", True):
+            self.free("collected")

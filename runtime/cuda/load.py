@@ -1,0 +1,224 @@
+"""From PTX text to a loaded module: cached cubin, then the driver's compiler, then nvJitLink. Owns that order."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError
+from ptxgen.runtime.arguments import slots_of
+from ptxgen.runtime.backend import Resources, Slot
+from ptxgen.runtime.cuda.driver import DriverError
+from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cuda.device import CudaDevice
+
+log = logging.getLogger("ptxgen.runtime")
+_FORMAT = 1  # of what a cached cubin is; raise it when its meaning changes
+_LOG_BYTES = 16384
+_INVALID_VALUE = 1
+
+
+class CudaFunction:
+    """A CUfunction; `handle` is its address, `dynamic_shared` the largest dynamic size allowed so far."""
+
+    def __init__(self, code: CudaCode, name: str, raw: Any) -> None:
+        self.code = code  # the module lives as long as one of its functions is held
+        self.name = name
+        self.raw = raw
+        self.handle = int(raw)
+        self.dynamic_shared = 0
+        device, attribute = code.device, code.device.api.CUfunction_attribute
+
+        def value(what: str) -> int:
+            return int(device.call("cuFuncGetAttribute", getattr(attribute, f"CU_FUNC_ATTRIBUTE_{what}"), raw))
+
+        self.resources = Resources(
+            value("NUM_REGS"),
+            value("LOCAL_SIZE_BYTES"),
+            value("SHARED_SIZE_BYTES"),
+            value("MAX_THREADS_PER_BLOCK"),
+        )
+        self.slots = tuple(self._slots())
+
+    def _slots(self) -> Iterator[Slot]:
+        """The driver's own account of the parameters, for any PTX; a driver before 12.4 has none: then by the text."""
+        device = self.code.device
+        if not device.driver.has("cuFuncGetParamInfo") or device.driver.version < 12040:
+            from ptxgen.parser import parse
+
+            yield from slots_of(parse(self.code.text).functions[self.name].params)
+            return
+        for index in count():
+            code, result = device.ask("cuFuncGetParamInfo", self.raw, index)
+            if code == _INVALID_VALUE:
+                return
+            if code:
+                raise device.failed("cuFuncGetParamInfo", code)
+            yield Slot(int(result[0]), int(result[1]))
+
+
+class CudaCode:
+    """A CUmodule, unloaded with the last reference to it or to one of its functions."""
+
+    def __init__(self, device: CudaDevice, cubin: bytes, text: str, origin: str) -> None:
+        self.device = device
+        self.text = text
+        self.origin = origin
+        self.raw = device.call("cuModuleLoadData", cubin)
+
+    def function(self, name: str) -> CudaFunction:
+        """The entry of that name; `ModuleLoadError` names those there are."""
+        try:
+            raw = self.device.call("cuModuleGetFunction", self.raw, name.encode())
+        except DriverError as error:
+            entries = ", ".join(re.findall(r"\.entry\s+([\w$%]+)", self.text)) or "none"
+            raise ModuleLoadError(f"entry: the module has {entries} (got {name!r}; {error})") from None
+        return CudaFunction(self, name, raw)
+
+    def unload(self) -> None:
+        """Drop the machine code now."""
+        raw, self.raw = self.raw, None
+        if raw is not None:
+            self.device.quiet("cuModuleUnload", raw)
+
+    def __del__(self) -> None:
+        if getattr(self, "raw", None) is not None:
+            with contextlib.suppress(CudaError, TypeError, AttributeError):  # at exit the interpreter is half gone
+                self.unload()
+
+
+class Loader:
+    """Loads PTX for one device. `cubins` is the disk cache of machine code."""
+
+    def __init__(self, device: CudaDevice, cubins: DiskCache | None = None) -> None:
+        self.device = device
+        if cubins is None:
+            root = default_directory()
+            cubins = DiskCache(None if root is None else root / "cubin", suffix=".cubin")
+        self.cubins = cubins
+
+    def key(self, text: str) -> bytes:
+        """Everything that the machine code depends on."""
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return key_of((_FORMAT, digest, self.device.capability, (), self.device.driver.version))
+
+    def load(self, text: str, label: str) -> CudaCode:
+        """The loaded module, by the first way that works; one log line says which. See `Device._load`."""
+        started = time.perf_counter()
+        key = self.key(text)
+        code = self._cached(key, text, label)
+        failures: list[str] = []
+        if code is None:
+            for origin, compiler in (("driver", self._by_driver), ("nvJitLink", self._by_nvjitlink)):
+                try:
+                    cubin = compiler(text)
+                    code = CudaCode(self.device, cubin, text, origin)
+                except PtxgenError as error:
+                    self.device.check()
+                    failures.append(f"{origin}: {error}")
+                else:
+                    self.cubins.put(key, cubin)
+                    break
+        if code is None:
+            raise self._error(text, label, failures)
+        tried = f" (after {'; '.join(f.splitlines()[0] for f in failures)})" if failures else ""
+        elapsed = (time.perf_counter() - started) * 1e3
+        log.info("%s on %s: %s in %.1f ms%s", label, self.device.name, code.origin, elapsed, tried)
+        return code
+
+    def _cached(self, key: bytes, text: str, label: str) -> CudaCode | None:
+        cubin = self.cubins.get(key)
+        if cubin is None:
+            return None
+        try:
+            return CudaCode(self.device, cubin, text, "cached cubin")
+        except DriverError as error:
+            self.device.check()
+            log.warning("%s on %s: the cached cubin was refused (%s); compiling again", label, self.device.name, error)
+            return None
+
+    def _by_driver(self, text: str) -> bytes:
+        """Compile with the driver's compiler, for the device of the context, keeping the cubin."""
+        device, option = self.device, self.device.api.CUjit_option
+        info, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
+        options = {
+            option.CU_JIT_INFO_LOG_BUFFER: info,
+            option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: _LOG_BYTES,
+            option.CU_JIT_ERROR_LOG_BUFFER: errors,
+            option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: _LOG_BYTES,
+        }
+        state = device.call("cuLinkCreate", len(options), list(options), list(options.values()))
+        try:
+            source = text.encode() + b"\0"
+            kind = device.api.CUjitInputType.CU_JIT_INPUT_PTX
+            device.call("cuLinkAddData", state, kind, source, len(source), b"ptxgen", 0, [], [])
+            address, size = device.call("cuLinkComplete", state)
+            return ctypes.string_at(int(address), int(size))
+        except DriverError as error:
+            said = _text(errors) or _text(info) or "no log"
+            raise ModuleLoadError(f"{error}\n{said}") from None
+        finally:
+            device.quiet("cuLinkDestroy", state)
+
+    def _by_nvjitlink(self, text: str) -> bytes:
+        """Compile with the nvJitLink library, where it is installed: it may be newer than the driver."""
+        from ptxgen.assembler import assemble
+
+        major, minor = self.device.capability
+        suffix = "a" if re.search(r"^\s*\.target\s+sm_\d+a", text, re.MULTILINE) else ""
+        return assemble(text, f"sm_{major}{minor}{suffix}").cubin
+
+    def _error(self, text: str, label: str, failures: list[str]) -> ModuleLoadError:
+        from ptxgen.requires import explain_load
+
+        device = self.device
+        version, target = (
+            found[1] if (found := re.search(rf"^\s*\.{word}\s+(\S+)", text, re.MULTILINE)) else "missing"
+            for word in ("version", "target")
+        )
+        driver = f"{device.driver.version // 1000}.{device.driver.version % 1000 // 10}"
+        where = f"{device.name} ({device.model}, compute capability {device.capability[0]}.{device.capability[1]})"
+        said = "\n".join(failures)
+        return ModuleLoadError(
+            f"{label}: cannot be loaded on {where}, driver {driver}; text: .version {version}, .target {target}\n"
+            f"{explain_load(text, device.driver.version, device.capability)}\n{said}\n"
+            f"{excerpt(text, said)}the text is in {dump(text)}"
+        )
+
+
+def _text(buffer: bytearray) -> str:
+    return bytes(buffer).split(b"\0", 1)[0].decode(errors="replace").strip()
+
+
+def excerpt(text: str, said: str, around: int = 2) -> str:
+    """The lines of `text` around the first line number that a compiler's log names; empty when it names none."""
+    found = re.search(r"\bline\s+(\d+)", said)
+    if found is None:
+        return ""
+    at, lines = int(found[1]), text.splitlines()
+    span = range(max(at - around, 1), min(at + around, len(lines)) + 1)
+    return "".join(f"{'>' if n == at else ' '} {n:5d}  {lines[n - 1]}\n" for n in span)
+
+
+def dump(text: str) -> str:
+    """Write PTX to PTXGEN_DUMP_DIR (default: the directory for temporary files); the path, or why there is none."""
+    directory = Path(os.environ.get("PTXGEN_DUMP_DIR") or tempfile.gettempdir())
+    path = directory / f"ptxgen-{hashlib.sha256(text.encode()).hexdigest()[:12]}.ptx"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as failure:
+        return f"no file ({directory}: {failure.strerror})"
+    return str(path)

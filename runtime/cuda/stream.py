@@ -1,0 +1,105 @@
+"""CUDA streams and events, our own and those of other libraries. Owns no work."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cuda.device import CudaDevice
+
+
+class CudaEvent(Event):
+    """An event with timing."""
+
+    def __init__(self, device: CudaDevice, stream: int, timing: bool = True) -> None:
+        self.device = device
+        flags = device.api.CUevent_flags
+        self.raw = device.call("cuEventCreate", 0 if timing else flags.CU_EVENT_DISABLE_TIMING.value)
+        device.call("cuEventRecord", self.raw, stream)
+
+    def synchronize(self) -> None:
+        """Block until the work before the event is done."""
+        self.device.call("cuEventSynchronize", self.raw)
+
+    def elapsed_us(self, earlier: Event) -> float:
+        """Microseconds from `earlier` to this event, as the device saw them."""
+        assert isinstance(earlier, CudaEvent)
+        return float(self.device.call("cuEventElapsedTime", earlier.raw, self.raw)) * 1e3
+
+    def __del__(self) -> None:
+        if hasattr(self, "raw") and not sys.is_finalizing():
+            self.device.quiet("cuEventDestroy", self.raw)
+
+
+class CudaStream(Stream):
+    """A CUstream; one that we made is destroyed with the last reference to it, a foreign one never.
+
+    `owner` keeps a foreign stream's object alive. Streams never synchronise with the legacy default stream.
+    """
+
+    def __init__(self, device: CudaDevice, handle: int | None = None, owner: object = None) -> None:
+        self.device = device
+        self.owner = owner
+        self._ours = handle is None
+        if handle is None:
+            flag = device.api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+            handle = int(device.call("cuStreamCreate", flag))
+        self.handle = handle
+
+    def synchronize(self) -> None:
+        """Block until all submitted work is done; raises what it failed with."""
+        self.device.call("cuStreamSynchronize", self.handle)
+
+    def record(self) -> Event:
+        """An event after the work submitted so far."""
+        return CudaEvent(self.device, self.handle)
+
+    def wait(self, other: Stream | Event) -> None:
+        """Order later work of this stream after `other`, on the device."""
+        if isinstance(other, Stream):
+            if other.handle == self.handle:
+                return
+            other = CudaEvent(self.device, other.handle, timing=False)
+        assert isinstance(other, CudaEvent)
+        self.device.call("cuStreamWaitEvent", self.handle, other.raw, 0)
+
+    def __repr__(self) -> str:
+        return f"CudaStream({self.handle:#x} on {self.device.name})"
+
+    def __del__(self) -> None:
+        if getattr(self, "_ours", False) and hasattr(self, "handle") and not sys.is_finalizing():
+            self.device.quiet("cuStreamDestroy", self.handle)
+
+
+def foreign_handle(source: object) -> int:
+    """The CUstream number of a foreign stream: `__cuda_stream__`, torch (`.cuda_stream`), CuPy (`.ptr`), an int."""
+    if isinstance(source, Stream):
+        return source.handle
+    protocol: Any = getattr(source, "__cuda_stream__", None)
+    if protocol is not None:
+        pair = protocol() if callable(protocol) else protocol
+        if pair[0] != 0:
+            raise SpecError(f"stream: __cuda_stream__ version must be 0 (got {pair[0]})")
+        return int(pair[1])
+    for name in ("cuda_stream", "ptr", "handle"):
+        value = getattr(source, name, None)
+        if isinstance(value, int):
+            return value
+    if isinstance(source, int) and not isinstance(source, bool) and source >= 0:
+        return source
+    raise SpecError(f"stream: must be a stream of this or another library, or its address (got {source!r})")
+
+
+def current_of(library: str, index: int) -> int:
+    """The current stream of a library that is already imported, on the device with that index."""
+    module: Any = sys.modules.get(library)
+    if library == "torch":
+        return int(module._C._cuda_getCurrentRawStream(index))
+    if library == "cupy":
+        with module.cuda.Device(index):
+            return int(module.cuda.get_current_stream().ptr)
+    raise CudaError(f"stream: {library} has no current stream")

@@ -1,0 +1,162 @@
+"""DLPack in ctypes: the structures of its C header, capsules taken and given. Owns no device logic.
+
+Source: DLPack 1.1, dlpack.h; Python array API standard, `__dlpack__`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from ptxgen.dtypes import DTYPES, DType
+from ptxgen.errors import SpecError
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_INT, _UINT, _FLOAT, _BFLOAT, _E4M3FN, _E5M2 = 0, 1, 2, 4, 10, 12  # DLDataTypeCode
+_CODES = {
+    DTYPES[name]: code
+    for code, names in {
+        _INT: ("s8", "s16", "s32", "s64"),
+        _UINT: ("u8", "u16", "u32", "u64"),
+        _FLOAT: ("f16", "f32", "f64"),
+        _BFLOAT: ("bf16",),
+        _E4M3FN: ("e4m3",),
+        _E5M2: ("e5m2",),
+    }.items()
+    for name in names
+}
+_TYPES = {(code, dtype.bits): dtype for dtype, code in _CODES.items()}
+_READ_ONLY = 1  # bit of DLManagedTensorVersioned.flags
+_PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_USED: Final = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class Plain(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    ]
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _api(name: str, result: Any, *arguments: Any) -> Any:
+    """A prototype of its own, so that other users of ctypes.pythonapi keep theirs."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+_is_valid = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_pointer_of = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_rename = _api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_new = _api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+# The same two by address: in a destructor the object is dying, and must not be counted.
+_dying_is_valid = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+_dying_pointer_of = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+
+
+class Taken:
+    """What a producer's capsule holds; the producer is told when this object goes."""
+
+    def __init__(self, capsule: object) -> None:
+        name = next((n for n in (_VERSIONED, _PLAIN) if _is_valid(capsule, n)), None)
+        if name is None:
+            raise SpecError(f"__dlpack__: must return an unused DLPack capsule (got {capsule!r})")
+        self._address = _pointer_of(capsule, name)
+        managed = (Versioned if name == _VERSIONED else Plain).from_address(self._address)
+        if isinstance(managed, Versioned) and managed.major != 1:
+            raise SpecError(f"__dlpack__: version must be 1.x (got {managed.major}.{managed.minor})")
+        _rename(capsule, _USED[name])
+        self._deleter = managed.deleter
+        tensor = managed.tensor
+        self.readonly = bool(isinstance(managed, Versioned) and managed.flags & _READ_ONLY)
+        self.device = (tensor.device_type, tensor.device_id)
+        self.pointer = (tensor.data or 0) + tensor.byte_offset
+        self.shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        self.strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+        self.dtype = _TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+        self.type_words = f"code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
+
+    def __del__(self) -> None:
+        deleter = getattr(self, "_deleter", None)
+        if deleter:
+            _DELETER(deleter)(self._address)
+
+
+_given: dict[int, tuple[object, ...]] = {}  # what a consumer holds, by the address of its managed tensor
+
+
+def _delete(address: int) -> None:
+    _given.pop(address, None)
+
+
+def _destroy(capsule: int) -> None:
+    """A capsule that nobody took."""
+    for name in (_PLAIN, _VERSIONED):
+        if _dying_is_valid(capsule, name):
+            _given.pop(_dying_pointer_of(capsule, name), None)
+
+
+_deleter, _destructor = _DELETER(_delete), _DESTRUCTOR(_destroy)
+
+
+def give(
+    owner: object,
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: DType,
+    device: tuple[int, int],
+    readonly: bool,
+    versioned: bool,
+) -> object:
+    """A capsule over memory that `owner` keeps alive, until the consumer is done with it."""
+    if dtype not in _CODES:
+        raise BufferError(f"DLPack has no element type for {dtype}")
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    steps = (ctypes.c_int64 * max(len(shape), 1))()
+    step = 1
+    for axis in reversed(range(len(shape))):
+        steps[axis] = step
+        step *= shape[axis]
+    code, bits = _CODES[dtype], dtype.bits
+    tensor = Tensor(pointer, *device, len(shape), code, bits, 1, extents, steps, 0)
+    deleter = ctypes.cast(_deleter, ctypes.c_void_p)
+    if versioned:
+        managed: Plain | Versioned = Versioned(1, 0, None, deleter, _READ_ONLY * readonly, tensor)
+    elif readonly:
+        raise BufferError("read-only memory needs a consumer of DLPack 1.0 or later")
+    else:
+        managed = Plain(tensor, None, deleter)
+    address = ctypes.addressof(managed)
+    _given[address] = (managed, extents, steps, owner)
+    return _new(address, _VERSIONED if versioned else _PLAIN, ctypes.cast(_destructor, ctypes.c_void_p))
