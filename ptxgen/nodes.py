@@ -66,11 +66,15 @@ class Symbol:
 
 @dataclass(slots=True)
 class Address:
-    """`[%ptr+16]`, `[buf]`, `[128]`; bulk tensor copies add coordinates: `[%map, {%x, %y}]`."""
+    """`[%ptr+16]`, `[buf]`, `[128]`; bulk tensor copies add coordinates: `[%map, {%x, %y}]`.
+
+    `unified` is the qualifier of a load behind the bracket: `[%ptr].unified`.
+    """
 
     base: Register | Symbol | Immediate
     offset: int = 0
     coordinates: Vector | None = None
+    unified: bool = False
 
     def __str__(self) -> str:
         inner = str(self.base)
@@ -78,7 +82,7 @@ class Address:
             inner += f"+{self.offset}"
         if self.coordinates is not None:
             inner += f", {self.coordinates}"
-        return f"[{inner}]"
+        return f"[{inner}].unified" if self.unified else f"[{inner}]"
 
 
 @dataclass(slots=True)

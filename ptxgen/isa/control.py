@@ -8,7 +8,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     "Control Flow Instructions: bra": (Row("bra uni?", "label"),),
     "Control Flow Instructions: brx.idx": (Row("brx idx uni?", "u32:r label"),),
     "Control Flow Instructions: call": (
-        Row("call uni?", "label:lr / label:lrg label:lrg / label:lrg label:lrg label:lrg / label:g label:lr label:g label"),
+        Row("call uni?", "label:lrg label:lrg? label:lrg? label:lrg?"),
     ),
     "Control Flow Instructions: ret": (Row("ret uni?", ""),),
     "Control Flow Instructions: exit": (Row("exit", ""),),
