@@ -1,4 +1,4 @@
-"""Looks at this machine: driver, GPUs, what they load, the cache, optional parts. Needs none of them and changes nothing.
+"""Looks at this machine: driver, GPUs, what they load, the cache, optional parts. Needs none, changes nothing.
 
 The driver is asked through ctypes, so that it is found even where the CUDA bindings are not installed.
 """
@@ -154,3 +154,9 @@ def _part(topic: str, distribution: str, purpose: str) -> Line:
         return Line(topic, "ok", f"{importlib.metadata.version(distribution)} ({purpose})")
     except importlib.metadata.PackageNotFoundError:
         return Line(topic, "wrong" if purpose == "core" else "absent", f"not installed ({purpose})")
+
+
+def no_gpu() -> str | None:
+    """Why no GPU can be used here; None where one can."""
+    found = _driver()
+    return None if any(line.topic.startswith("gpu") and line.state == "ok" for line in found) else found[-1].text
