@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import IsaError
 from ptxgen.isa import Slot, lookup, slot_accepts, special_register
-from ptxgen.values import SINK, Addr, Not, Or, Reg, RegArray, Shared, Sink, immediate
+from ptxgen.values import SINK, Addr, Not, Or, Reg, RegArray, Shared, Sink, Table, immediate
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType, Param
@@ -48,6 +48,7 @@ class Builder:
         self.registers: dict[str, Reg] = {}
         self.arrays: dict[str, RegArray] = {}
         self.shared_variables: dict[str, Shared] = {}
+        self.tables: dict[str, Table] = {}
         self.exposed: dict[str, object] = {}
         self._current: Fragment | None = None
         self._written: set[str] = set()
@@ -72,6 +73,8 @@ class Builder:
         """Declare one register; `name` without the `%`."""
         if name in self.registers or name in self.arrays:
             raise self._error(f"register %{name} is already declared; pass the register itself to write it again")
+        if special_register(f"%{name}") or special_register(f"%{name}.x"):
+            raise self._error(f"register %{name}: PTX has a special register of that name; choose another")
         self.registers[name] = Reg(name, type)
         return self.registers[name]
 
@@ -88,6 +91,13 @@ class Builder:
             raise self._error(f"shared variable {name} is already declared")
         self.shared_variables[name] = Shared(name, nbytes, align, dynamic)
         return self.shared_variables[name]
+
+    def table(self, name: str, type: str, values: Iterable[int | float]) -> Table:
+        """Declare constants in global memory, aligned to 16 bytes; the name is prefixed with the entry's."""
+        if name in self.tables:
+            raise self._error(f"table {name} is already declared")
+        self.tables[name] = Table(f"{self.spec.kernel_name}_{name}", type, tuple(values))
+        return self.tables[name]
 
     def expose(self, **values: object) -> None:
         """Give the template values under these names (unroll counts to print, names of variants)."""
@@ -224,7 +234,7 @@ def _kind(operand: Any) -> str:
         return "addr"
     if isinstance(operand, (int, float)):
         return "imm"
-    if isinstance(operand, Shared):
+    if isinstance(operand, (Shared, Table)):
         return "sym"
     if isinstance(operand, Not):
         return "pred"

@@ -14,7 +14,7 @@ from jinja2 import TemplateError as JinjaError
 from ptxgen.builder import Builder
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
-from ptxgen.values import Not, Reg, RegArray
+from ptxgen.values import Not, Reg, RegArray, Table, immediate
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -72,6 +72,7 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
         "launch": launch,
         "params": tuple(p.declaration for p in b.params.values()),
         "declarations": tuple(_declarations(b)),
+        "tables": tuple(line for table in b.tables.values() for line in _table(table)),
         "dynamic_shared": tuple(
             f".extern .shared .align {v.align} .b8 {v.name}[];" for v in b.shared_variables.values() if v.dynamic
         ),
@@ -110,6 +111,16 @@ def _declarations(b: Builder) -> Iterable[str]:
         if variable.dynamic:
             continue
         yield f"    .shared .align {variable.align} .b8 {variable.name}[{variable.bytes}];"
+
+
+def _table(table: Table) -> Iterable[str]:
+    """A table of constants; 64-bit integers are bit patterns, printed in hexadecimal."""
+    yield f".global .align 16 .{table.type} {table.name}[{len(table.values)}] = {{"
+    words = [f"0x{int(v):016X}" if table.type == "b64" else immediate(v, table.type) for v in table.values]
+    per_line = 4
+    for first in range(0, len(words), per_line):
+        yield "    " + ", ".join(words[first : first + per_line]) + ("," if first + per_line < len(words) else "")
+    yield "};"
 
 
 def _wrapped(head: str, names: list[str]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""What a fragment's instructions work on: registers, arrays of registers, shared variables, addresses, immediates.
+"""What a fragment's instructions work on: registers and arrays of them, variables, addresses, immediates.
 
 Values only name things; `ptxgen.builder` declares them and checks their types.
 """
@@ -78,10 +78,25 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Constants in global memory that come with the module. As an operand it is its address."""
+
+    name: str
+    type: str
+    values: tuple[int | float, ...]
+
+    def __getitem__(self, offset: int) -> Addr:
+        return Addr(self, offset)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Addr:
     """A memory operand: base and a constant byte offset. `coordinates` only for tensor copies."""
 
-    base: Reg | Shared | str
+    base: Reg | Shared | Table | str
     offset: int = 0
     coordinates: tuple[Reg | int, ...] = ()
 
@@ -112,13 +127,19 @@ class Sink:
 
 SINK = Sink()
 
-Value = Union[Reg, Not, Addr, Shared, Or, Sink, int, float, str, "tuple[Value, ...]"]
+Value = Union[Reg, Not, Addr, Shared, Table, Or, Sink, int, float, str, "tuple[Value, ...]"]
 
 
 def immediate(value: float, type: str) -> str:
-    """The literal of a Python number in a slot of a PTX type: floats by bit pattern, integers in decimal."""
+    """The literal of a Python number in a slot of a PTX type: floats by bit pattern, bit patterns (an untyped slot,
+    more than a byte or negative) in hexadecimal, other integers in decimal."""
     if type in ("f64", "b64") and isinstance(value, float) or type == "f64":
         return "0d" + struct.pack(">d", float(value)).hex().upper()
     if isinstance(value, float) or type == "f32":
         return "0f" + struct.pack(">f", float(value)).hex().upper()
+    if type in _BIT_PATTERNS and not 0 <= value < 256:
+        return f"0x{int(value) & ((1 << _BIT_PATTERNS[type]) - 1):X}"
     return str(value)
+
+
+_BIT_PATTERNS = {"b16": 16, "b32": 32, "b64": 64}

@@ -1,4 +1,7 @@
-"""Rows of elements in memory to f32 registers and back, for every cache type: 16-byte accesses where they fit."""
+"""Rows of elements in memory to f32 registers and back, for every cache type: 16-byte accesses where they fit.
+
+Packed elements travel in b32 *words*. Conversions that a target lacks are done on the bits, exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ from collections.abc import Sequence
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType
-from ptxgen.errors import IsaError
-from ptxgen.values import Addr, Not, Reg, RegArray, Shared
+from ptxgen.values import Addr, Not, Reg, RegArray, Shared, Table
 
-Base = Reg | Shared
+Base = Reg | Shared | Table
 Guard = Reg | Not | None
 
 
@@ -19,44 +21,73 @@ def words_of(dtype: DType, count: int) -> int:
 
 
 def load_words(b: Builder, words: Sequence[Reg], base: Base, offset: int = 0, *, space: str = "global",
-               pred: Guard = None) -> None:
+               pred: Guard = None) -> None:  # fmt: skip
     """Load consecutive 32-bit words with the widest accesses (16 bytes at most); `space` may carry cache operators."""
-    for first, vector in _vectors(len(words)):
-        opcode = f"ld.{space}.v{vector}.b32" if vector > 1 else f"ld.{space}.b32"
+    type = words[0].type
+    for first, vector in vectors(len(words)):
         target = tuple(words[first : first + vector]) if vector > 1 else words[first]
-        b.op(opcode, target, Addr(base, offset + 4 * first), pred=pred)
+        b.op(f"ld.{space}{_suffix(vector)}.{type}", target, Addr(base, offset + 4 * first), pred=pred)
 
 
 def store_words(b: Builder, base: Base, words: Sequence[Reg], offset: int = 0, *, space: str = "global",
-                pred: Guard = None) -> None:
+                pred: Guard = None) -> None:  # fmt: skip
     """Store consecutive 32-bit words with the widest accesses."""
-    for first, vector in _vectors(len(words)):
-        opcode = f"st.{space}.v{vector}.b32" if vector > 1 else f"st.{space}.b32"
+    type = words[0].type
+    for first, vector in vectors(len(words)):
         source = tuple(words[first : first + vector]) if vector > 1 else words[first]
-        b.op(opcode, Addr(base, offset + 4 * first), source, pred=pred)
+        b.op(f"st.{space}{_suffix(vector)}.{type}", Addr(base, offset + 4 * first), source, pred=pred)
+
+
+def word_array(b: Builder, name: str, values: RegArray, dtype: DType) -> RegArray:
+    """Registers for the packed form of `values`: an array of that name, or for f32 the values themselves."""
+    return values if dtype.name == "f32" else b.array(name, "b32", words_of(dtype, len(values)))
+
+
+def clear(b: Builder, words: Sequence[Reg]) -> None:
+    """Zero registers that a guarded load may leave alone."""
+    for word in words:
+        b.op(f"mov.{word.type}", word, 0.0 if word.type == "f32" else 0)
 
 
 def unpack(b: Builder, values: Sequence[Reg], words: Sequence[Reg], dtype: DType) -> None:
-    """Widen packed elements to f32: `values` has one register an element, `words` are b32. No instruction for f32."""
+    """Widen packed elements to f32, exactly: `values` has one register an element. Nothing where both are the same."""
+    if values[0] is words[0]:
+        return
     per_word = 4 // dtype.bytes
     for index, word in enumerate(words):
         _UNPACK[dtype.name](b, values[index * per_word : (index + 1) * per_word], word)
 
 
 def pack(b: Builder, words: Sequence[Reg], values: Sequence[Reg], dtype: DType) -> None:
-    """Round f32 registers to packed elements, to nearest even; e4m3 saturates to ±448. `values` stay as they are."""
+    """Round f32 registers to packed elements, to nearest even; `values` stay as they are.
+
+    e4m3 saturates to ±448, int8 to -128 … 127 with NaN as 0. Nothing where `values` and `words` are the same.
+    """
+    if values[0] is words[0]:
+        return
     per_word = 4 // dtype.bytes
     for index, word in enumerate(words):
         _PACK[dtype.name](b, word, values[index * per_word : (index + 1) * per_word])
 
 
-def _vectors(count: int) -> list[tuple[int, int]]:
+def vectors(count: int) -> list[tuple[int, int]]:
+    """`count` consecutive words as (first, length) of accesses of 4, 2 and 1 words."""
     out, first = [], 0
     while first < count:
         vector = next(v for v in (4, 2, 1) if v <= count - first)
         out.append((first, vector))
         first += vector
     return out
+
+
+def scratch(b: Builder, name: str, type: str) -> Reg:
+    """A register used and forgotten within an idiom; declared once a kernel."""
+    found = b.registers.get(name)
+    return found if found is not None else b.reg(name, type)
+
+
+def _suffix(vector: int) -> str:
+    return f".v{vector}" if vector > 1 else ""
 
 
 def _halves(b: Builder, word: Reg) -> tuple[Reg, Reg]:
@@ -66,10 +97,7 @@ def _halves(b: Builder, word: Reg) -> tuple[Reg, Reg]:
     return low, high
 
 
-def scratch(b: Builder, name: str, type: str) -> Reg:
-    """A register used and forgotten within an idiom; declared once a kernel."""
-    found = b.registers.get(name)
-    return found if found is not None else b.reg(name, type)
+# -- widening --------------------------------------------------------------------------------------------------------
 
 
 def _unpack_f32(b: Builder, values: Sequence[Reg], word: Reg) -> None:
@@ -82,6 +110,7 @@ def _unpack_f16(b: Builder, values: Sequence[Reg], word: Reg) -> None:
 
 
 def _unpack_bf16(b: Builder, values: Sequence[Reg], word: Reg) -> None:
+    # A bf16 is the upper half of its f32.
     bits = scratch(b, "bf16_bits", "b32")
     b.op("shl.b32", bits, word, 16)
     b.op("mov.b32", values[0], bits)
@@ -99,31 +128,36 @@ def _unpack_e4m3(b: Builder, values: Sequence[Reg], word: Reg) -> None:
             b.op("cvt.f32.f16", values[2 * index], low)
             b.op("cvt.f32.f16", values[2 * index + 1], high)
         return
-    # Without the instruction: the 7 magnitude bits are the top of an f16 whose exponent is 8 too small, so
-    # f16(bits) · 2⁸ is exact, denormals included; the one NaN pattern (all ones) is set by hand.
-    bits, magnitude = scratch(b, "e4m3_bits", "b32"), scratch(b, "e4m3_magnitude", "b32")
-    half, is_nan = scratch(b, "half_lo", "b16"), scratch(b, "e4m3_nan", "pred")
-    for index, value in enumerate(values):
-        b.op("shr.u32", bits, word, 8 * index)
-        b.op("and.b32", magnitude, bits, 127)
-        b.op("setp.eq.u32", is_nan, magnitude, 127)
-        b.op("shl.b32", magnitude, magnitude, 7)
-        b.op("cvt.u16.u32", half, magnitude)
-        b.op("cvt.f32.f16", value, half)
-        b.op("mul.f32", value, value, 256.0)
-        b.op("selp.f32", value, float("nan"), value, is_nan)
-        b.op("and.b32", bits, bits, 128)
-        b.op("shl.b32", bits, bits, 24)
-        b.op("mov.b32", magnitude, value)
-        b.op("or.b32", magnitude, magnitude, bits)
-        b.op("mov.b32", value, magnitude)
+    # The 7 magnitude bits are the top of an f16 whose exponent is 8 too small, so f16(bits) · 2⁸ is exact, denormals
+    # included. The one NaN pattern (all ones) comes out as 480, which no finite e4m3 reaches.
+    spread, sign = scratch(b, "e4m3_spread", "b32"), scratch(b, "e4m3_sign", "b32")
+    is_nan, size = scratch(b, "e4m3_nan", "pred"), scratch(b, "e4m3_size", "f32")
+    for index in range(2):
+        b.op("prmt.b32", spread, word, 0, 0x1404 if index == 0 else 0x3424)
+        b.op("and.b32", sign, spread, -0x7FFF8000)
+        b.op("and.b32", spread, spread, 0x7F007F00)
+        b.op("shr.u32", spread, spread, 1)
+        b.op("or.b32", spread, spread, sign)
+        for value, half in zip(values[2 * index : 2 * index + 2], _halves(b, spread), strict=True):
+            b.op("cvt.f32.f16", value, half)
+            b.op("mul.f32", value, value, 256.0)
+            b.op("abs.f32", size, value)
+            b.op("setp.eq.f32", is_nan, size, 480.0)
+            b.op("selp.f32", value, float("nan"), value, is_nan)
 
 
 def _unpack_s8(b: Builder, values: Sequence[Reg], word: Reg) -> None:
-    byte = scratch(b, "s8_byte", "s32")
+    # byte + 128 in the low mantissa bits of 2²³ is the f32 2²³ + 128 + byte: two full-rate operations a value, where
+    # an integer conversion runs at a quarter of the rate.
+    biased, bits = scratch(b, "s8_biased", "b32"), scratch(b, "s8_bits", "b32")
+    b.op("xor.b32", biased, word, -0x7F7F7F80)
     for index, value in enumerate(values):
-        b.op("bfe.s32", byte, word, 8 * index, 8)
-        b.op("cvt.rn.f32.s32", value, byte)
+        b.op("prmt.b32", bits, biased, 0x4B000000, 0x7440 + index)
+        b.op("mov.b32", value, bits)
+        b.op("sub.f32", value, value, 8388736.0)
+
+
+# -- narrowing -------------------------------------------------------------------------------------------------------
 
 
 def _pack_f32(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
@@ -150,7 +184,7 @@ def _pack_bf16(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
         b.op("mov.b32", bits, value)
         b.op("bfe.u32", odd, bits, 16, 1)
         b.op("add.u32", bits, bits, odd)
-        b.op("add.u32", bits, bits, 32767)
+        b.op("add.u32", bits, bits, 0x7FFF)
         b.op("setp.nan.f32", is_nan, value, value)
         b.op("selp.b32", bits, 0x7FFF0000, bits, is_nan)
         b.op("shr.u32", bits, bits, 16)
@@ -161,12 +195,45 @@ def _pack_bf16(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
 
 
 def _pack_e4m3(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
-    if not b.target.includes_any(("sm_89",)):
-        raise IsaError("conversion to e4m3 needs sm_89 or later")
-    low, high = scratch(b, "half_lo", "b16"), scratch(b, "half_hi", "b16")
-    b.op("cvt.rn.satfinite.e4m3x2.f32", low, values[1], values[0])
-    b.op("cvt.rn.satfinite.e4m3x2.f32", high, values[3], values[2])
-    b.op("mov.b32", word, (low, high))
+    if b.target.includes_any(("sm_89",)):
+        low, high = scratch(b, "half_lo", "b16"), scratch(b, "half_hi", "b16")
+        b.op("cvt.rn.satfinite.e4m3x2.f32", low, values[1], values[0])
+        b.op("cvt.rn.satfinite.e4m3x2.f32", high, values[3], values[2])
+        b.op("mov.b32", word, (low, high))
+        return
+    byte = scratch(b, "e4m3_byte", "b32")
+    for index, value in enumerate(values):
+        _encode_e4m3(b, byte, value)
+        if index == 0:
+            b.op("mov.b32", word, byte)
+        else:
+            b.op("bfi.b32", word, byte, word, 8 * index, 8)
+
+
+def _encode_e4m3(b: Builder, byte: Reg, value: Reg) -> None:
+    """One f32 to the bits of e4m3, as `cvt.rn.satfinite.e4m3x2.f32` does it."""
+    size, small = scratch(b, "e4m3_size", "f32"), scratch(b, "e4m3_small", "f32")
+    bits, odd, is_small = scratch(b, "e4m3_bits", "b32"), scratch(b, "e4m3_odd", "b32"), scratch(b, "e4m3_is_small", "pred")
+    is_nan = scratch(b, "e4m3_nan", "pred")
+    b.op("abs.f32", size, value)
+    b.op("min.f32", size, size, 448.0)
+    # Normal: round to nearest even at mantissa bit 20, then move the exponent's bias from 127 to 7.
+    b.op("mov.b32", byte, size)
+    b.op("bfe.u32", odd, byte, 20, 1)
+    b.op("add.u32", byte, byte, odd)
+    b.op("add.u32", byte, byte, 0x7FFFF - (120 << 23))
+    b.op("shr.u32", byte, byte, 20)
+    # Below 2⁻⁶: adding 2¹⁴ rounds to multiples of 2⁻⁹, the denormals' unit, and leaves their count in the low bits.
+    b.op("add.f32", small, size, 16384.0)
+    b.op("mov.b32", bits, small)
+    b.op("and.b32", bits, bits, 15)
+    b.op("setp.lt.f32", is_small, size, 0.015625)
+    b.op("selp.b32", byte, bits, byte, is_small)
+    b.op("mov.b32", bits, value)
+    b.op("shr.u32", bits, bits, 31)
+    b.op("bfi.b32", byte, bits, byte, 7, 1)
+    b.op("setp.nan.f32", is_nan, value, value)
+    b.op("selp.b32", byte, 127, byte, is_nan)
 
 
 def _pack_s8(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
@@ -182,4 +249,5 @@ def _pack_s8(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
 _UNPACK = {"f32": _unpack_f32, "f16": _unpack_f16, "bf16": _unpack_bf16, "e4m3": _unpack_e4m3, "s8": _unpack_s8}
 _PACK = {"f32": _pack_f32, "f16": _pack_f16, "bf16": _pack_bf16, "e4m3": _pack_e4m3, "s8": _pack_s8}
 
-__all__ = ["RegArray", "load_words", "pack", "scratch", "store_words", "unpack", "words_of"]
+__all__ = ["Base", "Guard", "clear", "load_words", "pack", "scratch", "store_words", "unpack", "vectors", "word_array",
+           "words_of"]  # fmt: skip

@@ -1,0 +1,246 @@
+"""The KV cache as the small kernels see it: its parameters, where a position lies, and rows written to it.
+
+Contiguous caches are `[n_kv_heads, max_len, head_dim]`, with a leading `[rows]` when batched. Paged ones are
+`[pages, n_kv_heads, page_size, head_dim]`, and a sequence's page table gives its pages in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ptxgen import rules
+from ptxgen.builder import Builder
+from ptxgen.dtypes import DType, f16, s8, s32
+from ptxgen.idioms import convert
+from ptxgen.idioms.threads import CHUNK, ceil_div, split
+from ptxgen.launch import Param, buffer, scalar
+from ptxgen.values import Reg
+
+if TYPE_CHECKING:
+    import numpy as np
+
+GROUP = 32  # values that share one int8 scale
+KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
+
+
+class CacheSpec(Protocol):
+    """Fields that a kernel type on a KV cache has."""
+
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def kv_dtype(self) -> DType: ...
+    @property
+    def batched(self) -> bool: ...
+    @property
+    def indirect(self) -> bool: ...
+    @property
+    def page_size(self) -> int: ...
+
+
+def cache_rules(spec: CacheSpec) -> Iterator[str]:
+    """Reasons against a cache of these fields."""
+    yield from rules.between("max_len", spec.max_len, 1, 1 << 30)
+    yield from rules.multiple_of("head_dim", spec.head_dim, 8, 8, 512)
+    yield from rules.between("n_kv_heads", spec.n_kv_heads, 1, 1024)
+    yield from rules.one_of("kv_dtype", spec.kv_dtype.name, KV_DTYPES)
+    yield from rules.between("page_size", spec.page_size, 0, 1 << 16)
+
+
+def scale_groups(head_dim: int) -> int:
+    """Scales of one int8 row."""
+    return ceil_div(head_dim, GROUP)
+
+
+def max_pages(spec: CacheSpec) -> int:
+    """Entries of a sequence's page table."""
+    return ceil_div(spec.max_len, spec.page_size)
+
+
+def cache_params(spec: CacheSpec) -> list[Param]:
+    """k_cache and v_cache, with int8 their scales, with pages the page table and the number of pages."""
+    if spec.page_size:
+        rows: tuple[int | str, ...] = ("pages", spec.n_kv_heads, spec.page_size)
+    else:
+        rows = (*(("rows",) if spec.batched else ()), spec.n_kv_heads, spec.max_len)
+    params = [buffer(f"{x}_cache", spec.kv_dtype, *rows, spec.head_dim, access="inout") for x in "kv"]
+    if spec.kv_dtype == s8:
+        groups = scale_groups(spec.head_dim)
+        params += [buffer(f"{x}_scales", f16, *rows, groups, access="inout", align=2) for x in "kv"]
+    if spec.page_size:
+        table = (*(("rows",) if spec.batched else ()), max_pages(spec))
+        params += [buffer("page_table", s32, *table, align=4), scalar("n_pages", s32)]
+    return params
+
+
+def position_param(batched: bool, indirect: bool) -> Param:
+    """Positions of all rows, the first row's in device memory, or the first row's as a scalar."""
+    if batched:
+        return buffer("positions", s32, "rows", align=4)
+    return buffer("position", s32, 1, align=4) if indirect else scalar("position", s32)
+
+
+def load_position(b: Builder, row: Reg, batched: bool, indirect: bool) -> Reg:
+    """The position of a row, as `position_param` describes it."""
+    if batched:
+        source = b.ld_param("positions")
+        b.op("mad.wide.u32", source, row, 4, source)
+        return b.op("ld.global.s32", "row_position", source[0])  # type: ignore[no-any-return]
+    if indirect:
+        first = b.op("ld.global.s32", "row_position", b.ld_param("position")[0])
+    else:
+        first = b.op("mov.s32", "row_position", b.ld_param("position"))
+    return b.op("add.s32", first, first, row)  # type: ignore[no-any-return]
+
+
+def cache_row(b: Builder, spec: CacheSpec, row: Reg, head: Reg, position: Reg, writes: Reg) -> Reg:
+    """Index of a position's row of `head_dim` elements, 64 bits; `writes` is cleared where its page does not exist."""
+    if spec.page_size:
+        entry, slot = split(b, "page_entry", "page_slot", position, spec.page_size)
+        table = b.ld_param("page_table")
+        if spec.batched:
+            b.op("mad.wide.u32", table, row, 4 * max_pages(spec), table)
+        b.op("mad.wide.u32", table, entry, 4, table)
+        page = b.op("ld.global.s32", "page", table[0])
+        # One unsigned comparison refuses negative entries too.
+        b.op("setp.lt.and.u32", writes, page, b.ld_param("n_pages"), writes)
+        unit = b.op("mad.lo.u32", "page_head", page, spec.n_kv_heads, head)
+        length = spec.page_size
+    else:
+        slot, length, unit = position, spec.max_len, head
+        if spec.batched:
+            unit = b.op("mad.lo.u32", "sequence_head", row, spec.n_kv_heads, head)
+    index = b.op("mul.wide.u32", "cache_row", unit, length)
+    wide = b.op("cvt.u64.u32", "wide_slot", slot)
+    return b.op("add.u64", index, index, wide)  # type: ignore[no-any-return]
+
+
+def quantise(b: Builder, values: Sequence[Reg]) -> Reg:
+    """Scale the values of a group of 32 (four lanes) to int8 range; returns the f16 scale. All lanes must arrive."""
+    largest = b.op("abs.f32", "largest", values[0])
+    magnitude = b.reg("magnitude", "f32")
+    for value in values[1:]:
+        b.op("abs.f32", magnitude, value)
+        b.op("max.f32", largest, largest, magnitude)
+    for distance in (1, 2):
+        b.op("shfl.sync.bfly.b32", magnitude, largest, distance, 31, -1)
+        b.op("max.f32", largest, largest, magnitude)
+    # Rounded up, so that no value of the group passes ±127.
+    b.op("mul.f32", largest, largest, 1 / 127)
+    scale: Reg = b.op("cvt.rp.f16.f32", "scale", largest)
+    rounded = b.op("cvt.f32.f16", "rounded_scale", scale)
+    inverse = b.op("rcp.rn.f32", "inverse_scale", rounded)
+    # A group of zeros has scale 0.
+    all_zero = b.op("setp.eq.f32", "all_zero", rounded, 0.0)
+    b.op("selp.f32", inverse, 0.0, inverse, all_zero)
+    for value in values:
+        b.op("mul.f32", value, value, inverse)
+    return scale
+
+
+def store_chunk(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, values: convert.RegArray,
+                writes: Reg) -> None:  # fmt: skip
+    """Convert a chunk of 8 values and store it to its row of K's or V's cache."""
+    k_cache, v_cache = b.ld_param("k_cache"), b.ld_param("v_cache")
+    cache = b.op("selp.b64", "cache", v_cache, k_cache, is_v)
+    b.op("mad.lo.u64", cache, index, spec.head_dim * spec.kv_dtype.bytes, cache)
+    b.op("mad.wide.u32", cache, chunk, CHUNK * spec.kv_dtype.bytes, cache)
+    packed = convert.word_array(b, "packed", values, spec.kv_dtype)
+    convert.pack(b, packed, values, spec.kv_dtype)
+    convert.store_words(b, cache, packed, pred=writes)
+
+
+def store_scale(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, scale: Reg, writes: Reg) -> None:
+    """Store a group's scale, by the first of its four lanes."""
+    k_scales, v_scales = b.ld_param("k_scales"), b.ld_param("v_scales")
+    scales = b.op("selp.b64", "scales", v_scales, k_scales, is_v)
+    b.op("mad.lo.u64", scales, index, scale_groups(spec.head_dim) * 2, scales)
+    group, lane = split(b, "group", "lane_of_group", chunk, GROUP // CHUNK)
+    b.op("mad.wide.u32", scales, group, 2, scales)
+    writes_scale = b.op("setp.eq.and.u32", "writes_scale", lane, 0, writes)
+    b.op("st.global.b16", scales[0], scale, pred=writes_scale)
+
+
+# -- in NumPy --------------------------------------------------------------------------------------------------------
+
+
+def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8 values and f16 scales of f32 rows `[…, head_dim]`, a scale per 32 values: max|x| / 127, rounded up."""
+    import numpy as np
+
+    dim = rows.shape[-1]
+    padded = np.zeros((*rows.shape[:-1], scale_groups(dim) * GROUP), np.float32)
+    padded[..., :dim] = rows
+    grouped = padded.reshape(*rows.shape[:-1], -1, GROUP)
+    exact = np.fmax.reduce(np.abs(grouped), -1) * np.float32(1 / 127)
+    scales = exact.astype(np.float16)
+    scales = np.where(scales < exact, np.nextafter(scales, np.float16(np.inf)), scales)
+    wide = scales.astype(np.float32)
+    inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
+    values = np.nan_to_num(np.clip(np.rint(grouped * inverse[..., None]), -128, 127)).astype(np.int8)
+    return values.reshape(padded.shape)[..., :dim], scales
+
+
+def dequantise_rows(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The f32 rows that int8 values and their scales stand for."""
+    import numpy as np
+
+    return values.astype(np.float32) * np.repeat(scales.astype(np.float32), GROUP, -1)[..., : values.shape[-1]]
+
+
+def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: dict[str, np.ndarray],
+                positions: np.ndarray, page_table: np.ndarray | None = None) -> None:  # fmt: skip
+    """Write f32 rows `{"k", "v"}` `[rows, n_kv_heads, head_dim]` to the caches in `out`; outside positions nothing."""
+    import numpy as np
+
+    for r, position in enumerate(positions):
+        if not 0 <= position < spec.max_len:
+            continue
+        where: tuple[object, ...] = (slice(None), position)
+        if spec.page_size:
+            assert page_table is not None
+            entries = page_table[r] if spec.batched else page_table
+            page = entries[position // spec.page_size]
+            if not 0 <= page < out["k_cache"].shape[0]:
+                continue
+            where = (page, slice(None), position % spec.page_size)
+        elif spec.batched:
+            where = (r, slice(None), position)
+        for x in "kv":
+            row = rows[x][r].astype(np.float32)
+            if spec.kv_dtype == s8:
+                row, out[f"{x}_scales"][where] = quantise_rows(row)
+            elif spec.kv_dtype.name == "e4m3":
+                row = np.clip(row, -448, 448)
+            out[f"{x}_cache"][where] = row.astype(spec.kv_dtype.numpy)
+
+
+def row_positions(batched: bool, arguments: Mapping[str, Any], rows: int) -> np.ndarray:
+    """The position of every row, from the arguments that `position_param` describes."""
+    import numpy as np
+
+    if batched:
+        return np.asarray(arguments["positions"], np.int64)
+    return int(np.ravel(arguments["position"])[0]) + np.arange(rows)
+
+
+def given(spec: CacheSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Positions and page table of an example: random, or from `position` in `sizes`. Pages are a random permutation."""
+    import numpy as np
+
+    rows = sizes.get("rows", 1)
+    first = sizes.get("position", int(rng.integers(0, max(1, spec.max_len - rows))))
+    out: dict[str, Any] = {"position": np.array([first], np.int32) if spec.indirect else first}
+    out["positions"] = (first + rng.permutation(rows)).astype(np.int32)
+    if spec.page_size:
+        shape = (rows, max_pages(spec)) if spec.batched else (max_pages(spec),)
+        count = int(np.prod(shape))
+        out["n_pages"] = sizes["pages"]
+        # A page belongs to one sequence; entries past the last page stand for pages that are not there.
+        out["page_table"] = rng.permutation(max(count, sizes["pages"]))[:count].astype(np.int32).reshape(shape)
+    return out

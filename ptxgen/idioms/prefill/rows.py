@@ -1,0 +1,142 @@
+"""Which query rows and which keys a CTA takes, and where they lie in memory. Owns the fragment `locate`.
+
+The query heads that share a KV head are packed: row r of a KV head is token r // group, head r % group of the group. So
+a tile of rows reads every K and V byte once for the whole group, and spans few tokens of a causal diagonal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.idioms.convert import scratch
+from ptxgen.values import Reg
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+
+
+def divide(b: Builder, name: str, value: Reg, by: int) -> Reg:
+    """value // by for a value of at least 0, into the register `name` (declared when first used)."""
+    out = scratch(b, name, "s32")
+    if by & (by - 1) == 0:
+        b.op("shr.s32", out, value, by.bit_length() - 1)
+    else:
+        b.op("div.s32", out, value, by)
+    return out
+
+
+class Rows:
+    """The CTA's KV head, rows and keys, as registers; `locate` emits the instructions that fill them."""
+
+    def __init__(self, b: Builder, spec: MultiHeadAttention, rows: int, keys: int) -> None:
+        self.b, self.spec, self.rows, self.keys = b, spec, rows, keys
+        self.group = spec.n_heads // spec.n_kv_heads
+
+    def locate(self) -> None:
+        """Lengths, the KV head and the tile of rows of this CTA, and the range of keys that they see."""
+        b, spec = self.b, self.spec
+        with b.fragment("locate"):
+            self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            index = b.op("mov.u32", "cta", b.special("ctaid.x"))
+            self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
+            if spec.max_len:
+                b.op("min.s32", self.kv_len, self.kv_len, spec.max_len)
+            b.note("long rows first: the last tile of every head before the one that precedes it")
+            self.kv_head = b.op("rem.u32", "kv_head", index, spec.n_kv_heads)
+            self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+            tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
+            divide(b, "row_tiles", tiles, self.rows)
+            b.op("div.u32", index, index, spec.n_kv_heads)
+            tile = b.op("sub.s32", "row_tile", tiles, index)
+            self.has_rows = b.op("setp.gt.s32", "has_rows", tile, 0)
+            self.first_row = b.op("mad.lo.s32", "first_row", tile, self.rows, -self.rows)
+            self._key_range()
+            b.op("setp.lt.s32", "has_keys", self.key_begin, self.key_end)
+
+    def _length(self, name: str) -> Reg:
+        """A length from a scalar or from device memory; below 0 counts as 0."""
+        b = self.b
+        if self.spec.indirect:
+            value = b.op("ld.global.s32", f"{name}_now", b.ld_param(name)[0])
+        else:
+            value = b.ld_param(name)
+        b.op("max.s32", value, value, 0)
+        return value
+
+    def _key_range(self) -> None:
+        """key_begin (a multiple of the tile) and key_end; plain_end and plain_begin bound the tiles without a mask."""
+        b, spec = self.b, self.spec
+        self.key_begin = b.op("mov.s32", "key_begin", 0)
+        if not spec.causal:
+            self.key_end = b.op("mov.s32", "key_end", self.kv_len)
+            b.op("sub.s32", "plain_end", self.kv_len, self.keys)
+            return
+        b.note("token t stands at position t + offset and sees the keys up to there")
+        self.offset = b.op("sub.s32", "offset", self.kv_len, self.q_len)
+        last = b.op("add.s32", "last_row", self.first_row, self.rows)
+        b.op("min.s32", last, last, self.n_rows)
+        b.op("sub.s32", last, last, 1)
+        last_position = self.position("last_position", last)
+        self.key_end = b.op("add.s32", "key_end", last_position, 1)
+        first_position = self.position("first_position", self.first_row)
+        b.op("sub.s32", "plain_end", first_position, self.keys - 1)
+        if spec.window:
+            b.note(f"and no key more than window={spec.window} positions back")
+            b.op("sub.s32", "plain_begin", last_position, spec.window - 1)
+            b.op("sub.s32", self.key_begin, first_position, spec.window - 1)
+            b.op("max.s32", self.key_begin, self.key_begin, 0)
+            b.op("and.b32", self.key_begin, self.key_begin, -self.keys)
+
+    def position(self, name: str, row: Reg) -> Reg:
+        """The position of a row's token, into the register `name`."""
+        out = divide(self.b, name, row, self.group)
+        self.b.op("add.s32", out, out, self.offset)
+        return out
+
+    def index(self, name: str, row: Reg) -> Reg:
+        """The index of a row of q, out or lse in its buffer, into the register `name`; the row must be a real one."""
+        b, spec, out = self.b, self.spec, scratch(self.b, name, "u32")
+        token = divide(b, "row_token", row, self.group)
+        head = scratch(b, "row_head", "s32")
+        if self.group == 1:
+            b.op("mov.s32", head, self.kv_head)
+        else:
+            b.op("mul.lo.s32", head, token, -self.group)
+            b.op("add.s32", head, head, row)
+            b.op("mad.lo.s32", head, self.kv_head, self.group, head)
+        if spec.layout == "tokens":
+            b.op("mad.lo.u32", out, token, spec.n_heads, head)
+        else:
+            b.op("mad.lo.u32", out, head, self.q_rows(), token)
+        return out
+
+    def q_rows(self) -> Reg:
+        """The rows of a head in q and out, loaded where first used."""
+        found = self.b.registers.get("q_rows")
+        return found if found is not None else self.b.ld_param("q_rows")
+
+    def step(self, rows: int) -> int | None:
+        """How far `index` moves from a row to the one `rows` later, where that is the same for all rows."""
+        if rows % self.group:
+            return None
+        return rows // self.group * (self.spec.n_heads if self.spec.layout == "tokens" else 1)
+
+    def kv_row(self, name: str, key: Reg) -> Reg:
+        """The index (64-bit) of a key's row in k and v, into the register `name`; the key is at least 0."""
+        b, spec = self.b, self.spec
+        out: Reg
+        if spec.max_len:
+            out = b.op("mul.wide.u32", name, self.kv_head, spec.max_len)
+        elif spec.layout == "heads":
+            out = b.op("mul.wide.u32", name, self.kv_head, b.ld_param("kv_rows"))
+        else:
+            out = b.op("cvt.u64.u32", name, self.kv_head)
+        wide = b.op("mul.wide.u32", "wide_key", key, self.kv_step)
+        b.op("add.u64", out, out, wide)
+        return out
+
+    @property
+    def kv_step(self) -> int:
+        """Rows of k and v from a key to the next."""
+        return self.spec.n_kv_heads if self.spec.layout == "tokens" and not self.spec.max_len else 1

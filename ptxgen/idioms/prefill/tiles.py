@@ -1,0 +1,130 @@
+"""How much of the attention matrix one CTA takes: a table by head_dim and by the shared memory of the target.
+
+Owns the numbers only: rows and keys of a tile, warps, stages, and the bytes that they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ptxgen.targets import STATIC_SHARED_LIMIT, Target
+
+RESERVED = 1024  # bytes of shared memory that the driver keeps per CTA
+
+
+def pitch(nbytes: int) -> int:
+    """Bytes from row to row in shared memory: an odd number of 16-byte units.
+
+    Eight rows at the same column then lie in eight different bank groups, so ldmatrix and 16-byte accesses down a
+    column are free of conflicts for every head_dim, and every address is a lane's base plus a constant (an XOR swizzle
+    needs rows of a power of two and a register per column).
+    """
+    return 16 * (-(-nbytes // 16) | 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTile:
+    """A CTA's tile for mma.m16n8k16: `rows` query rows by `keys`; each warp owns 16·m_tiles rows.
+
+    With `column_groups` 2 two warps share the same rows and each accumulates half of head_dim: both compute the scores.
+    """
+
+    warps: int
+    m_tiles: int
+    keys: int
+    column_groups: int = 1
+    q_in_registers: bool = False
+    stages: int = 2
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def rows(self) -> int:
+        return 16 * self.m_tiles * self.warps // self.column_groups
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """The query rows, and `stages` tiles of K and of V, in 16-bit elements."""
+        return (self.rows + 2 * self.stages * self.keys) * pitch(2 * head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class SimtTile:
+    """A CTA's tile for plain FMA in f32: 16 lanes share a row; a thread owns `r` rows and `c` of every 16·c keys."""
+
+    threads: int
+    r: int
+    c: int
+    stages: int = 2
+
+    @property
+    def rows(self) -> int:
+        return self.threads // 16 * self.r
+
+    @property
+    def keys(self) -> int:
+        return 16 * self.c
+
+    def probabilities_pitch(self) -> int:
+        """Bytes from row to row of the tile's probabilities."""
+        return pitch(4 * self.keys)
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """The query rows, `stages` tiles of K and of V, and the probabilities, in f32."""
+        tiles = (self.rows + 2 * self.stages * self.keys) * pitch(4 * head_dim)
+        return tiles + self.rows * self.probabilities_pitch()
+
+
+def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, TensorTile]]:
+    """Tiles in order of preference, each with the CTAs that an SM's shared memory should hold."""
+    if head_dim <= 64 and not converts:
+        yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_in_registers=True)
+        yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_in_registers=True)
+    elif head_dim <= 128 and not converts:
+        yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
+        yield 1, TensorTile(warps=4, m_tiles=2, keys=32)
+    elif head_dim <= 256:  # one row tile a warp leaves registers for wider rows, or for the words on their way in
+        yield 1, TensorTile(warps=8, m_tiles=1, keys=64)
+        yield 1, TensorTile(warps=8, m_tiles=1, keys=32)
+        yield 1, TensorTile(warps=4, m_tiles=1, keys=16)
+    else:
+        yield 1, TensorTile(warps=8, m_tiles=1, keys=16, column_groups=2)
+        yield 1, TensorTile(warps=4, m_tiles=1, keys=16, column_groups=2)
+
+
+def _simt_choices(head_dim: int) -> Iterator[tuple[int, SimtTile]]:
+    if head_dim <= 128:
+        yield 2, SimtTile(threads=128, r=8, c=2)
+        yield 1, SimtTile(threads=128, r=4, c=2)
+        yield 1, SimtTile(threads=128, r=4, c=1)
+    if head_dim <= 256:
+        yield 1, SimtTile(threads=128, r=4, c=2)
+        yield 1, SimtTile(threads=128, r=4, c=1)
+        yield 1, SimtTile(threads=128, r=2, c=1, stages=1)
+    yield 1, SimtTile(threads=128, r=2, c=1)
+    yield 1, SimtTile(threads=64, r=2, c=1, stages=1)
+    yield 1, SimtTile(threads=32, r=2, c=1, stages=1)
+
+
+def _fits(nbytes: int, ctas: int, target: Target) -> bool:
+    return ctas * (nbytes + RESERVED) <= target.shared_limit + RESERVED
+
+
+@lru_cache(maxsize=4096)
+def tensor_tile(head_dim: int, target: Target, converts: bool) -> TensorTile:
+    """The tile for tensor cores; `converts`: K and V pass through registers on their way to shared memory."""
+    return next(t for n, t in _tensor_choices(head_dim, converts) if _fits(t.shared_bytes(head_dim), n, target))
+
+
+@lru_cache(maxsize=4096)
+def simt_tile(head_dim: int, target: Target) -> SimtTile:
+    """The tile for plain FMA."""
+    return next(t for n, t in _simt_choices(head_dim) if _fits(t.shared_bytes(head_dim), n, target))
+
+
+def dynamic(nbytes: int) -> int:
+    """Bytes to ask for at launch: 0 where a static array holds them."""
+    return nbytes if nbytes > STATIC_SHARED_LIMIT else 0

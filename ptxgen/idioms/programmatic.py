@@ -1,0 +1,23 @@
+"""Programmatic dependent launch: a kernel that starts while the one before it still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+
+if TYPE_CHECKING:
+    from ptxgen.targets import Target
+
+
+def programmatic_rules(programmatic: bool, target: Target) -> Iterator[str]:
+    """griddepcontrol needs sm_90."""
+    if programmatic and not target.includes_any(("sm_90",)):
+        yield f"programmatic: needs sm_90 or later (got {target}; nearest: False)"
+
+
+def depend(b: Builder) -> None:
+    """Let the next kernel start, and wait until the one before has ended and its writes are visible."""
+    b.op("griddepcontrol.launch_dependents")
+    b.op("griddepcontrol.wait")
