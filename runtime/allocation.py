@@ -43,15 +43,15 @@ class Allocation:
         """Remember that `stream` was given work on this memory."""
         self.streams[stream.handle] = stream
 
-    def free(self, why: str = "freed") -> None:
+    def free(self) -> None:
         """Release the memory now (in stream order); whoever holds its address raises from then on."""
         if self.freed:
             return
-        if self.exports and why == "freed":
+        if self.exports:
             raise CudaError("Buffer.free: must not be shared with another library (it was given out through DLPack)")
         self.freed = True
         for user in list(self.users):
-            user.invalidate(f"a buffer it uses ({self.nbytes} bytes at {self.pointer:#x}) was {why}")
+            user.invalidate(f"a buffer it uses ({self.nbytes} bytes at {self.pointer:#x}) was freed")
         if self.keep is None:
             self.device._release(self.pointer, self.nbytes, tuple(self.streams.values()))
         else:
@@ -60,4 +60,4 @@ class Allocation:
 
     def __del__(self) -> None:
         if not sys.is_finalizing() and not getattr(self, "freed", True):
-            self.free("collected")
+            self.free()  # whoever held its address is gone as well

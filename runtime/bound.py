@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import ReferenceType, ref
 
 from ptxgen.errors import SpecError
 from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.arguments import ParamBlock
-from ptxgen.runtime.backend import Function, Geometry
+from ptxgen.runtime.backend import Function, Geometry, Launcher
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.stream import Stream
 
@@ -19,6 +20,61 @@ Packed = tuple[int, bytes, tuple[Buffer, ...]]  # parameter index, its bytes, th
 Packer = Callable[[str, object], Packed]
 
 
+class Arguments:
+    """The packed arguments of one launch, the memory they point to, and the streams that launch.
+
+    The launcher holds this object, so that memory lives as long as someone can launch; nothing here holds the launcher,
+    so that all of it goes with the last reference.
+    """
+
+    def __init__(self, function: Function, block: ParamBlock, keep: dict[int, tuple[Buffer, ...]]) -> None:
+        self.function = function
+        self.block = block
+        self.keep = dict(keep)
+        self.launcher: ReferenceType[Launcher] | None = None
+        self._streams: dict[int, Stream] = {}
+        self._known: dict[int, Allocation] = {}
+        self._register()
+
+    def allocations(self) -> tuple[Allocation, ...]:
+        """The memory that the arguments point to."""
+        return tuple(self._known.values())
+
+    def store(self, packed: Sequence[Packed]) -> None:
+        """Write checked values into the block and keep their buffers."""
+        for index, data, buffers in packed:
+            self.block.set(index, data)
+            self.keep[index] = buffers
+        self._register()
+
+    def first_use(self, stream: Stream) -> None:
+        """Told by the launcher before the first launch on a stream, and before every recorded one."""
+        if stream.graph is not None:
+            stream.graph.own(self._known.values(), self.function)
+            return
+        self._streams[stream.handle] = stream
+        for allocation in self._known.values():
+            allocation.used_on(stream)
+
+    def invalidate(self, reason: str) -> None:
+        """A buffer of the arguments is gone."""
+        launcher = self.launcher() if self.launcher is not None else None
+        if launcher is not None:
+            launcher.close(f"{self.function.name}: {reason}")
+
+    def _register(self) -> None:
+        """Be told of exactly what the arguments point to now."""
+        current = {id(b.allocation): b.allocation for kept in self.keep.values() for b in kept}
+        for key, allocation in self._known.items():
+            if key not in current:
+                allocation.users.discard(self)
+        for allocation in current.values():
+            allocation.users.add(self)
+            for stream in self._streams.values():
+                allocation.used_on(stream)
+        self._known = current
+
+
 class BoundKernel:
     """A kernel with its geometry and arguments, packed.
 
@@ -27,80 +83,78 @@ class BoundKernel:
     """
 
     launch: Callable[..., None]
-    _libraries: tuple[str, ...] = ()
 
-    def __init__(self, device: Device, function: Function, geometry: Geometry, block: ParamBlock, pack: Packer) -> None:
+    def __init__(
+        self,
+        device: Device,
+        function: Function,
+        geometry: Geometry,
+        block: ParamBlock,
+        pack: Packer,
+        keep: dict[int, tuple[Buffer, ...]] | None = None,
+    ) -> None:
         self.device = device
         self.function = function
         self.geometry = geometry
-        self.block = block
         self._pack = pack
-        self._keep: dict[int, tuple[Buffer, ...]] = {}
-        self._streams: dict[int, Stream] = {}
-        self._launcher = device._prepare(function, geometry, block, self._first_use)
+        self._arguments = Arguments(function, block, keep or {})
+        self._launcher = device._prepare(function, geometry, block, self._arguments.first_use)
+        self._arguments.launcher = ref(self._launcher)
         self.launch = self._launcher.launch
+        self._follow_libraries()
 
     @property
     def name(self) -> str:
         """Name of the entry."""
         return self.function.name
 
+    @property
+    def block(self) -> ParamBlock:
+        """The packed parameters."""
+        return self._arguments.block
+
     def update(self, **values: object) -> BoundKernel:
-        """Give arguments other values, checked as in `bind`; takes effect at the next launch."""
-        packed = [self._pack(name, value) for name, value in values.items()]
-        self._store(packed)
+        """Give arguments other values, checked as in `bind`; takes effect at the next launch. All or nothing."""
+        self.store([self._pack(name, value) for name, value in values.items()])
         return self
+
+    def store(self, packed: Sequence[Packed]) -> None:
+        """Take values that are checked and packed already."""
+        self._arguments.store(packed)
+        self._follow_libraries()
 
     def twin(self) -> BoundKernel:
         """The same launch with an argument block of its own."""
-        made = BoundKernel(self.device, self.function, self.geometry, self.block.copy(), self._pack)
-        made._keep = dict(self._keep)
-        for allocation in made.allocations():
-            allocation.users.add(made)
-        return made
+        return BoundKernel(
+            self.device, self.function, self.geometry, self.block.copy(), self._pack, self._arguments.keep
+        )
 
     def allocations(self) -> tuple[Allocation, ...]:
         """The memory that the arguments point to."""
-        return tuple({id(b.allocation): b.allocation for kept in self._keep.values() for b in kept}.values())
+        return self._arguments.allocations()
 
-    def invalidate(self, reason: str) -> None:
-        """A buffer of the arguments is gone."""
-        self._launcher.close(f"{self.name}: {reason}")
-
-    def _store(self, packed: Sequence[Packed]) -> None:
-        """Write checked values into the block and keep their buffers."""
-        for index, data, buffers in packed:
-            self.block.set(index, data)
-            if buffers or index in self._keep:
-                self._keep[index] = buffers
-        libraries = set()
-        for allocation in self.allocations():
-            allocation.users.add(self)
-            for stream in self._streams.values():
-                allocation.used_on(stream)
-            if allocation.library is not None:
-                libraries.add(allocation.library)
+    def _follow_libraries(self) -> None:
+        """With arguments of torch or CuPy, a launch without a stream goes to that library's current one."""
+        libraries = sorted({a.library for a in self.allocations() if a.library is not None})
         if libraries:
-            self._libraries = tuple(sorted(libraries))
-            self.launch = self._launch_current
+            self.launch = _OnCurrentStream(self.device, self._launcher, libraries).launch
 
-    def _launch_current(self, stream: Stream | None = None) -> None:
-        """Arguments of torch or CuPy: without a stream, launch on that library's current one."""
+    def __repr__(self) -> str:
+        return f"BoundKernel({self.name}, grid={self.geometry.grid}, block={self.geometry.block}, {self.device.name})"
+
+
+class _OnCurrentStream:
+    """Launches on the current stream of the library that the arguments come from."""
+
+    def __init__(self, device: Device, launcher: Launcher, libraries: Sequence[str]) -> None:
+        self._device = device
+        self._launcher = launcher
+        self._libraries = libraries
+
+    def launch(self, stream: Stream | None = None) -> None:
         if stream is None:
             if len(self._libraries) > 1:
                 known = " and ".join(self._libraries)
                 raise SpecError(f"launch: needs a stream, as arguments come from {known} (got none)")
-            stream = self.device._current_stream_of(self._libraries[0])
+            stream = self._device._current_stream_of(self._libraries[0])
         self._launcher.launch(stream)
-
-    def _first_use(self, stream: Stream) -> None:
-        """Told by the launcher before the first launch on a stream, and before every recorded one."""
-        if stream.graph is not None:
-            stream.graph.own(self.allocations(), self.function)
-            return
-        self._streams[stream.handle] = stream
-        for allocation in self.allocations():
-            allocation.used_on(stream)
-
-    def __repr__(self) -> str:
-        return f"BoundKernel({self.name}, grid={self.geometry.grid}, block={self.geometry.block}, {self.device.name})"

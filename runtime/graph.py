@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.allocation import Allocation
@@ -20,9 +21,13 @@ class Node:
     """An explicit kernel node; holds the arguments that the graph launches it with."""
 
     def __init__(self, graph: Graph, index: int, bound: BoundKernel) -> None:
-        self.graph = graph
+        self._graph = ref(graph)
         self.index = index
         self.bound = bound
+
+    def of(self, graph: Graph) -> bool:
+        """Whether this is a node of `graph`."""
+        return self._graph() is graph
 
     def __repr__(self) -> str:
         return f"Node({self.index}: {self.bound.name})"
@@ -90,7 +95,7 @@ class Graph(ABC):
         if bound.device is not self.device:
             raise SpecError(f"Graph.add: kernel must be on {self.device.name} (got {bound!r})")
         before = tuple(self.nodes[-1:] if after is None else after)
-        if any(n.graph is not self for n in before):
+        if not all(n.of(self) for n in before):
             raise SpecError(f"Graph.add(after): must be nodes of this graph (got {before})")
         if programmatic and not bound.geometry.programmatic:
             raise SpecError(f"Graph.add(programmatic): {bound.name} does not use griddepcontrol")
@@ -103,7 +108,7 @@ class Graph(ABC):
     def update(self, node: Node, **values: object) -> None:
         """Give an explicit node other arguments, by name, without building the graph again."""
         self.check()
-        if node.graph is not self:
+        if not node.of(self):
             raise SpecError(f"Graph.update: must be a node of this graph (got {node!r})")
         node.bound.update(**values)
         self._refresh()

@@ -63,7 +63,7 @@ class Kernel:
 
         packed = [pack(name, value) for name, value in given.items()]
         bound = BoundKernel(self.device, self.function, geometry, ParamBlock(self.function.slots), pack)
-        bound._store(packed)
+        bound.store(packed)
         return bound
 
     def _split(self, arguments: Mapping[str, object]) -> tuple[Capacities, dict[str, object]]:

@@ -49,7 +49,7 @@ class Entry:
             raise SpecError(f"{self.function.name}: takes {len(slots)} arguments (got {len(args)})")
         packed = [self._pack(f"_{i}", value) for i, value in enumerate(args)]
         bound = BoundKernel(self.device, self.function, geometry, ParamBlock(slots), self._pack)
-        bound._store(packed)
+        bound.store(packed)
         return bound
 
     def launch(

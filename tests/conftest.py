@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ptxgen.runtime import Device, open_device
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -37,3 +39,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    """The CPU executor, and the GPU where there is one."""
+    return open_device(request.param)
+
+
+@pytest.fixture
+def gpu() -> Device:
+    """The GPU, for tests that carry the `gpu` marker."""
+    return open_device("cuda")

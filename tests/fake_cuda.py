@@ -1,0 +1,344 @@
+"""A CUDA driver in host memory: it records every call, copies and fills truly, and keeps what was launched.
+
+It stands in for `cuda.bindings.driver` (whose enums and structures it uses). Kernels do not run, unless a test sets
+`binding.execute`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+real = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are not installed")
+
+from ptxgen.runtime.backend import Slot  # noqa: E402
+from ptxgen.runtime.cuda.device import CudaDevice  # noqa: E402
+from ptxgen.runtime.cuda.driver import Driver  # noqa: E402
+from ptxgen.runtime.cuda.launch import Config  # noqa: E402
+from ptxgen.runtime.diskcache import DiskCache  # noqa: E402
+
+_CONTEXT = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent")  # around every call: not logged
+_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
+TEXT = """.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry scale(.param .u64 x, .param .f32 by, .param .u32 n)
+{
+    ret;
+}
+.visible .entry nothing()
+{
+    ret;
+}
+"""
+
+
+@dataclass
+class Launched:
+    """One kernel launch as the driver saw it."""
+
+    name: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    stream: int
+    attributes: dict[int, tuple[int, ...]]
+    arguments: tuple[bytes, ...]
+
+
+def entry_slots(text: str, name: str) -> tuple[Slot, ...]:
+    """Parameters of an entry, all of them scalars."""
+    found = re.search(rf"\.entry\s+{name}\s*\((.*?)\)", text, re.DOTALL)
+    slots, end = [], 0
+    for bits in re.findall(r"\.param\s+\.[a-z]+(\d+)", found[1] if found else ""):
+        size = _SIZES[bits]
+        end = -(-end // size) * size
+        slots.append(Slot(end, size))
+        end += size
+    return tuple(slots)
+
+
+def fake_device(binding: Binding | None = None, cubins: DiskCache | None = None) -> tuple[CudaDevice, Binding]:
+    """A device over a fake driver, with a cache in memory unless one is given."""
+    made = Binding() if binding is None else binding
+    return CudaDevice(0, Driver(made), DiskCache(None) if cubins is None else cubins), made
+
+
+class Binding:
+    """Functions by their driver names; all else is the real module's. `fail[name]` is a list of codes to return."""
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), version: int = 13000, devices: int = 1) -> None:
+        self.capability = capability
+        self.version = version
+        self.devices = devices
+        self.log: list[str] = []
+        self.fail: dict[str, list[int]] = {}
+        self.launched: list[Launched] = []
+        self.memory: dict[int, Any] = {}
+        self.free_bytes = 1 << 30
+        self.texts: dict[int, str] = {}
+        self.functions: dict[int, tuple[str, str]] = {}
+        self.capturing: dict[int, list[Callable[[], None]]] = {}
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.nodes: dict[int, Launched] = {}
+        self.contexts: list[int] = []
+        self.driver_compiles = True
+        self.execute: Callable[[str, Launched], None] = lambda text, launch: None
+        self._next = 0x1000
+        self._native = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
+        self._keep: list[Any] = []
+
+    # how a call is made -------------------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Any:
+        if re.match(r"cu[A-Z]", name):
+            function = getattr(type(self), f"_{name}", None)
+            if function is None:
+                raise AttributeError(f"the fake driver has no {name}")
+            return lambda *args: self._called(name, function, args)
+        return getattr(real, name)
+
+    def _called(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if name not in _CONTEXT:
+            self.log.append(name)
+        waiting = self.fail.get(name)
+        code = waiting.pop(0) if waiting else 0
+        if code:
+            return (real.CUresult(code), None)
+        result = function(self, *args)
+        if isinstance(result, real.CUresult):
+            return (result, None)
+        if result is None:
+            return (real.CUresult.CUDA_SUCCESS,)
+        return (real.CUresult.CUDA_SUCCESS, *(result if isinstance(result, tuple) else (result,)))
+
+    def handle(self) -> int:
+        self._next += 0x100
+        return self._next
+
+    def _submit(self, stream: Any, job: Callable[[], None]) -> None:
+        recording = self.capturing.get(int(stream))
+        if recording is None:
+            job()
+        else:
+            recording.append(job)
+
+    # device and context -------------------------------------------------------------------------------------------
+    def _cuInit(self, flags: int) -> None: ...
+    def _cuDriverGetVersion(self) -> int: return self.version
+    def _cuDeviceGetCount(self) -> int: return self.devices
+    def _cuDeviceGet(self, index: int) -> int: return index
+    def _cuDeviceGetName(self, length: int, device: int) -> bytes: return b"Fake GPU\0\0"
+    def _cuDevicePrimaryCtxRetain(self, device: int) -> int: return 0xC0 + device
+    def _cuDevicePrimaryCtxRelease(self, device: int) -> None: ...
+    def _cuCtxSynchronize(self) -> None: ...
+    def _cuGetErrorString(self, code: Any) -> bytes: return b"said by the driver"
+
+    def _cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
+        name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
+        major, minor = self.capability
+        return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor, "MULTIPROCESSOR_COUNT": 132,
+                "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024}[name]  # fmt: skip
+
+    def _cuCtxGetCurrent(self) -> int: return self.contexts[-1] if self.contexts else 0
+    def _cuCtxPushCurrent(self, context: int) -> None: self.contexts.append(int(context))
+    def _cuCtxPopCurrent(self) -> int: return self.contexts.pop()
+    def _cuCtxSetCurrent(self, context: int) -> None: self.contexts[:] = [int(context)]
+
+    # memory -------------------------------------------------------------------------------------------------------
+    def _cuDeviceGetDefaultMemPool(self, device: int) -> int: return 0x900
+    def _cuMemPoolGetAttribute(self, pool: int, attribute: Any) -> int:
+        return 0 if "THRESHOLD" in attribute.name else sum(map(len, self.memory.values()))
+
+    def _cuMemPoolSetAttribute(self, pool: int, attribute: Any, value: Any) -> None: ...
+    def _cuMemGetInfo(self) -> tuple[int, int]: return (self.free_bytes, 1 << 30)
+
+    def _cuMemAllocAsync(self, size: int, stream: object) -> Any:
+        if size > self.free_bytes:
+            return real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        raw = (ctypes.c_ubyte * (size + 256))()
+        pointer = -(-ctypes.addressof(raw) // 256) * 256
+        self.memory[pointer] = raw
+        return pointer
+
+    def _cuMemFreeAsync(self, pointer: int, stream: object) -> None: del self.memory[int(pointer)]
+
+    def _cuMemHostAlloc(self, size: int, flags: int) -> int:
+        raw = ctypes.create_string_buffer(size)
+        self._keep.append(raw)
+        self.pinned = (ctypes.addressof(raw), size)
+        return ctypes.addressof(raw)
+
+    def _cuMemFreeHost(self, pointer: int) -> None: ...
+
+    def _cuPointerGetAttribute(self, attribute: Any, pointer: int) -> Any:
+        start, size = getattr(self, "pinned", (0, 0))
+        return 1 if start <= pointer < start + size else real.CUresult.CUDA_ERROR_INVALID_VALUE
+
+    def _move(self, dst: int, src: int, size: int, stream: object) -> None:
+        self._submit(stream, lambda: ctypes.memmove(int(dst), int(src), size) and None)
+
+    _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _cuMemcpyDtoDAsync = _move
+
+    def _cuMemcpy2DAsync(self, spec: Any, stream: object) -> None:
+        host = real.CUmemorytype.CU_MEMORYTYPE_HOST
+        src = int(spec.srcHost if spec.srcMemoryType == host else spec.srcDevice)
+        dst = int(spec.dstHost if spec.dstMemoryType == host else spec.dstDevice)
+        width, rows, to, back = spec.WidthInBytes, spec.Height, spec.dstPitch, spec.srcPitch
+
+        def job() -> None:
+            for row in range(rows):
+                ctypes.memmove(dst + row * to, src + row * back, width)
+
+        self._submit(stream, job)
+
+    def _set(self, width: int, pointer: int, value: int, count: int, stream: object) -> None:
+        data = int(value).to_bytes(width, "little") * count
+        self._submit(stream, lambda: ctypes.memmove(int(pointer), data, len(data)) and None)
+
+    def _cuMemsetD8Async(self, *args: Any) -> None: self._set(1, *args)
+    def _cuMemsetD16Async(self, *args: Any) -> None: self._set(2, *args)
+    def _cuMemsetD32Async(self, *args: Any) -> None: self._set(4, *args)
+
+    # streams and events -------------------------------------------------------------------------------------------
+    def _cuStreamCreate(self, flags: int) -> int: return self.handle()
+    def _cuStreamDestroy(self, stream: object) -> None: ...
+    def _cuStreamSynchronize(self, stream: object) -> None: ...
+    def _cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> None: ...
+    def _cuEventCreate(self, flags: int) -> int: return self.handle()
+    def _cuEventRecord(self, event: object, stream: object) -> None: ...
+    def _cuEventSynchronize(self, event: object) -> None: ...
+    def _cuEventDestroy(self, event: object) -> None: ...
+    def _cuEventElapsedTime(self, start: object, end: object) -> float: return 1.5
+
+    # code ---------------------------------------------------------------------------------------------------------
+    def _cuLinkCreate(self, count: int, keys: list[Any], values: list[Any]) -> int:
+        self._log = dict(zip(keys, values, strict=True))[real.CUjit_option.CU_JIT_ERROR_LOG_BUFFER]
+        return self.handle()
+
+    def _cuLinkAddData(self, state: int, kind: Any, data: bytes, size: int, name: bytes, *_: Any) -> Any:
+        assert data.endswith(b"\0")
+        assert size == len(data)
+        if not self.driver_compiles:
+            said = b"ptxas application ptx input, line 5; fatal : Unsupported .version"
+            self._log[: len(said)] = said
+            return real.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+        self._image = b"CUBIN" + data[:-1]
+        return None
+
+    def _cuLinkComplete(self, state: int) -> tuple[int, int]:
+        raw = ctypes.create_string_buffer(self._image)
+        self._keep.append(raw)
+        return ctypes.addressof(raw), len(self._image)
+
+    def _cuLinkDestroy(self, state: int) -> None: ...
+
+    def _cuModuleLoadData(self, image: bytes) -> Any:
+        if not image.startswith(b"CUBIN"):
+            return real.CUresult.CUDA_ERROR_INVALID_IMAGE
+        module = self.handle()
+        self.texts[module] = image[5:].decode()
+        return module
+
+    def _cuModuleUnload(self, module: int) -> None: del self.texts[module]
+
+    def _cuModuleGetFunction(self, module: int, name: bytes) -> Any:
+        if not re.search(rf"\.entry\s+{name.decode()}\b", self.texts[module]):
+            return real.CUresult.CUDA_ERROR_NOT_FOUND
+        function = self.handle()
+        self.functions[function] = (self.texts[module], name.decode())
+        return function
+
+    def _cuFuncGetAttribute(self, attribute: Any, function: int) -> int:
+        return {"NUM_REGS": 40, "LOCAL_SIZE_BYTES": 0, "SHARED_SIZE_BYTES": 512,
+                "MAX_THREADS_PER_BLOCK": 512}[attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")]  # fmt: skip
+
+    def _cuFuncSetAttribute(self, function: int, attribute: Any, value: int) -> None: ...
+
+    def _cuFuncGetParamInfo(self, function: int, index: int) -> Any:
+        slots = entry_slots(*self.functions[function])
+        return tuple(slots[index]) if index < len(slots) else real.CUresult.CUDA_ERROR_INVALID_VALUE
+
+    # launches -----------------------------------------------------------------------------------------------------
+    def _cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, Any]:
+        assert name == b"cuLaunchKernelEx"
+        found = real.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
+        return ctypes.cast(self._native, ctypes.c_void_p).value or 0, found
+
+    def _arguments(self, function: int, pointers: int) -> tuple[bytes, ...]:
+        slots = entry_slots(*self.functions[function])
+        array = (ctypes.c_void_p * max(len(slots), 1)).from_address(pointers)
+        return tuple(ctypes.string_at(array[i], slot.size) for i, slot in enumerate(slots))
+
+    def _launch(self, config: int, function: int, pointers: int, extra: int) -> int:
+        self.log.append("cuLaunchKernelEx")
+        waiting = self.fail.get("cuLaunchKernelEx")
+        if waiting and (code := waiting.pop(0)):
+            return code
+        c = Config.from_address(config)
+        attributes = {c.attributes[i].id: tuple(c.attributes[i].value[:3]) for i in range(c.count)}
+        text, name = self.functions[function]
+        made = Launched(name, tuple(c.grid), tuple(c.block), c.shared, c.stream or 0, attributes,
+                        self._arguments(function, pointers))  # fmt: skip
+        self._submit(made.stream, lambda: self._run(text, made))
+        return 0
+
+    def _run(self, text: str, launch: Launched) -> None:
+        self.launched.append(launch)
+        self.execute(text, launch)
+
+    # graphs -------------------------------------------------------------------------------------------------------
+    def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> None: self.capturing[int(stream)] = []
+
+    def _cuStreamEndCapture(self, stream: Any) -> int:
+        graph = self.handle()
+        self.graphs[graph] = self.capturing.pop(int(stream))
+        return graph
+
+    def _cuGraphCreate(self, flags: int) -> int:
+        graph = self.handle()
+        self.graphs[graph] = []
+        return graph
+
+    def _cuGraphGetNodes(self, graph: int, count: int) -> tuple[list[Any], int]: return [], len(self.graphs[graph])
+    def _cuGraphDestroy(self, graph: int) -> None: del self.graphs[graph]
+    def _cuGraphExecDestroy(self, executable: int) -> None: del self.graphs[executable]
+
+    def _launch_of(self, params: Any) -> Launched:
+        function = int(params.func)
+        return Launched(
+            self.functions[function][1], (params.gridDimX, params.gridDimY, params.gridDimZ),
+            (params.blockDimX, params.blockDimY, params.blockDimZ), params.sharedMemBytes, 0, {},
+            self._arguments(function, int(params.kernelParams)),
+        )  # fmt: skip
+
+    def _cuGraphAddKernelNode(self, graph: int, before: list[Any], count: int, params: Any) -> int:
+        assert len(before) == count
+        node = self.handle()
+        self.nodes[node] = self._launch_of(params)
+        text = self.functions[int(params.func)][0]
+        self.graphs[graph].append(lambda: self._run(text, self.nodes[node]))
+        return node
+
+    def _cuGraphKernelNodeSetParams(self, node: int, params: Any) -> None: self.nodes[node] = self._launch_of(params)
+    def _cuGraphExecKernelNodeSetParams(self, executable: int, node: int, params: Any) -> None: ...
+    def _cuGraphKernelNodeSetAttribute(self, node: int, attribute: Any, value: Any) -> None: ...
+    def _cuGraphAddDependencies(self, graph: int, before: Any, after: Any, edges: Any, count: int) -> None:
+        self.edges = [(b, a, e.type, e.from_port) for b, a, e in zip(before, after, edges, strict=True)]
+
+    def _cuGraphInstantiate(self, graph: int, flags: int) -> int:
+        executable = self.handle()
+        self.graphs[executable] = self.graphs[graph]
+        return executable
+
+    def _cuGraphExecUpdate(self, executable: int, graph: int) -> Any:
+        self.graphs[executable] = self.graphs[graph]
+        return 0
+
+    def _cuGraphLaunch(self, executable: int, stream: object) -> None:
+        for job in self.graphs[executable]:
+            job()

@@ -1,0 +1,187 @@
+"""The driver funnel and device health, against a recording driver."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import CudaError, ModuleLoadError, SpecError
+from ptxgen.runtime.cuda.device import CudaDevice
+from ptxgen.runtime.cuda.driver import Driver, DriverError
+from ptxgen.runtime.diskcache import DiskCache
+from tests.fake_cuda import TEXT, Binding, real
+
+
+@pytest.fixture
+def binding() -> Binding:
+    return Binding()
+
+
+@pytest.fixture
+def device(binding: Binding) -> CudaDevice:
+    return CudaDevice(0, Driver(binding), DiskCache(None))
+
+
+def test_error_names_call_status_code_and_meaning(device: CudaDevice, binding: Binding) -> None:
+    binding.fail["cuStreamSynchronize"] = [400]
+    with pytest.raises(DriverError, match=r"cuStreamSynchronize: CUDA_ERROR_INVALID_HANDLE \(400\): a handle"):
+        device.default_stream.synchronize()
+
+
+def test_error_without_a_meaning_uses_the_drivers_words(device: CudaDevice, binding: Binding) -> None:
+    binding.fail["cuCtxSynchronize"] = [304]
+    with pytest.raises(DriverError, match=r"CUDA_ERROR_OPERATING_SYSTEM \(304\): said by the driver"):
+        device.synchronize()
+
+
+def test_sticky_error_makes_the_device_dead_and_names_the_first_cause(device: CudaDevice, binding: Binding) -> None:
+    binding.fail["cuCtxSynchronize"] = [700]
+    with pytest.raises(CudaError, match="an address outside of allocated memory"):
+        device.synchronize()
+    calls = len(binding.log)
+    with pytest.raises(CudaError, match=r"cuda:0 .* cannot be used any more .*cuCtxSynchronize.*700"):
+        device.empty(4, "f32")
+    assert len(binding.log) == calls, "a dead device calls the driver no more"
+
+
+def test_other_errors_leave_the_device_usable(device: CudaDevice, binding: Binding) -> None:
+    binding.fail["cuCtxSynchronize"] = [1]
+    with pytest.raises(DriverError):
+        device.synchronize()
+    assert device.dead is None
+    device.synchronize()
+
+
+def test_sticky_launch_failure_is_reported_with_the_kernel(device: CudaDevice, binding: Binding) -> None:
+    bound = device.module(TEXT)["nothing"].bind(1, 32)
+    binding.fail["cuLaunchKernelEx"] = [719]
+    with pytest.raises(CudaError, match=r"cuLaunchKernelEx\(nothing\)"):
+        bound.launch()
+    assert device.dead is not None
+
+
+def test_failed_launch_leaves_a_usable_device(device: CudaDevice, binding: Binding) -> None:
+    bound = device.module(TEXT)["nothing"].bind(1, 32)
+    binding.fail["cuLaunchKernelEx"] = [701]
+    with pytest.raises(CudaError, match="too many registers or too much shared memory"):
+        bound.launch()
+    bound.launch()
+    assert len(binding.launched) == 1
+
+
+def test_launch_in_a_thread_without_the_context_makes_it_current(device: CudaDevice, binding: Binding) -> None:
+    bound = device.module(TEXT)["nothing"].bind(1, 32)
+    bound.launch()
+    binding.contexts.clear()
+    binding.fail["cuLaunchKernelEx"] = [201]
+    bound.launch()
+    assert binding.contexts == [0xC0]
+    assert len(binding.launched) == 2
+
+
+def test_calls_restore_the_context_of_other_libraries(device: CudaDevice, binding: Binding) -> None:
+    binding.contexts[:] = [0xDD]
+    device.empty(4, "f32")
+    assert binding.contexts == [0xDD]
+
+
+def test_no_driver_and_no_bindings_are_clear(binding: Binding) -> None:
+    binding.fail["cuInit"] = [100]
+    with pytest.raises(CudaError, match="no GPU is visible"):
+        Driver(binding)
+    with pytest.raises(CudaError, match=r"index must be below the number of GPUs, 1 \(got 3\)"):
+        CudaDevice(3, Driver(Binding()), DiskCache(None))
+
+
+def test_out_of_memory_says_what_was_asked_and_what_fits(device: CudaDevice, binding: Binding) -> None:
+    binding.free_bytes = 1000
+    with pytest.raises(CudaError, match=r"asked for 4,096 bytes, 1,000 of .* are free.*up to about 1,000 would fit"):
+        device.empty(1024, "f32")
+    assert device.dead is None
+
+
+def test_forked_child_gets_a_clear_error(device: CudaDevice) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            device.synchronize()
+            text = "no error"
+        except CudaError as error:
+            text = str(error)
+        os.write(write, text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "does not survive a fork" in os.read(read, 4096).decode()
+    device.synchronize()
+
+
+def test_memory_is_released_after_the_streams_that_used_it(device: CudaDevice, binding: Binding) -> None:
+    stream = device.stream()
+    buffer = device.zeros(16, "f32")
+    device.module(TEXT)["scale"].launch(1, 32, [buffer, np.float32(1), np.uint32(16)], stream=stream)
+    binding.log.clear()
+    buffer.free()
+    assert binding.log == ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy", "cuMemFreeAsync"]
+
+
+def test_collected_buffers_give_their_memory_back(device: CudaDevice, binding: Binding) -> None:
+    view = device.zeros((4, 4), "f32")[2]
+    gc.collect()
+    assert len(binding.memory) == 1, "a view keeps the memory"
+    del view
+    gc.collect()
+    assert binding.memory == {}
+
+
+def test_reads_without_a_stream_wait_for_all_streams_that_used_the_buffer(device: CudaDevice, binding: Binding) -> None:
+    buffer = device.zeros(16, "f32")
+    bound = device.module(TEXT)["scale"].bind(1, 32, [buffer, np.float32(1), np.uint32(16)])
+    for _ in range(2):
+        bound.launch(device.stream())
+    binding.log.clear()
+    buffer.numpy()
+    assert binding.log.count("cuStreamWaitEvent") == 2
+    assert binding.log[-1] == "cuStreamSynchronize"
+
+
+def test_closed_device_refuses_work(device: CudaDevice) -> None:
+    device.close()
+    with pytest.raises(CudaError, match="was closed"):
+        device.empty(1, "f32")
+
+
+def test_two_devices_have_caches_and_memory_of_their_own() -> None:
+    binding = Binding(devices=2)
+    first, second = (CudaDevice(i, Driver(binding), DiskCache(None)) for i in range(2))
+    assert first.modules is not second.modules
+    buffer = second.zeros(4, "f32")
+    with pytest.raises(SpecError, match=r"must be on cuda:0 \(got Buffer.*cuda:1"):
+        first.wrap(buffer)
+
+
+def test_threads_share_a_device(device: CudaDevice, binding: Binding) -> None:
+    bound = device.module(TEXT)["nothing"].bind(1, 32)
+    threads = [threading.Thread(target=lambda: bound.launch(device.stream())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({launch.stream for launch in binding.launched}) == 8
+
+
+def test_unknown_entry_lists_the_entries(device: CudaDevice) -> None:
+    with pytest.raises(ModuleLoadError, match=r"the module has scale, nothing \(got 'scala'"):
+        device.module(TEXT)["scala"]
+
+
+def test_codes_in_the_table_are_the_drivers() -> None:
+    from ptxgen.runtime.cuda.driver import _MEANING, STICKY
+
+    known = {int(code) for code in real.CUresult}
+    assert set(_MEANING) <= known
+    assert {700, 719} <= STICKY

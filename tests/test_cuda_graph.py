@@ -1,0 +1,182 @@
+"""Graphs against a recording driver: capture, explicit nodes, update, ownership, failure."""
+
+from __future__ import annotations
+
+import gc
+import struct
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.bound import BoundKernel
+from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.cuda.device import CudaDevice
+from tests.fake_cuda import TEXT, Binding, fake_device
+
+
+@pytest.fixture
+def fake() -> tuple[CudaDevice, Binding]:
+    return fake_device()
+
+
+def scale(device: CudaDevice, buffer: Buffer, by: float) -> BoundKernel:
+    return device.module(TEXT)["scale"].bind(1, 32, [buffer, np.float32(by), np.uint32(buffer.size)])
+
+
+def factors(binding: Binding) -> list[float]:
+    return [struct.unpack("<f", launch.arguments[1])[0] for launch in binding.launched]
+
+
+def test_capture_records_and_replays(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    x = device.zeros(4, "f32")
+    one, two = scale(device, x, 1), scale(device, x, 2)
+    with device.graph() as graph:
+        one.launch(graph.stream)
+        two.launch(graph.stream)
+        x.fill(7, graph.stream)
+    assert binding.launched == []
+    assert x.numpy().tolist() == [0, 0, 0, 0]
+    graph.launch()
+    graph.launch(device.stream())
+    assert factors(binding) == [1, 2, 1, 2]
+    assert x.numpy().tolist() == [7, 7, 7, 7]
+
+
+def test_capture_does_not_disturb_earlier_streams_of_the_same_kernel(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    bound = scale(device, device.zeros(4, "f32"), 1)
+    bound.launch()
+    with device.graph() as graph:
+        bound.launch(graph.stream)
+    bound.launch()
+    assert len(binding.launched) == 2
+    assert len(bound._launcher._calls) == 1, "a capture's stream is not remembered"
+
+
+def test_failed_capture_leaves_the_context_usable(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    bound = scale(device, device.zeros(4, "f32"), 1)
+    graph = device.graph()
+    with pytest.raises(ZeroDivisionError), graph:  # noqa: PT012
+        bound.launch(graph.stream)
+        _ = 1 / 0
+    assert binding.capturing == {}
+    assert binding.graphs == {}, "the half-made graph is destroyed"
+    bound.launch()
+    binding.fail["cuStreamEndCapture"] = [901]
+    with pytest.raises(CudaError, match="the capture failed earlier"), graph:
+        bound.launch(graph.stream)
+    with graph:
+        bound.launch(graph.stream)
+    graph.launch()
+    assert factors(binding) == [1, 1]
+
+
+def test_empty_capture_is_an_error(fake: tuple[CudaDevice, Binding]) -> None:
+    device, _ = fake
+    bound = scale(device, device.zeros(4, "f32"), 1)
+    with pytest.raises(CudaError, match=r"nothing was captured; launch and copy on graph\.stream"), device.graph():
+        bound.launch()
+
+
+def test_recapture_replaces_the_work_in_place(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    x = device.zeros(4, "f32")
+    graph = device.graph()
+    for by in (1, 2):
+        with graph:
+            scale(device, x, by).launch(graph.stream)
+        graph.launch()
+    assert factors(binding) == [1, 2]
+    assert binding.log.count("cuGraphInstantiate") == 1
+    assert binding.log.count("cuGraphExecUpdate") == 1
+
+
+def test_explicit_nodes_run_with_the_arguments_they_were_given(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    bound = scale(device, device.zeros(4, "f32"), 1)
+    graph = device.graph()
+    first = graph.add(bound)
+    bound.update(_1=np.float32(5))
+    graph.add(bound, after=[first])
+    graph.launch()
+    assert factors(binding) == [1, 5]
+    graph.update(first, _1=np.float32(3))
+    graph.launch()
+    assert factors(binding)[2:] == [3, 5]
+    assert binding.log.count("cuGraphInstantiate") == 1, "an update does not build the graph again"
+
+
+def test_programmatic_edges(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    entry = device.module(TEXT)["nothing"]
+    plain, early = entry.bind(1, 32), entry.bind(1, 32, programmatic=True)
+    graph = device.graph()
+    graph.add(plain)
+    graph.add(early, programmatic=True)
+    (edge,) = binding.edges
+    assert edge[2:] == (1, 1), "type programmatic, from the programmatic port"
+    with pytest.raises(SpecError, match="nothing does not use griddepcontrol"):
+        graph.add(plain, programmatic=True)
+
+
+def test_graph_owns_its_buffers_until_it_goes(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    with device.graph() as graph:
+        scale(device, device.zeros(4, "f32"), 1).launch(graph.stream)
+    gc.collect()
+    assert len(binding.memory) == 1
+    graph.launch()
+    del graph
+    gc.collect()
+    assert binding.memory == {}
+    assert binding.graphs == {}
+
+
+def test_freed_buffer_makes_the_graph_an_error(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    x, y = device.zeros(4, "f32"), device.zeros(4, "f32")
+    with device.graph() as captured:
+        scale(device, x, 1).launch(captured.stream)
+    explicit = device.graph()
+    node = explicit.add(scale(device, x, 1))
+    explicit.update(node, _0=y)
+    x.free()
+    with pytest.raises(CudaError, match=r"Graph: cannot be launched: a buffer it uses .* was freed"):
+        captured.launch()
+    explicit.launch()
+    y.free()
+    with pytest.raises(CudaError, match="was freed"):
+        explicit.launch()
+    assert len(binding.launched) == 1
+
+
+def test_released_memory_waits_for_replays(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    x, stream = device.zeros(4, "f32"), device.stream()
+    with device.graph() as graph:
+        scale(device, x, 1).launch(graph.stream)
+    graph.launch(stream)
+    binding.log.clear()
+    x.free()
+    assert binding.log.count("cuStreamWaitEvent") == 1
+
+
+def test_wrong_use_is_named(fake: tuple[CudaDevice, Binding]) -> None:
+    device, _ = fake
+    graph, other = device.graph(), device.graph()
+    bound = scale(device, device.zeros(4, "f32"), 1)
+    with pytest.raises(CudaError, match="only exists while capturing"):
+        _ = graph.stream
+    with pytest.raises(CudaError, match="is empty"):
+        graph.launch()
+    node = other.add(bound)
+    with pytest.raises(SpecError, match="must be nodes of this graph"):
+        graph.add(bound, after=[node])
+    with pytest.raises(CudaError, match="has explicit nodes"), other:
+        pass
+    with pytest.raises(CudaError, match="is being captured"), graph:  # noqa: PT012
+        bound.launch(graph.stream)
+        graph.launch()
