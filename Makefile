@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two workers where there are two cores: more only fight for memory, and the suite is the slowest test's length anyway.
+# Two workers where there are two cores, else none.
 WORKERS := $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -ge 2 && echo 2 || echo 0)
 
 .PHONY: test lint golden demo ci clean
