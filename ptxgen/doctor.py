@@ -137,12 +137,12 @@ def _size(files: list[Path]) -> str:
 
 
 def _assembler() -> Line:
-    from ptxgen.assembler import installed
+    from ptxgen.assembler import available_assemblers
 
-    found = installed()
-    if found is None:
+    found = available_assemblers()
+    if not found:
         return Line("assembler", "absent", "none: pip install 'ptxgen[ptxas]'")
-    return Line("assembler", "ok", found)
+    return Line("assembler", "ok", ", then ".join(map(str, found)))
 
 
 def _parts() -> list[Line]:

@@ -1,7 +1,7 @@
 """Golden PTX: the committed text and resources of some specs, against what is generated now. Only `update` writes.
 
 A directory of goldens holds `<target>/<kernel_type>/<slug>.ptx` and a `resources.json` beside them. Its cases are the
-kernel types' own `goldens`; or, where it has an `index.json` (as `ptxgen generate --config` writes), those listed there.
+kernel types' own `goldens`; or those of its `index.json`, where it has one (as `ptxgen generate --config` writes).
 """
 
 from __future__ import annotations
@@ -186,6 +186,13 @@ def _same(path: Path, text: str) -> bool:
 # -- resources -------------------------------------------------------------------------------------------------------
 
 
+def assembler_for(where: Target) -> str | None:
+    """Name and version of the installed assembler that `assemble` takes for this target; None where there is none."""
+    from ptxgen.assembler import available_assemblers, supported_targets
+
+    return next((str(a) for a in available_assemblers() if where in supported_targets(a)), None)
+
+
 def measure(case: Case) -> tuple[str, dict[str, Any]]:
     """The installed assembler's name, and what the case's entry takes by it."""
     from ptxgen.assembler import assemble
@@ -209,10 +216,8 @@ def recorded(root: Path, folder: str) -> dict[str, Any]:
 
 def check_resources(root: Path, chosen: Iterable[Case]) -> Iterator[Finding]:
     """Compare registers, spills, stack, shared memory and barriers where the recording assembler is installed."""
-    from ptxgen.assembler import installed
-
-    here = installed()
     for folder, members in _by_folder(chosen).items():
+        here = assembler_for(members[0].target)
         file, record = f"{folder}/{RESOURCES}", recorded(root, folder)
         if not record:
             yield Finding("missing", file, "resources are not recorded")
@@ -222,7 +227,7 @@ def check_resources(root: Path, chosen: Iterable[Case]) -> Iterator[Finding]:
         yield from (Finding("orphan", file, f"records {s!r}, which no case is") for s in kernels.keys() - stems.keys())
         yield from (Finding("missing", file, f"does not record {s!r}") for s in stems.keys() - kernels.keys())
         if record.get("assembler") != here:
-            yield Finding("not compared", file, f"recorded with {record.get('assembler')}, installed: {here}")
+            yield Finding("not compared", file, f"recorded with {record.get('assembler')}, installed: {here or 'none'}")
             continue
         for stem in sorted(stems.keys() & kernels.keys()):
             _, now = measure(stems[stem])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import PtxgenError, SpecError
-from ptxgen.golden import RESOURCES, Case, Goldens, measure, recorded
+from ptxgen.golden import RESOURCES, Case, Goldens, assembler_for, measure, recorded
 from ptxgen.nodes import Instruction, Module, Scope, Statement
 
 Delta = dict[str, tuple[int, int]]
@@ -107,10 +107,8 @@ def _against_generated(goldens: Goldens) -> Iterator[tuple[str, Version, Version
 
 def _generated(case: Case) -> Version:
     """The text as generated now, measured where an assembler is installed."""
-    from ptxgen.assembler import installed
-
     text = case.generate().text
-    if installed() is None:
+    if assembler_for(case.target) is None:
         return Version(text)
     assembler, resources = measure(case)
     return Version(text, resources, assembler)

@@ -7,12 +7,14 @@ notation of `ptxgen.launch`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
 from ptxgen.errors import IsaError
 from ptxgen.launch import Extent, Param, capacities_of
+from ptxgen.requires import variable_bytes
 from ptxgen.targets import driver_for_ptx
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from ptxgen.nodes import Function
 
 FORMAT = 1
-_BYTES = {"pred": 1, "b8": 1, "b16": 2, "b32": 4, "b64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
 
 def manifest(ptx: Ptx) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def manifest(ptx: Ptx) -> dict[str, Any]:
             "ptx": f"{major}.{minor}",
             "sm": ptx.target.name,
             "driver": driver_text(driver_for_ptx(ptx.module.version)),
-            "because": [str(reason) for reason in ptx.requires.because],
+            "because": [{"line": line, "word": word, "demand": demand} for line, word, demand in ptx.requires.because],
         },
     }
 
@@ -63,11 +64,8 @@ def parameter_layout(function: Function) -> tuple[list[tuple[int, int, str]], in
     """
     places, end = [], 0
     for variable in function.params:
-        element = _BYTES.get(variable.type) or int(variable.type[1:]) // 8
-        size = element * max(variable.vector, 1)
-        align = size if ".ptr" in variable.attributes else max(variable.align, size)
-        for extent in variable.dims:
-            size *= extent
+        size = variable_bytes(variable)
+        align = max(variable.align, size // max(1, math.prod(variable.dims)))
         offset = -(-end // align) * align
         places.append((offset, size, variable.type))
         end = offset + size

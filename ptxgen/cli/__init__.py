@@ -26,7 +26,9 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(ctx):
-            return None
+            if ctx.resilient_parsing:  # a shell asks what completes it
+                return None
+            raise click.UsageError(f"{name}: no such command; there are {', '.join(self.list_commands(ctx))}")
         command: click.Command = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").command
         return command
 

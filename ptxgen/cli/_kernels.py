@@ -80,11 +80,13 @@ class KernelGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name.replace("_", "-") for name in sorted(kernel_types())]
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command:
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         try:
             cls = find_kernel_type(name)
-        except SpecError as unknown:
-            raise click.UsageError(str(unknown)) from None
+        except SpecError:
+            if ctx.resilient_parsing:  # a shell asks what completes it
+                return None
+            raise
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
 
         def callback(**values: Any) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
@@ -30,16 +31,16 @@ def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin:
 
 
 def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_cubin: bool) -> None:
-    from ptxgen.assembler import installed
+    from ptxgen.assembler import available_assemblers
     from ptxgen.export import export
     from ptxgen.generate import generate
     from ptxgen.output import write_files
 
     if not kernels:
-        raise click.UsageError("--target: is needed, for example --target sm_90")
+        raise click.UsageError(TARGET_NEEDED)
     if output is None:
         raise click.UsageError("-o: is needed: the directory to write to")
-    cubin = not no_cubin and installed() is not None
+    cubin = not no_cubin and bool(available_assemblers())
     if not cubin and not no_cubin:
         say("no assembler is installed, so there is no cubin; pip install 'ptxgen[ptxas]' brings one")
     made: Iterable[Any] = (generate(spec, where) for spec, where in progress(kernels, "exporting"))
@@ -54,12 +55,8 @@ def _model(ctx: click.Context, config: str | None, max_len: int | None, kv_dtype
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config")
-    from ptxgen.models import load_config
-    from ptxgen.plan import plan
-
-    shape = load_config(config, max_len)
-    wanted = [target(name) for name in dict.fromkeys(options.pop("targets"))]
-    _write([(step.spec, where) for where in wanted for step in plan(shape, where, kv_dtype=kv_dtype)], **options)
+    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype)
+    _write([(step.spec, step.target) for step in steps], **options)
 
 
 command = KernelGroup(
@@ -74,9 +71,7 @@ command = KernelGroup(
     ptxgen export kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90 -o kernels/
     """,
     params=[
-        click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
-        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context, instead of the model's."),
-        click.Option(["--kv-dtype"], help="With --config: element type of the KV cache, instead of the model's."),
+        *config_options(),
         *_options(),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of
 from ptxgen.cli._output import emit_json, progress, say
 from ptxgen.golden import golden_file
 from ptxgen.kernel import KernelType
@@ -70,7 +71,7 @@ def _texts(spec: KernelType, where: Target) -> tuple[str, str]:
 
 def _targets(names: Sequence[str]) -> list[Target]:
     if not names:
-        raise click.UsageError("--target: is needed, for example --target sm_90")
+        raise click.UsageError(TARGET_NEEDED)
     return [parse_target(name) for name in dict.fromkeys(names)]
 
 
@@ -108,12 +109,10 @@ def _model(
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")
     if output in (None, "-"):
         raise click.UsageError("-o: is needed with --config: the directory to write to")
-    from ptxgen.models import load_config
     from ptxgen.output import write_files
-    from ptxgen.plan import bundle, plan
+    from ptxgen.plan import bundle
 
-    shape = load_config(config, max_len)
-    steps = [(step, where) for where in _targets(targets) for step in plan(shape, where, kv_dtype=kv_dtype)]
+    shape, steps = steps_of(config, targets, max_len, kv_dtype)
     files = bundle(shape, progress(steps, "generating"))
     written = write_files(Path(str(output)), files)
     if as_json:
@@ -135,9 +134,7 @@ command = KernelGroup(
     ptxgen generate --config config.json --target sm_90 -o kernels/
     """,
     params=[
-        click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
-        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context, instead of the model's."),
-        click.Option(["--kv-dtype"], help="With --config: element type of the KV cache, instead of the model's."),
+        *config_options(),
         *_options("DIR", "With --config: the directory to write to."),
     ],
 )

@@ -57,8 +57,8 @@ def check(goldens: Goldens, as_json: bool) -> int:
     else:
         for finding in findings:
             click.echo(str(finding))
-        n_cases = len(goldens.cases())
-        say(f"{n_cases} goldens: differences; see `ptxgen golden diff`" if failed else f"{n_cases} goldens: no difference")
+        verdict = "differences; see `ptxgen golden diff`" if failed else "no difference"
+        say(f"{len(goldens.cases())} goldens: {verdict}")
     return int(failed)
 
 

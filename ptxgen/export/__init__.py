@@ -1,4 +1,4 @@
-"""Files for hosts in other languages: the PTX, a cubin, the manifest, a C header, a Rust module. Owns no launch code."""
+"""Files for hosts in other languages: PTX, cubin, manifest, C header, Rust module. Owns no launch code."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+"""`ptxgen requires`: what a PTX file demands, the lines that force it, and whether a driver and a GPU can load it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from ptxgen.cli._output import emit_json, json_option
+from ptxgen.errors import IsaError
+from ptxgen.manifest import driver_text
+from ptxgen.parser import parse
+from ptxgen.requires import LoadVerdict, explain_load, requirements
+from ptxgen.targets import ALL_TARGETS, driver_for_ptx, target
+
+
+class _Dotted(click.ParamType):
+    """`12.8` as (12, 8)."""
+
+    name = "X.Y"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        match = re.fullmatch(r"(?:sm_)?(\d+)\.(\d)", str(value))
+        if not match:
+            self.fail(f"must be two numbers such as 12.8 (got {value!r})", param, ctx)
+        return int(match[1]), int(match[2])
+
+
+@click.command(name="requires")
+@click.argument("file", metavar="FILE")
+@click.option("--driver", type=_Dotted(), help="CUDA version of a driver: can it load the file?")
+@click.option("--sm", type=_Dotted(), help="Compute capability of a GPU: can it load the file?")
+@json_option
+def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | None, as_json: bool) -> int:
+    """Show the lowest PTX ISA version and architecture of FILE (- is stdin), and the lines that force them.
+
+    With --driver, --sm or both: exit 1 when they cannot load it.
+    """
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8", errors="replace")
+    module = parse(text, file=file)
+    needs = requirements(module)
+    verdict = _verdict(text, driver, sm) if driver or sm else None
+    minimum = driver_text(driver_for_ptx(module.version))
+    if as_json:
+        emit_json(
+            {
+                "file": file,
+                "version": ".".join(map(str, module.version)),
+                "target": list(module.targets),
+                "driver": minimum,
+                "needs": {"ptx": ".".join(map(str, needs.ptx)), "sm": list(needs.sm)},
+                "because": [{"line": line, "word": word, "demand": demand} for line, word, demand in needs.because],
+                "loads": None if verdict is None else {"ok": verdict.ok, "text": verdict.text},
+            }
+        )
+    else:
+        version = ".".join(map(str, module.version))
+        click.echo(f"{file}: .version {version}, .target {', '.join(module.targets)}; driver {minimum or '?'} or newer")
+        click.echo(f"needs {needs}")
+        for line, word, demand in needs.because:
+            click.echo(f"  line {line}: {word} needs {demand}: {module.source_line(line)}")
+        if verdict is not None:
+            click.echo(verdict.text)
+    return int(verdict is not None and not verdict.ok)
+
+
+def _verdict(text: str, driver: tuple[int, int] | None, sm: tuple[int, int] | None) -> LoadVerdict:
+    """Where one of them is not given, one that loads anything of its kind stands in: it adds no reason."""
+    module = parse(text)
+    named = next((w for w in module.targets if w.startswith("sm_")), None)
+    if named is None:
+        raise IsaError(".target: names no architecture")
+    capability = sm or (target(named).major, target(named).minor)
+    newest = max(filter(None, (driver_for_ptx(v) for v in [module.version, *(t.lowest_ptx for t in ALL_TARGETS)])))
+    verdict = explain_load(text, driver[0] * 1000 + driver[1] * 10 if driver else newest, capability)
+    if driver and sm:
+        return verdict
+    asked = f"driver {driver[0]}.{driver[1]}" if driver else f"compute capability {capability[0]}.{capability[1]}"
+    said = "loads it" if verdict.ok else "; ".join(verdict.reasons)
+    return LoadVerdict(verdict.ok, f"{asked}: {said}", verdict.reasons)

@@ -1,0 +1,75 @@
+"""`ptxgen verify`: assemble PTX files and show what each entry takes on the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ptxgen.cli._output import emit_json, json_option, progress, say, table
+from ptxgen.errors import AssembleError
+from ptxgen.targets import target
+
+_SHOWN = ("registers", "spill_stores", "spill_loads", "stack", "shared", "barriers")
+
+
+@click.command(name="verify")
+@click.argument("paths", nargs=-1, metavar="[PATHS]...")
+@click.option("--target", "targets", multiple=True, metavar="SM", help="Assemble for it instead of the text's target.")
+@click.option("--allow-spills", is_flag=True, help="Do not fail on spills and local memory.")
+@json_option
+def command(paths: Sequence[str], targets: Sequence[str], allow_spills: bool, as_json: bool) -> int:
+    """Assemble every .ptx file of PATHS (files or directories; default golden_ptx). Nothing is written.
+
+    Exit 1 when one does not assemble, spills registers, or uses local memory.
+    """
+    from ptxgen.assembler import assemble, available_assemblers
+
+    if not available_assemblers():
+        raise AssembleError("verify: no assembler is installed; pip install 'ptxgen[ptxas]'")
+    wanted = [target(name) for name in dict.fromkeys(targets)] or [None]
+    jobs = [(file, where) for file in _files(paths or ("golden_ptx",)) for where in wanted]
+    results: list[dict[str, Any]] = []
+    for file, where in progress(jobs, "assembling"):
+        try:
+            done = assemble(file.read_text(encoding="utf-8"), where, name=str(file))
+        except AssembleError as refused:
+            results.append({"file": str(file), "target": str(where or ""), "ok": False, "error": str(refused)})
+            continue
+        for entry, taken in done.resources.items():
+            fine = taken.clean or allow_spills
+            results.append({"file": str(file), "target": done.target.name, "entry": entry, "ok": fine, **asdict(taken)})
+    _show(results, as_json)
+    return int(not all(result["ok"] for result in results))
+
+
+def _files(paths: Sequence[str]) -> Iterator[Path]:
+    for name in paths:
+        path = Path(name)
+        if path.is_dir():
+            found = sorted(path.rglob("*.ptx"))
+            if not found:
+                raise click.UsageError(f"{name}: holds no .ptx file")
+            yield from found
+        elif path.is_file():
+            yield path
+        else:
+            raise click.UsageError(f"{name}: no such file or directory")
+
+
+def _show(results: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        emit_json(results)
+        return
+    columns = ("file", "target", *_SHOWN)
+    rows = [[r[name] for name in columns] for r in results if "error" not in r]
+    if rows:
+        table([name.replace("_", " ") for name in columns], rows)
+    for result in results:
+        if "error" in result:
+            click.echo(result["error"])
+    bad = sum(not r["ok"] for r in results)
+    say(f"{len(results)} entries: " + (f"{bad} failed" if bad else "all assemble, no spills, no local memory"))
