@@ -1,0 +1,239 @@
+"""What a PTX text demands: lowest PTX ISA version and target, the lines that force them, and who can load it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ptxgen.errors import IsaError
+from ptxgen.isa import lookup, special_register
+from ptxgen.isa.pattern import OLDEST, Demand, strongest
+from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Scope, Statement, Variable, Vector
+from ptxgen.targets import Target, driver_for_ptx, ptx_of_driver, target_of_capability
+
+IsaVersion = tuple[int, int]
+Because = tuple[int, str, str]
+
+_PERFORMANCE = {
+    "reqnctapercluster": Demand((7, 8), ("sm_90",)),
+    "explicitcluster": Demand((7, 8), ("sm_90",)),
+    "maxclusterrank": Demand((7, 8), ("sm_90",)),
+    "blocksareclusters": Demand((9, 0), ("sm_90",)),
+    "abi_preserve": Demand((9, 0), ()),
+    "abi_preserve_control": Demand((9, 0), ()),
+}
+_DIRECTIVES = {"alias": Demand((6, 3), ())}
+_PRAGMAS = {
+    "used_bytes_mask": Demand((8, 3), ()),
+    "frequency": Demand((9, 0), ()),
+    "enable_smem_spilling": Demand((9, 0), ("sm_75",)),
+}
+_LARGE_PARAMETERS = Demand((8, 1), ())  # more than 4352 bytes of kernel parameters
+_B128 = Demand((8, 3), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Lowest PTX ISA version and target alternatives of a text (`()`: any target).
+
+    `because` holds (line, word, demand) for what forces them, one entry an opcode or word: the first line that has it.
+    """
+
+    ptx: IsaVersion
+    sm: tuple[str, ...]
+    because: tuple[Because, ...]
+
+    def __str__(self) -> str:
+        return f"PTX ISA {_dotted(self.ptx)}, {' or '.join(self.sm) or 'any target'}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadVerdict:
+    """Whether a driver and a GPU load a text, and every reason why not."""
+
+    ok: bool
+    text: str
+    reasons: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _dotted(version: IsaVersion) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def describe(demand: Demand) -> str:
+    """`PTX ISA 8.0, sm_90a or sm_100f`."""
+    words = [f"PTX ISA {_dotted(demand.ptx)}"] if demand.ptx > OLDEST else []
+    return ", ".join(words + ([" or ".join(demand.sm)] if demand.sm else []))
+
+
+def requirements(module: Module) -> Requirements:
+    """The lowest PTX ISA version and target that every line of the module accepts.
+
+    Raises `IsaError` with file, line and text for an instruction that the table does not know.
+    """
+    first: dict[str, tuple[int, Demand]] = {}
+    for line, word, demand in _demands(module):
+        first.setdefault(word, (line, demand))
+    ptx: IsaVersion = OLDEST
+    sm: tuple[str, ...] = ()
+    for _, demand in first.values():
+        ptx, sm = max(ptx, demand.ptx), strongest(sm, demand.sm)
+    because = tuple(
+        (line, word, describe(demand))
+        for word, (line, demand) in sorted(first.items(), key=lambda item: item[1][0])
+        if (demand.ptx == ptx and ptx > OLDEST) or (demand.sm and strongest(demand.sm, sm) == demand.sm)
+    )
+    return Requirements(ptx, sm, because)
+
+
+def lowest_version(module: Module, target: Target) -> IsaVersion:
+    """The lowest `.version` under which the module can name this target and use its instructions."""
+    return max(target.lowest_ptx, requirements(module).ptx)
+
+
+def _demands(module: Module) -> Iterator[tuple[int, str, Demand]]:
+    """Every demand above the oldest, with its line and the word that makes it."""
+    for item in module.items:
+        if isinstance(item, Function):
+            yield from _of_function(item, module)
+        elif isinstance(item, Directive) and item.name in _DIRECTIVES:
+            yield item.line, f".{item.name}", _DIRECTIVES[item.name]
+
+
+def _of_function(function: Function, module: Module) -> Iterator[tuple[int, str, Demand]]:
+    for word in function.performance:
+        if word in _PERFORMANCE:
+            yield function.line, f".{word}", _PERFORMANCE[word]
+    if function.noreturn:
+        yield function.line, ".noreturn", Demand((6, 4), ())
+    if function.kind == "entry" and parameter_bytes(function.params) > 4352:
+        yield function.line, "more than 4352 bytes of parameters", _LARGE_PARAMETERS
+    forms: dict[str, Demand | None] = {}
+    for statement in _flat(function.body or ()):
+        if isinstance(statement, Instruction):
+            opcode = statement.opcode
+            if opcode not in forms:
+                forms[opcode] = _of_opcode(statement, module)
+            demand = forms[opcode]
+            if demand is not None:
+                yield statement.line, opcode, demand
+            yield from _of_operands(statement)
+        elif isinstance(statement, Directive):
+            for word, demand in _PRAGMAS.items():
+                if statement.name == "pragma" and word in statement.text:
+                    yield statement.line, f'.pragma "{word}"', demand
+        elif statement.type == "b128":
+            yield statement.line, ".b128", _B128
+
+
+def _of_opcode(instruction: Instruction, module: Module) -> Demand | None:
+    try:
+        form = lookup(instruction.opcode)
+    except IsaError as unknown:
+        text = module.source_line(instruction.line) or str(instruction)
+        raise IsaError(f"{module.file}:{instruction.line}: {unknown} ({text})") from None
+    count = len(instruction.operands)
+    chosen = form if form.takes(count) else form.of_count(count) or form
+    return Demand(chosen.ptx, chosen.sm) if chosen.sm or chosen.ptx > OLDEST else None
+
+
+def _of_operands(instruction: Instruction) -> Iterator[tuple[int, str, Demand]]:
+    for operand in instruction.operands:
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        for item in items:
+            if isinstance(item, Register):
+                special = special_register(item.name)
+                if special and (special.sm or special.ptx > OLDEST):
+                    yield instruction.line, item.name, Demand(special.ptx, special.sm)
+            elif isinstance(item, Address) and item.unified:
+                yield instruction.line, ".unified", Demand((8, 0), ("sm_90",))
+
+
+def _flat(body: tuple[Statement, ...]) -> Iterator[Instruction | Directive | Variable]:
+    for statement in body:
+        if isinstance(statement, Scope):
+            yield from _flat(statement.items)
+        elif isinstance(statement, (Instruction, Directive, Variable)):
+            yield statement
+
+
+_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+
+
+def variable_bytes(variable: Variable) -> int:
+    """Bytes of one variable; an unsized array counts 0."""
+    digits = re.sub(r"^[a-z]+|x2$", "", variable.type)
+    count = variable.vector or 1
+    for extent in variable.dims:
+        count *= extent
+    return _SIZES.get(digits, 8) * count
+
+
+def parameter_bytes(params: tuple[Variable, ...]) -> int:
+    """Bytes of a parameter list, each aligned to its size or its `.align`."""
+    end = 0
+    for param in params:
+        size = variable_bytes(param)
+        align = param.align or (size if not param.dims else size // max(1, param.dims[0]))
+        end = -(-end // max(1, align)) * max(1, align) + size
+    return end
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+_HEAD = re.compile(r"^\s*\.version\s+(\d+)\.(\d+).*?^\s*\.target\s+sm_(\d+)(\d)([af]?)\b", re.DOTALL | re.MULTILINE)
+
+
+def explain_load(text: str, driver_version: int, cc: tuple[int, int]) -> LoadVerdict:
+    """Whether a driver (`13000` is 13.0) on a GPU of this compute capability loads a PTX text, judged offline.
+
+    The verdict's `.text` says that it loads, or every reason why not: PTX too new and the driver it needs, a suffix
+    that binds it to another GPU, a GPU too old. Raises `IsaError` when the text has no `.version` and `.target`.
+    """
+    head = _HEAD.search(text)
+    if head is None:
+        raise IsaError("a module begins with .version and .target sm_NN")
+    version = (int(head[1]), int(head[2]))
+    named = Target(int(head[3]), int(head[4]), head[5])
+    reasons = [*_driver_reasons(version, driver_version), *_gpu_reasons(named, cc)]
+    where = f"driver {_driver(driver_version)} on compute capability {cc[0]}.{cc[1]}"
+    what = f"PTX {_dotted(version)} for {named}"
+    if not reasons:
+        return LoadVerdict(True, f"loads: {what}, {where}")
+    return LoadVerdict(False, f"does not load: {what}, {where}: " + "; ".join(reasons), tuple(reasons))
+
+
+def _driver(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _driver_reasons(version: IsaVersion, driver_version: int) -> Iterator[str]:
+    newest = ptx_of_driver(driver_version)
+    if version <= newest:
+        return
+    needed = driver_for_ptx(version)
+    if needed is not None and needed <= driver_version:
+        return
+    wants = f"driver {_driver(needed)} or newer is needed" if needed else "no driver known to this version loads it"
+    yield f"PTX too new: this driver loads PTX ISA up to {_dotted(newest)}; {wants}"
+
+
+def _gpu_reasons(named: Target, cc: tuple[int, int]) -> Iterator[str]:
+    if named.runs_on(cc):
+        return
+    here = f"{cc[0]}.{cc[1]}"
+    if cc < (named.major, named.minor):
+        yield f"GPU too old: {named} code needs compute capability {named.major}.{named.minor} or newer (got {here})"
+        return
+    bound = f"compute capability {named.major}.{named.minor} alone"
+    if named.suffix == "f":
+        bound = f"compute capability {named.major}.{named.minor} and later {named.major}.x"
+    best = target_of_capability(*cc)
+    yield f"suffix mismatch: {named} code runs on {bound} (got {here}); generate for {named.base} or {best}"
