@@ -46,7 +46,7 @@ class ModuleCache:
         self.device = device
         self.history: list[Loaded] = []
         self._kernels: dict[KernelType, Kernel] = {}  # for the device's own target
-        self._others: dict[tuple[KernelType, Target], Kernel] = {}
+        self._all: dict[tuple[KernelType, Target], Kernel] = {}
         self._pending: dict[tuple[KernelType, Target], Future[Kernel]] = {}
         self._lock = threading.Lock()
         _caches.add(self)
@@ -57,7 +57,7 @@ class ModuleCache:
             found = self._kernels.get(spec)
             return found if found is not None else self._load(spec, self.device.target)
         where = parse_target(target)  # type: ignore[arg-type]
-        return self._others.get((spec, where)) or self._load(spec, where)
+        return self._all.get((spec, where)) or self._load(spec, where)
 
     def warmup(
         self, specs: Iterable[KernelType], target: object = None, workers: int | None = None
@@ -79,13 +79,13 @@ class ModuleCache:
         return spec in self._kernels
 
     def __len__(self) -> int:
-        return len(self._kernels) + len(self._others)
+        return len(self._all)
 
     def _load(self, spec: KernelType, target: Target) -> Kernel:
         """One thread loads, the others wait for it."""
         key = (spec, target)
         with self._lock:
-            ready = self._kernels.get(spec) if target == self.device.target else self._others.get(key)
+            ready = self._kernels.get(spec) if target == self.device.target else self._all.get(key)
             if ready is not None:
                 return ready
             pending = self._pending.get(key)
@@ -100,7 +100,7 @@ class ModuleCache:
             raise
         else:
             with self._lock:
-                self._others[key] = kernel
+                self._all[key] = kernel
                 if target == self.device.target:
                     self._kernels[spec] = kernel
             mine.set_result(kernel)

@@ -165,6 +165,10 @@ class Binding:
         self.memory[pointer] = raw
         return pointer
 
+    def memory_at(self, pointer: int, size: int) -> bytes:
+        """Bytes of device memory."""
+        return ctypes.string_at(pointer, size)
+
     def _cuMemFreeAsync(self, pointer: int, stream: object) -> None: del self.memory[int(pointer)]
 
     def _cuMemHostAlloc(self, size: int, flags: int) -> int:

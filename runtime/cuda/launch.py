@@ -67,7 +67,9 @@ class CudaLauncher:
     There is one C structure per stream, so that threads may launch on streams of their own.
     """
 
-    __slots__ = ("__weakref__", "_block", "_calls", "_closed", "_configs", "_device", "_first_use", "_function", "_geometry")
+    __slots__ = (
+        "__weakref__", "_block", "_calls", "_closed", "_configs", "_device", "_first_use", "_function", "_geometry",
+    )  # fmt: skip
 
     def __init__(
         self, device: CudaDevice, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse

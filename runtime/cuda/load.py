@@ -121,9 +121,10 @@ class Loader:
         code = self._cached(key, text, label)
         failures: list[str] = []
         if code is None:
-            for origin, compiler in (("driver", self._by_driver), ("nvJitLink", self._by_nvjitlink)):
+            for way in (self._by_driver, self._by_assembler):
+                origin = way.__name__.removeprefix("_by_")
                 try:
-                    cubin = compiler(text)
+                    origin, cubin = way(text)
                     code = CudaCode(self.device, cubin, text, origin)
                 except PtxgenError as error:
                     self.device.check()
@@ -149,7 +150,7 @@ class Loader:
             log.warning("%s on %s: the cached cubin was refused (%s); compiling again", label, self.device.name, error)
             return None
 
-    def _by_driver(self, text: str) -> bytes:
+    def _by_driver(self, text: str) -> tuple[str, bytes]:
         """Compile with the driver's compiler, for the device of the context, keeping the cubin."""
         device, option = self.device, self.device.api.CUjit_option
         info, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
@@ -165,20 +166,21 @@ class Loader:
             kind = device.api.CUjitInputType.CU_JIT_INPUT_PTX
             device.call("cuLinkAddData", state, kind, source, len(source), b"ptxgen", 0, [], [])
             address, size = device.call("cuLinkComplete", state)
-            return ctypes.string_at(int(address), int(size))
+            return "driver", ctypes.string_at(int(address), int(size))
         except DriverError as error:
             said = _text(errors) or _text(info) or "no log"
             raise ModuleLoadError(f"{error}\n{said}") from None
         finally:
             device.quiet("cuLinkDestroy", state)
 
-    def _by_nvjitlink(self, text: str) -> bytes:
-        """Compile with the nvJitLink library, where it is installed: it may be newer than the driver."""
+    def _by_assembler(self, text: str) -> tuple[str, bytes]:
+        """Compile with nvJitLink (or a ptxas), where one is installed: it may be newer than the driver."""
         from ptxgen.assembler import assemble
 
         major, minor = self.device.capability
-        suffix = "a" if re.search(r"^\s*\.target\s+sm_\d+a", text, re.MULTILINE) else ""
-        return assemble(text, f"sm_{major}{minor}{suffix}").cubin
+        named = re.search(r"^\s*\.target\s+sm_\d+([af]?)", text, re.MULTILINE)
+        made = assemble(text, f"sm_{major}{minor}{named[1] if named else ''}")
+        return made.assembler, made.cubin
 
     def _error(self, text: str, label: str, failures: list[str]) -> ModuleLoadError:
         from ptxgen.requires import explain_load
@@ -191,9 +193,13 @@ class Loader:
         driver = f"{device.driver.version // 1000}.{device.driver.version % 1000 // 10}"
         where = f"{device.name} ({device.model}, compute capability {device.capability[0]}.{device.capability[1]})"
         said = "\n".join(failures)
+        try:
+            verdict = explain_load(text, device.driver.version, device.capability).text
+        except PtxgenError as unreadable:
+            verdict = str(unreadable)
         return ModuleLoadError(
             f"{label}: cannot be loaded on {where}, driver {driver}; text: .version {version}, .target {target}\n"
-            f"{explain_load(text, device.driver.version, device.capability)}\n{said}\n"
+            f"{verdict}\n{said}\n"
             f"{excerpt(text, said)}the text is in {dump(text)}"
         )
 

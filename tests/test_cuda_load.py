@@ -1,0 +1,126 @@
+"""The load order, its log line, its errors, and the cache of cubins, against a recording driver."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from ptxgen.errors import ModuleLoadError
+from ptxgen.runtime.cuda.device import CudaDevice
+from ptxgen.runtime.cuda.driver import Driver
+from ptxgen.runtime.cuda.load import excerpt
+from ptxgen.runtime.diskcache import DiskCache
+from tests.fake_cuda import TEXT, Binding, fake_device
+
+NEW = TEXT.replace(".version 7.0", ".version 9.1")
+
+
+def opened(cubins: DiskCache, **changes: int) -> tuple[CudaDevice, Binding]:
+    binding = Binding(**changes)  # type: ignore[arg-type]
+    return CudaDevice(0, Driver(binding), cubins), binding
+
+
+def test_first_by_the_driver_then_from_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ptxgen.runtime"):
+        for origin in ("driver", "cached cubin"):
+            device, binding = opened(DiskCache(tmp_path))
+            module = device.module(TEXT)
+            assert module.origin == origin
+            assert ("cuLinkComplete" in binding.log) == (origin == "driver")
+    assert [r.getMessage().split(" in ")[0] for r in caplog.records] == [
+        "module on cuda:0: driver",
+        "module on cuda:0: cached cubin",
+    ], "one line a load"
+
+
+def test_the_key_names_all_that_machine_code_depends_on() -> None:
+    device, _ = fake_device()
+    other_gpu, _ = fake_device(Binding(capability=(8, 0)))
+    other_driver, _ = fake_device(Binding(version=13010))
+    keys = {d._loader.key(t) for d in (device, other_gpu, other_driver) for t in (TEXT, NEW)}
+    assert len(keys) == 6
+
+
+def test_refused_cached_cubin_is_compiled_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cubins = DiskCache(tmp_path)
+    device, _ = opened(cubins)
+    cubins.put(device._loader.key(TEXT), b"not machine code")
+    with caplog.at_level(logging.WARNING, "ptxgen.runtime"):
+        assert device.module(TEXT).origin == "driver"
+    assert "the cached cubin was refused" in caplog.text
+    assert opened(DiskCache(tmp_path))[0].module(TEXT).origin == "cached cubin", "and replaced"
+
+
+def test_assembler_for_an_old_driver(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from ptxgen import assembler
+
+    asked: list[str] = []
+
+    def assemble(text: str, target: str) -> object:
+        asked.append(target)
+        return assembler.Assembly(b"CUBIN" + text.encode(), None, {}, "nvJitLink 13.5", "")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(assembler, "assemble", assemble)
+    device, binding = fake_device(Binding(version=12000))
+    binding.driver_compiles = False
+    with caplog.at_level(logging.INFO, "ptxgen.runtime"):
+        assert device.module(NEW).origin == "nvJitLink 13.5"
+    assert asked == ["sm_90"]
+    assert "nvJitLink 13.5 in" in caplog.text
+    assert "after driver: cuLinkAddData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in caplog.text
+
+
+def test_a_failure_says_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ptxgen import assembler
+    from ptxgen.errors import AssembleError
+
+    def assemble(text: str, target: str) -> object:
+        raise AssembleError("no assembler is installed")
+
+    monkeypatch.setattr(assembler, "assemble", assemble)
+    monkeypatch.setenv("PTXGEN_DUMP_DIR", str(tmp_path / "dump"))
+    device, binding = fake_device(Binding(version=12000))
+    binding.driver_compiles = False
+    with pytest.raises(ModuleLoadError) as caught:
+        device.module(NEW)
+    said = str(caught.value)
+    for piece in (
+        "cuda:0 (Fake GPU, compute capability 9.0)",
+        "driver 12.0",
+        "does not load: PTX 9.1",
+        ".version 9.1, .target sm_80",
+        "cuLinkAddData: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222): the PTX is of a newer ISA version",
+        "ptxas application ptx input, line 5; fatal : Unsupported .version",
+        "no assembler is installed",
+        ">     5  {",
+    ):
+        assert piece in said
+    (dumped,) = (tmp_path / "dump").iterdir()
+    assert str(dumped) in said
+    assert dumped.read_text() == NEW
+    assert device.dead is None, "a refused text leaves the device usable"
+
+
+def test_failed_driver_compile_frees_its_linker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptxgen.assembler.available_assemblers", lambda: ())
+    device, binding = fake_device()
+    binding.fail["cuLinkComplete"] = [218]
+    with pytest.raises(ModuleLoadError, match="the PTX could not be compiled"):
+        device.module(TEXT)
+    assert binding.log.count("cuLinkDestroy") == binding.log.count("cuLinkCreate") == 1
+
+
+def test_modules_go_with_their_last_function() -> None:
+    device, binding = fake_device()
+    bound = device.module(TEXT)["nothing"].bind(1, 32)
+    assert len(binding.texts) == 1
+    bound.launch()
+    del bound
+    assert binding.texts == {}
+
+
+def test_excerpt_marks_the_line_that_a_log_names() -> None:
+    assert excerpt("a\nb\nc\nd", "ptxas x, line 3; error") == "      1  a\n      2  b\n>     3  c\n      4  d\n"
+    assert excerpt("a", "no number") == ""
