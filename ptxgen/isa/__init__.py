@@ -10,12 +10,25 @@ import difflib
 from functools import cache
 
 from ptxgen.errors import IsaError
-from ptxgen.isa import arith, atomics, barrier, control, convert, logic, memory, warp
+from ptxgen.isa import (
+    address,
+    arith,
+    async_copy,
+    atomics,
+    barrier,
+    control,
+    convert,
+    logic,
+    matrix,
+    memory,
+    warp,
+    wgmma,
+)
 from ptxgen.isa.form import REGISTER_TYPES, Form, Slot, slot_accepts, storage_type, type_bits
 from ptxgen.isa.pattern import Compiled, Row, compile_row, in_row_order, make_form, match
 from ptxgen.isa.registers import SPECIAL_REGISTERS, SpecialRegister, special_register
 
-_FAMILIES = (arith, logic, convert, memory, atomics, warp, barrier, control)
+_FAMILIES = (arith, logic, convert, memory, address, atomics, async_copy, warp, matrix, wgmma, barrier, control)
 
 
 def _by_name() -> dict[str, list[tuple[Row, str]]]:

@@ -1,25 +1,97 @@
-"""Rows: CTA and warp barriers, fences, proxies, mbarrier."""
+"""Rows: CTA, warp and cluster barriers, fences, proxies, mbarrier."""
 
 from __future__ import annotations
 
 from ptxgen.isa.pattern import Row
 
+_SYNC = "Parallel Synchronization and Communication Instructions: "
 _SCOPE = "cta|cluster|gpu|sys"
+_RED = "=u32 u32 pred / =u32 u32 u32 pred"
+_VOTE = "=pred u32 pred / =pred u32 u32 pred"
+_LOCAL = "S=shared|shared::cta?"
+_ANY = "S=shared|shared::cta|shared::cluster?"
+_STATE = "=b64:r_ [S]"
+
+_CTA = (
+    Row("bar cta? sync", "u32 u32?", raises="cta=7.8"),
+    Row("bar cta? arrive", "u32 u32", raises="cta=7.8"),
+    Row("bar cta? red popc u32", _RED, raises="cta=7.8"),
+    Row("bar cta? red and|or pred", _VOTE, raises="cta=7.8"),
+    Row("barrier cta? sync aligned?", "u32 u32?", raises="cta=7.8"),
+    Row("barrier cta? arrive aligned?", "u32 u32", raises="cta=7.8"),
+    Row("barrier cta? red popc aligned? u32", _RED, raises="cta=7.8"),
+    Row("barrier cta? red and|or aligned? pred", _VOTE, raises="cta=7.8"),
+)
+
+
+def _arrivals(word: str) -> tuple[Row, ...]:
+    relaxed = "relaxed=8.0,sm_90"
+    return (
+        Row(f"mbarrier {word} {_LOCAL} b64", f"{_STATE} / {{7.8,sm_90}}{_STATE} u32", "7.0 sm_80"),
+        Row(f"mbarrier {word} release|relaxed cta|cluster {_LOCAL} b64", f"{_STATE} u32?", "8.0 sm_90", relaxed),
+        Row(f"mbarrier {word} S=shared::cluster b64", "=b64:_ [S] u32?", "8.0 sm_90"),
+        Row(f"mbarrier {word} release|relaxed cta|cluster S=shared::cluster b64", "=b64:_ [S] u32?", "8.0 sm_90"),
+        Row(f"mbarrier {word} noComplete {_LOCAL} b64", f"{_STATE} u32", "7.0 sm_80"),
+        Row(f"mbarrier {word} noComplete release cta {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_80"),
+        Row(f"mbarrier {word} expect_tx {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_90"),
+        Row(f"mbarrier {word} expect_tx release|relaxed cta|cluster {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_90"),
+        Row(f"mbarrier {word} expect_tx S=shared::cluster b64", "=b64:_ [S] u32", "8.0 sm_90"),
+        Row(f"mbarrier {word} expect_tx release|relaxed cta|cluster S=shared::cluster b64", "=b64:_ [S] u32",
+            "8.0 sm_90"),
+    )  # fmt: skip
+
+
+def _waits(word: str, since: str, parity_since: str, hint: str) -> tuple[Row, ...]:
+    return (
+        Row(f"mbarrier {word} {_LOCAL} b64", f"=pred [S] b64{hint}", since),
+        Row(f"mbarrier {word} parity {_LOCAL} b64", f"=pred [S] u32{hint}", parity_since),
+        Row(f"mbarrier {word} acquire|relaxed cta|cluster {_LOCAL} b64", f"=pred [S] b64{hint}", "8.0 sm_90"),
+        Row(f"mbarrier {word} parity acquire|relaxed cta|cluster {_LOCAL} b64", f"=pred [S] u32{hint}", "8.0 sm_90"),
+    )
+
+
+_PROXY = (
+    Row("fence proxy alias", "", "7.5"),
+    Row("fence proxy async", "", "8.0 sm_90"),
+    Row("fence proxy async global|shared::cta|shared::cluster", "", "8.0 sm_90"),
+    Row(f"fence proxy tensormap::generic release {_SCOPE}", "", "8.3 sm_90"),
+    Row(f"fence proxy tensormap::generic acquire {_SCOPE}", "[] u32:i", "8.3 sm_90"),
+    Row("fence proxy async::generic acquire sync_restrict::shared::cluster cluster", "", "8.6 sm_90"),
+    Row("fence proxy async::generic release sync_restrict::shared::cta cluster", "", "8.6 sm_90"),
+)
 
 SECTIONS: dict[str, tuple[Row, ...]] = {
-    "Parallel Synchronization and Communication Instructions: bar": (
-        Row("bar cta? sync", "u32 u32?", raises="cta=7.8"),
-        Row("bar cta? arrive", "u32 u32", raises="cta=7.8"),
-        Row("bar cta? red popc u32", "=u32 u32 pred / =u32 u32 u32 pred", raises="cta=7.8"),
-        Row("bar cta? red and|or pred", "=pred u32 pred / =pred u32 u32 pred", raises="cta=7.8"),
-        Row("barrier cta? sync aligned?", "u32 u32?", raises="cta=7.8"),
-        Row("barrier cta? arrive aligned?", "u32 u32", raises="cta=7.8"),
-        Row("barrier cta? red popc aligned? u32", "=u32 u32 pred / =u32 u32 u32 pred", raises="cta=7.8"),
-        Row("barrier cta? red and|or aligned? pred", "=pred u32 pred / =pred u32 u32 pred", raises="cta=7.8"),
+    f"{_SYNC}bar": _CTA,
+    f"{_SYNC}bar.warp.sync": (Row("bar warp sync", "u32"),),
+    f"{_SYNC}barrier.cluster": (
+        Row("barrier cluster arrive release|relaxed? aligned?", "", "7.8 sm_90", "relaxed=8.0 release=8.0"),
+        Row("barrier cluster wait acquire? aligned?", "", "7.8 sm_90", "acquire=8.0"),
     ),
-    "Parallel Synchronization and Communication Instructions: bar.warp.sync": (Row("bar warp sync", "u32"),),
-    "Parallel Synchronization and Communication Instructions: membar": (Row("membar cta|gl|sys", ""),),
-    "Parallel Synchronization and Communication Instructions: fence": (
-        Row(f"fence acq_rel|sc {_SCOPE}", "", loose=True),
+    f"{_SYNC}membar": (Row("membar cta|gl|sys", ""), Row("membar proxy alias", "", "7.5")),
+    f"{_SYNC}fence": (
+        Row(f"fence acq_rel|sc? {_SCOPE}", "", loose=True),
+        Row(f"fence acquire|release {_SCOPE}", "", "8.6 sm_90", loose=True),
+        Row("fence acquire sync_restrict::shared::cluster cluster", "", "8.6 sm_90"),
+        Row("fence release sync_restrict::shared::cta cluster", "", "8.6 sm_90"),
+        Row("fence mbarrier_init release cluster", "", "8.0 sm_90"),
+        *_PROXY,
+    ),
+    f"{_SYNC}mbarrier.init": (Row(f"mbarrier init {_LOCAL} b64", "[S] u32", "7.0 sm_80"),),
+    f"{_SYNC}mbarrier.inval": (Row(f"mbarrier inval {_LOCAL} b64", "[S]", "7.0 sm_80"),),
+    f"{_SYNC}mbarrier.expect_tx": (
+        Row(f"mbarrier expect_tx {_ANY} b64", "[S] u32", "8.0 sm_90"),
+        Row(f"mbarrier expect_tx relaxed cta|cluster {_ANY} b64", "[S] u32", "8.0 sm_90"),
+    ),
+    f"{_SYNC}mbarrier.complete_tx": (
+        Row(f"mbarrier complete_tx {_ANY} b64", "[S] u32", "8.0 sm_90"),
+        Row(f"mbarrier complete_tx relaxed cta|cluster {_ANY} b64", "[S] u32", "8.0 sm_90"),
+    ),
+    f"{_SYNC}mbarrier.arrive": _arrivals("arrive"),
+    f"{_SYNC}mbarrier.arrive_drop": _arrivals("arrive_drop"),
+    f"{_SYNC}mbarrier.test_wait": _waits("test_wait", "7.0 sm_80", "7.1 sm_80", ""),
+    f"{_SYNC}mbarrier.try_wait": _waits("try_wait", "7.8 sm_90", "7.8 sm_90", " u32?"),
+    f"{_SYNC}mbarrier.pending_count": (Row("mbarrier pending_count b64", "=u32 b64:r", "7.0 sm_80"),),
+    f"{_SYNC}cp.async.mbarrier.arrive": (
+        Row(f"cp async mbarrier arrive noinc? {_LOCAL} b64", "[S]", "7.0 sm_80"),
     ),
 }  # fmt: skip

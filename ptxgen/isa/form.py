@@ -61,7 +61,7 @@ class Slot:
     "pred" (a predicate, also negated), "pair" (`%d|%p`), "sink" (`_`), "label", "group" (`(…)`).
     `type` is the PTX type of one element; for "addr" that of the address, with the state space in `space` ("" is
     generic). `vector` is the number of elements in braces; 0 with kind "vec" means that braces pack or unpack a scalar
-    (`mov.b64 {%lo, %hi}, %wide`). `relaxed`: the register may be wider than the type. `accepts` are the register types
+    (`mov.b64 {%lo, %hi}, %wide`); for "addr" the number of tensor coordinates. `relaxed`: the register may be wider than the type. `accepts` are the register types
     that fit.
     """
 
@@ -136,10 +136,11 @@ def slot_of(token: str) -> Slot:
     writes = token[0] == "="
     body = token[1:] if writes else token
     if body[0] == "[":
-        space = body[1:-1]
+        space, _, coordinates = body[1:].partition("]")
+        dims = int(coordinates[1:] or 0)
         narrow = space.startswith(("shared", "local", "const", "param"))
         accepts = _ADDRESS_REGISTERS if narrow else _WIDE_ADDRESS_REGISTERS
-        return Slot("u64", frozenset({"addr"}), space=space, accepts=accepts)
+        return Slot("u64", frozenset({"addr"}), vector=dims, space=space, accepts=accepts)
     relaxed = body[0] == "~"
     body, _, count = body.lstrip("~").partition("*")
     type_name, _, letters = body.partition(":")

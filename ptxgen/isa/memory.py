@@ -1,4 +1,4 @@
-"""Rows: loads and stores (cache operators, eviction priorities, scopes, vectors), prefetch, policies, addresses."""
+"""Rows: loads and stores with cache operators, eviction priorities, scopes and vectors."""
 
 from __future__ import annotations
 
@@ -62,11 +62,9 @@ def _stores() -> list[Row]:
 SECTIONS: dict[str, tuple[Row, ...]] = {
     "Data Movement and Conversion Instructions: ld": tuple(_loads()),
     "Data Movement and Conversion Instructions: st": tuple(_stores()),
-    "Data Movement and Conversion Instructions: cvta": (
-        Row("cvta S=global|shared|shared::cta|shared::cluster|local|const|param T=u64|u32", "=T T:rs"),
-        Row("cvta to global|shared|shared::cta|shared::cluster|local|const|param T=u64|u32", "=T T:rs"),
+    "Data Movement and Conversion Instructions: ldu": (
+        Row(f"ldu S=global? {_PAIR}", "=~T:r_*V [S]"),
+        Row(f"ldu S=global? {_QUAD}", "=~T:r_*V [S]"),
+        Row("ldu S=global? T=b8|b16|b32|b64|u8|u16|u32|u64|s8|s16|s32|s64|f32|f64", "=~T:r_ [S]"),
     ),
-    "Data Movement and Conversion Instructions: isspacep": (
-        Row("isspacep global|shared|shared::cta|shared::cluster|local|const|param", "=pred u64:r"),
-    ),
-}  # fmt: skip
+}

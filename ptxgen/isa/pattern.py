@@ -3,7 +3,7 @@
 A row's pattern is the instruction's name and then its modifiers in the document's order, separated by spaces:
 `sat` must stand, `sat?` may stand, `ca|cg` is a choice, `T=u32|s32` a choice kept under a name.
 Its operand string has a token an operand: `=T` is written, `T` is read (a register or an immediate), `T?` may be
-absent, `~T` may be in a wider register, `T*4` and `T*V` are in braces (`V=v2|v4`), `(H)b64` stands only when `H` was
+absent, `~T` may be in a wider register, `T*4`, `T*V` and `T*S/2` are in braces (`V=v2|v4`; half of a shape's N), `(H)b64` stands only when `H` was
 matched, `[global]`, `[S]` and `[]` are addresses, and letters after a colon name the kinds where the default does not
 hold: r register, i immediate, s symbol, v packed vector, p pair with a predicate, _ sink, n negatable predicate,
 l label, g group. ` / ` separates further operand lists of the same opcode; `{8.8,sm_100}` before one is its own demand.
@@ -80,7 +80,7 @@ def _demand(text: str) -> Demand:
 
 def compile_row(row: Row, section: str) -> Compiled:
     """Split a row's pattern and demands."""
-    tokens = tuple(_token(text) for text in row.pattern.split(" ")[1:])
+    tokens = tuple(_token(text) for text in row.pattern.split()[1:])
     return Compiled(row, section, tokens, _demand(row.since), _raises(row.raises))
 
 
@@ -172,12 +172,20 @@ def _substitute(token: str, found: dict[str, str]) -> str:
     head = token[: len(token) - len(token.lstrip("=~"))]
     body = token[len(head) :]
     if body[0] == "[":
-        space = body[1:-1]
-        return f"{head}[{found.get(space, '' if space.isupper() else space)}]"
+        space, closing, coordinates = body[1:].partition("]")
+        return f"{head}[{found.get(space, '' if space.isupper() else space)}{closing}{coordinates}"
     body, star, count = body.partition("*")
     type_name, colon, letters = body.partition(":")
     type_name = found.get(type_name, type_name)
     if star:
-        vector = found.get(count, "" if count.isupper() else count).lstrip("vx")
+        vector = _vector(count, found)
         star, count = ("*", vector) if vector else ("", "")
     return f"{head}{type_name}{colon}{letters}{star}{count}"
+
+
+def _vector(count: str, found: dict[str, str]) -> str:
+    """The number of elements: as written, of a matched `v4` or `x4`, or a part of the N of a shape (`S/2`)."""
+    name, _, part = count.partition("/")
+    if part:
+        return str(int(found[name].partition("n")[2].partition("k")[0]) // int(part))
+    return found.get(name, "" if name.isupper() else name).lstrip("vx")
