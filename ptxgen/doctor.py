@@ -13,8 +13,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ptxgen.errors import TargetError
 from ptxgen.manifest import driver_text
-from ptxgen.targets import TargetError, ptx_of_driver, target_of_capability
+from ptxgen.targets import ptx_of_driver, target_of_capability
 
 _PARTS = {
     "jinja2": ("jinja2", "core"),

@@ -18,8 +18,8 @@ def config_options() -> list[click.Option]:
     """`--config` and what changes its meaning."""
     return [
         click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
-        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context  [default: the model's]"),
-        click.Option(["--kv-dtype"], help="With --config: KV cache's element type  [default: the model's]"),
+        click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
+        click.Option(["--kv-dtype"], help="With --config: KV cache element type [default: model's]"),
     ]
 
 

@@ -48,10 +48,9 @@ def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_
         say(f"wrote {path}")
 
 
-@click.pass_context
-def _model(ctx: click.Context, config: str | None, max_len: int | None, kv_dtype: str | None, **options: Any) -> None:
+def _model(config: str | None, max_len: int | None, kv_dtype: str | None, **options: Any) -> None:
     """The group without a kernel: everything a model needs."""
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config")

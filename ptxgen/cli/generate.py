@@ -89,12 +89,11 @@ def _act(spec: KernelType, **options: Any) -> None:
     above = parent.params if parent else {}
     if above.get("config"):
         raise click.UsageError("generate: name a kernel type or give --config, not both")
-    _one(spec, **{name: value or above.get(name) for name, value in options.items()})
+    merged: dict[str, Any] = {name: value or above.get(name) for name, value in options.items()}
+    _one(spec, **merged)
 
 
-@click.pass_context
 def _model(
-    ctx: click.Context,
     config: str | None,
     targets: Sequence[str],
     output: str | None,
@@ -103,7 +102,7 @@ def _model(
     kv_dtype: str | None,
 ) -> None:
     """The group without a kernel: everything a model needs."""
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     if config is None:
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")

@@ -26,15 +26,14 @@ def command(kernel: str | None, targets: bool, as_json: bool) -> None:
         if as_json:
             emit_json(_described(cls))
         else:
-            rows = [(f["name"], f["type"], _shown(f), f["doc"]) for f in _fields(cls)]
-            table(("field", "type", "default", "meaning"), rows, f"{cls.__name__}: {_summary(cls)}")
+            lines = [(f["name"], f["type"], _shown(f), f["doc"]) for f in _fields(cls)]
+            table(("field", "type", "default", "meaning"), lines, f"{cls.__name__}: {_summary(cls)}")
     elif as_json:
         emit_json([_described(cls) for cls in kernel_types().values()])
     else:
-        rows = [
-            (name.replace("_", "-"), _summary(cls), " ".join(f.name for f in dataclasses.fields(cls)))  # type: ignore[arg-type]
-            for name, cls in sorted(kernel_types().items())
-        ]
+        known = sorted(kernel_types().items())
+        names = [" ".join(str(f["name"]) for f in _fields(cls)) for _, cls in known]
+        rows = [(n.replace("_", "-"), _summary(cls), fields) for (n, cls), fields in zip(known, names, strict=True)]
         table(("kernel type", "what it does", "fields"), rows)
 
 

@@ -16,22 +16,18 @@ from ptxgen.requires import LoadVerdict, explain_load, requirements
 from ptxgen.targets import ALL_TARGETS, driver_for_ptx, target
 
 
-class _Dotted(click.ParamType):
+def _dotted(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
     """`12.8` as (12, 8)."""
-
-    name = "X.Y"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        match = re.fullmatch(r"(?:sm_)?(\d+)\.(\d)", str(value))
-        if not match:
-            self.fail(f"must be two numbers such as 12.8 (got {value!r})", param, ctx)
-        return int(match[1]), int(match[2])
+    match = re.fullmatch(r"(\d+)\.(\d)", value or "")
+    if value is not None and not match:
+        raise click.BadParameter(f"must be two numbers such as 12.8 (got {value!r})", ctx, param)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @click.command(name="requires")
 @click.argument("file", metavar="FILE")
-@click.option("--driver", type=_Dotted(), help="CUDA version of a driver: can it load the file?")
-@click.option("--sm", type=_Dotted(), help="Compute capability of a GPU: can it load the file?")
+@click.option("--driver", metavar="X.Y", callback=_dotted, help="CUDA version of a driver: can it load the file?")
+@click.option("--sm", metavar="X.Y", callback=_dotted, help="Compute capability of a GPU: can it load the file?")
 @json_option
 def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | None, as_json: bool) -> int:
     """Show the lowest PTX ISA version and architecture of FILE (- is stdin), and the lines that force them.

@@ -11,7 +11,7 @@ import click
 
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import AssembleError
-from ptxgen.targets import target
+from ptxgen.targets import Target, target
 
 _SHOWN = ("registers", "spill_stores", "spill_loads", "stack", "shared", "barriers")
 
@@ -30,8 +30,8 @@ def command(paths: Sequence[str], targets: Sequence[str], allow_spills: bool, as
 
     if not available_assemblers():
         raise AssembleError("verify: no assembler is installed; pip install 'ptxgen[ptxas]'")
-    wanted = [target(name) for name in dict.fromkeys(targets)] or [None]
-    jobs = [(file, where) for file in _files(paths or ("golden_ptx",)) for where in wanted]
+    wanted: list[Target | None] = [target(name) for name in dict.fromkeys(targets)]
+    jobs = [(file, where) for file in _files(paths or ("golden_ptx",)) for where in wanted or [None]]
     results: list[dict[str, Any]] = []
     for file, where in progress(jobs, "assembling"):
         try:

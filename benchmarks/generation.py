@@ -1,0 +1,145 @@
+"""What generating a kernel costs: cold, repeated, as a process; beside the compilers of like kernels, where installed.
+
+    python benchmarks/generation.py            measure, print, append rows
+    python benchmarks/generation.py --report   the table of the last run
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rows import Run, load, markdown
+
+from ptxgen.generate import clear_cache, generate
+from ptxgen.golden import Case, Goldens
+from ptxgen.kernels import KvCacheScatter
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = KvCacheScatter(max_len=4096, head_dim=128, n_kv_heads=8)
+COMMAND = ["kv-cache-scatter", "--max-len", "4096", "--head-dim", "128", "--n-kv-heads", "8", "--target", "sm_90"]
+
+
+def some_cases(count: int | None = None) -> list[Case]:
+    """The golden cases; some of them, evenly spread, when there is a count."""
+    cases = list(Goldens(ROOT / "golden_ptx").cases())
+    return cases if count is None else cases[:: max(1, len(cases) // count)]
+
+
+def cold_seconds(case: Case) -> float:
+    """One generation that finds nothing in a cache (modules and templates are loaded)."""
+    clear_cache()
+    start = time.perf_counter()
+    case.generate()
+    return time.perf_counter() - start
+
+
+def repeated_seconds(calls: int = 20000) -> float:
+    """One `generate` of a spec that was generated before."""
+    generate(SPEC, "sm_90")
+    start = time.perf_counter()
+    for _ in range(calls):
+        generate(SPEC, "sm_90")
+    return (time.perf_counter() - start) / calls
+
+
+def process_seconds(command: list[str]) -> float:
+    """Wall time of a process, the best of five."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def triton_seconds() -> float:
+    """Triton's compilation of a copy of 16 values a thread to PTX and cubin, without its cache."""
+    import tempfile
+
+    source = (
+        "import os, time, triton, triton.language as tl\n"
+        "from triton.backends.compiler import GPUTarget\n"
+        "from triton.compiler import ASTSource, compile\n"
+        "@triton.jit\n"
+        "def copy(src, dst, position, N: tl.constexpr):\n"
+        "    i = tl.arange(0, N); tl.store(dst + position * N + i, tl.load(src + i))\n"
+        "one = dict(src='*fp32', dst='*fp32', position='i32')\n"
+        "for n in (64, 128):  # the first warms up the compiler itself\n"
+        "    start = time.perf_counter()\n"
+        "    compile(ASTSource(copy, {**one, 'N': 'constexpr'}, {'N': n}), target=GPUTarget('cuda', 90, 32))\n"
+        "    print(time.perf_counter() - start)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "compile.py"
+        script.write_text(source)
+        command = ["env", f"TRITON_CACHE_DIR={folder}/cache", sys.executable, str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def numba_seconds() -> float:
+    """numba-cuda's compilation of the same copy to PTX."""
+    from numba import cuda, float32, int32
+
+    def copy(src, dst, position):  # type: ignore[no-untyped-def]
+        i = cuda.threadIdx.x
+        dst[position * 128 + i] = src[i]
+
+    signature = (float32[::1], float32[::1], int32)
+    cuda.compile_ptx(copy, signature, cc=(8, 0))  # warms up the compiler itself
+    start = time.perf_counter()
+    cuda.compile_ptx(copy, signature, cc=(9, 0))
+    return time.perf_counter() - start
+
+
+PEERS: dict[str, tuple[str, Callable[[], float]]] = {
+    "triton": ("triton", triton_seconds),
+    "numba-cuda": ("numba", numba_seconds),
+}
+
+
+PROCESSES = (
+    ("generate", "ptxgen", ["-m", "ptxgen", "generate", *COMMAND]),
+    ("import ptxgen", "ptxgen", ["-c", "import ptxgen"]),
+    ("nothing", "python", ["-c", "pass"]),
+)
+
+
+def measure(run: Run) -> None:
+    """Add every row of one run."""
+    cases = some_cases()
+    for case in cases[:3]:  # imports, templates, patterns
+        cold_seconds(case)
+    cold = sorted(min(cold_seconds(case) for _ in range(3)) for case in cases)
+    what = {"what": "cold, all goldens", "kernels": len(cold)}
+    run.add(what, "ptxgen", us=statistics.median(cold) * 1e6, us_largest=cold[-1] * 1e6)
+    run.add({"what": "repeated spec"}, "ptxgen", us=min(repeated_seconds() for _ in range(5)) * 1e6)
+    for what_runs, impl, arguments in PROCESSES:
+        run.add({"what": f"process: {what_runs}"}, impl, us=process_seconds([sys.executable, *arguments]) * 1e6)
+    for name, (module, seconds) in PEERS.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"{name}: not installed, no row")
+            continue
+        run.add({"what": "cold, a copy kernel"}, name, us=seconds() * 1e6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="print the table of the last run and measure nothing")
+    arguments = parser.parse_args()
+    if not arguments.report:
+        run = Run("generation")
+        measure(run)
+        print(f"appended {len(run.rows)} rows to {run.save()}")
+    print(markdown(load("generation")))
+
+
+if __name__ == "__main__":
+    main()

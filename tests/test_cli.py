@@ -1,0 +1,327 @@
+"""The command line: what it prints and writes, exit codes, one sentence for wrong use, nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ptxgen.cli import run
+from ptxgen.generate import generate
+from ptxgen.kernel import kernel_types
+from ptxgen.kernels import KvCacheScatter
+
+SCATTER = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
+TO = ["--target", "sm_80"]
+SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
+CONFIGS = Path(__file__).parent / "data" / "configs"
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
+
+
+# -- generate ----------------------------------------------------------------------------------------------------------
+
+
+def test_generate_prints_the_text_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", *SCATTER, *TO]) == 0
+    out, err = capsys.readouterr()
+    assert out == generate(SPEC, "sm_80").text
+    assert err == ""
+
+
+def test_generate_to_a_file_with_its_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "scatter.ptx"
+    assert run(["generate", *SCATTER, *TO, "-o", str(file), "--manifest"]) == 0
+    assert file.read_text() == generate(SPEC, "sm_80").text
+    assert json.loads(file.with_suffix(".json").read_text()) == generate(SPEC, "sm_80").manifest()
+
+
+def test_generate_to_a_directory_for_two_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", *SCATTER, "--target", "sm_75", "--target", "sm_90", "-o", str(tmp_path), "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    files = [str(tmp_path / t / "kv_cache_scatter" / f"{SPEC.slug}.ptx") for t in ("sm_75", "sm_90")]
+    assert [one["files"] for one in written] == [files]
+    assert [Path(f).read_text() for f in files] == [generate(SPEC, t).text for t in ("sm_75", "sm_90")]
+
+
+def test_two_targets_do_not_fit_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.ptx"
+    assert run(["generate", *SCATTER, "--target", "sm_75", "--target", "sm_90", "-o", str(file)]) == 2
+    assert "-o: must be a directory" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_options_before_the_kernel_count_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", *TO, *SCATTER]) == 0
+    assert capsys.readouterr().out == generate(SPEC, "sm_80").text
+
+
+def test_a_kernel_type_by_any_of_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("kv-cache-scatter", "kv_cache_scatter", "KvCacheScatter"):
+        assert run(["generate", name, *SCATTER[1:], *TO]) == 0
+        assert capsys.readouterr().out == generate(SPEC, "sm_80").text
+
+
+def test_flags_and_dtypes_reach_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", *SCATTER, "--indirect", "--kv-dtype", "int8", *TO]) == 0
+    spec = dataclasses.replace(SPEC, indirect=True, kv_dtype="s8")
+    assert capsys.readouterr().out == generate(spec, "sm_80").text
+
+
+def test_a_device_file_is_written_to_and_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    from ptxgen.output import write_file
+
+    write_file(Path(os.devnull), "text")
+    assert Path(os.devnull).is_char_device()
+
+
+@pytest.mark.parametrize("name", sorted(kernel_types()))
+def test_help_of_every_kernel_type_says_what_each_field_means(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from ptxgen.cli._kernels import field_doc
+
+    cls = kernel_types()[name]
+    assert run(["generate", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(cls):
+        assert "--" + field.name.replace("_", "-") in shown
+        assert field_doc(cls, field.name), f"{cls.__name__}.{field.name}: no `{field.name}: …` in the docstring"
+
+
+# -- wrong use: exit 2, one sentence, nothing left ---------------------------------------------------------------------
+
+WRONG = {
+    "no command": (["nope"], "nope: no such command"),
+    "unknown option": (["list", "--nope"], "No such option"),
+    "unknown kernel": (["generate", "kv-cache-scater", *TO], "nearest: kv_cache_scatter"),
+    "unknown field": (["generate", *SCATTER, "--n-heds", "3", *TO], "--n-heds"),
+    "not a number": (["generate", *SCATTER[:-1], "two", *TO], "'two'"),
+    "missing fields": (["generate", SCATTER[0], *TO], "KvCacheScatter.head_dim: is needed"),
+    "head_dim 100": (["generate", *SCATTER, "--head-dim", "100", *TO], "head_dim: must be a multiple of 8"),
+    "head_dim 1024": (["generate", *SCATTER, "--head-dim", "1024", *TO], "nearest: 512"),
+    "max_len 0": (["generate", *SCATTER, "--max-len", "0", *TO], "max_len: must be from 1"),
+    "dtype": (["generate", *SCATTER, "--kv-dtype", "f12", *TO], "kv_dtype: must be one of"),
+    "no target": (["generate", *SCATTER], "--target: is needed"),
+    "unknown target": (["generate", *SCATTER, "--target", "sm_91"], "(got 'sm_91')"),
+    "dtype above the target": (["generate", *SCATTER, "--kv-dtype", "e4m3", *TO], "e4m3 needs sm_89"),
+    "neither kernel nor config": (["generate", *TO], "name a kernel type"),
+    "no such config": (["generate", "--config", "nowhere.json", *TO, "-o", "out"], "nowhere.json: No such"),
+    "config without -o": (["generate", "--config", str(CONFIGS / "phi-2.json"), *TO], "-o: is needed"),
+    "config and kernel": (["generate", "--config", "c.json", *SCATTER, *TO], "not both"),
+    "no such list": (["list", "nope"], "(got 'nope')"),
+    "requires nothing": (["requires", "nowhere.ptx"], "nowhere.ptx: No such file"),
+    "requires a driver": (["requires", "x.ptx", "--driver", "twelve"], "must be two numbers"),
+    "verify nothing": (["verify", "nowhere"], "nowhere: no such file or directory"),
+    "golden root": (["golden", "check", "--root", "nowhere"], "must be a directory of goldens"),
+    "golden kernel": (["golden", "check", "nope"], "(got 'nope')"),
+    "export without -o": (["export", *SCATTER, *TO], "-o: is needed"),
+    "shell": (["completion", "tcsh"], "tcsh"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_use(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, said = WRONG[case]
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("ptxgen: ")
+    assert err.count("\n") == 1
+    assert names_below(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "must be JSON (line 1"),
+        ("[]", "must be a JSON object"),
+        ('{"model_type": "bert"}', "model_type: must be one of llama"),
+        ('{"model_type": "llama", "num_hidden_layers": -1}', "num_hidden_layers: must be an integer of at least 1"),
+    ],
+)
+def test_a_malformed_or_foreign_config(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(content)
+    assert run(["generate", "--config", str(config), *TO, "-o", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "config.json" in err
+    assert err.count("\n") == 1
+    assert names_below(tmp_path) == ["config.json"]
+
+
+def test_an_output_below_a_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["generate", *SCATTER, *TO, "-o", str(tmp_path / "file" / "out")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert str(tmp_path / "file") in err
+    assert names_below(tmp_path) == ["file"]
+
+
+def test_an_unwritable_directory_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third of four files cannot be made: neither it, nor the others, nor their directories remain."""
+    import tempfile
+
+    real, made = tempfile.mkstemp, []
+
+    def mkstemp(*args: object, **options: object) -> object:
+        if len(made) == 2:
+            raise PermissionError(13, "Permission denied", str(options["dir"]))
+        made.append(real(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    out = tmp_path / "out"
+    targets = [*TO, "--target", "sm_90"]
+    assert run(["generate", *SCATTER, *targets, "-o", str(out), "--manifest"]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+    assert len(made) == 2
+    assert names_below(tmp_path) == []
+
+
+def test_a_failure_in_mid_way_takes_back_what_was_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptxgen.output import write_files
+
+    real = os.replace
+
+    def replace(source: str, target: Path) -> None:
+        if Path(target).name == "c":
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    (tmp_path / "a").write_text("old")
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="No space"):
+        write_files(tmp_path, {"a": "new", "d/b": "new", "d/c": "new"})
+    assert names_below(tmp_path) == ["a"]
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    listed = capsys.readouterr().out
+    from ptxgen.cli import root
+
+    for name in root.list_commands(None):  # type: ignore[arg-type]
+        assert f"  {name} " in listed
+        assert run([name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"Usage: ptxgen {name}")
+
+
+def test_list_is_for_people_and_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list"]) == 0
+    table = capsys.readouterr().out
+    assert run(["list", "--json"]) == 0
+    described = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert described.keys() == kernel_types().keys()
+    assert all(name.replace("_", "-") in table for name in described)
+    fields = {f["name"]: f for f in described["kv_cache_scatter"]["fields"]}
+    assert "default" not in fields["max_len"]
+    assert fields["kv_dtype"]["default"] == "f32"
+    assert run(["list", "--targets"]) == 0
+    assert "sm_120f" in capsys.readouterr().out
+
+
+def test_requires_names_the_lines_and_judges_a_driver_and_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kernel.ptx"
+    file.write_text(generate(SPEC, "sm_90").text)
+    assert run(["requires", str(file)]) == 0
+    assert ".target sm_90; driver 11.8 or newer" in capsys.readouterr().out
+    assert run(["requires", str(file), "--driver", "11.8", "--sm", "9.0"]) == 0
+    assert "loads" in capsys.readouterr().out
+    assert run(["requires", str(file), "--driver", "11.7"]) == 1
+    assert "11.8 or newer is needed" in capsys.readouterr().out
+    assert run(["requires", str(file), "--sm", "8.9", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["target"] == ["sm_90"]
+    assert not found["loads"]["ok"]
+
+
+def test_requires_of_something_else_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kernel.ptx"
+    file.write_text(generate(SPEC, "sm_90").text.replace("    ret;", "    retreat;"))
+    assert run(["requires", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert f"{file}:" in err
+    assert "retreat" in err
+    assert err.count("\n") == 1
+
+
+def test_doctor_works_and_says_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["doctor", "--json"])
+    lines = {line["topic"]: line for line in json.loads(capsys.readouterr().out)}
+    assert lines["jinja2"]["state"] == "ok"
+    assert {"python", "driver", "cache", "assembler"} <= lines.keys()
+
+
+def test_doctor_names_the_cache_and_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cache() -> str:
+        run(["doctor", "--json"])
+        return next(line["text"] for line in json.loads(capsys.readouterr().out) if line["topic"] == "cache")
+
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PTXGEN_CACHE_DIR", str(folder))
+    assert cache() == f"{folder}: empty"
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "entry").write_bytes(bytes(1_500_000))
+    assert cache() == f"{folder}: 1 entries, 1.5 MB"
+    monkeypatch.setenv("PTXGEN_CACHE_DIR", "off")
+    assert cache().startswith("off")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", shell]) == 0
+    assert "_PTXGEN_COMPLETE" in capsys.readouterr().out
+
+
+def test_a_shell_completes_kernel_types_and_fields() -> None:
+    def complete(line: str) -> str:
+        words = line.split(" ")
+        asked = {"_PTXGEN_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        program = "from ptxgen.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True)
+        return done.stdout
+
+    assert "kv-cache-scatter" in complete("ptxgen generate kv")
+    assert "--head-dim" in complete("ptxgen generate kv-cache-scatter --he")
+    assert complete("ptxgen generate nope --he") == ""
+
+
+def test_the_process_imports_only_what_a_command_needs() -> None:
+    program = "import sys; from ptxgen.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", program, "generate", *SCATTER, *TO]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert done.stdout.startswith("// KvCacheScatter(")
+    assert loaded.isdisjoint({"rich", "numpy", "llvmlite", "cuda", "torch", "ml_dtypes"})
+
+
+def test_the_module_is_a_program_and_an_interrupted_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m ptxgen generate {' '.join(SCATTER)} --target sm_80 | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.startswith("// KvCacheScatter(")
+    assert done.stderr == ""

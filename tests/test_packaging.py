@@ -1,0 +1,129 @@
+"""The package: what importing it costs, what the wheel holds, and that a checkout without links works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(program: str, *, cwd: Path = ROOT, path: Path | None = None) -> str:
+    """Output of a program in a fresh interpreter; `path` replaces the installed package."""
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_clean() -> None:
+    """No third-party package, no process, no thread, no file made."""
+    program = (
+        "import sys, threading; before = set(sys.modules)\n"
+        "def watch(event, args):\n"
+        "    if event in ('subprocess.Popen', 'os.fork', 'os.mkdir', 'ctypes.dlopen', 'socket.connect', 'os.system'):\n"
+        "        raise SystemExit(f'{event}: {args}')\n"
+        "sys.addaudithook(watch); import ptxgen, ptxgen.runtime\n"
+        "assert threading.active_count() == 1\n"
+        "print(*{m.partition('.')[0] for m in set(sys.modules) - before})"
+    )
+    loaded = set(python(program).split())
+    assert loaded - set(sys.stdlib_module_names) == {"ptxgen"}
+
+
+def test_import_takes_less_than_100_ms() -> None:
+    """The best of five: the machine may be busy, the package may not be slow."""
+    program = "import time; t = time.perf_counter(); import ptxgen; print(time.perf_counter() - t)"
+    assert min(float(python(program)) for _ in range(5)) < 0.1
+
+
+def test_every_public_name_exists() -> None:
+    import ptxgen
+
+    assert all(getattr(ptxgen, name) is not None for name in ptxgen.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = ptxgen.nope
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built by hatchling from a copy of the sources."""
+    pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel")
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("ptxgen", "runtime", "templates"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    program = f"from hatchling.build import build_wheel; print(build_wheel({str(out)!r}))"
+    return out / python(program, cwd=source).split()[-1]
+
+
+def test_the_wheel_is_pure_small_and_whole(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert wheel.stat().st_size < 2_000_000
+    held = set(zipfile.ZipFile(wheel).namelist())
+    for folder, inside in (("ptxgen", "ptxgen"), ("runtime", "ptxgen/runtime"), ("templates", "ptxgen/templates")):
+        files = [p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        wanted = {f"{inside}/{p.relative_to(ROOT / folder).as_posix()}" for p in files}
+        assert wanted - held == set()
+    assert not [name for name in held if name.startswith(("tests", "golden_ptx"))]
+    assert "ptxgen/py.typed" in held
+
+
+def test_the_wheel_generates(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = (
+        "import ptxgen; from ptxgen.kernels import KvCacheScatter; import ptxgen.runtime; print(ptxgen.__file__)\n"
+        "print(ptxgen.generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), 'sm_80').text)"
+    )
+    where, text = python(program, cwd=tmp_path, path=tmp_path).split("\n", 1)
+    assert where.startswith(str(tmp_path))
+    assert ".entry kv_cache_scatter" in text
+
+
+def test_a_checkout_without_links_works(tmp_path: Path) -> None:
+    """As on Windows, where git writes a link as a file that holds the path it points to."""
+    for name in ("ptxgen", "runtime", "templates"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for link in ("runtime", "templates"):
+        (tmp_path / "ptxgen" / link).unlink()
+        (tmp_path / "ptxgen" / link).write_text(f"../{link}")
+    program = (
+        "import ptxgen, ptxgen.runtime, ptxgen.runtime.diskcache; from ptxgen.kernels import KvCacheScatter\n"
+        "print(ptxgen.__file__, ptxgen.runtime.__file__, ptxgen.runtime.diskcache.__file__)\n"
+        "ptx = ptxgen.generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), 'sm_80'); print(ptx.entry)"
+    )
+    shown = python(program, cwd=tmp_path, path=tmp_path).split()
+    files = ("ptxgen/__init__.py", "runtime/__init__.py", "runtime/diskcache.py")
+    assert shown[:3] == [str(tmp_path / f) for f in files]
+    assert shown[3] == "kv_cache_scatter"
+
+
+def test_extras_name_what_the_code_imports() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {"cuda", "cpu", "ptxas", "dev", "all"} <= extras.keys()
+    assert extras["all"] == ["ptxgen[cuda,cpu,ptxas]"]
+    assert any(d.startswith("llvmlite") for d in extras["cpu"])
+    assert project["requires-python"] == ">=3.10"
+
+
+def test_the_benchmark_of_generation_keeps_its_promises() -> None:
+    """5 ms a kernel cold (median over the goldens), 5 µs a repeated spec: three times that here, for a busy machine."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import generation
+    finally:
+        sys.path.pop(0)
+    cold = statistics.median(min(generation.cold_seconds(case) for _ in range(3)) for case in generation.some_cases(12))
+    assert cold < 15e-3
+    assert min(generation.repeated_seconds() for _ in range(3)) < 15e-6
