@@ -13,23 +13,9 @@ from typing import Any
 
 from ptxgen.errors import SpecError
 from ptxgen.jsonfields import Fields
+from ptxgen.models_rope import RopeSettings, rope_settings
 
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_SCALINGS = ("default", "linear", "llama3")
-
-
-@dataclass(frozen=True)
-class RopeSettings:
-    """Rotary embedding of a layer: pairs are halves of the first `rotary_dim` elements (neox style), as in every
-    checkpoint that Hugging Face's classes load. `scaling` is "default", "linear" or "llama3"."""
-
-    theta: float
-    rotary_dim: int
-    scaling: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 8192
 
 
 @dataclass(frozen=True)
@@ -97,6 +83,11 @@ def _shape(read: Fields, name: str, family: _Family, max_len: int | None) -> Mod
     if n_heads % n_kv_heads:
         raise read.error("num_key_value_heads", f"must divide num_attention_heads={n_heads}")
     head_dim = _head_dim(read, n_heads)
+
+    def rope(slides: bool) -> RopeSettings:
+        local = "rope_local_base_freq" if slides and family.local_theta else ""
+        return rope_settings(read, head_dim, family.rotary, max_len, slides, local)
+
     query_scalar = read.number("query_pre_attn_scalar", 0.0) if family.query_scalar else 0.0
     return ModelShape(
         family=name,
@@ -109,7 +100,7 @@ def _shape(read: Fields, name: str, family: _Family, max_len: int | None) -> Mod
         dtype=_dtype(read),
         scale=query_scalar**-0.5 if query_scalar not in (0.0, float(head_dim)) else None,
         soft_cap=read.number("attn_logit_softcapping", 0.0) if family.query_scalar else 0.0,
-        kinds=_kinds(family.windows(read, n_layers), max_len, lambda slides: _rope(read, family, head_dim, slides)),
+        kinds=_kinds(family.windows(read, n_layers), max_len, rope),
     )
 
 
@@ -138,37 +129,6 @@ def _dtype(read: Fields) -> str:
     if name not in _DTYPES:
         raise read.error(key, f"must be one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _rope(read: Fields, family: _Family, head_dim: int, sliding: bool) -> RopeSettings:
-    """RoPE of a layer, from `rope_theta` and `rope_scaling`, or from the newer `rope_parameters` that holds both."""
-    rotary_dim = int(head_dim * read.number("partial_rotary_factor", family.rotary))
-    given = read.table("rope_parameters")
-    nested = given.get("sliding_attention" if sliding else "full_attention")
-    parameters = Fields(nested if isinstance(nested, dict) else given, f"{read.source}: rope_parameters")
-    theta = parameters.number("rope_theta", read.number("rope_theta", 10000.0))
-    scaling = Fields(parameters.values or read.table("rope_scaling"), f"{read.source}: rope_scaling")
-    if sliding and family.local_theta and not nested:
-        return RopeSettings(read.number("rope_local_base_freq", theta), rotary_dim)
-    if "partial_rotary_factor" in parameters.values:
-        rotary_dim = int(head_dim * parameters.number("partial_rotary_factor", 1.0))
-    kind = str(scaling.values.get("rope_type", scaling.values.get("type", "default")))
-    if kind not in _SCALINGS:
-        raise SpecError(f"{scaling.source}: type: must be one of {', '.join(_SCALINGS)} (got {kind!r})")
-    if kind == "default":
-        return RopeSettings(theta, rotary_dim)
-    factor = scaling.number("factor")
-    if kind == "linear":
-        return RopeSettings(theta, rotary_dim, kind, factor)
-    return RopeSettings(
-        theta,
-        rotary_dim,
-        kind,
-        factor,
-        scaling.number("low_freq_factor"),
-        scaling.number("high_freq_factor"),
-        scaling.count("original_max_position_embeddings"),
-    )
 
 
 # -- windows by layer: one function per way of saying it -------------------------------------------------------------

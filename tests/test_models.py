@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.models import FAMILIES, LayerKind, RopeSettings, load_config, model_shape
+from ptxgen.models import FAMILIES, LayerKind, load_config, model_shape
+from ptxgen.models_rope import RopeSettings
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 LLAMA: dict[str, Any] = {
@@ -143,6 +144,30 @@ def test_dtype_by_either_name() -> None:
     assert model_shape(config(dtype="float32")).dtype == "f32"
 
 
+def test_yarn_keeps_fast_frequencies_and_divides_slow_ones() -> None:
+    """Qwen2.5's recipe, by hand: of 64 pairs the first 24 stay, from pair 40 on all are divided by 4."""
+    given = json.loads((CONFIGS / "qwen2.5-7b.json").read_text())
+    given |= {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}}
+    rope = model_shape(given).kinds[0].rope
+    assert rope is not None
+    assert len(rope.freq_factors) == 64
+    assert set(rope.freq_factors[:24]) == {1.0}
+    assert set(rope.freq_factors[40:]) == {4.0}
+    assert rope.freq_factors[32] == pytest.approx(1 / (1 - 9 / 17 + 9 / 17 / 4))
+    assert rope.attention_factor == pytest.approx(1.1386294361119891)
+
+
+def test_longrope_takes_the_list_of_the_cache_that_is_asked_for() -> None:
+    short, long = [1.0 + i / 100 for i in range(48)], [2.0 + i for i in range(48)]
+    given = json.loads((CONFIGS / "phi-3-mini-4k.json").read_text())
+    given |= {"max_position_embeddings": 131072, "sliding_window": 262144}
+    given |= {"rope_scaling": {"type": "longrope", "short_factor": short, "long_factor": long}}
+    (whole,), (small,) = (model_shape(given, max_len=n).kinds for n in (None, 4096))
+    assert (whole.window, small.window) == (0, 0)
+    assert whole.rope == RopeSettings(1e4, 96, freq_factors=tuple(long), attention_factor=pytest.approx(1.190238))
+    assert small.rope == RopeSettings(1e4, 96, freq_factors=tuple(short), attention_factor=pytest.approx(1.190238))
+
+
 REFUSED = {
     "foreign": (config(model_type="bert"), "model_type: must be one of llama, .* (got 'bert')"),
     "no model_type": ({}, "model_type: must be one of .* (got None)"),
@@ -154,10 +179,10 @@ REFUSED = {
     "uneven groups": (config(num_key_value_heads=5), "num_key_value_heads: must divide num_attention_heads=32 (got 5)"),
     "uneven heads": (config(hidden_size=2049), "hidden_size: must be a multiple of num_attention_heads=32"),
     "dtype": (config(torch_dtype="int4"), "torch_dtype: must be one of bfloat16, float16, float32 (got 'int4')"),
-    "yarn": (config(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_scaling: type: .* (got 'yarn')"),
+    "dynamic": (config(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope_scaling: type: .* (got 'dynamic')"),
     "longrope": (
         config(model_type="phi3", rope_scaling={"type": "longrope", "short_factor": [1.0]}),
-        "rope_scaling: type: must be one of default, linear, llama3 (got 'longrope')",
+        "rope_scaling: short_factor: must be a list of 32 numbers, one a pair",
     ),
     "half a scaling": (config(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling: low_freq_factor:"),
     "a scaling that is text": (config(rope_scaling="llama3"), "rope_scaling: must be a JSON object (got 'llama3')"),
