@@ -144,15 +144,15 @@ def check_geometry(device: CudaDevice, function: CudaFunction, geometry: Geometr
             f"Geometry.block: {function.name} uses {resources.registers} registers and can have at most "
             f"{resources.max_threads} threads on {device.name} (got {geometry.threads})"
         )
-    shared = geometry.shared + resources.static_shared
-    if shared > device.shared_limit:
-        raise SpecError(
-            f"Geometry.shared: at most {device.shared_limit} bytes on {device.name}, static included (got {shared})"
-        )
     attribute = device.api.CUfunction_attribute
-    if shared > STATIC_SHARED_LIMIT and geometry.shared > function.dynamic_shared:
+    needs_more = geometry.shared + resources.static_shared > STATIC_SHARED_LIMIT
+    if needs_more and geometry.shared > function.dynamic_shared:
         name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        device.call("cuFuncSetAttribute", function.raw, name, geometry.shared)
+        code, _ = device.ask("cuFuncSetAttribute", function.raw, name, geometry.shared)
+        if code:
+            had = f"{geometry.shared} dynamic and {resources.static_shared} static bytes"
+            limit = f"{device.shared_limit} bytes, static and dynamic together, on {device.name}"
+            raise SpecError(f"Geometry.shared: at most {limit} (got {had}; {device.failed('cuFuncSetAttribute', code)})")
         function.dynamic_shared = geometry.shared
     ctas = geometry.cluster[0] * geometry.cluster[1] * geometry.cluster[2]
     if ctas > 1 and device.capability < (9, 0):
