@@ -14,7 +14,7 @@ _DECIMAL = re.compile(r"[-+]?\s*(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?"
 _NAME = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_$][\w$]*")
 _OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+)U?)", re.DOTALL)
 _WRAPPED = re.compile(r"(?:generic|mask|0[xX][fF0]+)\s*\(.*\)(?:\s*\+\s*\d+)?", re.DOTALL)
-_EXPRESSION = re.compile(r"[0-9a-fA-FxXuU\s()+\-*/%&|^~<>!=?:]+")
+_EXPRESSION = re.compile(r"(?:[0-9a-fA-FxXuU\s()+\-*/&|^~<>!=?:]|%(?![A-Za-z_$]))+")
 
 
 @lru_cache(maxsize=1 << 16)
