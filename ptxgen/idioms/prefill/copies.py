@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder
-from ptxgen.dtypes import DType, f16, f32
+from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.tiles import pitch
-from ptxgen.values import Addr, Not, Reg
+from ptxgen.values import Addr, Reg
 
 SCALE_GROUP = 32  # int8 values that share a scale
+Place = tuple[Reg, int]  # an address in shared memory: a register and a constant
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,17 @@ class Spread:
 
     @property
     def rows_per_pass(self) -> int:
+        """Rows that the CTA visits at once."""
         return self.threads // self.lanes
 
     @property
     def row_passes(self) -> int:
+        """Visits until all rows are done."""
         return -(-self.rows // self.rows_per_pass)
 
     @property
     def column_passes(self) -> int:
+        """Chunks that a thread takes of a row."""
         return -(-self.chunks // self.lanes)
 
     @property
@@ -60,14 +64,18 @@ class Spread:
 
 
 class RowCopy:
-    """Copies of `rows` rows of `head_dim` elements of type `source` into rows of type `target` in shared memory."""
+    """Copies of `rows` rows of `head_dim` elements of type `source` into rows of type `target` in shared memory.
 
-    def __init__(self, b: Builder, name: str, head_dim: int, rows: int, threads: int, source: DType, target: DType) -> None:
+    Its registers start with `name`.
+    """
+
+    def __init__(
+        self, b: Builder, name: str, head_dim: int, rows: int, threads: int, source: DType, target: DType
+    ) -> None:
         self.b, self.name, self.source, self.target = b, name, source, target
         self.elements = 4 if source == target == f32 else 8
         self.spread = Spread.best(head_dim // self.elements, rows, threads)
         self.pitch = pitch(head_dim * target.bytes)
-        self.head_dim = head_dim
 
     @property
     def direct(self) -> bool:
@@ -85,10 +93,9 @@ class RowCopy:
         return self.elements * self.target.bytes
 
     def aim(self, thread: Reg) -> tuple[Reg, Reg]:
-        """This thread's first row and first chunk, and the predicates of its last passes."""
+        """This thread's first row and first chunk; also the predicates of its last passes."""
         b, s, name = self.b, self.spread, self.name
-        bits = s.lanes.bit_length() - 1
-        row = b.op("shr.u32", b.reg(f"{name}_row", "s32"), thread, bits)
+        row = b.op("shr.u32", b.reg(f"{name}_row", "s32"), thread, s.lanes.bit_length() - 1)
         chunk = b.op("and.b32", b.reg(f"{name}_chunk", "u32"), thread, s.lanes - 1)
         if s.spare_lanes:
             b.op("setp.lt.u32", f"{name}_has_chunk", chunk, s.chunks - (s.column_passes - 1) * s.lanes)
@@ -101,70 +108,46 @@ class RowCopy:
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
         """Byte offset of a row's chunk within the tile in shared memory, into the register `name`."""
-        out: Reg = self.b.op("mul.lo.u32", name, row, self.pitch)
-        self.b.op("mad.lo.u32", out, chunk, self.target_bytes, out)
+        start = self.b.op("mul.lo.u32", f"{self.name}_row_offset", row, self.pitch)
+        out: Reg = self.b.op("mad.lo.u32", name, chunk, self.target_bytes, start)
         return out
 
     def passes(self, row_pass: int) -> Iterator[tuple[int, Reg | None]]:
         """The column passes of one pass over rows: the pass, and the predicate that this thread takes part."""
-        s, found = self.spread, self.b.registers
-        last_rows = s.spare_rows and row_pass == s.row_passes - 1
+        s = self.spread
         for column in range(s.column_passes):
+            last_rows = s.spare_rows and row_pass == s.row_passes - 1
             last_lanes = s.spare_lanes and column == s.column_passes - 1
-            word = {(False, False): "", (True, False): "has_row", (False, True): "has_chunk", (True, True): "has_both"}
-            key = word[last_rows, last_lanes]
-            yield column, found[f"{self.name}_{key}"] if key else None
+            word = "both" if last_rows and last_lanes else "row" if last_rows else "chunk"
+            yield column, self.b.registers[f"{self.name}_has_{word}"] if last_rows or last_lanes else None
 
-    def async_chunk(self, target: Reg, source: Reg, row_pass: int, column: int, step: int, size: Reg,
-                    pred: Reg | Not | None) -> None:  # fmt: skip
-        """cp.async of one chunk; `step` is the bytes from row pass to row pass in global memory, `size` 16 or 0."""
-        to = target[row_pass * self.spread.rows_per_pass * self.pitch + column * self.spread.lanes * 16]
-        at = source[row_pass * step + column * self.spread.lanes * 16]
-        self.b.op("cp.async.cg.shared.global", to, at, 16, size, pred=pred)
+    def place(self, to: Place, row_pass: int, column: int) -> Addr:
+        """Where a pass's chunk goes in shared memory; `to` is the place of this thread's first chunk."""
+        s = self.spread
+        return to[0][to[1] + row_pass * s.rows_per_pass * self.pitch + column * s.lanes * self.target_bytes]
 
-    def target_at(self, target: Reg, row_pass: int, column: int) -> Addr:
-        """Where a chunk goes in shared memory."""
-        return target[
-            row_pass * self.spread.rows_per_pass * self.pitch + column * self.spread.lanes * self.target_bytes
-        ]
+    def copy_async(self, to: Addr, source: Addr, size: Reg, pred: Reg | None) -> None:
+        """cp.async of one chunk; `size` is 16, or 0 for zeros."""
+        self.b.op("cp.async.cg.shared.global", to, source, 16, size, pred=pred)
 
-    def load_chunk(self, words: tuple[Reg, ...], source: Reg, offset: int, pred: Reg | None) -> None:
-        """A chunk's words from global memory; zeros where `pred` does not hold."""
-        if pred is not None:
-            convert.clear(self.b, words)
+    def chunk_words(self, name: str) -> tuple[Reg, ...]:
+        """Scratch registers for one chunk on its way."""
+        return tuple(scratch(self.b, f"{name}{i}", "b32") for i in range(self.source_bytes // 4))
+
+    def load(self, words: tuple[Reg, ...], source: Reg, offset: int, pred: Reg) -> None:
+        """A chunk's words from global memory; left as they are where `pred` does not hold."""
         convert.load_words(self.b, words, source, offset, space="global.nc", pred=pred)
 
-    def store_chunk(self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None) -> None:
-        """Convert a chunk's words and store them; `scale` (f32) multiplies int8 values."""
+    def store(self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None) -> None:
+        """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values."""
         b = self.b
         if self.source != self.target:
             values = tuple(scratch(b, f"wide{i}", "f32") for i in range(self.elements))
-            if self.source == f32:
-                for value, word in zip(values, words, strict=True):
-                    b.op("mov.b32", value, word)
-            else:
-                convert.unpack(b, values, words, self.source)
+            convert.unpack(b, values, words, self.source)
             if scale is not None:
                 for value in values:
                     b.op("mul.f32", value, value, scale)
             words = tuple(scratch(b, f"packed{i}", "b32") for i in range(convert.words_of(self.target, self.elements)))
-            if self.target == f32:
-                for value, word in zip(values, words, strict=True):
-                    b.op("mov.b32", word, value)
-            else:
-                convert.pack(b, words, values, self.target)
+            convert.pack(b, words, values, self.target)
         assert isinstance(to.base, Reg)
         convert.store_words(b, to.base, words, to.offset, space="shared", pred=pred)
-
-    def words(self, name: str) -> tuple[Reg, ...]:
-        """Scratch registers for one chunk on its way."""
-        return tuple(scratch(self.b, f"{name}{i}", "b32") for i in range(self.source_bytes // 4))
-
-
-def scale_of(b: Builder, name: str, scales: Reg, offset: int) -> Reg:
-    """Load an f16 scale as f32 into the register `name`."""
-    half = scratch(b, "scale_half", "b16")
-    b.op(f"ld.global.nc.{f16.storage}", half, scales[offset])
-    wide = scratch(b, name, "f32")
-    b.op("cvt.f32.f16", wide, half)
-    return wide

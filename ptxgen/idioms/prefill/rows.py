@@ -20,9 +20,9 @@ def divide(b: Builder, name: str, value: Reg, by: int) -> Reg:
     """value // by for a value of at least 0, into the register `name` (declared when first used)."""
     out = scratch(b, name, "s32")
     if by & (by - 1) == 0:
-        b.op("shr.s32", out, value, by.bit_length() - 1)
+        b.op("shr.u32", out, value, by.bit_length() - 1)
     else:
-        b.op("div.s32", out, value, by)
+        b.op("div.u32", out, value, by)
     return out
 
 
@@ -95,21 +95,35 @@ class Rows:
         return out
 
     def index(self, name: str, row: Reg) -> Reg:
-        """The index of a row of q, out or lse in its buffer, into the register `name`; the row must be a real one."""
-        b, spec, out = self.b, self.spec, scratch(self.b, name, "u32")
+        """The index (64-bit) of a row of q, out or lse in its buffer, into the register `name`."""
+        b, spec, out = self.b, self.spec, scratch(self.b, name, "u64")
         token = divide(b, "row_token", row, self.group)
-        head = scratch(b, "row_head", "s32")
-        if self.group == 1:
-            b.op("mov.s32", head, self.kv_head)
-        else:
-            b.op("mul.lo.s32", head, token, -self.group)
-            b.op("add.s32", head, head, row)
-            b.op("mad.lo.s32", head, self.kv_head, self.group, head)
+        head = self.first_head()
+        if self.group > 1:
+            member = b.op("rem.u32", scratch(b, "row_head", "u32"), row, self.group)
+            head = b.op("add.u32", member, member, head)
+        other = scratch(b, "wide_part", "u64")
         if spec.layout == "tokens":
-            b.op("mad.lo.u32", out, token, spec.n_heads, head)
+            b.op("mul.wide.u32", out, token, spec.n_heads)
+            b.op("cvt.u64.u32", other, head)
         else:
-            b.op("mad.lo.u32", out, head, self.q_rows(), token)
+            b.op("mul.wide.u32", out, head, self.q_rows())
+            b.op("cvt.u64.u32", other, token)
+        b.op("add.u64", out, out, other)
         return out
+
+    def address(self, name: str, row: Reg, buffer: Reg, row_bytes: int) -> Reg:
+        """The address of a row in q, out or lse, into the register `name`."""
+        out, index = scratch(self.b, name, "u64"), self.index("row_index", row)
+        self.b.op("mad.lo.u64", out, index, row_bytes, buffer)
+        return out
+
+    def first_head(self) -> Reg:
+        """The first query head of the KV head, computed where first used."""
+        if self.group == 1:
+            return self.kv_head
+        found = self.b.registers.get("first_head")
+        return found if found is not None else self.b.op("mul.lo.u32", "first_head", self.kv_head, self.group)
 
     def q_rows(self) -> Reg:
         """The rows of a head in q and out, loaded where first used."""

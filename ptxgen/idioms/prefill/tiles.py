@@ -53,20 +53,21 @@ class TensorTile:
 
 @dataclass(frozen=True, slots=True)
 class SimtTile:
-    """A CTA's tile for plain FMA in f32: 16 lanes share a row; a thread owns `r` rows and `c` of every 16·c keys."""
+    """A CTA's tile for plain FMA in f32: `lanes` threads share a row; a thread owns `r` rows and `c` keys of each."""
 
     threads: int
     r: int
     c: int
     stages: int = 2
+    lanes: int = 16
 
     @property
     def rows(self) -> int:
-        return self.threads // 16 * self.r
+        return self.threads // self.lanes * self.r
 
     @property
     def keys(self) -> int:
-        return 16 * self.c
+        return self.lanes * self.c
 
     def probabilities_pitch(self) -> int:
         """Bytes from row to row of the tile's probabilities."""
@@ -80,14 +81,17 @@ class SimtTile:
 
 def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, TensorTile]]:
     """Tiles in order of preference, each with the CTAs that an SM's shared memory should hold."""
-    if head_dim <= 64 and not converts:
+    if head_dim <= 16:  # little to share: small tiles, and a text that a person reads
+        yield 2, TensorTile(warps=4, m_tiles=1, keys=16, q_in_registers=True)
+    elif head_dim <= 64 and not converts:
         yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_in_registers=True)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_in_registers=True)
     elif head_dim <= 128 and not converts:
         yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32)
     elif head_dim <= 256:  # one row tile a warp leaves registers for wider rows, or for the words on their way in
-        yield 1, TensorTile(warps=8, m_tiles=1, keys=64)
+        if head_dim <= 128 or not converts:
+            yield 1, TensorTile(warps=8, m_tiles=1, keys=64)
         yield 1, TensorTile(warps=8, m_tiles=1, keys=32)
         yield 1, TensorTile(warps=4, m_tiles=1, keys=16)
     else:
@@ -95,18 +99,18 @@ def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, Tensor
         yield 1, TensorTile(warps=4, m_tiles=1, keys=16, column_groups=2)
 
 
-def _simt_choices(head_dim: int) -> Iterator[tuple[int, SimtTile]]:
+def _simt_choices(head_dim: int, stages: int) -> Iterator[tuple[int, SimtTile]]:
+    """The same for plain FMA; the accumulators take r · head_dim / 16 registers."""
+    if head_dim <= 16:
+        yield 2, SimtTile(threads=128, r=2, c=1, stages=stages)
     if head_dim <= 128:
-        yield 2, SimtTile(threads=128, r=8, c=2)
-        yield 1, SimtTile(threads=128, r=4, c=2)
-        yield 1, SimtTile(threads=128, r=4, c=1)
+        yield 2, SimtTile(threads=128, r=8, c=2, stages=stages)
     if head_dim <= 256:
-        yield 1, SimtTile(threads=128, r=4, c=2)
-        yield 1, SimtTile(threads=128, r=4, c=1)
-        yield 1, SimtTile(threads=128, r=2, c=1, stages=1)
-    yield 1, SimtTile(threads=128, r=2, c=1)
+        yield 1, SimtTile(threads=128, r=4, c=2, stages=stages)
+    for count in range(stages, 0, -1):
+        yield 1, SimtTile(threads=128, r=2, c=1, stages=count)
     yield 1, SimtTile(threads=64, r=2, c=1, stages=1)
-    yield 1, SimtTile(threads=32, r=2, c=1, stages=1)
+    yield 1, SimtTile(threads=32, r=2, c=1, stages=1, lanes=8)
 
 
 def _fits(nbytes: int, ctas: int, target: Target) -> bool:
@@ -121,8 +125,9 @@ def tensor_tile(head_dim: int, target: Target, converts: bool) -> TensorTile:
 
 @lru_cache(maxsize=4096)
 def simt_tile(head_dim: int, target: Target) -> SimtTile:
-    """The tile for plain FMA."""
-    return next(t for n, t in _simt_choices(head_dim) if _fits(t.shared_bytes(head_dim), n, target))
+    """The tile for plain FMA; before sm_80 nothing is copied while a tile is used, so one stage is enough."""
+    stages = 2 if target.includes_any(("sm_80",)) else 1
+    return next(t for n, t in _simt_choices(head_dim, stages) if _fits(t.shared_bytes(head_dim), n, target))
 
 
 def dynamic(nbytes: int) -> int:

@@ -1,0 +1,197 @@
+"""Tiles of K and V in shared memory: where they come from, how they get there, which stage is read.
+
+Three ways: cp.async into the other stage while this one is used; through registers, where K and V are converted, into
+the other stage; or, with one stage only, straight in between two barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.dtypes import DType, f16
+from ptxgen.idioms.convert import clear, scratch
+from ptxgen.idioms.prefill.copies import SCALE_GROUP, Place, RowCopy
+from ptxgen.idioms.prefill.rows import Rows
+from ptxgen.values import Reg
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+
+Words = tuple[Reg, ...]
+
+
+class KeyTiles:
+    """`stages` stages, each `keys` rows of K and then of V, from the register `base` on."""
+
+    def __init__(self, b: Builder, spec: MultiHeadAttention, rows: Rows, threads: int, stages: int, dtype: DType) -> None:
+        self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
+        self.copy = RowCopy(b, "kv", spec.head_dim, rows.keys, threads, spec.kv_dtype, dtype)
+        self.tile_bytes = rows.keys * self.copy.pitch
+        self.quantised = spec.kv_dtype.name == "s8"
+        self.words: dict[str, list[Words]] = {}
+        self.scales: dict[str, list[Reg | None]] = {}
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes from a stage to the next."""
+        return 2 * self.tile_bytes
+
+    @property
+    def row_step(self) -> int:
+        """Bytes from a key to the next in global memory."""
+        return self.rows.kv_step * self.spec.head_dim * self.spec.kv_dtype.bytes
+
+    @property
+    def scale_step(self) -> int:
+        """Bytes from a key's scales to the next key's."""
+        return self.rows.kv_step * self.scale_groups * f16.bytes
+
+    @property
+    def scale_groups(self) -> int:
+        """Scales of a row."""
+        return -(-self.spec.head_dim // SCALE_GROUP)
+
+    def aim(self, base: Reg) -> None:
+        """Point this thread at its chunks of the first tile; part of an open fragment."""
+        b, rows, copy = self.b, self.rows, self.copy
+        row, chunk = copy.aim(rows.thread)
+        key = b.op("add.s32", "kv_key", rows.key_begin, row)
+        b.op("sub.s32", "keys_left", rows.kv_len, key)
+        index = rows.kv_row("kv_index", key)
+        for x in "kv":
+            source = b.op("mad.lo.u64", f"{x}_from", index, self.spec.head_dim * self.spec.kv_dtype.bytes, b.ld_param(x))
+            b.op("mad.wide.u32", source, chunk, copy.source_bytes, source)
+        if self.quantised:
+            b.op("mul.lo.u64", index, index, self.scale_groups * f16.bytes)
+            group = b.op("shr.u32", "kv_scale_group", chunk, (SCALE_GROUP // copy.elements).bit_length() - 1)
+            b.op("mad.wide.u32", index, group, f16.bytes, index)
+            for x in "kv":
+                b.op("add.u64", f"{x}_scales_from", index, b.ld_param(f"{x}_scales"))
+        to = copy.offset("kv_to", row, chunk)
+        b.op("add.u32", to, to, base)
+        if self.stages == 2:
+            total = b.op("add.u32", "kv_to_sum", to, to)
+            b.op("add.u32", total, total, self.stage_bytes)
+
+    def fetch(self) -> None:
+        """The fragment that starts the way of the next tile, and for one stage brings it there."""
+        b = self.b
+        with b.fragment("fetch"):
+            b.note(f"{self.rows.keys} keys; rows from kv_len on become zeros")
+            if self.copy.direct:
+                self._fetch_async()
+            elif self.stages == 2:
+                self._fetch_words()
+            else:
+                self._fill()
+            self._next_tile()
+
+    def _exists(self, row_pass: int) -> Reg:
+        """The predicate that this thread's key of a row pass is below kv_len."""
+        exists = scratch(self.b, "key_exists", "pred")
+        self.b.op("setp.gt.s32", exists, self.b.registers["keys_left"], row_pass * self.copy.spread.rows_per_pass)
+        return exists
+
+    def _fetch_async(self) -> None:
+        b, copy = self.b, self.copy
+        size = b.reg("copy_bytes", "u32")
+        for i in range(copy.spread.row_passes):
+            b.op("selp.b32", size, 16, 0, self._exists(i))
+            for x in "kv":
+                for column, takes_part in copy.passes(i):
+                    source = b.registers[f"{x}_from"][self._offset(i, column)]
+                    copy.copy_async(copy.place(self._to(x), i, column), source, size, takes_part)
+        b.op("cp.async.commit_group")
+
+    def _to(self, x: str) -> Place:
+        """Where this thread's first chunk of K or V goes."""
+        return self.b.registers["kv_to"], 0 if x == "k" else self.tile_bytes
+
+    def _offset(self, row_pass: int, column: int) -> int:
+        """Bytes from this thread's first chunk to that of a pass, in global memory."""
+        s = self.copy.spread
+        return row_pass * s.rows_per_pass * self.row_step + column * s.lanes * self.copy.source_bytes
+
+    def _next_tile(self) -> None:
+        b = self.b
+        b.op("sub.s32", b.registers["keys_left"], b.registers["keys_left"], self.rows.keys)
+        for x in "kv":
+            source = b.registers[f"{x}_from"]
+            b.op("add.u64", source, source, self.rows.keys * self.row_step)
+            if self.quantised:
+                scales = b.registers[f"{x}_scales_from"]
+                b.op("add.u64", scales, scales, self.rows.keys * self.scale_step)
+        if self.stages == 2 and self.copy.direct:
+            self._other_stage()
+
+    def _other_stage(self) -> None:
+        b = self.b
+        b.op("sub.u32", b.registers["kv_to"], b.registers["kv_to_sum"], b.registers["kv_to"])
+
+    # -- through registers ---------------------------------------------------------------------------------------------
+
+    def _chunks(self) -> Iterator[tuple[int, int, int, Reg | None]]:
+        """Every chunk of this thread: its number, row pass, column pass, and the predicate that it takes part."""
+        for i in range(self.copy.spread.row_passes):
+            for column, takes_part in self.copy.passes(i):
+                yield i * self.copy.spread.column_passes + column, i, column, takes_part
+
+    def _present(self, row_pass: int, takes_part: Reg | None) -> Reg:
+        """The predicate that a chunk exists and is this thread's."""
+        exists = self._exists(row_pass)
+        if takes_part is not None:
+            self.b.op("and.pred", exists, exists, takes_part)
+        return exists
+
+    def _load(self, x: str, row_pass: int, column: int, words: Words, scale: Reg | None, present: Reg) -> None:
+        """A chunk's words and scale; zeros where it does not exist."""
+        clear(self.b, words)
+        self.copy.load(words, self.b.registers[f"{x}_from"], self._offset(row_pass, column), present)
+        if scale is not None:
+            s = self.copy.spread
+            group = column * s.lanes * self.copy.elements // SCALE_GROUP
+            offset = row_pass * s.rows_per_pass * self.scale_step + group * f16.bytes
+            self.b.op("mov.b16", scale, 0)
+            self.b.op("ld.global.nc.b16", scale, self.b.registers[f"{x}_scales_from"][offset], pred=present)
+
+    def _store(self, x: str, row_pass: int, column: int, words: Words, scale: Reg | None, takes_part: Reg | None) -> None:
+        """Convert a chunk and put it into its stage."""
+        wide = None
+        if scale is not None:
+            wide = scratch(self.b, "wide_scale", "f32")
+            self.b.op("cvt.f32.f16", wide, scale)
+        self.copy.store(words, self.copy.place(self._to(x), row_pass, column), takes_part, wide)
+
+    def _fetch_words(self) -> None:
+        b, per_chunk = self.b, self.copy.source_bytes // 4
+        chunks = self.copy.spread.row_passes * self.copy.spread.column_passes
+        for x in "kv":
+            words = b.array(f"{x}_word", "b32", chunks * per_chunk)
+            self.words[x] = [tuple(words[i * per_chunk : (i + 1) * per_chunk]) for i in range(chunks)]
+            self.scales[x] = list(b.array(f"{x}_scale", "b16", chunks)) if self.quantised else [None] * chunks
+        for number, i, column, takes_part in self._chunks():
+            present = self._present(i, takes_part)
+            for x in "kv":
+                self._load(x, i, column, self.words[x][number], self.scales[x][number], present)
+
+    def settle(self) -> None:
+        """The fragment that converts the words of the next tile and puts them into the other stage."""
+        if self.copy.direct or self.stages == 1:
+            return
+        with self.b.fragment("settle"):
+            self.b.note(f"{self.spec.kv_dtype} to {self.copy.target}, into the stage that nobody reads")
+            for number, i, column, takes_part in self._chunks():
+                for x in "kv":
+                    self._store(x, i, column, self.words[x][number], self.scales[x][number], takes_part)
+            self._other_stage()
+
+    def _fill(self) -> None:
+        for _, i, column, takes_part in self._chunks():
+            present = self._present(i, takes_part)
+            for x in "kv":
+                words = self.copy.chunk_words(f"{x}_word")
+                scale = scratch(self.b, f"{x}_scale", "b16") if self.quantised else None
+                self._load(x, i, column, words, scale, present)
+                self._store(x, i, column, words, scale, takes_part)

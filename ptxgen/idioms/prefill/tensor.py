@@ -1,0 +1,323 @@
+"""The main loop on tensor cores: mma.m16n8k16 with K, V and Q from ldmatrix, after FlashAttention-2.
+
+A warp owns 16·m_tiles rows. Scores stay in registers: two neighbouring accumulator tiles, packed to 16 bits, are the A
+fragment of the second product. head_dim's last 8 columns, where it is no multiple of 16, go through mma.m16n8k8.
+Source: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16 with floating point type" and "ldmatrix".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.dtypes import DType
+from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.prefill.keys import KeyTiles
+from ptxgen.idioms.prefill.queries import QueryTile
+from ptxgen.idioms.prefill.rows import Rows
+from ptxgen.idioms.prefill.softmax import Score, Softmax
+from ptxgen.idioms.prefill.tiles import TensorTile, dynamic, pitch
+from ptxgen.values import Addr, Reg, RegArray
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+
+
+class TensorLoop:
+    """Builds every fragment of `multi_head_attention_tensor.ptx.j2`."""
+
+    def __init__(self, b: Builder, spec: MultiHeadAttention, tile: TensorTile, dtype: DType) -> None:
+        self.b, self.spec, self.tile, self.dtype = b, spec, tile, dtype
+        self.pitch = pitch(2 * spec.head_dim)
+        self.steps, self.tail = divmod(spec.head_dim, 16)
+        self.columns = -(-spec.head_dim // 8 // tile.column_groups)  # accumulator tiles of a warp
+        self.rows = Rows(b, spec, tile.rows, tile.keys)
+        self.queries = QueryTile(b, spec, self.rows, tile.threads, dtype)
+        self.kv = KeyTiles(b, spec, self.rows, tile.threads, tile.stages, dtype)
+
+    def build(self) -> None:
+        """All fragments, in the order of the template."""
+        self.rows.locate()
+        self._declare()
+        self._aim()
+        self.queries.stage(self.base)
+        self.kv.fetch()
+        self.kv.settle()
+        self._clear()
+        if self.tile.q_in_registers:
+            self._load_q()
+        self._look_ahead()
+        self._scores()
+        self.softmax.soften()
+        self.softmax.mask(self.rows, self.tile_start, self.warp_row, self._row_steps(), self.first_column)
+        self.softmax.tile_maxima()
+        self.softmax.raise_maxima(self.accumulators)
+        self._values()
+        self._advance()
+        self._finish()
+
+    # -- registers -----------------------------------------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        b, t = self.b, self.tile
+        self.score = b.array("score", "f32", t.m_tiles * t.keys // 8 * 4)
+        self.acc = b.array("acc", "f32", t.m_tiles * self.columns * 4)
+        self.q_fragment = b.array("q_frag", "b32", t.m_tiles * (4 * self.steps + self.tail // 4) if t.q_in_registers else
+                                  t.m_tiles * 4)  # fmt: skip
+        self.k_fragment = b.array("k_frag", "b32", 4)
+        self.v_fragment = b.array("v_frag", "b32", 4)
+        self.p_fragment = b.array("p_frag", "b32", t.m_tiles * 4)
+        half = t.keys // 8 * 2
+        scores = [[self._score(r, i) for i in range(half)] for r in range(2 * t.m_tiles)]
+        self.softmax = Softmax(b, self.spec, scores, lanes=4)
+        self.accumulators = [
+            [v for n in range(self.columns) for v in self._acc(r // 2, n)[2 * (r % 2) : 2 * (r % 2) + 2]]
+            for r in range(2 * t.m_tiles)
+        ]
+
+    def _score(self, row: int, i: int) -> Score:
+        """Score i of a thread's row: two neighbouring keys of every 8."""
+        tile, pair = divmod(i, 2)
+        return Score(self._scores_of(row // 2, tile)[2 * (row % 2) + pair], 8 * tile + pair)
+
+    def _scores_of(self, m: int, n: int) -> tuple[Reg, ...]:
+        first = (m * self.tile.keys // 8 + n) * 4
+        return tuple(self.score[first : first + 4])
+
+    def _acc(self, m: int, n: int) -> tuple[Reg, ...]:
+        first = (m * self.columns + n) * 4
+        return tuple(self.acc[first : first + 4])
+
+    def _row_steps(self) -> list[int]:
+        """Rows from the thread's first to each of its rows."""
+        return [16 * (r // 2) + 8 * (r % 2) for r in range(2 * self.tile.m_tiles)]
+
+    # -- fragments -----------------------------------------------------------------------------------------------------
+
+    def _aim(self) -> None:
+        """Shared memory, and where this lane reads it: row lane % 16, the second 8 columns from lane 16 on."""
+        b, t = self.b, self.tile
+        nbytes = t.shared_bytes(self.spec.head_dim)
+        arena = b.shared("tiles", nbytes, dynamic=dynamic(nbytes) > 0)
+        with b.fragment("aim"):
+            self.base = b.op("mov.u32", "q_base", arena)
+            kv_base = b.op("add.u32", "kv_base", self.base, t.rows * self.pitch)
+            self.kv.aim(kv_base)
+            lane = b.op("and.b32", b.reg("lane", "u32"), self.rows.thread, 31)
+            warp = b.op("shr.u32", "warp", self.rows.thread, 5)
+            row = b.op("and.b32", b.reg("lane_row", "u32"), lane, 15)
+            high = b.op("shr.u32", "lane_half", lane, 4)
+            at = b.op("mul.lo.u32", "lane_at", row, self.pitch)
+            b.op("mad.lo.u32", at, high, 16, at)
+            if t.column_groups > 1:
+                b.note(f"{t.column_groups} warps share {16 * t.m_tiles} rows; each has {self.columns} tiles of 8 columns")
+                self.column_group = b.op("and.b32", b.reg("column_group", "u32"), warp, t.column_groups - 1)
+                b.op("shr.u32", warp, warp, t.column_groups.bit_length() - 1)
+            b.op("mul.lo.u32", warp, warp, 16 * t.m_tiles)
+            self.q_at = b.op("mad.lo.u32", "q_at_lane", warp, self.pitch, at)
+            b.op("add.u32", self.q_at, self.q_at, self.base)
+            self.k_at = b.op("add.u32", "k_at_lane", kv_base, at)
+            if t.stages == 2:
+                total = b.op("add.u32", "k_at_sum", self.k_at, self.k_at)
+                b.op("add.u32", total, total, self.kv.stage_bytes)
+            if t.column_groups > 1:
+                b.op("mul.lo.u32", "v_column", self.column_group, 16 * self._second_group())
+            b.note("accumulator rows of this thread: lane / 4, and 8 further; columns 2 · (lane % 4) and the next")
+            self.quad_row = b.op("shr.u32", b.reg("quad_row", "s32"), lane, 2)
+            b.op("add.s32", self.quad_row, self.quad_row, warp)
+            self.warp_row = b.op("add.s32", "warp_row", self.quad_row, self.rows.first_row)
+            self.first_column = b.op("and.b32", b.reg("first_column", "s32"), lane, 3)
+            b.op("shl.b32", self.first_column, self.first_column, 1)
+            self.tile_start = b.op("mov.s32", "tile_start", self.rows.key_begin)
+            if self._skips():
+                last = b.op("add.s32", "warp_last", warp, self.rows.first_row)
+                b.op("add.s32", last, last, 16 * t.m_tiles - 1)
+                self.rows.position("warp_last_position", last)
+
+    def _second_group(self) -> int:
+        """First accumulator tile of the second column group; it may share one tile with the first group."""
+        return self.spec.head_dim // 8 - self.columns
+
+    def _skips(self) -> bool:
+        """Whether some warps of a causal tile of rows see none of the last keys."""
+        return self.spec.causal and self.tile.rows // self.rows.group >= self.tile.keys
+
+    def _clear(self) -> None:
+        b = self.b
+        with b.fragment("clear"):
+            b.op("mov.f32", "zero", 0.0)
+            self.softmax.clear()
+            for value in self.acc:
+                b.op("mov.f32", value, 0.0)
+
+    def _load_q(self) -> None:
+        with self.b.fragment("load_q"):
+            self.b.note("the rows of q stay in registers")
+            for m in range(self.tile.m_tiles):
+                for step in range(self.steps + bool(self.tail)):
+                    self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
+
+    def _q_registers(self, m: int, step: int) -> tuple[Reg, ...]:
+        """The A fragment of a row tile and a step over head_dim."""
+        count = 4 if step < self.steps else 2
+        if not self.tile.q_in_registers:
+            return tuple(self.q_fragment[4 * m : 4 * m + count])
+        first = m * (4 * self.steps + self.tail // 4) + 4 * step
+        return tuple(self.q_fragment[first : first + count])
+
+    def _load_matrices(self, registers: tuple[Reg, ...], at: Addr, *, transposed: bool = False) -> None:
+        trans = ".trans" if transposed else ""
+        self.b.op(f"ldmatrix.sync.aligned.m8n8.x{len(registers)}{trans}.shared.b16", registers, at)
+
+    def _mma(self, d: tuple[Reg, ...], a: tuple[Reg, ...], b: tuple[Reg, ...], c: tuple[Reg, ...]) -> None:
+        k, type = 4 * len(a), self.dtype.name
+        self.b.op(f"mma.sync.aligned.m16n8k{k}.row.col.f32.{type}.{type}.f32", d, a, b, c)
+
+    def _look_ahead(self) -> None:
+        b = self.b
+        with b.fragment("look_ahead"):
+            following = b.op("add.s32", "next_start", self.tile_start, self.tile.keys)
+            b.op("setp.lt.s32", "has_next", following, self.rows.key_end)
+            if self._skips():
+                b.op("setp.le.s32", "warp_sees", self.tile_start, b.registers["warp_last_position"])
+
+    def _scores(self) -> None:
+        b, t = self.b, self.tile
+        zero = (b.registers["zero"],) * 4
+        with b.fragment("scores"):
+            b.note(f"{t.keys} keys by {16 * t.m_tiles} rows a warp, over head_dim={self.spec.head_dim}")
+            for step in range(self.steps + bool(self.tail)):
+                if not t.q_in_registers:
+                    for m in range(t.m_tiles):
+                        self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
+                for pair in range(t.keys // 16):
+                    whole = step < self.steps
+                    k = tuple(self.k_fragment[: 4 if whole else 2])
+                    self._load_matrices(k, self.k_at[pair * 16 * self.pitch + step * 32])
+                    for n in range(2):
+                        for m in range(t.m_tiles):
+                            d = self._scores_of(m, 2 * pair + n)
+                            self._mma(d, self._q_registers(m, step), k[n::2], d if step else zero)
+
+    def _values(self) -> None:
+        """Probabilities of 16 keys at a time, and their product with V; the next 16 are raised to powers meanwhile."""
+        b, t = self.b, self.tile
+        with b.fragment("values"):
+            v_at = self.k_at
+            if t.column_groups > 1:
+                v_at = b.op("add.u32", "v_at_lane", self.k_at, b.registers["v_column"])
+            for step in range(t.keys // 16):
+                self._probabilities(step)
+                for n in range(0, self.columns, 2):
+                    pair = min(2, self.columns - n)
+                    v = tuple(self.v_fragment[: 2 * pair])
+                    at = self.kv.tile_bytes + step * 16 * self.pitch + n * 16
+                    self._load_matrices(v, v_at[at], transposed=True)
+                    for i in range(pair):
+                        for m in range(t.m_tiles):
+                            acc = self._acc(m, n + i)
+                            self._mma(acc, tuple(self.p_fragment[4 * m : 4 * m + 4]), v[2 * i : 2 * i + 2], acc)
+
+    def _probabilities(self, step: int) -> None:
+        """Scores of keys 16·step … to probabilities, packed as the A fragment."""
+        b, cvt = self.b, f"cvt.rn.{self.dtype.name}x2.f32"
+        for m in range(self.tile.m_tiles):
+            for half in range(2):
+                row = self.softmax.scores[2 * m + half]
+                self.softmax.exponentiate(2 * m + half, row[4 * step : 4 * step + 4])
+            for i in range(4):
+                low, high = self._scores_of(m, 2 * step + i // 2)[2 * (i % 2) : 2 * (i % 2) + 2]
+                b.op(cvt, self.p_fragment[4 * m + i], high, low)
+
+    def _advance(self) -> None:
+        b = self.b
+        with b.fragment("advance"):
+            b.op("mov.s32", self.tile_start, b.registers["next_start"])
+            b.op("sub.u32", self.k_at, b.registers["k_at_sum"], self.k_at)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        with self.b.fragment("finish"):
+            self.softmax.finish(self.accumulators)
+        self.b.expose(staged_out=self.spec.q_dtype == self.dtype)
+        if self.spec.q_dtype == self.dtype:
+            self._stage_out()
+            self.queries.store_out()
+        else:
+            self._store_from_registers()
+        if self.spec.lse:
+            self._store_lse()
+
+    def _stage_out(self) -> None:
+        """The tile's rows over those of q: every lane two columns, later read in 16-byte pieces."""
+        b, cvt = self.b, f"cvt.rn.{self.dtype.name}x2.f32"
+        with b.fragment("stage_out"):
+            at = b.op("mul.lo.u32", "out_at", self.quad_row, self.pitch)
+            b.op("mad.lo.u32", at, self.first_column, 2, at)
+            b.op("add.u32", at, at, self.base)
+            self._shift_columns(at, 16)
+            word = b.reg("out_pair", "b32")
+            for m in range(self.tile.m_tiles):
+                for n in range(self.columns):
+                    for half in range(2):
+                        low, high = self._acc(m, n)[2 * half : 2 * half + 2]
+                        b.op(cvt, word, high, low)
+                        to = at[(16 * m + 8 * half) * self.pitch + 16 * n]
+                        b.op("st.shared.b32", to, word, pred=self._owner(n))
+
+    def _shift_columns(self, at: Reg, tile_bytes: int) -> None:
+        """Move an address to this warp's first accumulator tile; the tile that two groups share belongs to the first."""
+        b = self.b
+        if self.tile.column_groups == 1:
+            return
+        step = self._second_group() * tile_bytes
+        if at.type == "u64":
+            b.op("mad.wide.u32", at, self.column_group, step, at)
+        else:
+            b.op("mad.lo.u32", at, self.column_group, step, at)
+        if "owns_first" not in b.registers and self._second_group() < self.columns:
+            b.op("setp.eq.u32", "owns_first", self.column_group, 0)
+
+    def _owner(self, n: int) -> Reg | None:
+        shared = self.tile.column_groups > 1 and self._second_group() < self.columns and n == 0
+        return self.b.registers["owns_first"] if shared else None
+
+    def _store_from_registers(self) -> None:
+        """Out in a type of its own: every quad of lanes writes 8 columns of a row."""
+        b, type = self.b, self.spec.q_dtype
+        with b.fragment("store_out"):
+            out = b.ld_param("out")
+            exists, writes, packed = b.reg("out_exists", "pred"), b.reg("out_writes", "pred"), b.reg("out_pair", "b32")
+            for r, skip in enumerate(self._row_steps()):
+                row = b.op("add.s32", scratch(b, "out_row", "s32"), self.warp_row, skip)
+                b.op("setp.lt.s32", exists, row, self.rows.n_rows)
+                at = self.rows.address("out_row_at", row, out, self.spec.head_dim * type.bytes)
+                b.op("mad.wide.u32", at, self.first_column, type.bytes, at)
+                self._shift_columns(at, 8 * type.bytes)
+                for n in range(self.columns):
+                    owner, pred = self._owner(n), exists
+                    if owner is not None:
+                        pred = b.op("and.pred", writes, exists, owner)
+                    low, high = self.accumulators[r][2 * n : 2 * n + 2]
+                    if type.bytes == 4:
+                        b.op("st.global.v2.f32", at[8 * n * 4], (low, high), pred=pred)
+                    else:
+                        b.op(f"cvt.rn.{type.name}x2.f32", packed, high, low)
+                        b.op("st.global.b32", at[8 * n * 2], packed, pred=pred)
+
+    def _store_lse(self) -> None:
+        b = self.b
+        with b.fragment("store_lse"):
+            lse, writes = b.ld_param("lse"), b.reg("writes_lse", "pred")
+            first = b.op("setp.eq.s32", "first_of_quad", self.first_column, 0)
+            if self.tile.column_groups > 1:
+                b.op("setp.eq.and.u32", first, self.column_group, 0, first)
+            for r, skip in enumerate(self._row_steps()):
+                row = b.op("add.s32", scratch(b, "out_row", "s32"), self.warp_row, skip)
+                b.op("setp.lt.and.s32", writes, row, self.rows.n_rows, first)
+                at = self.rows.address("lse_at", row, lse, 4)
+                b.op("st.global.f32", at[0], self.softmax.log_sum(r), pred=writes)
+
+
+__all__ = ["RegArray", "TensorLoop"]

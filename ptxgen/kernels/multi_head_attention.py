@@ -1,0 +1,214 @@
+"""Attention of many query tokens: prefill, chunks of a prompt behind a cached prefix, and whole sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, f16, f32, s32
+from ptxgen.idioms.prefill import tiles
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer, grid3, scalar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+SCALE_GROUP = 32  # int8 values that share a scale
+
+
+@kernel_type
+class MultiHeadAttention(KernelType):
+    """softmax(scale · q kᵀ) v for every token and head; query head h reads KV head h · n_kv_heads / n_heads.
+
+    `layout="tokens"`: q, out `[n_tokens, n_heads, head_dim]`, k, v `[n_keys, n_kv_heads, head_dim]`; "heads": q, out
+    `[n_heads, n_tokens, head_dim]`, k, v `[n_kv_heads, n_keys, head_dim]`, and the scalars q_rows, kv_rows are n_tokens
+    and n_keys. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in either layout. n_tokens and n_keys
+    are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]` in device memory when `indirect`.
+
+    `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only the
+    last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's sum of
+    exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and −inf.
+    16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through
+    FMA in f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
+    """
+
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    q_dtype: DType = f16
+    kv_dtype: DType = f16
+    max_len: int = 0
+    layout: str = "tokens"
+    causal: bool = True
+    scale: float | None = None
+    soft_cap: float = 0.0
+    window: int = 0
+    indirect: bool = False
+    lse: bool = False
+
+    sizes = {"n_tokens": 40, "n_keys": 40}
+    goldens = (
+        dict(head_dim=16, n_heads=2, n_kv_heads=1),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True, lse=True),
+        dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),
+    )
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
+        yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 1024)
+        yield from rules.between("n_heads", self.n_heads, 1, 1024)
+        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
+        yield from rules.one_of("layout", self.layout, ("tokens", "heads"))
+        yield from rules.between("max_len", self.max_len, 0, 1 << 30)
+        yield from rules.between("window", self.window, 0, 1 << 30)
+        if self.window and not self.causal:
+            yield f"window: needs causal=True (got window={self.window}, causal=False; nearest: 0)"
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            yield f"scale: must be a positive number, or None for 1/sqrt(head_dim) (got {self.scale})"
+        if not 0 <= self.soft_cap < math.inf:
+            yield f"soft_cap: must be a positive number, or 0 for none (got {self.soft_cap})"
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor on q·k."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    # -- parameters and geometry ---------------------------------------------------------------------------------------
+
+    def params(self) -> tuple[Param, ...]:
+        tokens = self.layout == "tokens"
+        rows = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
+        keys = ("n_keys", self.n_kv_heads) if tokens else (self.n_kv_heads, "n_keys")
+        if self.max_len:
+            keys = (self.n_kv_heads, self.max_len)
+        out = [
+            buffer("q", self.q_dtype, *rows, self.head_dim),
+            buffer("k", self.kv_dtype, *keys, self.head_dim),
+            buffer("v", self.kv_dtype, *keys, self.head_dim),
+        ]
+        if self.kv_dtype.name == "s8":
+            out += [buffer(f"{x}_scales", f16, *keys, -(-self.head_dim // SCALE_GROUP), align=2) for x in "kv"]
+        out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
+        if self.lse:
+            out.append(buffer("lse", f32, *rows, access="out", align=4))
+        for name, what in (("q_len", "tokens"), ("kv_len", "keys, the tokens' own among them")):
+            doc = f"number of {what}"
+            out.append(buffer(name, s32, 1, align=4, doc=doc) if self.indirect else scalar(name, s32, doc=doc))
+        if not tokens:
+            out.append(scalar("q_rows", s32, doc="tokens from head to head of q and out: n_tokens"))
+            if not self.max_len:
+                out.append(scalar("kv_rows", s32, doc="keys from head to head of k and v: n_keys"))
+        return tuple(out)
+
+    def tensor(self, target: Target) -> bool:
+        """Whether tensor cores compute it."""
+        return self.kv_dtype != f32 and target.includes_any(("sm_80",))
+
+    @property
+    def compute_dtype(self) -> DType:
+        """The 16-bit type of q, k, v and the probabilities on tensor cores."""
+        if self.kv_dtype.bits == 16:
+            return self.kv_dtype
+        return self.q_dtype if self.q_dtype.bits == 16 else f16
+
+    def tile(self, target: Target) -> tiles.TensorTile | tiles.SimtTile:
+        """What a CTA takes."""
+        if self.tensor(target):
+            return tiles.tensor_tile(self.head_dim, target, converts=self.kv_dtype.bits == 8)
+        return tiles.simt_tile(self.head_dim, target)
+
+    def launch(self, target: Target) -> Launch:
+        tile = self.tile(target)
+        rows = f"n_tokens * {self.group}" if self.group > 1 else "n_tokens"
+        ctas = f"{self.n_kv_heads} * ceil_div({rows}, {tile.rows})"
+        return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
+
+    def template(self, target: Target) -> str:
+        return f"multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
+
+    def build(self, b: Builder) -> None:
+        tile = self.tile(b.target)
+        b.expose(rows=tile.rows, group=self.group)
+        if isinstance(tile, tiles.TensorTile):
+            from ptxgen.idioms.prefill.tensor import TensorLoop
+
+            TensorLoop(b, self, tile, self.compute_dtype).build()
+        else:
+            from ptxgen.idioms.prefill.simt import SimtLoop
+
+            SimtLoop(b, self, tile).build()
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        keys = self.max_len or sizes["n_keys"]
+        q_len = sizes.get("q_len", min(sizes["n_tokens"], keys))
+        lengths = {"q_len": q_len, "kv_len": sizes.get("kv_len", keys)}
+        if self.indirect:
+            lengths = {name: np.array([n], np.int32) for name, n in lengths.items()}  # type: ignore[misc]
+        scales = {}
+        if self.kv_dtype.name == "s8":
+            shape = self.params()[1].shape[:-1]
+            dims = tuple(sizes[e] if isinstance(e, str) else e for e in shape)
+            for name in ("k_scales", "v_scales"):
+                scales[name] = rng.uniform(0.005, 0.02, (*dims, -(-self.head_dim // SCALE_GROUP))).astype(np.float16)
+        return {**lengths, **scales, "q_rows": sizes["n_tokens"], "kv_rows": sizes["n_keys"]}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        heads_first = self.layout == "heads"
+        q = a["q"].astype(np.float64) if heads_first else a["q"].astype(np.float64).swapaxes(0, 1)
+        k, v = (self._keys(a[x], a.get(f"{x}_scales")) for x in "kv")
+        q_len, kv_len = (max(0, int(np.ravel(a[x])[0])) for x in ("q_len", "kv_len"))
+        kv_len = min(kv_len, k.shape[1])
+        out, lse = a["out"].copy(), a["lse"].copy() if self.lse else None
+        position = np.arange(q_len) + kv_len - q_len
+        seen = np.ones((q_len, kv_len), bool)
+        if self.causal:
+            distance = position[:, None] - np.arange(kv_len)
+            seen = (distance >= 0) & ((distance < self.window) if self.window else True)
+        for h in range(self.n_heads):
+            rows = (h, slice(0, q_len)) if heads_first else (slice(0, q_len), h)
+            scores = q[h, :q_len] @ k[h // self.group, :kv_len].T * self.softmax_scale
+            if self.soft_cap:
+                scores = self.soft_cap * np.tanh(scores / self.soft_cap)
+            values, sums = softmax_rows(np.where(seen, scores, -np.inf), v[h // self.group, :kv_len])
+            out[rows] = values.astype(out.dtype)
+            if lse is not None:
+                lse[rows] = sums
+        return {"out": out} if lse is None else {"out": out, "lse": lse}
+
+    def _keys(self, x: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+        """K or V as float64 `[n_kv_heads, keys, head_dim]`; rows that do not count may hold NaN."""
+        import numpy as np
+
+        wide = x.astype(np.float64)
+        if scales is not None:
+            wide *= np.repeat(scales.astype(np.float64), SCALE_GROUP, axis=-1)[..., : self.head_dim]
+        return wide if self.layout == "heads" or self.max_len else wide.swapaxes(0, 1)
+
+
+def softmax_rows(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(scores) @ values and ln Σ exp(scores) by row; a row of −inf gives zeros and −inf."""
+    import numpy as np
+
+    largest = scores.max(-1, initial=-np.inf, keepdims=True)
+    p = np.exp(scores - np.where(np.isfinite(largest), largest, 0.0))
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return (p / np.where(total == 0, 1.0, total)) @ values, (np.log(total) + largest)[..., 0]
