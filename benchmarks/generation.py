@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rows import Run, load, markdown
 
-from ptxgen.generate import clear_cache, generate
+from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernels import KvCacheScatter
 

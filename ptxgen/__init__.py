@@ -25,7 +25,7 @@ from ptxgen.errors import (
 if TYPE_CHECKING:
     from ptxgen.assembler import assemble
     from ptxgen.dtypes import DType, dtype
-    from ptxgen.generate import Ptx, generate
+    from ptxgen.generator import Ptx, generate
     from ptxgen.kernel import KernelType, Support, kernel_type, kernel_types, make_spec, supports
     from ptxgen.launch import Launch, Param
     from ptxgen.parser import parse
@@ -42,8 +42,8 @@ _HOME = {
     "assemble": "assembler",
     "DType": "dtypes",
     "dtype": "dtypes",
-    "Ptx": "generate",
-    "generate": "generate",
+    "Ptx": "generator",
+    "generate": "generator",
     "KernelType": "kernel",
     "Support": "kernel",
     "kernel_type": "kernel",

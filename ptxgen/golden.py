@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import AssembleError, PtxgenError, SpecError
-from ptxgen.generate import Ptx, generate
+from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
 from ptxgen.manifest import manifest
 from ptxgen.output import write_files

@@ -18,7 +18,7 @@ from ptxgen.requires import variable_bytes
 from ptxgen.targets import driver_for_ptx
 
 if TYPE_CHECKING:
-    from ptxgen.generate import Ptx
+    from ptxgen.generator import Ptx
     from ptxgen.kernel import KernelType
     from ptxgen.nodes import Function
 

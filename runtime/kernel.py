@@ -15,7 +15,7 @@ from ptxgen.runtime.bound import BoundKernel, Packed
 from ptxgen.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
-    from ptxgen.generate import Ptx
+    from ptxgen.generator import Ptx
     from ptxgen.runtime.device import Device
 
 

@@ -110,7 +110,7 @@ class ModuleCache:
                 self._pending.pop(key, None)
 
     def _build(self, spec: KernelType, target: Target) -> Kernel:
-        from ptxgen.generate import generate
+        from ptxgen.generator import generate
         from ptxgen.runtime.kernel import Kernel
 
         device = self.device

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from ptxgen.dtypes import DType, f16, f32, s32
-from ptxgen.generate import Ptx
+from ptxgen.generator import Ptx
 from ptxgen.kernel import KernelType
 from ptxgen.launch import Launch, Param, buffer, grid3, scalar, workspace
 from ptxgen.targets import Target
@@ -45,7 +45,7 @@ def sample_text(spec: Sample, target: Target) -> str:
 
 
 class Generator:
-    """Stands in for `ptxgen.generate.generate`; counts its calls, and takes `seconds` for each."""
+    """Stands in for `ptxgen.generator.generate`; counts its calls, and takes `seconds` for each."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.calls: list[tuple[object, Target]] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ptxgen.cli import run
-from ptxgen.generate import generate
+from ptxgen.generator import generate
 from ptxgen.kernel import kernel_types
 from ptxgen.kernels import KvCacheScatter
 

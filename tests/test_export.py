@@ -17,7 +17,7 @@ import pytest
 from ptxgen.cli import run
 from ptxgen.export import export
 from ptxgen.export.stubs import formula
-from ptxgen.generate import Ptx, generate
+from ptxgen.generator import Ptx, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import kernel_types, make_spec
 from ptxgen.kernels import KvCacheScatter

@@ -19,7 +19,7 @@ from tests.fake_spec import Generator, Sample
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, CudaDevice, Binding]:
-    monkeypatch.setattr("ptxgen.generate.generate", Generator())
+    monkeypatch.setattr("ptxgen.generator.generate", Generator())
     device, binding = fake_device()
     return device.load(Sample()), device, binding
 
@@ -135,7 +135,7 @@ def test_update_is_checked_like_bind(fake: tuple) -> None:
 
 
 def test_kernel_whose_text_disagrees_with_its_spec_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptxgen.generate.generate", Generator())
+    monkeypatch.setattr("ptxgen.generator.generate", Generator())
     short = ".target sm_80\n.entry sample(.param .u64 q)"
     monkeypatch.setattr("tests.fake_spec.sample_text", lambda spec, target: short)
     with pytest.raises(SpecError, match=r"parameters must have \(8, 8, 8, 4, 4, 8\) bytes by its spec"):

@@ -19,7 +19,7 @@ from tests.fake_spec import Generator, Sample
 @pytest.fixture
 def generator(monkeypatch: pytest.MonkeyPatch) -> Generator:
     made = Generator()
-    monkeypatch.setattr("ptxgen.generate.generate", made)
+    monkeypatch.setattr("ptxgen.generator.generate", made)
     return made
 
 
@@ -61,7 +61,7 @@ def test_targets_are_kept_apart_and_the_devices_own_is_the_default(generator: Ge
 
 def test_threads_that_ask_together_load_once(monkeypatch: pytest.MonkeyPatch, device: CudaDevice) -> None:
     generator = Generator(seconds=0.05)
-    monkeypatch.setattr("ptxgen.generate.generate", generator)
+    monkeypatch.setattr("ptxgen.generator.generate", generator)
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(device.load(Sample()))) for _ in range(8)]
     for thread in threads:
@@ -81,7 +81,7 @@ def test_a_failure_reaches_everyone_and_is_not_remembered(generator: Generator, 
 
 
 def test_warmup_loads_in_parallel_and_strict_guards_it(monkeypatch: pytest.MonkeyPatch, device: CudaDevice) -> None:
-    monkeypatch.setattr("ptxgen.generate.generate", Generator(seconds=0.1))
+    monkeypatch.setattr("ptxgen.generator.generate", Generator(seconds=0.1))
     specs = [Sample(dim=8 * i) for i in range(1, 9)]
     started = time.perf_counter()
     kernels = device.warmup(specs, workers=8)

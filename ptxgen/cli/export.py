@@ -33,7 +33,7 @@ def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin:
 def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_cubin: bool) -> None:
     from ptxgen.assembler import available_assemblers
     from ptxgen.export import export
-    from ptxgen.generate import generate
+    from ptxgen.generator import generate
     from ptxgen.output import write_files
 
     if not kernels:

@@ -63,7 +63,7 @@ def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest:
 
 def _texts(spec: KernelType, where: Target) -> tuple[str, str]:
     """The PTX, and the manifest."""
-    from ptxgen.generate import generate
+    from ptxgen.generator import generate
 
     ptx = generate(spec, where)
     return ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"

@@ -10,7 +10,7 @@ from ptxgen.export.stubs import c_header, rust_module
 from ptxgen.manifest import FORMAT
 
 if TYPE_CHECKING:
-    from ptxgen.generate import Ptx
+    from ptxgen.generator import Ptx
 
 
 def export(kernels: Iterable[Ptx], *, cubin: bool) -> dict[str, str | bytes]:

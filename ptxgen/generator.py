@@ -1,0 +1,111 @@
+"""`generate(spec, target) -> Ptx`: fragments, entry, parse, check, header. The final text is the truth."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from ptxgen.builder import Builder
+from ptxgen.checks import check
+from ptxgen.errors import SpecError
+from ptxgen.kernel import KernelType, spec_error, supports
+from ptxgen.launch import Launch, Param
+from ptxgen.nodes import Module
+from ptxgen.parser import parse
+from ptxgen.render import render_entry, render_module
+from ptxgen.requires import Requirements, lowest_version, requirements
+from ptxgen.targets import Target
+from ptxgen.targets import target as parse_target
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """A generated kernel: its text and the contract of its launch. `digest` is the SHA-256 of the text."""
+
+    spec: KernelType
+    target: Target
+    entry: str
+    text: str
+    params: tuple[Param, ...]
+    launch: Launch
+    requires: Requirements
+    digest: str
+    module: Module = field(repr=False, compare=False)
+
+    def workspace_bytes(self, **capacities: int) -> int:
+        """Exact size of all workspace buffers together, for these capacities."""
+        return sum(p.nbytes(capacities) for p in self.params if p.access == "workspace")
+
+    def manifest(self) -> dict[str, Any]:
+        """The launch contract as plain data, for any language."""
+        from ptxgen.manifest import manifest
+
+        return manifest(self)
+
+
+_CACHE: dict[tuple[type, KernelType, Target], Ptx] = {}
+
+
+def generate(spec: KernelType, target: str | Target) -> Ptx:
+    """The PTX of a spec for a target; the same spec and target give the same object.
+
+    Raises `SpecError` when the target cannot run the spec (every reason), `IsaError` or `TemplateError` when the kernel
+    type itself is wrong.
+    """
+    where = parse_target(target)
+    key = (type(spec), spec, where)
+    found = _CACHE.get(key)
+    if found is None:
+        found = _CACHE[key] = _generate(spec, where)
+    return found
+
+
+def _generate(spec: KernelType, target: Target) -> Ptx:
+    support = supports(spec, target)
+    if not support:
+        raise spec_error(type(spec).__name__, support.reasons)
+    b = Builder(spec, target)
+    spec.build(b)
+    b.finish()
+    launch = spec.launch(target)
+    _check_shared(b, launch)
+    entry = spec.kernel_name
+    body = render_entry(b, entry, spec.template(target), launch)
+    first_line = f"{spec!r} for {target}"
+
+    def whole(version: tuple[int, int]) -> str:
+        return render_module(
+            first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body
+        )
+
+    # The header depends on the instructions: parse under the target's own lowest version, then raise it if needed.
+    text = whole(target.lowest_ptx)
+    module = parse(text, file=f"{entry}.ptx")
+    version = lowest_version(module, target)
+    if version != target.lowest_ptx:
+        text = whole(version)
+        module.version, module.source = version, text
+    check(module, target, lint=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Ptx(spec, target, entry, text, spec.params(), launch, requirements(module), digest, module)
+
+
+def _check_shared(b: Builder, launch: Launch) -> None:
+    """Shared memory: what is declared is what is launched, within the target's limit (R-c8)."""
+    dynamic = sum(v.bytes for v in b.shared_variables.values() if v.dynamic)
+    static = sum(v.bytes for v in b.shared_variables.values() if not v.dynamic)
+    if dynamic != launch.shared:
+        raise SpecError(
+            f"{b.spec.kernel_name}: launch() asks for {launch.shared} dynamic shared bytes, build() declares {dynamic}"
+        )
+    if dynamic + static > b.target.shared_limit:
+        raise SpecError(
+            f"{b.spec.kernel_name}: shared memory: at most {b.target.shared_limit} bytes on {b.target} "
+            f"(got {dynamic + static})"
+        )
+
+
+def clear_cache() -> None:
+    """Forget every generated text (for benchmarks and tests)."""
+    _CACHE.clear()
