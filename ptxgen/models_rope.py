@@ -1,4 +1,4 @@
-"""Rotary embedding settings of a `config.json`: theta, the part of a head that rotates, the scaling for long contexts."""
+"""Rotary embedding settings of a `config.json`: theta, the part of a head that rotates, long-context scaling."""
 
 from __future__ import annotations
 

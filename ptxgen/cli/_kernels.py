@@ -31,10 +31,21 @@ _GLOSSARY = {
     "theta": "base of the RoPE frequencies",
     "style": "pairs that rotate together: norm (adjacent) or neox (halves)",
     "rotary_dim": "elements of a head that are rotated, from its start",
-    "precise": "range-reduced sine and cosine instead of the approximations",
+    "scaling": "of the RoPE frequencies for long contexts: default, linear or llama3",
+    "factor": "how much longer the context becomes, with scaling linear or llama3",
+    "low_freq_factor": "llama3: wavelengths above original_max_len / it are scaled by the whole factor",
+    "high_freq_factor": "llama3: wavelengths below original_max_len / it are not scaled",
+    "original_max_len": "llama3: the context that the model was first trained for",
+    "freq_factors": "a divisor of each RoPE frequency, separated by commas; none by default",
+    "attention_factor": "factor of sine and cosine (YaRN, LongRoPE)",
+    "precise": "sine and cosine by polynomials instead of the hardware's approximations",
+    "in_place": "results replace the inputs",
+    "page_size": "positions of a page of the cache; 0: no pages",
+    "programmatic": "may start before the kernel ahead of it ends, and waits for it where it reads its results",
     "vocab": "size of the vocabulary",
 }
-_PYTHON = {"int": click.INT, "float": click.FLOAT, "str": click.STRING, "bool": click.BOOL}
+_PYTHON = {"int": click.INT, "float": click.FLOAT}
+_METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 
 def field_doc(cls: type[KernelType], name: str) -> str:
@@ -43,7 +54,7 @@ def field_doc(cls: type[KernelType], name: str) -> str:
     if "doc" in field.metadata:
         return str(field.metadata["doc"])
     doc = re.sub(r"\s+", " ", cls.__doc__ or "")
-    said = re.search(rf"`{name}`: (.+?)(?:\.(?: |$)|$)", doc)
+    said = re.search(rf"`{name}`: (.+?)(?:[.;](?: |$)|$)", doc)
     return said[1] if said else _GLOSSARY.get(name, "")
 
 
@@ -55,9 +66,14 @@ def _option(cls: type[KernelType], field: dataclasses.Field[Any]) -> click.Optio
     text = "  ".join(filter(None, (field_doc(cls, field.name), note)))
     if kind == "bool":
         return click.Option([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=text)
-    return click.Option(
-        [flag, field.name], type=_PYTHON.get(kind, click.STRING), metavar=kind.upper(), default=None, help=text
-    )
+    shown = _METAVARS.get(kind, kind.upper())
+    parse = _numbers if kind in _METAVARS else None
+    return click.Option([flag, field.name], type=_PYTHON.get(kind), metavar=shown, callback=parse, help=text)
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """`1,2.5` as ("1", "2.5"): the spec makes numbers of them, or says what is wrong."""
+    return None if value is None else tuple(value.split(","))
 
 
 class KernelGroup(click.Group):
