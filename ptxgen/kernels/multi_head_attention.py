@@ -51,7 +51,7 @@ class MultiHeadAttention(KernelType):
     indirect: bool = False
     lse: bool = False
 
-    sizes = {"n_tokens": 40, "n_keys": 40}
+    sizes = {"n_tokens": 40, "n_keys": 40, "q_len": -1, "kv_len": -1}  # −1: as many as there is room for
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True, lse=True),
@@ -155,9 +155,8 @@ class MultiHeadAttention(KernelType):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        keys = self.max_len or sizes["n_keys"]
-        q_len = sizes.get("q_len", min(sizes["n_tokens"], keys))
-        lengths = {"q_len": q_len, "kv_len": sizes.get("kv_len", keys)}
+        room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
+        lengths = {name: most if sizes[name] < 0 else sizes[name] for name, most in room.items()}
         if self.indirect:
             lengths = {name: np.array([n], np.int32) for name, n in lengths.items()}  # type: ignore[misc]
         scales = {}
