@@ -45,9 +45,8 @@ def integer_binary(m: Machine, op: Op) -> None:
             if "sat" in op:
                 out = clamp(big(a) + big(b) if op.name == "add" else big(a) - big(b), kind)
             if "cc" in op:
-                total = big(a.view(f"u{a.itemsize}")) + big(b.view(f"u{a.itemsize}"))
-                carry = total >> WIDTH[kind] if op.name == "add" else big(a.view(f"u{a.itemsize}")) < big(b.view(f"u{a.itemsize}"))  # noqa: E501
-                m.carry[m.active] = np.asarray(carry).astype(bool)
+                x, y = (big(v.view(f"u{v.itemsize}")) for v in (a, b))
+                m.carry[m.active] = (x + y >> WIDTH[kind] != 0) if op.name == "add" else x < y
         elif op.name == "mul":
             product = a * b if "lo" in op else big(a) * big(b)
             if "wide" in op:
@@ -70,7 +69,7 @@ def _divide(a: np.ndarray, b: np.ndarray, name: str, kind: str) -> np.ndarray:
     return wrap(out, kind)
 
 
-@handles("mad", "mul24", "mad24")
+@handles("mad", "mul24", "mad24", "madc")
 def integer_mad(m: Machine, op: Op) -> None:
     """mad and its 24-bit forms; the float forms are in `floating`."""
     kind = op.type
@@ -81,16 +80,30 @@ def integer_mad(m: Machine, op: Op) -> None:
     values = [big(m.get(o, kind)) for o in op.args[1:3]]
     if op.name in ("mul24", "mad24"):
         values = [np.array([_low24(v, kind) for v in x], object) for x in values]
+    if "cc" in op or op.name == "madc":
+        return _mad_carry(m, op, kind)
     product = values[0] * values[1]
     target = double(kind) if "wide" in op else kind
     if "hi" in op:
         product = np.array([v >> (16 if "24" in op.name else WIDTH[kind]) for v in product], object)
     if op.name == "mul24":
         return m.set(op.args[0], target, wrap(product, target))
-    if "lo" in op and not {"cc"} & set(op.mods):
+    if "lo" in op:
         product = big(wrap(product, target))
     total = product + big(m.get(op.args[3], target))
     m.set(op.args[0], target, clamp(total, target) if "sat" in op else wrap(total, target))
+
+
+def _mad_carry(m: Machine, op: Op, kind: str) -> None:
+    """mad.cc, madc: half of the product, plus c, plus the flag for madc; .cc writes the flag."""
+    a, b = (big(m.get(o, kind)) for o in op.args[1:3])
+    half = wrap([v >> WIDTH[kind] if "hi" in op else v for v in a * b], f"u{WIDTH[kind]}")
+    total = big(half) + big(m.get(op.args[3], f"u{WIDTH[kind]}"))
+    if op.name == "madc":
+        total = total + m.carry[m.active].astype(object)
+    if "cc" in op:
+        m.carry[m.active] = total >> WIDTH[kind] != 0
+    m.set(op.args[0], kind, wrap(total, kind))
 
 
 def _low24(v: int, kind: str) -> int:
@@ -289,7 +302,8 @@ def compare(m: Machine, op: Op) -> None:
     if extra is not None:
         result = _JOIN[joins[0]](result, extra if result.ndim == 1 else extra[:, None])
     target = next(w for w in op.mods if w in DTYPES)
-    m.set(op.args[0], target, result.astype(DTYPES[target]) if is_float(target) else -result.astype(np.int32).view(DTYPES[target]))  # noqa: E501
+    ones = result if is_float(target) else wrap(-result.astype(np.int64).reshape(-1), target)
+    m.set(op.args[0], target, ones.astype(DTYPES[target]))
 
 
 def _relation(word: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:

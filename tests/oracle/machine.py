@@ -78,12 +78,13 @@ class Machine:
     # scheduling ---------------------------------------------------------------------------------------------------
     def run(self) -> None:
         """Until every thread has left."""
-        for step in range(STEP_LIMIT):
-            if not self.alive.any():
-                return
-            self._choose(step)
-            self.last_run[self.pc[self.active[0]]] = step
-            self._block(self.program.blocks[self.pc[self.active[0]]])
+        with np.errstate(all="ignore"):
+            for step in range(STEP_LIMIT):
+                if not self.alive.any():
+                    return
+                self._choose(step)
+                self.last_run[self.pc[self.active[0]]] = step
+                self._block(self.program.blocks[self.pc[self.active[0]]])
         raise OracleFault(f"no end after {STEP_LIMIT} blocks")
 
     def _choose(self, step: int) -> None:
