@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ptxgen.cli import run
+from ptxgen.cli._main import invoke
 from ptxgen.export import export
 from ptxgen.export.stubs import formula
 from ptxgen.generator import Ptx, generate
@@ -129,7 +129,7 @@ def test_formulas_in_c_syntax() -> None:
 
 
 def test_export_writes_every_file_and_names_it(tmp_path: Path) -> None:
-    assert run(["export", *SPEC, "--target", "sm_80", "--target", "sm_90", "-o", str(tmp_path)]) == 0
+    assert invoke(["export", *SPEC, "--target", "sm_80", "--target", "sm_90", "-o", str(tmp_path)]) == 0
     bundle = json.loads((tmp_path / "manifest.json").read_text())
     assert [k["target"] for k in bundle["kernels"]] == ["sm_80", "sm_90"]
     named = {file for k in bundle["kernels"] for file in k["files"].values()}
@@ -141,7 +141,7 @@ def test_export_writes_every_file_and_names_it(tmp_path: Path) -> None:
 
 
 def test_export_without_a_cubin(tmp_path: Path) -> None:
-    assert run(["export", *SPEC, "--target", "sm_80", "-o", str(tmp_path), "--no-cubin"]) == 0
+    assert invoke(["export", *SPEC, "--target", "sm_80", "-o", str(tmp_path), "--no-cubin"]) == 0
     assert not list(tmp_path.rglob("*.cubin"))
     assert "cubin" not in json.loads((tmp_path / "manifest.json").read_text())["kernels"][0]["files"]
 
@@ -150,7 +150,7 @@ def test_export_says_that_there_is_no_assembler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ptxgen.assembler.available_assemblers", lambda: ())
-    assert run(["export", *SPEC, "--target", "sm_80", "-o", str(tmp_path)]) == 0
+    assert invoke(["export", *SPEC, "--target", "sm_80", "-o", str(tmp_path)]) == 0
     assert "no assembler is installed" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.cubin"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ptxgen import PtxgenError, SpecError
-from ptxgen.cli import run
+from ptxgen.cli._main import invoke
 from ptxgen.golden import INDEX, RESOURCES, Case, Finding, Goldens, assembler_for
 from ptxgen.kernel import kernel_types
 from ptxgen.kernels import KvCacheScatter
@@ -180,7 +180,7 @@ def test_update_is_refused_where_ci_is_set(goldens: Goldens, monkeypatch: pytest
         monkeypatch.setenv("CI", value)
         with pytest.raises(PtxgenError, match="refused where CI is set"):
             goldens.update()
-        assert run(["golden", "update", "--root", str(goldens.root)]) == 2
+        assert invoke(["golden", "update", "--root", str(goldens.root)]) == 2
     assert path.read_text() == "// changed"
     monkeypatch.setenv("CI", "false")
     assert goldens.update()[0] == [goldens.cases()[0].file]
@@ -224,29 +224,29 @@ def test_diff_shows_lines_instructions_and_resources(goldens: Goldens, capsys: p
     record["kernels"][path.stem]["registers"] += 2  # type: ignore[index]
     edit_resources(goldens, kernels=record["kernels"])
     options = ["--root", str(goldens.root), "--target", "sm_80"]
-    assert run(["golden", "diff", ONE, *options]) == 1
+    assert invoke(["golden", "diff", ONE, *options]) == 1
     shown = capsys.readouterr().out
     now = case.generate().text.count("mov.u32")
     assert f"instructions of {case.file}: mov.u32 -1 ({now + 1} → {now})" in shown
     assert f"resources of {case.file}: registers " in shown
     assert f"-{lines[at]}" in shown
-    assert run(["golden", "diff", ONE, "--markdown", *options]) == 1
+    assert invoke(["golden", "diff", ONE, "--markdown", *options]) == 1
     assert f"### `{case.file}`: changed" in capsys.readouterr().out
 
 
 def test_no_difference_is_exit_0(goldens: Goldens) -> None:
     options = ["--root", str(goldens.root), "--target", "sm_80"]
-    assert run(["golden", "diff", ONE, *options]) == 0
-    assert run(["golden", "check", ONE, *options]) == 0
+    assert invoke(["golden", "diff", ONE, *options]) == 0
+    assert invoke(["golden", "check", ONE, *options]) == 0
     (goldens.root / goldens.cases()[0].file).unlink()
-    assert run(["golden", "check", ONE, *options]) == 1
-    assert run(["golden", "diff", ONE, *options]) == 1
+    assert invoke(["golden", "check", ONE, *options]) == 1
+    assert invoke(["golden", "diff", ONE, *options]) == 1
 
 
 def test_check_for_a_machine(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
     file = goldens.cases()[0].file
     (goldens.root / file).unlink()
-    run(["golden", "check", ONE, "--root", str(goldens.root), "--target", "sm_80", "--json"])
+    invoke(["golden", "check", ONE, "--root", str(goldens.root), "--target", "sm_80", "--json"])
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["file"], found["fails"]) == ("missing", file, True)
 
@@ -262,17 +262,17 @@ def test_diff_against_a_revision(goldens: Goldens, capsys: pytest.CaptureFixture
     git("add", ".")
     git("commit", "-q", "-m", "goldens")
     options = ["--root", str(goldens.root), "--against", "HEAD"]
-    assert run(["golden", "diff", *options]) == 0
+    assert invoke(["golden", "diff", *options]) == 0
     changed.write_text(changed.read_text().replace("    ret;", "    bar.sync 0;\n    ret;"))
     removed.unlink()
     (changed.parent / "new.ptx").write_text(changed.read_text())
     capsys.readouterr()
-    assert run(["golden", "diff", *options, "--markdown"]) == 1
+    assert invoke(["golden", "diff", *options, "--markdown"]) == 1
     shown = capsys.readouterr().out
     assert "bar.sync +1 (" in shown
     kinds = {line.split("/")[-1] for line in shown.splitlines() if line.startswith("###")}
     assert kinds == {f"{changed.name}`: changed", f"{removed.name}`: removed", "new.ptx`: added"}
-    assert run(["golden", "diff", "--root", str(goldens.root), "--against", "nowhere"]) == 2
+    assert invoke(["golden", "diff", "--root", str(goldens.root), "--against", "nowhere"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -1,75 +1,16 @@
 """The command line. A file of this package is a command: its name, and its `command`; a new command edits no other.
 
-A command returns its exit code (None is 0): 0 fine, 1 a difference or a failed check. Wrong use is an exception,
-which becomes exit code 2 and one sentence on stderr.
+Nothing else is named here: `ptxgen.cli.list` is the command `list`. Files with an underscore are shared by commands.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
-
-import click
-
-from ptxgen import __version__
-from ptxgen.errors import ExecutionError, PtxgenError
-
-
-class Commands(click.Group):
-    """Imports a command's module when that command is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(ctx):
-            if ctx.resilient_parsing:  # a shell asks what completes it
-                return None
-            raise click.UsageError(f"{name}: no such command; there are {', '.join(self.list_commands(ctx))}")
-        command: click.Command = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").command
-        return command
-
-
-@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ptxgen")
-@click.pass_context
-def root(ctx: click.Context) -> None:
-    """PTX for LLM decoding: generate kernels, check them, run them.
-
-    Exit codes: 0 fine, 1 a difference or a failed check, 2 wrong use.
-    """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-
-
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (without the program's name) and return its exit code."""
-    try:
-        code = root.main(None if arguments is None else list(arguments), prog_name="ptxgen", standalone_mode=False)
-    except click.ClickException as wrong:
-        return _complain(wrong.format_message(), 2)
-    except click.Abort:
-        return _complain("interrupted", 130)
-    except ExecutionError as found:
-        return _complain(str(found), 1)
-    except PtxgenError as wrong:
-        return _complain(str(wrong), 2)
-    except OSError as wrong:
-        where = f"{wrong.filename}: " if wrong.filename else ""
-        return _complain(f"{where}{wrong.strerror or wrong}", 2)
-    return code if isinstance(code, int) else 0
-
-
-def _complain(text: str, code: int) -> int:
-    """One sentence on stderr; the lines of a message with several reasons are joined."""
-    sentence = "; ".join(line.strip() for line in text.splitlines() if line.strip())
-    print(f"ptxgen: {sentence}", file=sys.stderr)
-    return code
 
 
 def main() -> NoReturn:
     """Entry point of the program."""
-    sys.exit(run())
+    from ptxgen.cli._main import invoke
+
+    sys.exit(invoke())

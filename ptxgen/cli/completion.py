@@ -18,7 +18,7 @@ def command(shell: str) -> None:
     zsh:   eval "$(ptxgen completion zsh)"                                     in ~/.zshrc
     fish:  ptxgen completion fish > ~/.config/fish/completions/ptxgen.fish
     """
-    from ptxgen.cli import root
+    from ptxgen.cli._main import root
 
     script = get_completion_class(shell)
     if script is None:  # pragma: no cover: click has all three
