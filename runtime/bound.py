@@ -32,6 +32,7 @@ class Arguments:
         self.block = block
         self.keep = dict(keep)
         self.launcher: ReferenceType[Launcher] | None = None
+        self.broken = False
         self._streams: dict[int, Stream] = {}
         self._known: dict[int, Allocation] = {}
         self._register()
@@ -58,6 +59,7 @@ class Arguments:
 
     def invalidate(self, reason: str) -> None:
         """A buffer of the arguments is gone."""
+        self.broken = True
         launcher = self.launcher() if self.launcher is not None else None
         if launcher is not None:
             launcher.close(f"{self.function.name}: {reason}")
@@ -98,10 +100,7 @@ class BoundKernel:
         self.geometry = geometry
         self._pack = pack
         self._arguments = Arguments(function, block, keep or {})
-        self._launcher = device._prepare(function, geometry, block, self._arguments.first_use)
-        self._arguments.launcher = ref(self._launcher)
-        self.launch = self._launcher.launch
-        self._follow_libraries()
+        self._prepare()
 
     @property
     def name(self) -> str:
@@ -121,7 +120,10 @@ class BoundKernel:
     def store(self, packed: Sequence[Packed]) -> None:
         """Take values that are checked and packed already."""
         self._arguments.store(packed)
-        self._follow_libraries()
+        if self._arguments.broken and not any(a.freed for a in self.allocations()):
+            self._prepare()  # what was freed has been replaced
+        else:
+            self._follow_libraries()
 
     def twin(self) -> BoundKernel:
         """The same launch with an argument block of its own."""
@@ -132,6 +134,14 @@ class BoundKernel:
     def allocations(self) -> tuple[Allocation, ...]:
         """The memory that the arguments point to."""
         return self._arguments.allocations()
+
+    def _prepare(self) -> None:
+        arguments = self._arguments
+        self._launcher = self.device._prepare(self.function, self.geometry, arguments.block, arguments.first_use)
+        arguments.launcher = ref(self._launcher)
+        arguments.broken = False
+        self.launch = self._launcher.launch
+        self._follow_libraries()
 
     def _follow_libraries(self) -> None:
         """With arguments of torch or CuPy, a launch without a stream goes to that library's current one."""

@@ -152,7 +152,8 @@ def check_geometry(device: CudaDevice, function: CudaFunction, geometry: Geometr
         if code:
             had = f"{geometry.shared} dynamic and {resources.static_shared} static bytes"
             limit = f"{device.shared_limit} bytes, static and dynamic together, on {device.name}"
-            raise SpecError(f"Geometry.shared: at most {limit} (got {had}; {device.failed('cuFuncSetAttribute', code)})")
+            said = device.failed("cuFuncSetAttribute", code)
+            raise SpecError(f"Geometry.shared: at most {limit} (got {had}; {said})")
         function.dynamic_shared = geometry.shared
     ctas = geometry.cluster[0] * geometry.cluster[1] * geometry.cluster[2]
     if ctas > 1 and device.capability < (9, 0):

@@ -1,0 +1,238 @@
+"""`KvCache`: the keys and values of one sequence, all layers, in device memory. Owns lengths, not attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.dtypes import DType
+from ptxgen.errors import CapacityError, SpecError
+from ptxgen.runtime import sizing
+from ptxgen.runtime.blocks import Blocks
+from ptxgen.runtime.bound import BoundKernel
+from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.layers import KvLayers, kv_dtype, positive, scale_groups
+from ptxgen.runtime.snapshot import Layer, Snapshot, dequantise
+from ptxgen.runtime.stream import Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.device import Device
+
+_SHORT = 8  # rows of an append whose bound kernel is kept
+
+
+class KvCache:
+    """K and V `[n_kv_heads, max_len, head_dim]` per layer; int8 with f16 scales `[n_kv_heads, max_len, groups]`.
+
+    Memory is allocated once and its addresses stay until `free`. Every layer has a length of its own: `append` adds at
+    it. What would go past `max_len` raises `CapacityError` and changes nothing. Bytes past a length are never read.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        n_layers: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_len: int,
+        dtype: object = "f32",
+    ) -> None:
+        positive("KvCache", n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads)
+        positive("KvCache", head_dim=head_dim, max_len=max_len)
+        if n_heads % n_kv_heads:
+            raise SpecError(f"KvCache.n_heads: must be a multiple of n_kv_heads {n_kv_heads} (got {n_heads})")
+        self.device = device
+        self.n_layers, self.n_heads, self.n_kv_heads = n_layers, n_heads, n_kv_heads
+        self.head_dim, self.max_len = head_dim, max_len
+        self.dtype = kv_dtype("KvCache", dtype)
+        self.groups = scale_groups(head_dim)
+        self._lengths = [0] * n_layers
+        self._appends: dict[tuple[int, int, DType], BoundKernel] = {}
+        self._store = KvLayers(device, n_layers, (n_kv_heads, max_len), head_dim, self.dtype)
+
+    # memory -------------------------------------------------------------------------------------------------------
+    @property
+    def allocated(self) -> bool:
+        """Whether the memory is there; false after `free`."""
+        return bool(self._store)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of all layers."""
+        return self._store.nbytes
+
+    def buffers(self, layer: int) -> dict[str, Buffer]:
+        """The buffers of a layer by parameter name: k_cache, v_cache, and for int8 k_scales, v_scales."""
+        return self._store.buffers(layer)
+
+    def k(self, layer: int) -> Buffer:
+        """Keys of a layer, `[n_kv_heads, max_len, head_dim]`."""
+        return self.buffers(layer)["k_cache"]
+
+    def v(self, layer: int) -> Buffer:
+        """Values of a layer, `[n_kv_heads, max_len, head_dim]`."""
+        return self.buffers(layer)["v_cache"]
+
+    def free(self) -> None:
+        """Give the memory back; graphs and bound kernels that use it raise from then on."""
+        self._store.free()
+        self._appends = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all positions; the bytes stay."""
+        self._lengths = [0] * self.n_layers
+
+    def zero(self, stream: Stream | None = None) -> None:
+        """Forget all positions and fill the memory with zeros."""
+        self._store.zero(stream)
+        self.reset()
+
+    bytes_per_sequence = staticmethod(sizing.bytes_per_sequence)
+    max_batch = staticmethod(sizing.max_batch)
+
+    # lengths ------------------------------------------------------------------------------------------------------
+    def length(self, layer: int) -> int:
+        """Positions held by a layer."""
+        self._check_layer(layer)
+        return self._lengths[layer]
+
+    def set_length(self, layer: int, n: int) -> None:
+        """Say that a layer holds `n` positions, 0 … max_len."""
+        self._check_layer(layer)
+        if not 0 <= n <= self.max_len:
+            raise SpecError(f"KvCache.set_length: must be within 0 … {self.max_len} (got {n})")
+        self._lengths[layer] = int(n)
+
+    def rollback(self, position: int) -> None:
+        """Forget the positions from `position` on, in every layer; never lengthens one."""
+        if position < 0:
+            raise SpecError(f"KvCache.rollback: position must be ≥ 0 (got {position})")
+        self._lengths = [min(n, position) for n in self._lengths]
+
+    def room(self, layer: int, rows: int) -> int:
+        """The layer's length, if `rows` more positions fit; else `CapacityError`."""
+        length = self.length(layer)
+        if length + rows > self.max_len:
+            raise CapacityError(
+                f"KvCache: layer {layer} holds {length} of {self.max_len} positions, {rows} more do not fit; nothing "
+                f"was changed (rollback or reset make room)"
+            )
+        return length
+
+    # contents -----------------------------------------------------------------------------------------------------
+    def append(self, layer: int, k: Buffer, v: Buffer, stream: Stream | None = None) -> int:
+        """Add positions at the layer's length; the new length. k, v `[rows, n_kv_heads, head_dim]` on the device.
+
+        Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the device's default one.
+        """
+        rows = k.shape[0] if len(k.shape) == 3 else 1
+        position = self.room(layer, rows)
+        shape = (rows, self.n_kv_heads, self.head_dim)
+        k, v = (as_rows(f"append({n})", b, shape) for n, b in (("k", k), ("v", v)))
+        self._scatter(layer, k, v, position).launch(stream)
+        self._lengths[layer] = position + rows
+        return position + rows
+
+    def _scatter(self, layer: int, k: Buffer, v: Buffer, position: int) -> BoundKernel:
+        """The bound kernel of a layer, a number of rows and a source dtype, updated; kept for short appends."""
+        key = (layer, k.shape[0], k.dtype)
+        bound = self._appends.get(key)
+        if bound is not None:
+            return bound.update(k=k, v=v, position=position)
+        from ptxgen.kernels import KvCacheScatter
+
+        spec = KvCacheScatter(
+            max_len=self.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads,
+            kv_dtype=self.dtype, src_dtype=k.dtype,
+        )  # fmt: skip
+        bound = self.device.load(spec).bind(k=k, v=v, position=position, **self.buffers(layer))
+        if k.shape[0] <= _SHORT:
+            self._appends[key] = bound
+        return bound
+
+    def peek(self, layer: int, kind: str, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
+        """The first `n` values (default: all) at one position of one head, as float32. Out of range is an error."""
+        count = self.head_dim if n is None else n
+        for name, value, limit in (("position", position, self.length(layer)), ("head", head, self.n_kv_heads)):
+            if not 0 <= value < limit:
+                raise SpecError(f"KvCache.peek: {name} must be within 0 … {limit - 1} (got {value})")
+        if not 1 <= count <= self.head_dim:
+            raise SpecError(f"KvCache.peek: n must be within 1 … {self.head_dim} (got {n})")
+        return self._rows(layer, kind, head, position, position + 1)[0, :count]
+
+    def fingerprint(self, layer: int, n_positions: int) -> np.ndarray:
+        """The sum of the first head's key at each of the first `n_positions`, float32."""
+        length = self.length(layer)
+        if not 0 <= n_positions <= length:
+            raise SpecError(f"KvCache.fingerprint: n_positions must be within 0 … {length} (got {n_positions})")
+        return self._rows(layer, "k", 0, 0, n_positions).sum(axis=1, dtype=np.float32)
+
+    def _rows(self, layer: int, kind: str, head: int, start: int, stop: int) -> np.ndarray:
+        """Positions of one head as float32; copies only them."""
+        if kind not in ("k", "v"):
+            raise SpecError(f'KvCache.peek: kind must be "k" or "v" (got {kind!r})')
+        held = self.buffers(layer)
+        scales = held.get(f"{kind}_scales")
+        values = held[f"{kind}_cache"][head, start:stop].numpy()
+        return dequantise(values, None if scales is None else scales[head, start:stop].numpy())
+
+    def blocks(self, layer: int, length: int) -> dict[str, Blocks]:
+        """The first `length` positions of every head, per buffer of a layer."""
+        found = {}
+        for name, buffer in self.buffers(layer).items():
+            row = buffer.shape[2] * buffer.dtype.bytes
+            found[name] = Blocks(buffer, 0, length * row, self.n_kv_heads, self.max_len * row)
+        return found
+
+    def snapshot(self) -> Snapshot:
+        """Copy the filled part of every layer to the host."""
+        layers = []
+        for layer, length in enumerate(self._lengths):
+            arrays = {}
+            for name, blocks in self.blocks(layer, length).items():
+                buffer = blocks.buffer
+                out = np.empty((self.n_kv_heads, length, buffer.shape[2]), buffer.dtype.numpy)
+                arrays[name.removesuffix("_cache")] = blocks.read(out)
+            layers.append(Layer(**arrays))
+        return Snapshot(self.dtype, tuple(layers))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot back and set the lengths; one that does not fit raises and changes nothing."""
+        if len(snapshot) != self.n_layers or snapshot.dtype != self.dtype:
+            want = f"{self.n_layers} layers of {self.dtype}"
+            raise SpecError(f"KvCache.restore: must have {want} (got {len(snapshot)} of {snapshot.dtype})")
+        for index, stored in enumerate(snapshot.layers):
+            if stored.seq_len > self.max_len:
+                held = f"layer {index} has {stored.seq_len} positions"
+                raise CapacityError(f"KvCache.restore: {held}, the cache takes {self.max_len}; nothing was changed")
+            for name, array in stored.arrays().items():
+                width = self.groups if name.endswith("_scales") else self.head_dim
+                if array.shape != (self.n_kv_heads, stored.seq_len, width):
+                    want = f"[{self.n_kv_heads}, seq_len, {width}]"
+                    raise SpecError(f"KvCache.restore: layer {index} {name} must be {want} (got {list(array.shape)})")
+        for index, stored in enumerate(snapshot.layers):
+            arrays = stored.arrays()
+            for name, blocks in self.blocks(index, stored.seq_len).items():
+                blocks.write(np.ascontiguousarray(arrays[name.removesuffix("_cache")]))
+            self._lengths[index] = stored.seq_len
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.n_layers:
+            raise SpecError(f"KvCache: layer must be within 0 … {self.n_layers - 1} (got {layer})")
+
+    def __repr__(self) -> str:
+        shape = f"{self.n_layers} × [{self.n_kv_heads}, {self.max_len}, {self.head_dim}] {self.dtype}"
+        return f"KvCache({shape}, lengths {min(self._lengths)}…{max(self._lengths)}, {self.device.name})"
+
+
+def as_rows(label: str, buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
+    """The buffer in that shape: given so, without its leading 1, or flat. Raises `SpecError`."""
+    if buffer.shape == shape:
+        return buffer
+    flat = (int(np.prod(shape)),)
+    if buffer.shape in (flat, shape[1:] if shape[0] == 1 else flat):
+        return buffer.reshape(*shape)
+    raise SpecError(f"{label}: must have shape {list(shape)} (got {list(buffer.shape)})")

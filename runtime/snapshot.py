@@ -1,0 +1,89 @@
+"""`Snapshot`: the filled part of a KV cache in host memory; saved and loaded as `.npz`. Owns no device memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+from ptxgen.dtypes import DType, f16, s8
+from ptxgen.dtypes import dtype as to_dtype
+from ptxgen.errors import SpecError
+
+_FORMAT = 1
+SCALE_GROUP = 32  # values that share one int8 scale
+
+
+@dataclass(frozen=True)
+class Layer:
+    """K and V of one layer, `[n_kv_heads, seq_len, head_dim]` in the cache's dtype; int8 with f16 scales
+    `[n_kv_heads, seq_len, ceil(head_dim / 32)]`, which are None for other dtypes."""
+
+    k: np.ndarray
+    v: np.ndarray
+    k_scales: np.ndarray | None = None
+    v_scales: np.ndarray | None = None
+
+    @property
+    def seq_len(self) -> int:
+        """Positions held."""
+        return int(self.k.shape[1])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name, without those that are None."""
+        return {n: a for n, a in vars(self).items() if a is not None}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Every layer's positions. Iterating gives (K, V) per layer in float32, whatever the dtype."""
+
+    dtype: DType
+    layers: tuple[Layer, ...]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for layer in self.layers:
+            yield dequantise(layer.k, layer.k_scales), dequantise(layer.v, layer.v_scales)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write an `.npz` file; bf16 and fp8 are kept as their bits."""
+        arrays = {
+            f"{i}.{name}": array.view(f"u{array.itemsize}")
+            for i, layer in enumerate(self.layers)
+            for name, array in layer.arrays().items()
+        }
+        head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers)})
+        with open(path, "wb") as file:
+            np.savez(file, head=np.array(head), **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Snapshot:
+        """Read what `save` wrote; `SpecError` for any other file."""
+        with np.load(path, allow_pickle=False) as stored:
+            if "head" not in stored:
+                raise SpecError(f"Snapshot.load: must be a snapshot file (got {path})")
+            head = json.loads(str(stored["head"]))
+            written = head.get("ptxgen_snapshot")
+            if written != _FORMAT:
+                raise SpecError(f"Snapshot.load: format must be {_FORMAT} (got {written} in {path})")
+            dtype = to_dtype(head["dtype"])
+            kinds = {"k": dtype, "v": dtype, "k_scales": f16, "v_scales": f16}
+            names = list(kinds) if dtype == s8 else ["k", "v"]
+            layers = tuple(
+                Layer(**{n: stored[f"{i}.{n}"].view(kinds[n].numpy) for n in names}) for i in range(head["layers"])
+            )
+        return cls(dtype, layers)
+
+
+def dequantise(values: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    """Float32 values; int8 ones times the scale of their group of 32."""
+    if scales is None:
+        return values.astype(np.float32)
+    spread = np.repeat(scales.astype(np.float32), SCALE_GROUP, axis=-1)[..., : values.shape[-1]]
+    return values.astype(np.float32) * spread
