@@ -78,7 +78,7 @@ class Attention:
 @dataclass(frozen=True)
 class LoopShape:
     """How a main loop wants its CTA: `warps`, `heads` (query heads a CTA takes of a group), `tile` (positions a warp
-    takes at a time), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the arena).
+    takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the arena).
 
     `overlay`: the partials may lie over the loop's own bytes; the loop then has a barrier of the CTA after its last
     tile and before it writes them.
@@ -128,6 +128,7 @@ class Task:
     tile: Reg  # s32
     tile_end: Reg  # s32
     tile_step: Reg  # s32
+    early: bool = False  # whether a fragment `early_loads` stands before `lengths`
 
 
 @dataclass(frozen=True)

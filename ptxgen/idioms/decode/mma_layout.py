@@ -21,6 +21,8 @@ class Block:
     """Bytes [base, base + lanes · width) of every row: `width` bytes a lane, so many at once.
 
     `repeats`: only half of the lanes' share exists; the upper half loads what the lower one does and is ignored.
+    `scaled`: each row has one more register, for the scale of the lane's elements (never more than one: a lane's
+    elements start at a multiple of their number, which divides 32).
     """
 
     kind: str  # "k" or "v"
@@ -28,6 +30,7 @@ class Block:
     width: int
     element: int
     repeats: bool = False
+    scaled: bool = False
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -46,7 +49,15 @@ class Block:
 
     @property
     def registers(self) -> int:
-        return self.words * len(self.rows)
+        return (self.words + self.scaled) * len(self.rows)
+
+    def word(self, row: int, index: int) -> int:
+        """Register, within the block, of a row's word."""
+        return row * self.words + index
+
+    def scale(self, row: int) -> int:
+        """Register, within the block, of a row's scale."""
+        return self.words * len(self.rows) + row
 
     @property
     def first_dim(self) -> int:
@@ -106,7 +117,7 @@ class TileLayout:
         return sum(u.kind == "k" for u in self.units)
 
 
-def _blocks(kind: str, row_bytes: int, element: int) -> list[Block]:
+def _blocks(kind: str, row_bytes: int, element: int, scaled: bool) -> list[Block]:
     lanes = 4 if kind == "k" else 8
     widest = 16 if row_bytes % 16 == 0 else 8
     narrowest = max(2, 2 * element)  # a lane needs a pair of elements
@@ -115,10 +126,10 @@ def _blocks(kind: str, row_bytes: int, element: int) -> list[Block]:
         if width > widest or width < narrowest:
             continue
         while row_bytes - base >= lanes * width:
-            out.append(Block(kind, base, width, element))
+            out.append(Block(kind, base, width, element, scaled=scaled))
             base += lanes * width
     if base < row_bytes:  # 8 dims of V are half of what eight lanes hold
-        out.append(Block(kind, base, narrowest, element, repeats=True))
+        out.append(Block(kind, base, narrowest, element, True, scaled))
     return out
 
 
@@ -135,9 +146,9 @@ def _units(kind: str, blocks: list[Block]) -> list[Unit]:
 
 
 @lru_cache(maxsize=256)
-def tile_layout(head_dim: int, element: int) -> TileLayout:
-    """The layout of rows of `head_dim` elements of `element` bytes (1 or 2)."""
-    k, v = (_units(kind, _blocks(kind, head_dim * element, element)) for kind in "kv")
+def tile_layout(head_dim: int, element: int, scaled: bool) -> TileLayout:
+    """The layout of rows of `head_dim` elements of `element` bytes (1 or 2), with scales or without."""
+    k, v = (_units(kind, _blocks(kind, head_dim * element, element, scaled)) for kind in "kv")
     return TileLayout(head_dim, element, tuple(k + v))
 
 

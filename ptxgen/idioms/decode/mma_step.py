@@ -1,0 +1,335 @@
+"""One tile of the mma main loop: scores, masks, the running softmax, and the output product."""
+
+from __future__ import annotations
+
+from ptxgen.builder import Builder
+from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.decode import mma_convert
+from ptxgen.idioms.decode.contract import LOG2E, Attention, LoopShape, Partials, Task
+from ptxgen.idioms.decode.mma_layout import TILE, Block, Placed, Ring
+from ptxgen.idioms.decode.mma_load import Loader
+from ptxgen.idioms.decode.mma_query import Query
+from ptxgen.values import Addr, Reg, RegArray, Shared
+
+SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
+MINUS_INFINITY = float("-inf")
+
+
+class Step:
+    """Registers of a warp's softmax and output, and the code that adds a tile to them.
+
+    A lane holds, of every 8-head tile, heads 2q and 2q + 1: scores of tokens g and g + 8, and output dims by g.
+    """
+
+    def __init__(self, b: Builder, attention: Attention, task: Task, ring: Ring, loader: Loader, query: Query) -> None:
+        self.b, self.attention, self.task, self.ring = b, attention, task, ring
+        self.loader, self.query = loader, query
+        self.tiles = query.tiles
+        self.acc: RegArray = b.array("acc", "f32", 4 * ring.layout.output_tiles * self.tiles)
+        self.score: RegArray = b.array("score", "f32", 4 * self.tiles)
+        # Two chains of products halve the latency of long rows.
+        self.chains = 2 if sum(block.steps for block in ring.layout.k_blocks) >= 4 else 1
+        self.odd = b.array("score_odd", "f32", 4 * self.tiles).regs if self.chains == 2 else ()
+        self.top: RegArray = b.array("score_top", "f32", 2 * self.tiles)
+        self.weight: RegArray = b.array("score_weight", "b32", 2 * self.tiles)
+        self.run_max: RegArray = b.array("run_max", "f32", 2 * self.tiles)
+        self.run_limit: RegArray = b.array("run_limit", "f32", 2 * self.tiles)
+        self.run_sum: RegArray = b.array("run_sum", "f32", 2 * self.tiles)
+        self.zero = b.reg("score_zero", "f32")
+        self.left = b.reg("tile_left", "s32")
+        self.edge = b.reg("tile_edge", "pred")
+        self.raises = b.reg("run_raises", "pred")
+
+    def start(self) -> None:
+        """No token seen yet."""
+        for register in (*self.acc, *self.run_sum, self.zero):
+            self.b.op("mov.f32", register, 0.0)
+        for register in (*self.run_max, *self.run_limit):
+            self.b.op("mov.f32", register, MINUS_INFINITY)
+        mma_convert.constants(self.b, self.attention.kv_dtype.name)
+
+    # -- scores ---------------------------------------------------------------------------------------------------------
+
+    def scores(self, turn: int) -> None:
+        """Products of the tile's K with the query; every consumed unit makes room for one further down the stream."""
+        done = 0
+        for index, unit in enumerate(self.ring.units):
+            if unit.kind != "k":
+                break
+            position = turn * len(self.ring.units) + index
+            for placed in unit.blocks:
+                done = self._block_scores(position, placed, done)
+            self._refill(position)
+        for even, odd in zip(self.score, self.odd, strict=False):
+            self.b.op("add.f32", even, even, odd)
+
+    def _block_scores(self, position: int, placed: Placed, done: int) -> int:
+        block, b = placed.block, self.b
+        rows = []
+        for row, name in enumerate(("score_k", "score_k8_")):
+            words = [self.loader.register(position, placed, block.word(row, i)) for i in range(block.words)]
+            scale = self.loader.register(position, placed, block.scale(row)) if block.scaled else None
+            rows.append(mma_convert.k_pairs(b, self.attention.kv_dtype.name, words, block.elements, scale, name))
+        for step in range(block.steps):
+            for tile in range(self.tiles):
+                into = self.odd if self.chains == 2 and done % 2 else self.score.regs
+                total = into[4 * tile : 4 * tile + 4]
+                before = total if done >= self.chains else (self.zero,) * 4
+                query = self.query.fragment(block, placed.index, step, tile)
+                wide = len(query) == 2
+                pairs = (2 * step, 2 * step + 1) if wide else (step,)
+                a = tuple(rows[row][pair] for pair in pairs for row in (0, 1))
+                b.op(self._mma("k16" if wide else "k8"), total, a, query, before)
+            done += 1
+        return done
+
+    def _mma(self, depth: str) -> str:
+        name = self.query.dtype.name
+        return f"mma.sync.aligned.m16n8{depth}.row.col.f32.{name}.{name}.f32"
+
+    def _refill(self, position: int) -> None:
+        """Issue what takes the place of the unit just consumed."""
+        target = position + self.ring.depth
+        if target % len(self.ring.units) == 0:
+            self.loader.next_tile()
+        self.loader.issue(target)
+
+    # -- softmax ----------------------------------------------------------------------------------------------------------
+
+    def bounds(self) -> None:
+        """How many positions from the tile's first are below the length, and whether some of the tile are not visible."""
+        b = self.b
+        b.op("mad.lo.s32", self.left, self.task.tile, -TILE, self.task.length)
+        b.op("setp.lt.s32", self.edge, self.left, TILE)
+        if self.task.start is not None:
+            hidden = scratch(b, "tile_hidden", "s32")
+            b.op("mad.lo.s32", hidden, self.task.tile, -TILE, self.task.start)
+            b.op("setp.gt.or.s32", self.edge, hidden, 0, self.edge)
+
+    def finish_scores(self) -> None:
+        """Scores to the log2 domain, through cap and slopes."""
+        b, attention = self.b, self.attention
+        if attention.soft_cap:
+            # cap · tanh(x) = cap − 2·cap / (1 + e^2x); tanh.approx is good to 2⁻¹¹ only
+            cap = attention.soft_cap * LOG2E
+            for score in self.score:
+                b.op("mul.f32", score, score, attention.score_scale * 2 * LOG2E)
+                b.op("ex2.approx.ftz.f32", score, score)
+                b.op("add.f32", score, score, 1.0)
+                b.op("rcp.approx.ftz.f32", score, score)
+                b.op("fma.rn.f32", score, score, -2 * cap, cap)
+        else:
+            for score in self.score:
+                b.op("mul.f32", score, score, attention.score_scale)
+        if attention.alibi:
+            self._slopes()
+
+    def _slopes(self) -> None:
+        b = self.b
+        behind = scratch(b, "score_behind", "s32")
+        for row in (0, 8):
+            distance = scratch(b, f"score_distance{row}", "f32")
+            b.op("sub.s32", behind, b.registers["lane_g"], self.left)
+            b.op("add.s32", behind, behind, row + 1)
+            b.op("cvt.rn.f32.s32", distance, behind)
+        for index, score in enumerate(self.score):
+            distance = b.registers[f"score_distance{8 * (index // 2 % 2)}"]
+            b.op("fma.rn.f32", score, b.arrays["score_slope"][index // 4 * 2 + index % 2], distance, score)
+
+    def load_slopes(self, shape: LoopShape) -> None:
+        """The lane's heads' slopes, in the log2 domain."""
+        b, task = self.b, self.task
+        assert task.slopes is not None
+        slopes = b.array("score_slope", "f32", 2 * self.tiles)
+        head, address = b.reg("score_head", "s32"), b.reg("score_slope_address", "u64")
+        last: Reg | int = shape.heads - 1
+        if task.heads_left is not None:
+            last = b.op("sub.s32", "score_last_head", task.heads_left, 1)
+            b.op("min.s32", last, last, shape.heads - 1)
+        for index, slope in enumerate(slopes):
+            b.op("mad.lo.s32", head, b.registers["lane_q"], 2, 8 * (index // 2) + index % 2)
+            b.op("min.s32", head, head, last)
+            b.op("mad.wide.s32", address, head, 4, task.slopes)
+            b.op("ld.global.f32", slope, address[0])
+            b.op("mul.f32", slope, slope, LOG2E)
+
+    def mask(self) -> None:
+        """Scores of invisible positions to −inf, by selection: K's rows there may hold anything."""
+        b = self.b
+        for row in (0, 8):
+            visible = self._visible(b.registers["lane_g"], row, f"row_k{row}_visible")
+            for tile in range(self.tiles):
+                for column in (0, 1):
+                    score = self.score[4 * tile + row // 4 + column]
+                    b.op("selp.f32", score, score, MINUS_INFINITY, visible)
+
+    def _visible(self, lane: Reg, row: int, name: str) -> Reg:
+        b = self.b
+        visible, place = scratch(b, name, "pred"), lane
+        if row:
+            place = scratch(b, "row_place", "s32")
+            b.op("add.s32", place, lane, row)
+        b.op("setp.lt.s32", visible, place, self.left)
+        if self.task.start is not None:
+            b.op("setp.ge.and.s32", visible, place, b.registers["tile_hidden"], visible)
+        return visible
+
+    def maximum(self) -> None:
+        """Whether any score exceeds its head's maximum by so much that the sums must be rescaled: one vote."""
+        b, exceeds = self.b, scratch(self.b, "run_exceeds", "pred")
+        for column, top in enumerate(self.top):
+            base = 4 * (column // 2) + column % 2
+            b.op("max.f32", top, self.score[base], self.score[base + 2])
+            if column == 0:
+                b.op("setp.gt.f32", exceeds, top, self.run_limit[column])
+            else:
+                b.op("setp.gt.or.f32", exceeds, top, self.run_limit[column], exceeds)
+        b.op("vote.sync.any.pred", self.raises, exceeds, -1)
+
+    def raise_maximum(self) -> None:
+        """New maxima over the tile's tokens; sums and outputs follow."""
+        b, other, factor = self.b, scratch(self.b, "score_other", "f32"), scratch(self.b, "run_factor", "f32")
+        for column, top in enumerate(self.top):
+            for distance in (4, 8, 16):
+                b.op("shfl.sync.bfly.b32", other, top, distance, 31, -1)
+                b.op("max.f32", top, top, other)
+            b.op("max.f32", top, top, self.run_max[column])
+            b.op("sub.f32", factor, self.run_max[column], top)
+            b.op("ex2.approx.ftz.f32", factor, factor)
+            b.op("mov.f32", self.run_max[column], top)
+            b.op("add.f32", self.run_limit[column], top, SLACK)
+            b.op("mul.f32", self.run_sum[column], self.run_sum[column], factor)
+            for output in range(self.ring.layout.output_tiles):
+                for half in (0, 2):
+                    acc = self._acc(output, column // 2)[half + column % 2]
+                    b.op("mul.f32", acc, acc, factor)
+
+    def _acc(self, output: int, tile: int) -> tuple[Reg, ...]:
+        """The four accumulators of an output tile of 16 dims and a head tile."""
+        first = 4 * (output * self.tiles + tile)
+        registers: tuple[Reg, ...] = self.acc[first : first + 4]
+        return registers
+
+    def weights(self) -> None:
+        """Scores to weights, their sums, and B fragments of the output product (tokens along K)."""
+        b = self.b
+        for index, score in enumerate(self.score):
+            b.op("sub.f32", score, score, self.run_max[index // 4 * 2 + index % 2])
+            b.op("ex2.approx.ftz.f32", score, score)
+        for column, total in enumerate(self.run_sum):
+            base = 4 * (column // 2) + column % 2
+            b.op("add.f32", total, total, self.score[base])
+            b.op("add.f32", total, total, self.score[base + 2])
+        for index, weight in enumerate(self.weight):
+            b.op(f"cvt.rn.{self.query.dtype.name}x2.f32", weight, self.score[2 * index + 1], self.score[2 * index])
+            b.op("movmatrix.sync.aligned.m8n8.trans.b16", weight, weight)
+
+    # -- output -----------------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[list[int]]:
+        """Indices of V's units, in groups that are loaded before the first of them is used; padding goes with the last."""
+        indices = list(range(self.ring.layout.first_v, len(self.ring.units)))
+        if self.ring.ahead:
+            return [indices]
+        filled = [i for i in indices if self.ring.units[i].blocks]
+        return [[i] for i in filled[:-1]] + [indices[len(filled) - 1 :]]
+
+    def clear_hidden(self, turn: int, group: list[int]) -> None:
+        """V's invisible rows to zero: their weight is zero, but zero times NaN is not. int8: their scales to zero."""
+        for row in range(4):
+            distance = (0, 1, 8, 9)[row]
+            visible = self._visible(self.b.registers["lane_token"], distance, f"row_v{distance}_visible")
+            for index in group:
+                position = turn * len(self.ring.units) + index
+                for placed in self.ring.units[index].blocks:
+                    block = placed.block
+                    held = [block.scale(row)] if block.scaled else [block.word(row, i) for i in range(block.words)]
+                    for number in held:
+                        register = self.loader.register(position, placed, number)
+                        self.b.op("selp.b32", register, register, 0, visible)
+
+    def values(self, turn: int, group: list[int]) -> None:
+        """Add weights · V to the output."""
+        for index in group:
+            position = turn * len(self.ring.units) + index
+            for placed in self.ring.units[index].blocks:
+                self._block_values(position, placed)
+            self._refill(position)
+
+    def _block_values(self, position: int, placed: Placed) -> None:
+        block = placed.block
+        rows = [[self.loader.register(position, placed, block.word(r, i)) for i in range(block.words)] for r in range(4)]
+        scales = [self.loader.register(position, placed, block.scale(r)) for r in range(4)] if block.scaled else None
+        before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.index])
+        for step in range(block.steps):
+            a = mma_convert.v_fragments(self.b, self.attention.kv_dtype.name, rows, step, scales)
+            for tile in range(self.tiles):
+                acc = self._acc(before + step, tile)
+                self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], acc)
+
+    # -- at the end ---------------------------------------------------------------------------------------------------------
+
+    def store(self, partials: Partials, arena: Shared) -> None:
+        """Sums over the lanes of a head, and everything to shared memory."""
+        b, task = self.b, self.task
+        other = scratch(b, "score_other", "f32")
+        for total in self.run_sum:
+            for distance in (4, 8, 16):
+                b.op("shfl.sync.bfly.b32", other, total, distance, 31, -1)
+                b.op("add.f32", total, total, other)
+        start = b.op("mov.u32", "acc_arena", arena)
+        row = b.op("mad.lo.u32", "acc_row", task.warp, partials.warp_stride, start)
+        b.op("mad.lo.u32", row, b.registers["lane_q"], 2 * partials.pitch_bytes, row)
+        statistics = b.op("mad.lo.u32", "acc_statistics", task.warp, partials.statistics_stride, start)
+        b.op("mad.lo.u32", statistics, b.registers["lane_q"], 8, statistics)
+        first = b.op("setp.eq.u32", "acc_first_lane", b.registers["lane_g"], 0)
+        for column in range(2 * self.tiles):
+            head = 8 * (column // 2) + column % 2
+            if head >= partials.heads:
+                continue
+            exists = self._head_exists(head, partials.heads)
+            self._store_row(Addr(row, partials.row(0) + head * partials.pitch_bytes), column, exists)
+            writes = first
+            if exists is not None:
+                writes = scratch(b, "acc_writes", "pred")
+                b.op("and.pred", writes, first, exists)
+            b.op("st.shared.f32", statistics[partials.maximum(0) + 4 * head], self.run_max[column], pred=writes)
+            b.op("st.shared.f32", statistics[partials.total(0) + 4 * head], self.run_sum[column], pred=writes)
+
+    def _head_exists(self, head: int, heads: int) -> Reg | None:
+        """Whether head 2q + `head` is one of the CTA's; None when it always is."""
+        if head + 6 < heads:
+            return None
+        exists = scratch(self.b, "acc_exists", "pred")
+        self.b.op("setp.lt.u32", exists, self.b.registers["lane_q"], (heads - head + 1) // 2)
+        return exists
+
+    def _store_row(self, row: Addr, column: int, exists: Reg | None) -> None:
+        """One head's output: a lane has `elements` consecutive dims of every block of V."""
+        b, output = self.b, 0
+        for block in self.ring.layout.v_blocks:
+            lane = self._lane_offset(block, row)
+            guard = exists
+            if block.repeats:
+                guard = scratch(b, "acc_lower_half", "pred")
+                b.op("setp.lt.u32", guard, b.registers["lane_g"], 4)
+                if exists is not None:
+                    b.op("and.pred", guard, guard, exists)
+            values = [
+                self._acc(output + step, column // 2)[half + column % 2] for step in range(block.steps) for half in (0, 2)
+            ]
+            output += block.steps
+            for first in range(0, len(values), 4):
+                part = tuple(values[first : first + 4])
+                place = Addr(lane, row.offset + 4 * (block.first_dim + first))
+                b.op(f"st.shared.v{len(part)}.f32", place, part, pred=guard)
+
+    def _lane_offset(self, block: Block, row: Addr) -> Reg:
+        """The lane's row address plus its place in blocks of this width."""
+        name = f"acc_lane{block.elements}"
+        if name in self.b.registers:
+            return self.b.registers[name]
+        assert isinstance(row.base, Reg)
+        made: Reg = self.b.op("mad.lo.u32", name, self.b.registers["lane_g"], 4 * block.elements, row.base)
+        return made
+

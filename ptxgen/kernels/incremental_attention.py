@@ -1,0 +1,355 @@
+"""Decode attention in one launch: one query position per sequence against its KV cache, whatever the length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
+from ptxgen.idioms.decode import finish, locate, loops, merge
+from ptxgen.idioms.decode.cluster import Exchange
+from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
+from ptxgen.idioms.decode.plan import CHIPS, Plan, plan
+from ptxgen.idioms.decode.ticket import RECORD_FLOATS, Splits
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
+from ptxgen.targets import STATIC_SHARED_LIMIT, Target
+from ptxgen.targets import target as parse_target
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.values import Shared
+
+
+@kernel_type
+class IncrementalAttention(KernelType):
+    """out = softmax(scale · q · Kᵀ) · V over the first `seq_len` positions of a cache; query head h reads KV head
+    h // (n_heads / n_kv_heads).
+
+    q, out `[n_heads, head_dim]`, caches `[n_kv_heads, max_len, head_dim]`; `batched`: a leading "batch" everywhere, and
+    `seq_lens ["batch"]`; `indirect`: `seq_len` is read from device memory. `page_size`: caches
+    `[pages, n_kv_heads, page_size, head_dim]` with `page_table ["batch", ceil(max_len / page_size)]`. int8 caches carry
+    `k_scales`, `v_scales` `[…, max_len, ceil(head_dim / 32)]` in f16. A length below 0 counts as 0 and gives zeros,
+    one above max_len as max_len; what lies past a length is never used.
+
+    `scale` (default 1/√head_dim), `soft_cap` (cap · tanh(score / cap)), `window` (only the last so many positions),
+    `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without a
+    value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it has
+    ended; that kernel may write q and the newest position of the cache, and nothing else that is read here.
+    """
+
+    max_len: int
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    q_dtype: DType = f32
+    kv_dtype: DType = f32
+    indirect: bool = False
+    batched: bool = False
+    scale: float | None = None
+    soft_cap: float = 0.0
+    window: int = 0
+    page_size: int = 0
+    alibi: bool = False
+    sinks: bool = False
+    lse: bool = False
+    programmatic: bool = False
+
+    sizes = {"batch": 2}
+    goldens = (
+        dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),
+    )
+
+    # -- what is legal ----------------------------------------------------------------------------------------------
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("max_len", self.max_len, 1, 1 << 24)
+        yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
+        yield from rules.between("n_heads", self.n_heads, 1, 4096)
+        yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 4096)
+        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
+        if self.scale is not None and not (math.isfinite(self.scale) and self.scale != 0):
+            yield f"scale: must be finite and not 0 (got {self.scale})"
+        if not (math.isfinite(self.soft_cap) and self.soft_cap >= 0):
+            yield f"soft_cap: must be positive, or 0 for none (got {self.soft_cap})"
+        yield from rules.between("window", self.window, 0, max(self.max_len, 0))
+        if self.page_size and (self.page_size < 16 or self.page_size & (self.page_size - 1)):
+            yield f"page_size: must be a power of two from 16 on, or 0 for no pages (got {self.page_size}; nearest: 16)"
+        if self.page_size and not self.batched:
+            yield "page_size: needs batched=True"
+        if self.indirect and self.batched:
+            yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        if loops.choose(self.attention, target) is None:
+            yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
+        if self.programmatic and not target.includes_any(("sm_90",)):
+            yield f"programmatic: needs sm_90 or later (got {target}; nearest: programmatic=False)"
+
+    # -- parameters and geometry ---------------------------------------------------------------------------------------
+
+    @property
+    def attention(self) -> Attention:
+        """The attention this computes."""
+        scale = self.scale if self.scale is not None else 1 / math.sqrt(self.head_dim)
+        return Attention(
+            self.max_len, self.head_dim, self.n_heads, self.n_kv_heads, self.q_dtype, self.kv_dtype, scale,
+            self.soft_cap, self.window, self.page_size, self.alibi,
+        )  # fmt: skip
+
+    def plan(self, target: Target) -> Plan:
+        """The geometry for a target."""
+        return plan(self.attention, target, batched=self.batched)
+
+    def params(self) -> tuple[Param, ...]:
+        lead = ("batch",) if self.batched else ()
+        rows = (*lead, self.n_heads, self.head_dim)
+        cache: tuple[Extent, ...] = (*lead, self.n_kv_heads, self.max_len, self.head_dim)
+        if self.page_size:
+            cache = ("pages", self.n_kv_heads, self.page_size, self.head_dim)
+        out = [buffer("q", self.q_dtype, *rows)]
+        out += [buffer(f"{x}_cache", self.kv_dtype, *cache) for x in "kv"]
+        if self.kv_dtype == s8:
+            groups = -(-self.head_dim // SCALE_GROUP)
+            out += [buffer(f"{x}_scales", f16, *cache[:-1], groups, align=2) for x in "kv"]
+        if self.page_size:
+            out.append(buffer("page_table", s32, *lead, -(-self.max_len // self.page_size), align=4))
+        if self.alibi:
+            out.append(buffer("alibi_slopes", f32, self.n_heads, align=4))
+        if self.sinks:
+            out.append(buffer("sinks", f32, self.n_heads, align=4))
+        out.append(buffer("out", self.q_dtype, *rows, access="out"))
+        if self.lse:
+            out.append(buffer("lse", f32, *lead, self.n_heads, access="out", align=4))
+        if self.batched:
+            out.append(buffer("seq_lens", s32, *lead, align=4))
+        elif self.indirect:
+            out.append(buffer("seq_len", s32, 1, align=4))
+        else:
+            out.append(scalar("seq_len", s32))
+        return (*out, *self._workspaces(lead))
+
+    def _workspaces(self, lead: tuple[Extent, ...]) -> Iterator[Param]:
+        """Records and tickets of split units, as large as any target needs them."""
+        targets = [parse_target(name) for name in CHIPS]
+        plans = [self.plan(t) for t in targets if loops.choose(self.attention, t) is not None]
+        plans = [p for p in plans if p.most_splits > 1]
+        if not plans:
+            return
+        units = [self.n_kv_heads * p.parts for p in plans]
+        floats = [u * p.shape.heads * self.head_dim // 4 * RECORD_FLOATS for u, p in zip(units, plans, strict=True)]
+        yield workspace("records", f32, *lead, _largest([(n, p.splits) for n, p in zip(floats, plans, strict=True)]))
+        tickets = max(u * p.cluster for u, p in zip(units, plans, strict=True))
+        yield workspace("tickets", u32, *lead, tickets, zeroed=True, align=4)
+
+    def launch(self, target: Target) -> Launch:
+        plan = self.plan(target)
+        splits: Extent = plan.splits
+        if isinstance(splits, int):
+            splits *= plan.cluster
+        elif plan.cluster > 1:
+            splits = f"{plan.cluster} * {splits}"
+        grid = (splits, self.n_kv_heads * plan.parts, "batch" if self.batched else 1)
+        shared = plan.arena_bytes if plan.arena_bytes > STATIC_SHARED_LIMIT // 2 else 0
+        cluster = (plan.cluster, 1, 1)
+        return Launch(grid, (plan.shape.threads, 1, 1), shared, cluster, programmatic=self.programmatic)
+
+    # -- code ----------------------------------------------------------------------------------------------------------
+
+    def build(self, b: Builder) -> None:
+        attention, plan = self.attention, self.plan(b.target)
+        arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
+        early = (self.indirect or self.batched) and not (self.window or self.page_size)
+        with b.fragment("locate"):
+            if self.programmatic:
+                b.op("griddepcontrol.launch_dependents")
+            where, task = locate.place(b, attention, plan, batched=self.batched, early=early)
+        if self.programmatic:
+            with b.fragment("wait_for_previous"):
+                b.op("griddepcontrol.wait")
+        with b.fragment("lengths"):
+            kind = "batch" if self.batched else "buffer" if self.indirect else "scalar"
+            name = "seq_lens" if self.batched else "seq_len"
+            locate.lengths(b, attention, plan, task, where, name=name, kind=kind)
+        b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2")
+        plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
+        self._merges(b, plan, where, arena, task)
+
+    def _merges(self, b: Builder, plan: Plan, where: locate.Place, arena: Shared, task: Task) -> None:
+        elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads)
+        merged = merge.partial(b, "merged")
+        end: Any = elements.count
+        with b.fragment("warps_start"):
+            elements.start(b.registers["thread"], end)
+        with b.fragment("warps_merge"):
+            elements.locate()
+            merge.merge_warps(b, elements, plan.partials, arena, merged)
+        with b.fragment("warps_next"):
+            elements.advance(end)
+        exchange = Exchange(b, elements, plan.cluster) if plan.cluster > 1 else None
+        if exchange is not None:
+            end = self._cluster(b, exchange, merged)
+        self._finish(b, where, elements, merged, task)
+        if plan.most_splits > 1:
+            self._splits(b, plan, where, elements, merged, exchange)
+
+    def _cluster(self, b: Builder, exchange: Exchange, merged: merge.Partial) -> Any:
+        with b.fragment("exchange_prepare"):
+            exchange.prepare()
+        with b.fragment("push"):
+            exchange.push(merged)
+        with b.fragment("inbox_poll"):
+            exchange.poll()
+        with b.fragment("slice_start"):
+            exchange.start()
+        with b.fragment("slice_merge"):
+            exchange.elements.locate()
+            exchange.merge(merged)
+        with b.fragment("slice_next"):
+            exchange.elements.advance(exchange.end)
+        return exchange.end
+
+    def _finish(self, b: Builder, where: locate.Place, elements: merge.Elements, merged: merge.Partial, task: Task) -> None:
+        with b.fragment("output_rows"):
+            rows = b.ld_param("out")
+            b.op("mad.wide.u32", rows, where.query_index, self.head_dim * self.q_dtype.bytes, rows)
+            if self.lse:
+                lse = b.ld_param("lse")
+                b.op("mad.wide.u32", lse, where.query_index, 4, lse)
+            if self.sinks:
+                sinks = b.ld_param("sinks")
+                b.op("mad.wide.u32", sinks, task.first_head, 4, sinks)
+        with b.fragment("finish"):
+            exists = None
+            if task.heads_left is not None:
+                exists = b.op("setp.lt.u32", "head_exists", elements.head, task.heads_left)
+            if self.sinks:
+                finish.apply_sink(b, elements, merged, sinks, exists)
+            if self.lse:
+                finish.store_lse(b, elements, merged, lse, exists)
+            finish.store_output(b, elements, merged, self.q_dtype, rows, exists)
+
+    def _splits(
+        self, b: Builder, plan: Plan, where: locate.Place, elements: merge.Elements, merged: merge.Partial,
+        exchange: Exchange | None,
+    ) -> None:  # fmt: skip
+        assert where.splits is not None and where.active is not None and where.split is not None
+        splits = Splits(b, elements, where.splits, where.active, where.split, plan.most_splits)
+        with b.fragment("records_locate"):
+            b.expose(divided=~b.op("setp.eq.u32", "undivided", where.active, 1))
+            splits.locate(b.ld_param("records"), where.unit)
+        with b.fragment("record_store"):
+            splits.store(merged)
+        with b.fragment("ticket_draw"):
+            tickets, ticket = b.ld_param("tickets"), where.unit
+            if exchange is not None:
+                ticket = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
+            splits.arrive(tickets, ticket)
+        with b.fragment("ticket_read"):
+            splits.read_flag()
+        with b.fragment("records_begin"):
+            elements.locate()
+            splits.begin(merged)
+        with b.fragment("records_merge"):
+            splits.merge(merged)
+
+    # -- behaviour --------------------------------------------------------------------------------------------------------
+
+    def example(self, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:
+        batch = sizes.get("batch", self.sizes["batch"])
+        pages = -(-self.max_len // self.page_size) if self.page_size else 0
+        return super().example(rng, **{"pages": max(1, pages * batch), **sizes})
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        out: dict[str, Any] = {}
+        if self.batched:
+            lens = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
+            out["seq_lens"] = np.full_like(lens, sizes["seq_len"]) if "seq_len" in sizes else lens
+        else:
+            length = sizes.get("seq_len", self.max_len)
+            out["seq_len"] = np.array([length], np.int32) if self.indirect else length
+        if self.page_size:
+            width = -(-self.max_len // self.page_size)
+            numbers = rng.permutation(sizes["pages"]).astype(np.int32)
+            table = np.resize(numbers, (sizes["batch"], width))
+            used = -(-np.clip(out["seq_lens"], 0, self.max_len) // self.page_size)
+            out["page_table"] = np.where(np.arange(width) < used[:, None], table, -1).astype(np.int32)
+        if self.kv_dtype == s8:
+            shape = (sizes["batch"],) if self.batched else ()
+            if self.page_size:
+                shape = (sizes["pages"], self.n_kv_heads, self.page_size)
+            else:
+                shape = (*shape, self.n_kv_heads, self.max_len)
+            for x in "kv":
+                scales = rng.uniform(0.5, 1.5, (*shape, -(-self.head_dim // SCALE_GROUP))) / 73
+                out[f"{x}_scales"] = scales.astype(np.float16)
+        if self.alibi:
+            out["alibi_slopes"] = (2.0 ** -rng.uniform(1, 8, self.n_heads)).astype(np.float32)
+        return out
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        lengths = np.clip(np.ravel(a["seq_lens"] if self.batched else a["seq_len"]), 0, self.max_len)
+        q = np.asarray(a["q"], np.float64).reshape(len(lengths), self.n_kv_heads, -1, self.head_dim)
+        out, lse = np.zeros(q.shape), np.full(q.shape[:3], -np.inf)
+        for s, length in enumerate(map(int, lengths)):
+            first = max(0, length - self.window) if self.window else 0
+            if length == 0:
+                continue
+            k, v = (self._rows(a, x, s, first, length) for x in "kv")
+            scores = q[s] @ k.swapaxes(1, 2) * self.attention.scale
+            if self.soft_cap:
+                scores = self.soft_cap * np.tanh(scores / self.soft_cap)
+            if self.alibi:
+                slopes = np.float64(a["alibi_slopes"]).reshape(self.n_kv_heads, -1, 1)
+                scores = scores + slopes * (np.arange(first, length) - (length - 1))
+            top = scores.max(-1, keepdims=True)
+            if self.sinks:
+                sinks = np.float64(a["sinks"]).reshape(self.n_kv_heads, -1, 1)
+                top = np.maximum(top, sinks)
+            weights = np.exp(scores - top)
+            total = weights.sum(-1, keepdims=True) + (np.exp(sinks - top) if self.sinks else 0)
+            out[s], lse[s] = weights @ v / total, (top + np.log(total))[..., 0]
+        if self.sinks:
+            lse[lengths == 0] = np.float64(a["sinks"]).reshape(self.n_kv_heads, -1)
+        results = {"out": out.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
+        if self.lse:
+            results["lse"] = lse.reshape(a["q"].shape[:-1]).astype(np.float32)
+        return results
+
+    def _rows(self, a: Mapping[str, Any], x: str, sequence: int, first: int, end: int) -> np.ndarray:
+        """K or V of the visible positions of a sequence in float64, `[n_kv_heads, end - first, head_dim]`."""
+        import numpy as np
+
+        def visible(name: str) -> np.ndarray:
+            array = a[name]
+            if self.page_size:
+                positions = np.arange(first, end)
+                pages = a["page_table"][sequence, positions // self.page_size]
+                return np.asarray(array[pages, :, positions % self.page_size]).swapaxes(0, 1)
+            return np.asarray((array[sequence] if self.batched else array)[:, first:end])
+
+        rows = np.asarray(visible(f"{x}_cache"), np.float64)
+        if self.kv_dtype == s8:
+            scales = np.repeat(visible(f"{x}_scales").astype(np.float64), SCALE_GROUP, -1)
+            rows *= scales[..., : self.head_dim]
+        return rows
+
+
+def _largest(sizes: list[tuple[int, Extent]]) -> Extent:
+    """The largest of count · extent, as a number or a formula."""
+    fixed = [count * extent for count, extent in sizes if isinstance(extent, int)]
+    terms = [str(max(fixed))] if fixed else []
+    terms += dict.fromkeys(f"{count} * {extent}" for count, extent in sizes if isinstance(extent, str))
+    if len(terms) == 1:
+        return int(terms[0]) if fixed else terms[0]
+    return f"max({', '.join(terms)})"
