@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ptxgen.check_lint import Finding, backward_branches, narrow_addresses
-from ptxgen.errors import IsaError, TargetError
+from ptxgen.errors import IsaError
 from ptxgen.isa import Form, Slot, lookup, special_register
 from ptxgen.isa.form import accepted_registers, type_bits
 from ptxgen.isa.pattern import OLDEST, Demand
@@ -27,27 +27,28 @@ from ptxgen.nodes import (
     Variable,
     Vector,
 )
-from ptxgen.requires import describe, variable_bytes
+from ptxgen.requires import describe, own_target, variable_bytes
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
-from ptxgen.targets import target as parse_target
 
 
-def check(module: Module, target: Target | None = None, *, lint: bool = False) -> None:
+def check(
+    module: Module, target: Target | None = None, *, lint: bool = False, limits: Mapping[str, int] | None = None
+) -> None:
     """Raise one `IsaError` with every finding, as `kernel entry, line N: what | the line's text`.
 
     Checked: unknown forms; number, kind, type and vector length of operands; undeclared and redeclared registers and
     labels; forms and special registers that `.version` or the target (default: the module's own) lack, with the word
     that forces them; static shared memory above 48 KiB. `lint` adds the rules of `check_lint`, meant for ptxgen's own
-    text.
+    text; `limits` are largest values of special registers that the launch guarantees (`{"%ctaid.x": 7}`).
     """
     findings = [*_header(module, target)]
-    where = target or _own_target(module)
+    where = target or own_target(module)
     outside = {item.name: item for item in module.items if isinstance(item, (Variable, Function))}
     for item in module.items:
         if isinstance(item, Function) and item.body is not None:
             kind = "kernel" if item.kind == "entry" else "function"
             inside = _FunctionCheck(module, item, outside, where)
-            found = inside.run(lint)
+            found = inside.run(lint, limits or {})
             for line, what in sorted(found, key=lambda finding: finding[0]):
                 text = module.source_line(line)
                 findings.append(f"{kind} {item.name}, line {line}: {what}" + (f" | {text}" if text else ""))
@@ -55,15 +56,8 @@ def check(module: Module, target: Target | None = None, *, lint: bool = False) -
         raise IsaError("\n".join(findings))
 
 
-def _own_target(module: Module) -> Target | None:
-    try:
-        return parse_target(module.targets[0])
-    except TargetError:
-        return None
-
-
 def _header(module: Module, target: Target | None) -> Iterable[str]:
-    own = _own_target(module)
+    own = own_target(module)
     if own is None:
         yield f".target: unknown architecture (got {module.targets[0]})"
     elif target is not None and own != target:
@@ -89,7 +83,7 @@ class _FunctionCheck:
         self.refusals: dict[str, str] = {}
         self.shared: dict[str, int] = {}
 
-    def run(self, lint: bool) -> list[Finding]:
+    def run(self, lint: bool, limits: Mapping[str, int]) -> list[Finding]:
         for parameter in (*self.function.returns, *self.function.params):
             self.declare(parameter, set())
         self.body(self.function.body or ())
@@ -99,7 +93,7 @@ class _FunctionCheck:
                                          "declare it extern and pass its size at the launch")  # fmt: skip
         if lint:
             self.found += backward_branches(self.flat)
-            self.found += narrow_addresses(self.flat)
+            self.found += narrow_addresses(self.flat, limits)
         return self.found
 
     def add(self, line: int, what: str) -> None:
@@ -210,7 +204,8 @@ class _FunctionCheck:
                 return
             form = chosen
         if form.sm or form.ptx > self.module.version:
-            self.available(form.opcode, Demand(form.ptx, form.sm), form.because, item.line)
+            ptx = form.ptx_on(self.target) if self.target else form.ptx
+            self.available(form.opcode, Demand(ptx, form.sm), form.because, item.line)
         registers = self.registers
         for index, slot in enumerate(form.operands[:count]):
             operand = operands[index]

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ptxgen.errors import IsaError
+from ptxgen.errors import IsaError, TargetError
 from ptxgen.isa import lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
 from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Scope, Statement, Variable, Vector
 from ptxgen.targets import Target, driver_for_ptx, ptx_of_driver, target_of_capability
+from ptxgen.targets import target as parse_target
 
 IsaVersion = tuple[int, int]
 Because = tuple[int, str, str]
@@ -73,13 +74,13 @@ def describe(demand: Demand) -> str:
     return ", ".join(words + ([" or ".join(demand.sm)] if demand.sm else []))
 
 
-def requirements(module: Module) -> Requirements:
-    """The lowest PTX ISA version and target that every line of the module accepts.
+def requirements(module: Module, target: Target | None = None) -> Requirements:
+    """The lowest PTX ISA version (on a target; default: the module's own) and target that all its lines accept.
 
     Raises `IsaError` with file, line and text for an instruction that the table does not know.
     """
     first: dict[str, tuple[int, Demand]] = {}
-    for line, word, demand in _demands(module):
+    for line, word, demand in _demands(module, target or own_target(module)):
         first.setdefault(word, (line, demand))
     ptx: IsaVersion = OLDEST
     sm: tuple[str, ...] = ()
@@ -95,19 +96,27 @@ def requirements(module: Module) -> Requirements:
 
 def lowest_version(module: Module, target: Target) -> IsaVersion:
     """The lowest `.version` under which the module can name this target and use its instructions."""
-    return max(target.lowest_ptx, requirements(module).ptx)
+    return max(target.lowest_ptx, requirements(module, target).ptx)
 
 
-def _demands(module: Module) -> Iterator[tuple[int, str, Demand]]:
+def own_target(module: Module) -> Target | None:
+    """The architecture that `.target` names, or None when it is unknown."""
+    try:
+        return parse_target(module.targets[0])
+    except TargetError:
+        return None
+
+
+def _demands(module: Module, target: Target | None) -> Iterator[tuple[int, str, Demand]]:
     """Every demand above the oldest, with its line and the word that makes it."""
     for item in module.items:
         if isinstance(item, Function):
-            yield from _of_function(item, module)
+            yield from _of_function(item, module, target)
         elif isinstance(item, Directive) and item.name in _DIRECTIVES:
             yield item.line, f".{item.name}", _DIRECTIVES[item.name]
 
 
-def _of_function(function: Function, module: Module) -> Iterator[tuple[int, str, Demand]]:
+def _of_function(function: Function, module: Module, target: Target | None) -> Iterator[tuple[int, str, Demand]]:
     for word in function.performance:
         if word in _PERFORMANCE:
             yield function.line, f".{word}", _PERFORMANCE[word]
@@ -120,7 +129,7 @@ def _of_function(function: Function, module: Module) -> Iterator[tuple[int, str,
         if isinstance(statement, Instruction):
             opcode = statement.opcode
             if opcode not in forms:
-                forms[opcode] = _of_opcode(statement, module)
+                forms[opcode] = _of_opcode(statement, module, target)
             demand = forms[opcode]
             if demand is not None:
                 yield statement.line, opcode, demand
@@ -133,7 +142,7 @@ def _of_function(function: Function, module: Module) -> Iterator[tuple[int, str,
             yield statement.line, ".b128", _B128
 
 
-def _of_opcode(instruction: Instruction, module: Module) -> Demand | None:
+def _of_opcode(instruction: Instruction, module: Module, target: Target | None) -> Demand | None:
     try:
         form = lookup(instruction.opcode)
     except IsaError as unknown:
@@ -141,7 +150,8 @@ def _of_opcode(instruction: Instruction, module: Module) -> Demand | None:
         raise IsaError(f"{module.file}:{instruction.line}: {unknown} ({text})") from None
     count = len(instruction.operands)
     chosen = form if form.takes(count) else form.of_count(count) or form
-    return Demand(chosen.ptx, chosen.sm) if chosen.sm or chosen.ptx > OLDEST else None
+    ptx = chosen.ptx_on(target) if target and chosen.earlier else chosen.ptx
+    return Demand(ptx, chosen.sm) if chosen.sm or ptx > OLDEST else None
 
 
 def _of_operands(instruction: Instruction) -> Iterator[tuple[int, str, Demand]]:

@@ -44,7 +44,8 @@ _ROWS = _by_name()
 
 
 @cache
-def _compiled(name: str) -> tuple[Compiled, ...]:
+def rows(name: str) -> tuple[Compiled, ...]:
+    """The rows of one opcode's first word, ready for matching; none for an unknown word."""
     return tuple(compile_row(row, section) for row, section in _ROWS.get(name, ()))
 
 
@@ -55,25 +56,25 @@ def lookup(opcode: str) -> Form:
     Raises `IsaError` that names the unknown opcode or modifier and the nearest known form.
     """
     name, *words = opcode.split(".")
-    rows = _compiled(name)
-    for compiled in rows:
+    known = rows(name)
+    for compiled in known:
         found, _ = match(compiled, words)
         if found is not None:
             return make_form(opcode, compiled, found, words)
-    for compiled in rows:
+    for compiled in known:
         if compiled.row.loose:
             found, _ = match(compiled, in_row_order(compiled, words))
             if found is not None:
                 return make_form(opcode, compiled, found, words)
-    raise IsaError(_unknown(opcode, name, words, rows))
+    raise IsaError(_unknown(opcode, name, words, known))
 
 
-def _unknown(opcode: str, name: str, words: list[str], rows: tuple[Compiled, ...]) -> str:
-    if not rows:
+def _unknown(opcode: str, name: str, words: list[str], known: tuple[Compiled, ...]) -> str:
+    if not known:
         near = difflib.get_close_matches(name, _ROWS, 3, 0.5)
         return f"{opcode}: unknown opcode {name!r}" + (f"; nearest: {', '.join(near)}" if near else "")
-    reached = max(match(compiled, words)[1] for compiled in rows)
-    best = [compiled for compiled in rows if match(compiled, words)[1] == reached]
+    reached = max(match(compiled, words)[1] for compiled in known)
+    best = [compiled for compiled in known if match(compiled, words)[1] == reached]
     wanted: dict[str, None] = {}
     for compiled in best:
         wanted.update(dict.fromkeys(_expected(compiled, words)))
@@ -114,6 +115,7 @@ __all__ = [
     "SpecialRegister",
     "lookup",
     "opcodes",
+    "rows",
     "slot_accepts",
     "special_register",
     "storage_type",

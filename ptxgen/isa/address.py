@@ -34,10 +34,10 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     ),
     f"{_MOVE}discard": (Row("discard S=global? L2", "[S] u32:i", "7.4 sm_80"),),
     f"{_MOVE}createpolicy": (
-        Row(f"createpolicy fractional {_FRACTION} L2::evict_first|L2::evict_unchanged? b64", "=b64 f32?", "7.4 sm_80"),
-        Row(f"createpolicy range S=global? {_FRACTION} L2::evict_first|L2::evict_unchanged? b64", "=b64 [S] u32 u32",
+        Row(f"createpolicy fractional {_FRACTION} L2::evict_first|L2::evict_unchanged? b64", "=u64 f32?", "7.4 sm_80"),
+        Row(f"createpolicy range S=global? {_FRACTION} L2::evict_first|L2::evict_unchanged? b64", "=u64 [S] u32 u32",
             "7.4 sm_80"),
-        Row("createpolicy cvt L2 b64", "=b64 b64", "7.4 sm_80"),
+        Row("createpolicy cvt L2 b64", "=u64 u64", "7.4 sm_80"),
     ),
     "Stack Manipulation Instructions: stacksave": (Row("stacksave T=u32|u64", "=T", "7.3"),),
     "Stack Manipulation Instructions: stackrestore": (Row("stackrestore T=u32|u64", "T:r", "7.3"),),

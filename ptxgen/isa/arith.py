@@ -65,7 +65,7 @@ _INTEGER: dict[str, tuple[Row, ...]] = {
     "Integer Arithmetic Instructions: bfe": (Row("bfe T=u32|u64|s32|s64", "=T T u32 u32"),),
     "Integer Arithmetic Instructions: bfi": (Row("bfi T=b32|b64", "=T T T u32 u32"),),
     "Integer Arithmetic Instructions: szext": (Row("szext clamp|wrap T=u32|s32", "=T T u32", "7.6"),),
-    "Integer Arithmetic Instructions: bmsk": (Row("bmsk clamp|wrap b32", "=b32 u32 u32", "7.6"),),
+    "Integer Arithmetic Instructions: bmsk": (Row("bmsk clamp|wrap b32", "=u32 u32 u32", "7.6"),),
     "Integer Arithmetic Instructions: dp4a": (
         Row("dp4a u32 u32", "=u32 u32 u32 u32"),
         Row("dp4a s32 B=u32|s32", "=s32 s32 B s32"),

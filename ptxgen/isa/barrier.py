@@ -10,7 +10,9 @@ _RED = "=u32 u32 pred / =u32 u32 u32 pred"
 _VOTE = "=pred u32 pred / =pred u32 u32 pred"
 _LOCAL = "S=shared|shared::cta?"
 _ANY = "S=shared|shared::cta|shared::cluster?"
-_STATE = "=b64:r_ [S]"
+_STATE = "=u64:r_ [S]"
+_RELAXED = "relaxed=8.6,sm_90"
+_TRANSACTIONS = "8.0 sm_90"
 
 _CTA = (
     Row("bar cta? sync", "u32 u32?", raises="cta=7.8"),
@@ -25,28 +27,29 @@ _CTA = (
 
 
 def _arrivals(word: str) -> tuple[Row, ...]:
-    relaxed = "relaxed=8.0,sm_90"
+    scoped = "release|relaxed cta|cluster"
+    counted = f"{_STATE} / {{7.8,sm_90}}{_STATE} u32"
     return (
-        Row(f"mbarrier {word} {_LOCAL} b64", f"{_STATE} / {{7.8,sm_90}}{_STATE} u32", "7.0 sm_80"),
-        Row(f"mbarrier {word} release|relaxed cta|cluster {_LOCAL} b64", f"{_STATE} u32?", "8.0 sm_90", relaxed),
-        Row(f"mbarrier {word} S=shared::cluster b64", "=b64:_ [S] u32?", "8.0 sm_90"),
-        Row(f"mbarrier {word} release|relaxed cta|cluster S=shared::cluster b64", "=b64:_ [S] u32?", "8.0 sm_90"),
+        Row(f"mbarrier {word} {_LOCAL} b64", counted, "7.0 sm_80"),
+        Row(f"mbarrier {word} {scoped} {_LOCAL} b64", counted, "8.0 sm_80", _RELAXED),
+        Row(f"mbarrier {word} S=shared::cluster b64", "=b64:_ [S] u32?", _TRANSACTIONS),
+        Row(f"mbarrier {word} {scoped} S=shared::cluster b64", "=b64:_ [S] u32?", _TRANSACTIONS, _RELAXED),
         Row(f"mbarrier {word} noComplete {_LOCAL} b64", f"{_STATE} u32", "7.0 sm_80"),
         Row(f"mbarrier {word} noComplete release cta {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_80"),
-        Row(f"mbarrier {word} expect_tx {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_90"),
-        Row(f"mbarrier {word} expect_tx release|relaxed cta|cluster {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_90"),
-        Row(f"mbarrier {word} expect_tx S=shared::cluster b64", "=b64:_ [S] u32", "8.0 sm_90"),
-        Row(f"mbarrier {word} expect_tx release|relaxed cta|cluster S=shared::cluster b64", "=b64:_ [S] u32",
-            "8.0 sm_90"),
-    )  # fmt: skip
+        Row(f"mbarrier {word} expect_tx {_LOCAL} b64", f"{_STATE} u32", _TRANSACTIONS),
+        Row(f"mbarrier {word} expect_tx {scoped} {_LOCAL} b64", f"{_STATE} u32", _TRANSACTIONS, _RELAXED),
+        Row(f"mbarrier {word} expect_tx S=shared::cluster b64", "=b64:_ [S] u32", _TRANSACTIONS),
+        Row(f"mbarrier {word} expect_tx {scoped} S=shared::cluster b64", "=b64:_ [S] u32", _TRANSACTIONS, _RELAXED),
+    )
 
 
-def _waits(word: str, since: str, parity_since: str, hint: str) -> tuple[Row, ...]:
+def _waits(word: str, since: str, parity_since: str, scoped_since: str, hint: str) -> tuple[Row, ...]:
+    scoped = "acquire|relaxed cta|cluster"
     return (
-        Row(f"mbarrier {word} {_LOCAL} b64", f"=pred [S] b64{hint}", since),
+        Row(f"mbarrier {word} {_LOCAL} b64", f"=pred [S] u64{hint}", since),
         Row(f"mbarrier {word} parity {_LOCAL} b64", f"=pred [S] u32{hint}", parity_since),
-        Row(f"mbarrier {word} acquire|relaxed cta|cluster {_LOCAL} b64", f"=pred [S] b64{hint}", "8.0 sm_90"),
-        Row(f"mbarrier {word} parity acquire|relaxed cta|cluster {_LOCAL} b64", f"=pred [S] u32{hint}", "8.0 sm_90"),
+        Row(f"mbarrier {word} {scoped} {_LOCAL} b64", f"=pred [S] u64{hint}", scoped_since, _RELAXED),
+        Row(f"mbarrier {word} parity {scoped} {_LOCAL} b64", f"=pred [S] u32{hint}", scoped_since, _RELAXED),
     )
 
 
@@ -88,9 +91,9 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     ),
     f"{_SYNC}mbarrier.arrive": _arrivals("arrive"),
     f"{_SYNC}mbarrier.arrive_drop": _arrivals("arrive_drop"),
-    f"{_SYNC}mbarrier.test_wait": _waits("test_wait", "7.0 sm_80", "7.1 sm_80", ""),
-    f"{_SYNC}mbarrier.try_wait": _waits("try_wait", "7.8 sm_90", "7.8 sm_90", " u32?"),
-    f"{_SYNC}mbarrier.pending_count": (Row("mbarrier pending_count b64", "=u32 b64:r", "7.0 sm_80"),),
+    f"{_SYNC}mbarrier.test_wait": _waits("test_wait", "7.0 sm_80", "7.1 sm_80", "8.0 sm_80", ""),
+    f"{_SYNC}mbarrier.try_wait": _waits("try_wait", "7.8 sm_90", "7.8 sm_90", "8.0 sm_90", " u32?"),
+    f"{_SYNC}mbarrier.pending_count": (Row("mbarrier pending_count b64", "=u32 u64:r", "7.0 sm_80"),),
     f"{_SYNC}cp.async.mbarrier.arrive": (
         Row(f"cp async mbarrier arrive noinc? {_LOCAL} b64", "[S]", "7.0 sm_80"),
     ),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxgen.targets import Target
 
 IsaVersion = tuple[int, int]
 
@@ -17,13 +21,18 @@ REGISTER_TYPES: tuple[str, ...] = tuple(_BITS)
 _PACKED = {
     "bf16": 16, "e4m3x2": 16, "e5m2x2": 16, "e2m3x2": 16, "e3m2x2": 16, "ue8m0x2": 16, "e2m1x2": 8, "e2m1x4": 16,
     "bf16x2": 32, "tf32": 32, "u16x2": 32, "s16x2": 32, "e4m3x4": 32, "e5m2x4": 32, "e2m3x4": 32, "e3m2x4": 32,
-    "u8x4": 32, "s8x4": 32, "f32x2": 64,
+    "rbits": 32, "f32x2": 64,
 }  # fmt: skip
 
 
 def storage_type(type: str) -> str:
     """The type to declare a register with that holds a value of this instruction type (`bf16x2`: `b32`)."""
     return f"b{_PACKED[type]}" if type in _PACKED else type
+
+
+def is_type(word: str) -> bool:
+    """Whether a modifier names a type."""
+    return word in _BITS or word in _PACKED
 
 
 def type_bits(name: str) -> int:
@@ -60,9 +69,9 @@ class Slot:
     `kinds` holds what may stand there: "reg", "imm", "sym" (a variable's address), "addr" (`[…]`), "vec" (`{…}`),
     "pred" (a predicate, also negated), "pair" (`%d|%p`), "sink" (`_`), "label", "group" (`(…)`).
     `type` is the PTX type of one element; for "addr" that of the address, with the state space in `space` ("" is
-    generic). `vector` is the number of elements in braces; 0 with kind "vec" means that braces pack or unpack a scalar
-    (`mov.b64 {%lo, %hi}, %wide`); for "addr" the number of tensor coordinates. `relaxed`: the register may be wider than the type. `accepts` are the register types
-    that fit.
+    generic). `vector` is the number of elements in braces, or of tensor coordinates of an address; 0 with kind "vec"
+    means that braces pack or unpack a scalar (`mov.b64 {%lo, %hi}, %wide`). `relaxed`: the register may be wider than
+    the type. `accepts` are the register types that fit.
     """
 
     type: str
@@ -95,7 +104,8 @@ class Form:
     """One instruction form: an opcode with all its modifiers.
 
     `operands` in order; the last `optional` of them may be absent. `also` holds the forms of the same opcode with other
-    operands (a middle one left out, a descriptor in place of registers), each with its own demands.
+    operands (a middle one left out, a descriptor in place of registers), each with its own demands. `earlier` holds
+    (version, targets) where higher targets had the form before `ptx`; `ptx_on` minds them.
     `ptx` and `sm` are the lowest PTX ISA version and the alternatives for `Target.includes_any` (`()`: any target);
     `because` is the word of the opcode that forces the higher of them. `section` names the PTX ISA section.
     """
@@ -109,6 +119,11 @@ class Form:
     because: str
     section: str
     also: tuple[Form, ...] = ()
+    earlier: tuple[tuple[IsaVersion, tuple[str, ...]], ...] = ()
+
+    def ptx_on(self, where: Target) -> IsaVersion:
+        """The lowest PTX ISA version that has this form on a target."""
+        return min([self.ptx, *(ptx for ptx, sm in self.earlier if where.includes_any(sm))])
 
     def takes(self, count: int) -> bool:
         """Whether this form (without `also`) can have so many operands."""

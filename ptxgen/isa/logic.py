@@ -5,10 +5,19 @@ from __future__ import annotations
 from ptxgen.isa.pattern import Row
 
 _ALL = "T=b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64"
-_SOURCES = "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64"
-_INT_CMP = "eq|ne|lt|le|gt|ge|lo|ls|hi|hs"
-_CMP = f"{_INT_CMP}|equ|neu|ltu|leu|gtu|geu|num|nan"
 _BOOL = "and|or|xor"
+# Comparisons by the kind of operand: bits, unsigned, signed, float.
+_SAME = "eq|ne"
+_ORDER = "eq|ne|lt|le|gt|ge"
+_UNSIGNED = f"{_ORDER}|lo|ls|hi|hs"
+_FLOAT = f"{_ORDER}|equ|neu|ltu|leu|gtu|geu|num|nan"
+_KINDS: tuple[tuple[str, str], ...] = (
+    (_SAME, "b16|b32|b64"),
+    (_UNSIGNED, "u16|u32|u64"),
+    (_ORDER, "s16|s32|s64"),
+    (_FLOAT, "f64"),
+    (f"{_FLOAT} # ftz?", "f32"),
+)
 
 
 def _logic(name: str) -> tuple[Row, ...]:
@@ -18,27 +27,45 @@ def _logic(name: str) -> tuple[Row, ...]:
     )
 
 
+def _comparison(operators: str, bool_op: str) -> str:
+    """The comparison and, where one is, the Boolean operator; `# ftz?` marks where `.ftz` may follow."""
+    compare, _, flush = operators.partition(" # ")
+    return " ".join(filter(None, (compare, bool_op, flush)))
+
+
 def _set() -> tuple[Row, ...]:
     rows = []
-    for bool_op, tail in (("", ""), (f" {_BOOL}", " pred")):
+    for bool_op, tail in (("", ""), (_BOOL, " pred")):
+        for operators, sources in _KINDS:
+            head = f"set {_comparison(operators, bool_op)}"
+            rows.append(Row(f"{head} D=u32|s32|f32 A={sources}", f"=D A A{tail}"))
+            rows.append(Row(f"{head} f16 A={sources}", f"=f16 A A{tail}"))
+            brain = head.removesuffix(" ftz?")
+            rows.append(Row(f"{brain} bf16 A={sources}", f"=bf16 A A{tail}", "7.8 sm_90"))
+        half = f"set {_comparison(_FLOAT + ' # ftz?', bool_op)}"
+        brain = f"set {_comparison(_FLOAT, bool_op)}"
         rows += [
-            Row(f"set {_CMP}{bool_op} ftz? D=u32|s32|f32 A={_SOURCES}", f"=D A A{tail}"),
-            Row(f"set {_CMP}{bool_op} ftz? D=u16|s16|u32|s32|f16 A=f16", f"=D A:r A:r{tail}"),
-            Row(f"set {_CMP}{bool_op} ftz? f16 A={_SOURCES}", f"=f16 A A{tail}"),
-            Row(f"set {_CMP}{bool_op} ftz? f16x2 f16x2", f"=f16x2 f16x2:r f16x2:r{tail}"),
-            Row(f"set {_CMP}{bool_op} D=u16|s16|u32|s32|bf16 A=bf16", f"=D A:r A:r{tail}", "7.8 sm_90"),
-            Row(f"set {_CMP}{bool_op} bf16x2 bf16x2", f"=bf16x2 bf16x2:r bf16x2:r{tail}", "7.8 sm_90"),
+            Row(f"{half} f16 f16", f"=f16 f16:r f16:r{tail}"),
+            Row(f"{half} D=u16|s16|u32|s32 A=f16", f"=D A:r A:r{tail}", "6.5"),
+            Row(f"{half} f16x2 f16x2", f"=f16x2 f16x2:r f16x2:r{tail}"),
+            Row(f"{half} D=u32|s32 f16x2", f"=D f16x2:r f16x2:r{tail}", "6.5"),
+            Row(f"{brain} D=u16|s16|u32|s32|bf16 A=bf16", f"=D A:r A:r{tail}", "7.8 sm_90"),
+            Row(f"{brain} D=u32|s32|bf16x2 A=bf16x2", f"=D A:r A:r{tail}", "7.8 sm_90"),
         ]
     return tuple(rows)
 
 
 def _setp() -> tuple[Row, ...]:
     rows = []
-    for bool_op, tail in (("", ""), (f" {_BOOL}", " pred")):
+    for bool_op, tail in (("", ""), (_BOOL, " pred")):
+        for operators, types in _KINDS:
+            rows.append(Row(f"setp {_comparison(operators, bool_op)} T={types}", f"=pred:rp_ T T{tail}", loose=True))
+        half = f"setp {_comparison(_FLOAT + ' # ftz?', bool_op)}"
+        brain = f"setp {_comparison(_FLOAT, bool_op)}"
         rows += [
-            Row(f"setp {_CMP}{bool_op} ftz? {_ALL}", f"=pred:rp_ T T{tail}", loose=True),
-            Row(f"setp {_CMP}{bool_op} ftz? T=f16|f16x2", f"=pred:rp_ T:r T:r{tail}"),
-            Row(f"setp {_CMP}{bool_op} T=bf16|bf16x2", f"=pred:rp_ T:r T:r{tail}", "7.8 sm_90"),
+            Row(f"{half} T=f16", f"=pred:rp_ T:r T:r{tail}", loose=True),
+            Row(f"{half} T=f16x2", f"=pred:rp_ T:r T:r{tail}", loose=True),
+            Row(f"{brain} T=bf16|bf16x2", f"=pred:rp_ T:r T:r{tail}", "7.8 sm_90", loose=True),
         ]
     return tuple(rows)
 

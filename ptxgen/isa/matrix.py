@@ -33,7 +33,7 @@ def _mma(shape: str, types: str, sums: str, since: str, flags: str = "", after: 
         d_type, c_type = pair.split(".")
         operands = f"={_accumulator(d_type, c)} {wide}*{a} {wide}*{b} {_accumulator(c_type, c)}"
         pattern = f"mma sync aligned {shape} {layout} {flags} {d_type} A={types} B={types} {c_type} {after}"
-        rows.append(Row(" ".join(pattern.split()), operands, since, raises, loose=True))
+        rows.append(Row(" ".join(pattern.split()), operands, since, raises))
     return rows
 
 
@@ -41,7 +41,8 @@ _HALVES = "f16.f16 f32.f32 f32.f16 f16.f32"
 _PLAIN = "f16.f16 f32.f32"
 _F8 = "e4m3|e5m2"
 _F8F6F4 = "e4m3|e5m2|e3m2|e2m3|e2m1"
-_SM_120 = "8.7 sm_120a|sm_120f"
+_SM_120 = "8.7 sm_120f"
+_BYTES = "8.6 sm_100f|sm_110f|sm_120f"
 
 
 def _first_generation() -> list[Row]:
@@ -100,12 +101,12 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     f"{_WARP}mma": (*_dense(), *_scaled()),
     f"{_WARP}ldmatrix": (
         Row("ldmatrix sync aligned m8n8 V=x1|x2|x4 trans? S=shared|shared::cta? b16", "=b32*V [S]", "6.5 sm_75"),
-        Row("ldmatrix sync aligned m16n16 x1 trans S=shared|shared::cta? b8", "=b32*2 [S]", "8.6 sm_100a|sm_120a"),
+        Row("ldmatrix sync aligned m16n16 x1 trans S=shared|shared::cta? b8", "=b32*2 [S]", _BYTES),
     ),
     f"{_WARP}stmatrix": (
         Row("stmatrix sync aligned m8n8 V=x1|x2|x4 trans? S=shared|shared::cta? b16", "[S] b32*V", "7.8 sm_90"),
         Row("stmatrix sync aligned m16n8 V=x1|x2|x4 trans S=shared|shared::cta? b8", "[S] b32*V",
-            "8.6 sm_100a|sm_120a"),
+            _BYTES),
     ),
     f"{_WARP}movmatrix": (Row("movmatrix sync aligned m8n8 trans b16", "=b32 b32:r", "7.8 sm_75"),),
 }  # fmt: skip

@@ -3,10 +3,11 @@
 A row's pattern is the instruction's name and then its modifiers in the document's order, separated by spaces:
 `sat` must stand, `sat?` may stand, `ca|cg` is a choice, `T=u32|s32` a choice kept under a name.
 Its operand string has a token an operand: `=T` is written, `T` is read (a register or an immediate), `T?` may be
-absent, `~T` may be in a wider register, `T*4`, `T*V` and `T*S/2` are in braces (`V=v2|v4`; half of a shape's N), `(H)b64` stands only when `H` was
-matched, `[global]`, `[S]` and `[]` are addresses, and letters after a colon name the kinds where the default does not
-hold: r register, i immediate, s symbol, v packed vector, p pair with a predicate, _ sink, n negatable predicate,
-l label, g group. ` / ` separates further operand lists of the same opcode; `{8.8,sm_100}` before one is its own demand.
+absent, `~T` may be in a wider register, `T*4`, `T*V` and `T*S/2` are in braces (`V=v2|v4`; half of a shape's N),
+`(H)b64` stands only when `H` was matched, `[global]`, `[S]` and `[]` are addresses (`[]*2` with coordinates), and
+letters after a colon name the kinds where the default does not hold: r register, i immediate, s symbol, v packed
+vector, p pair with a predicate, _ sink, n negatable predicate, l label, g group. ` / ` separates further operand lists
+of the same opcode; `{8.8,sm_100}` before one is its own demand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from ptxgen.isa.form import Form, IsaVersion, Slot, slot_of
+from ptxgen.isa.form import Form, IsaVersion, Slot, is_type, slot_of
 from ptxgen.targets import target
 
 OLDEST: IsaVersion = (6, 0)  # what every supported target needs at least
@@ -30,6 +31,7 @@ class Demand(NamedTuple):
 class Row(NamedTuple):
     """A row of the table. `since` is `"7.8 sm_90a|sm_100f"`; `raises` is `"v8=8.8,sm_100 b128=8.3"` by modifier.
 
+    `since` may go on with ` / 7.8 sm_90`: from an earlier version already, but on a higher target.
     `loose`: modifiers are taken in any order, as ptxas does, because compilers and libraries write them so.
     """
 
@@ -55,7 +57,7 @@ class Compiled(NamedTuple):
     row: Row
     section: str
     tokens: tuple[Token, ...]
-    since: Demand
+    since: tuple[Demand, ...]
     raises: dict[str, Demand]
 
 
@@ -81,7 +83,8 @@ def _demand(text: str) -> Demand:
 def compile_row(row: Row, section: str) -> Compiled:
     """Split a row's pattern and demands."""
     tokens = tuple(_token(text) for text in row.pattern.split()[1:])
-    return Compiled(row, section, tokens, _demand(row.since), _raises(row.raises))
+    since = tuple(_demand(text.strip()) for text in row.since.split("/"))
+    return Compiled(row, section, tokens, since, _raises(row.raises))
 
 
 @cache
@@ -111,12 +114,14 @@ def match(compiled: Compiled, words: list[str]) -> tuple[dict[str, str] | None, 
 
 
 def in_row_order(compiled: Compiled, words: list[str]) -> list[str]:
-    """The words sorted by the first position that takes each (for rows that are `loose`)."""
+    """The words sorted by the first position that takes each (for rows that are `loose`); types stay in their order."""
 
     def position(word: str) -> int:
         return next((i for i, token in enumerate(compiled.tokens) if word in token.choices), 99)
 
-    return sorted(words, key=position)
+    in_order = sorted(words, key=position)
+    types = [word for word in words if is_type(word)]
+    return in_order if types == [word for word in in_order if is_type(word)] else words
 
 
 def strongest(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,27 +134,34 @@ def strongest(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...
 
 def make_form(opcode: str, compiled: Compiled, found: dict[str, str], words: list[str]) -> Form:
     """The form of a matched opcode: slots filled in, demands combined."""
-    name = compiled.row.pattern.partition(" ")[0]
-    ptx, sm = compiled.since
-    because = name
-    for word in words:
-        demand = compiled.raises.get(word) or WORDS.get(word)
-        if demand is None:
-            continue
-        stronger = strongest(sm, demand.sm)
-        if stronger != sm or demand.ptx > ptx:
-            because = f".{word}"
-        ptx, sm = max(ptx, demand.ptx), stronger
+    raised = [(word, demand) for word in words if (demand := compiled.raises.get(word) or WORDS.get(word))]
+    texts = compiled.row.operands.split(" / ")
     forms: list[Form] = []
-    for text in reversed(compiled.row.operands.split(" / ")):
-        slots, optional = _slots(text.rpartition("}")[2] if text[0:1] == "{" else text, found)
-        more = _demand(text[1 : text.index("}")]) if text[0:1] == "{" else Demand(OLDEST, ())
-        stronger = strongest(sm, more.sm)
-        also = tuple(reversed(forms)) if len(forms) == compiled.row.operands.count(" / ") else ()
-        forms.append(
-            Form(opcode, name, slots, optional, max(ptx, more.ptx), stronger, because, compiled.section, also)
-        )
+    for text in reversed(texts):
+        also = tuple(reversed(forms)) if len(forms) == len(texts) - 1 else ()
+        forms.append(_form(opcode, compiled, text.strip(), found, raised, also))
     return forms[-1]
+
+
+def _form(opcode: str, compiled: Compiled, text: str, found: dict[str, str], raised: list[tuple[str, Demand]],
+          also: tuple[Form, ...]) -> Form:  # fmt: skip
+    """One operand list's form."""
+    name = opcode.partition(".")[0]
+    own, braced, operands = text[1:].partition("}") if text[:1] == "{" else ("", "", text)
+    extra = [(name, _demand(own))] if braced else []
+    because, total = name, compiled.since[0]
+    for word, demand in [*extra, *raised]:
+        stronger = Demand(max(total.ptx, demand.ptx), strongest(total.sm, demand.sm))
+        if stronger != total:
+            because = name if word == name else f".{word}"
+        total = stronger
+    earlier = []
+    for other in compiled.since[1:]:
+        for _, demand in [*extra, *raised]:
+            other = Demand(max(other.ptx, demand.ptx), strongest(other.sm, demand.sm))
+        earlier.append((other.ptx, other.sm))
+    slots, optional = _slots(operands, found)
+    return Form(opcode, name, slots, optional, total.ptx, total.sm, because, compiled.section, also, tuple(earlier))
 
 
 def _slots(text: str, found: dict[str, str]) -> tuple[tuple[Slot, ...], int]:

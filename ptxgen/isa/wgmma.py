@@ -5,26 +5,24 @@ from __future__ import annotations
 from ptxgen.isa.pattern import Row
 
 _SINCE = "8.0 sm_90a"
+_MIXED = "8.4 sm_90a"
 _SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 
 
 def _shapes(k: int, step: int = 8) -> str:
     """`S=m64n8k16|m64n16k16|…`: every N of a contraction length."""
-    columns = [8, 16, 24] + list(range(32, 257, 16)) if step == 16 else list(range(8, 257, 8))
+    columns = [8, 16, 24, *range(32, 257, 16)] if step == 16 else list(range(8, 257, 8))
     return "S=" + "|".join(f"m64n{n}k{k}" for n in columns)
 
 
 def _halves() -> tuple[Row, ...]:
     """A by descriptor (both transposable) or in registers (B transposable)."""
     rows = []
+    scales = "pred:ri s32:i s32:i"
     for sums, count, types in (("f16", "b32*S/4", "f16"), ("f32", "f32*S/2", "f16"), ("f32", "f32*S/2", "bf16")):
-        rows.append(
-            Row(
-                f"wgmma mma_async sync aligned {_shapes(16)} {sums} {types} {types}",
-                f"={count} b64:r b64:r pred:ri s32:i s32:i s32:i s32:i / ={count} b32*4 b64:r pred:ri s32:i s32:i s32:i",
-                _SINCE,
-            )
-        )
+        pattern = f"wgmma mma_async sync aligned {_shapes(16)} {sums} {types} {types}"
+        operands = f"={count} u64:r u64:r {scales} s32:i s32:i / ={count} b32*4 u64:r {scales} s32:i"
+        rows.append(Row(pattern, operands, _SINCE))
     return tuple(rows)
 
 
@@ -37,17 +35,18 @@ def _others() -> tuple[Row, ...]:
         (32, "f32", "f32*S/2", "e4m3|e5m2"),
     ):
         scales = "pred:ri s32:i s32:i"
-        rows.append(
-            Row(
-                f"wgmma mma_async sync aligned {_shapes(k)} {sums} A={types} B={types}",
-                f"={count} b64:r b64:r {scales} / ={count} b32*4 b64:r {scales}",
-                _SINCE,
-            )
-        )
-    for k, flags, types, after in ((32, "satfinite?", "s8|u8", ""), (256, "", "b1", "and popc")):
-        pattern = f"wgmma mma_async sync aligned {_shapes(k, 16)} {flags} s32 A={types} B={types} {after}"
-        operands = "=s32*S/2 b64:r b64:r pred:ri / =s32*S/2 b32*4 b64:r pred:ri"
-        rows.append(Row(" ".join(pattern.split()), operands, _SINCE, loose=True))
+        pattern = f"wgmma mma_async sync aligned {_shapes(k)} {sums} A={types} B={types}"
+        rows.append(Row(pattern, f"={count} u64:r u64:r {scales} / ={count} b32*4 u64:r {scales}", _SINCE))
+    for k, flags, types, after, since in (
+        (32, "satfinite?", "u8 u8", "", _SINCE),
+        (32, "satfinite?", "s8 s8", "", _SINCE),
+        (32, "satfinite?", "u8 s8", "", _MIXED),
+        (32, "satfinite?", "s8 u8", "", _MIXED),
+        (256, "", "b1 b1", "and popc", _SINCE),
+    ):
+        pattern = f"wgmma mma_async sync aligned {_shapes(k, 16)} {flags} s32 {types} {after}"
+        operands = "=s32*S/2 u64:r u64:r pred:ri / =s32*S/2 b32*4 u64:r pred:ri"
+        rows.append(Row(" ".join(pattern.split()), operands, since))
     return tuple(rows)
 
 
