@@ -42,6 +42,7 @@ _GLOSSARY = {
     "in_place": "results replace the inputs",
     "page_size": "positions of a page of the cache; 0: no pages",
     "programmatic": "may start before the kernel ahead of it ends, and waits for it where it reads its results",
+    "sinks": "a logit per head joins the softmax without a value, from a parameter",
     "alibi": "scores take a slope per head and distance, from a parameter",
     "layout": "order of the axes: tokens (token, head, element) or heads (head, token, element)",
     "lse": "also write the log-sum-exp of each row",
