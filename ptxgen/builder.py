@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import IsaError
-from ptxgen.isa import Slot, lookup, slot_accepts, special_register
+from ptxgen.isa import Slot, lookup, slot_accepts, special_register, storage_type, type_bits
 from ptxgen.values import SINK, Addr, Not, Or, Reg, RegArray, Shared, Sink, Table, immediate
 
 if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType, Param
+    from ptxgen.kernel import KernelType
+    from ptxgen.launch import Param
     from ptxgen.targets import Target
 
 # Control flow belongs to the templates; these words are refused in a fragment.
 _SHAPE_WORDS = frozenset({"bra", "brx", "call", "ret", "exit", "bar", "barrier"})
+_ADDRESS_TYPES = frozenset({"u64", "s64", "b64", "u32", "s32", "b32"})
 
 
 class Fragment:
@@ -50,9 +52,10 @@ class Builder:
         self.shared_variables: dict[str, Shared] = {}
         self.tables: dict[str, Table] = {}
         self.exposed: dict[str, object] = {}
+        self._types: dict[str, str] = {}  # of every declared register, those of arrays included
         self._current: Fragment | None = None
         self._written: set[str] = set()
-        self._read: dict[str, str] = {}
+        self._read: dict[str, tuple[str, str]] = {}  # register -> fragment and source line of its first use
 
     # -- declarations -------------------------------------------------------------------------------------------
 
@@ -71,19 +74,23 @@ class Builder:
 
     def reg(self, name: str, type: str) -> Reg:
         """Declare one register; `name` without the `%`."""
-        if name in self.registers or name in self.arrays:
+        if name in self._types or name in self.arrays:
             raise self._error(f"register %{name} is already declared; pass the register itself to write it again")
         if special_register(f"%{name}") or special_register(f"%{name}.x"):
             raise self._error(f"register %{name}: PTX has a special register of that name; choose another")
         self.registers[name] = Reg(name, type)
+        self._types[name] = type
         return self.registers[name]
 
     def array(self, name: str, type: str, count: int) -> RegArray:
         """Declare `%name<count>`."""
-        if name in self.registers or name in self.arrays:
-            raise self._error(f"register %{name} is already declared")
-        self.arrays[name] = RegArray(name, type, count)
-        return self.arrays[name]
+        made = RegArray(name, type, count)
+        taken = [n for n in (name, *(reg.name for reg in made)) if n in self._types or n in self.arrays]
+        if taken:
+            raise self._error(f"register %{taken[0]} is already declared")
+        self.arrays[name] = made
+        self._types.update((reg.name, type) for reg in made)
+        return made
 
     def shared(self, name: str, nbytes: int, align: int = 16, *, dynamic: bool = False) -> Shared:
         """Declare a shared-memory variable of `nbytes`; the one dynamic variable takes its size from the launch."""
@@ -122,7 +129,8 @@ class Builder:
             raise self._error(f"{opcode}: control flow and barriers belong to the template, not to a fragment")
         slots = form.layout(len(operands))
         if slots is None:
-            counts = f"{len(form.operands) - form.optional} to {len(form.operands)}" if form.optional else len(form.operands)
+            most, least = len(form.operands), len(form.operands) - form.optional
+            counts = f"{least} to {most}" if form.optional else f"{most}"
             raise self._error(f"{opcode}: takes {counts} operands (got {len(operands)})")
         if not self.target.includes_any(form.sm):
             raise self._error(f"{opcode}: needs {' or '.join(form.sm)} ({form.because}); target is {self.target}")
@@ -138,7 +146,7 @@ class Builder:
                 result = value
         guard = ""
         if pred is not None:
-            self._note_read(pred.reg if isinstance(pred, Not) else pred)
+            self._check_guard(opcode, pred.reg if isinstance(pred, Not) else pred)
             guard = f"@{pred} "
         line = f"    {guard}{opcode} {', '.join(words)};" if words else f"    {guard}{opcode};"
         comment = ", ".join(filter(None, [note, *floats]))
@@ -176,7 +184,7 @@ class Builder:
             if not slot.writes or slot.vector:
                 raise self._error(f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
                                   "a scalar destination")
-            operand = self.reg(operand, slot.type)
+            operand = self.reg(operand, storage_type(slot.type))
         elif isinstance(operand, RegArray):
             operand = operand.regs
         elif isinstance(operand, list):
@@ -184,16 +192,55 @@ class Builder:
         kind = _kind(operand)
         if kind not in slot.kinds:
             raise self._error(f"{opcode}: operand {index + 1} must be {slot} (got {kind} {_show(operand)})")
-        if kind == "vec" and slot.vector and len(operand) != slot.vector:
-            raise self._error(f"{opcode}: operand {index + 1} takes {slot.vector} elements (got {len(operand)})")
         for reg in _registers(operand):
-            if reg is operand or kind == "vec" or (kind == "pair" and reg is operand.first):
-                if not slot_accepts(slot, reg.type):
-                    raise self._error(f"{opcode}: operand {index + 1} is .{slot.type} (got {reg}, a .{reg.type} register)")
-            elif kind == "addr" and reg.type not in ("u64", "s64", "b64", "u32", "s32", "b32"):
-                raise self._error(f"{opcode}: an address is a 32- or 64-bit integer (got {reg}, a .{reg.type} register)")
-            self._note_use(reg, writes=slot.writes and kind != "addr", reads=not slot.writes or slot.reads or kind == "addr")
+            self._check_type(opcode, index, slot, kind, operand, reg)
+            reads = not slot.writes or slot.reads or kind == "addr"
+            self._note_use(reg, writes=slot.writes and kind != "addr", reads=reads)
+        if kind == "vec":
+            self._check_vector(opcode, index, slot, operand)
         return operand
+
+    def _check_type(self, opcode: str, index: int, slot: Slot, kind: str, operand: Any, reg: Reg) -> None:
+        """One register of an operand: declared here, and of a type that fits."""
+        declared = self._types.get(reg.name)
+        if declared is None:
+            if special_register(f"%{reg.name}") is None:
+                raise self._error(f"{opcode}: operand {index + 1}: register {reg} is not declared")
+            if opcode.split(".")[0] not in ("mov", "cvt"):
+                raise self._error(f"{opcode}: operand {index + 1}: only mov and cvt read special registers (got {reg})")
+        elif declared != reg.type:
+            raise self._error(f"{opcode}: operand {index + 1}: {reg} is declared .{declared} (got a .{reg.type})")
+        if kind == "addr":
+            if reg.type not in _ADDRESS_TYPES:
+                what = f"{opcode}: an address is a 32- or 64-bit integer"
+                raise self._error(f"{what} (got {reg}, a .{reg.type} register)")
+            return
+        packs = kind == "vec" and not slot.vector  # braces that pack a scalar: sizes are checked together
+        second = kind == "pair" and reg is operand.second
+        wanted_ok = reg.type == "pred" if second else packs or slot_accepts(slot, reg.type)
+        if not wanted_ok:
+            wanted = "pred" if second else slot.type
+            raise self._error(f"{opcode}: operand {index + 1} is .{wanted} (got {reg}, a .{reg.type} register)")
+
+    def _check_guard(self, opcode: str, reg: Reg) -> None:
+        """A guard is a declared predicate."""
+        if not isinstance(reg, Reg) or self._types.get(reg.name) != "pred" or reg.type != "pred":
+            what = f"a .{reg.type} register" if isinstance(reg, Reg) and reg.type != "pred" else "not declared"
+            raise self._error(f"{opcode}: a guard is a predicate register (got {reg}, {what})")
+        self._note_read(reg)
+
+    def _check_vector(self, opcode: str, index: int, slot: Slot, items: tuple[Any, ...]) -> None:
+        """A vector has as many elements as the instruction moves; packing braces hold a scalar in equal parts."""
+        if slot.vector:
+            if len(items) != slot.vector:
+                raise self._error(f"{opcode}: operand {index + 1} takes {slot.vector} elements (got {len(items)})")
+            return
+        parts = [type_bits(item.type) for item in items if isinstance(item, Reg)]
+        whole = type_bits(slot.type)
+        if any(part * len(items) != whole for part in parts):
+            sizes = " + ".join(map(str, parts))
+            raise self._error(f"{opcode}: operand {index + 1} packs {whole} bits in equal parts "
+                              f"(got {_show(items)}: {sizes} bits)")
 
     def _note_use(self, reg: Reg, *, writes: bool, reads: bool) -> None:
         if reads:
@@ -202,24 +249,28 @@ class Builder:
             self._written.add(reg.name)
 
     def _note_read(self, reg: Reg) -> None:
-        if reg.name not in self._read and special_register(f"%{reg.name}") is None:
-            self._read[reg.name] = self._current.name if self._current else ""
+        if reg.name not in self._read and reg.name in self._types:
+            self._read[reg.name] = self._where()
 
     def finish(self) -> None:
         """Refuse registers that are read but that no instruction writes."""
         for name, where in self._read.items():
             if name not in self._written:
-                raise IsaError(f"{self.spec.kernel_name}: register %{name} is read in fragment {where!r} "
-                               "but no instruction writes it")
+                what = f"register %{name} is read but no instruction writes it"
+                raise IsaError(f"{self.spec.kernel_name}{where[0]}: {what} ({where[1]})")
 
     def _error(self, what: str) -> IsaError:
         """An IsaError that names the kernel, the fragment and the line of the kernel type's own source."""
+        fragment, line = self._where()
+        return IsaError(f"{self.spec.kernel_name}{fragment}: {what} ({line})")
+
+    def _where(self) -> tuple[str, str]:
+        """The open fragment, and the line of source that called the builder."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
             frame = frame.f_back
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         fragment = f", fragment {self._current.name!r}" if self._current else ""
-        return IsaError(f"{self.spec.kernel_name}{fragment}: {what} ({where})")
+        return fragment, f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})

@@ -131,6 +131,11 @@ def _coerce(kernel: str, field: dataclasses.Field[Any], value: object) -> object
             return dtype(value)
         except SpecError as wrong:
             raise SpecError(f"{kernel}.{field.name}: {str(wrong).removeprefix('dtype: ')}") from None
+    if kind == "tuple[float,...]":
+        try:
+            return tuple(float(item) for item in value)  # type: ignore[attr-defined]
+        except (TypeError, ValueError):
+            raise SpecError(f"{kernel}.{field.name}: must be a sequence of numbers (got {value!r})") from None
     wanted: dict[str, type] = {"int": int, "bool": bool, "float": float, "str": str}
     python = wanted.get(kind)
     if python is None:

@@ -6,8 +6,9 @@ Values only name things; `ptxgen.builder` declares them and checks their types.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Union, overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Not:
         return f"!{self.reg}"
 
 
-class RegArray:
+class RegArray(Sequence[Reg]):
     """`%acc<8>`: registers %acc0 … %acc7. An index gives one, a slice a tuple of them (printed in braces)."""
 
     __slots__ = ("name", "regs", "type")
@@ -54,10 +55,14 @@ class RegArray:
     def __len__(self) -> int:
         return len(self.regs)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Reg]:
         return iter(self.regs)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> Reg: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Reg, ...]: ...
+    def __getitem__(self, index: int | slice) -> Reg | tuple[Reg, ...]:
         return self.regs[index]
 
 
@@ -133,7 +138,7 @@ Value = Union[Reg, Not, Addr, Shared, Table, Or, Sink, int, float, str, "tuple[V
 def immediate(value: float, type: str) -> str:
     """The literal of a Python number in a slot of a PTX type: floats by bit pattern, bit patterns (an untyped slot,
     more than a byte or negative) in hexadecimal, other integers in decimal."""
-    if type in ("f64", "b64") and isinstance(value, float) or type == "f64":
+    if type == "f64" or (type == "b64" and isinstance(value, float)):
         return "0d" + struct.pack(">d", float(value)).hex().upper()
     if isinstance(value, float) or type == "f32":
         return "0f" + struct.pack(">f", float(value)).hex().upper()

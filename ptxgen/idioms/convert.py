@@ -213,8 +213,8 @@ def _pack_e4m3(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
 def _encode_e4m3(b: Builder, byte: Reg, value: Reg) -> None:
     """One f32 to the bits of e4m3, as `cvt.rn.satfinite.e4m3x2.f32` does it."""
     size, small = scratch(b, "e4m3_size", "f32"), scratch(b, "e4m3_small", "f32")
-    bits, odd, is_small = scratch(b, "e4m3_bits", "b32"), scratch(b, "e4m3_odd", "b32"), scratch(b, "e4m3_is_small", "pred")
-    is_nan = scratch(b, "e4m3_nan", "pred")
+    bits, odd = scratch(b, "e4m3_bits", "b32"), scratch(b, "e4m3_odd", "b32")
+    is_small, is_nan = scratch(b, "e4m3_is_small", "pred"), scratch(b, "e4m3_nan", "pred")
     b.op("abs.f32", size, value)
     b.op("min.f32", size, size, 448.0)
     # Normal: round to nearest even at mantissa bit 20, then move the exponent's bias from 127 to 7.
@@ -248,6 +248,3 @@ def _pack_s8(b: Builder, word: Reg, values: Sequence[Reg]) -> None:
 
 _UNPACK = {"f32": _unpack_f32, "f16": _unpack_f16, "bf16": _unpack_bf16, "e4m3": _unpack_e4m3, "s8": _unpack_s8}
 _PACK = {"f32": _pack_f32, "f16": _pack_f16, "bf16": _pack_bf16, "e4m3": _pack_e4m3, "s8": _pack_s8}
-
-__all__ = ["Base", "Guard", "clear", "load_words", "pack", "scratch", "store_words", "unpack", "vectors", "word_array",
-           "words_of"]  # fmt: skip

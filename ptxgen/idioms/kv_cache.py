@@ -13,9 +13,9 @@ from ptxgen import rules
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import CHUNK, ceil_div, split
+from ptxgen.idioms.threads import CHUNK, ceil_div, row_index, split
 from ptxgen.launch import Param, buffer, scalar
-from ptxgen.values import Reg
+from ptxgen.values import Reg, RegArray
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,11 +91,10 @@ def load_position(b: Builder, row: Reg, batched: bool, indirect: bool) -> Reg:
         source = b.ld_param("positions")
         b.op("mad.wide.u32", source, row, 4, source)
         return b.op("ld.global.s32", "row_position", source[0])  # type: ignore[no-any-return]
+    first = b.ld_param("position")
     if indirect:
-        first = b.op("ld.global.s32", "row_position", b.ld_param("position")[0])
-    else:
-        first = b.op("mov.s32", "row_position", b.ld_param("position"))
-    return b.op("add.s32", first, first, row)  # type: ignore[no-any-return]
+        first = b.op("ld.global.s32", "first_position", first[0])
+    return b.op("add.s32", "row_position", first, row)  # type: ignore[no-any-return]
 
 
 def cache_row(b: Builder, spec: CacheSpec, row: Reg, head: Reg, position: Reg, writes: Reg) -> Reg:
@@ -109,15 +108,13 @@ def cache_row(b: Builder, spec: CacheSpec, row: Reg, head: Reg, position: Reg, w
         page = b.op("ld.global.s32", "page", table[0])
         # One unsigned comparison refuses negative entries too.
         b.op("setp.lt.and.u32", writes, page, b.ld_param("n_pages"), writes)
-        unit = b.op("mad.lo.u32", "page_head", page, spec.n_kv_heads, head)
-        length = spec.page_size
+        index, length = row_index(b, "cache_row", page, spec.n_kv_heads, head), spec.page_size
+    elif spec.batched:
+        index, slot, length = row_index(b, "cache_row", row, spec.n_kv_heads, head), position, spec.max_len
     else:
-        slot, length, unit = position, spec.max_len, head
-        if spec.batched:
-            unit = b.op("mad.lo.u32", "sequence_head", row, spec.n_kv_heads, head)
-    index = b.op("mul.wide.u32", "cache_row", unit, length)
+        index, slot, length = b.op("cvt.u64.u32", "cache_row", head), position, spec.max_len
     wide = b.op("cvt.u64.u32", "wide_slot", slot)
-    return b.op("add.u64", index, index, wide)  # type: ignore[no-any-return]
+    return b.op("mad.lo.u64", index, index, length, wide)  # type: ignore[no-any-return]
 
 
 def quantise(b: Builder, values: Sequence[Reg]) -> Reg:
@@ -143,7 +140,7 @@ def quantise(b: Builder, values: Sequence[Reg]) -> Reg:
     return scale
 
 
-def store_chunk(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, values: convert.RegArray,
+def store_chunk(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, values: RegArray,
                 writes: Reg) -> None:  # fmt: skip
     """Convert a chunk of 8 values and store it to its row of K's or V's cache."""
     k_cache, v_cache = b.ld_param("k_cache"), b.ld_param("v_cache")
@@ -201,7 +198,7 @@ def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: dict[str, np.
     for r, position in enumerate(positions):
         if not 0 <= position < spec.max_len:
             continue
-        where: tuple[object, ...] = (slice(None), position)
+        where: tuple[Any, ...] = (slice(None), position)
         if spec.page_size:
             assert page_table is not None
             entries = page_table[r] if spec.batched else page_table
@@ -229,18 +226,26 @@ def row_positions(batched: bool, arguments: Mapping[str, Any], rows: int) -> np.
     return int(np.ravel(arguments["position"])[0]) + np.arange(rows)
 
 
-def given(spec: CacheSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Positions and page table of an example: random, or from `position` in `sizes`. Pages are a random permutation."""
+def given_positions(
+    indirect: bool, rng: np.random.Generator, sizes: Mapping[str, int], limit: int = 4096
+) -> dict[str, Any]:
+    """Positions of an example: from `position` in `sizes`, else from one at random below `limit`."""
     import numpy as np
 
     rows = sizes.get("rows", 1)
-    first = sizes.get("position", int(rng.integers(0, max(1, spec.max_len - rows))))
-    out: dict[str, Any] = {"position": np.array([first], np.int32) if spec.indirect else first}
-    out["positions"] = (first + rng.permutation(rows)).astype(np.int32)
+    first = sizes.get("position", int(rng.integers(0, max(1, limit - rows))))
+    positions = (first + rng.permutation(rows)).astype(np.int32)
+    return {"position": np.array([first], np.int32) if indirect else first, "positions": positions}
+
+
+def given(spec: CacheSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Positions and page table of an example. A page belongs to one sequence; entries from `pages` on do not exist."""
+    import numpy as np
+
+    out = given_positions(spec.indirect, rng, sizes, spec.max_len)
     if spec.page_size:
-        shape = (rows, max_pages(spec)) if spec.batched else (max_pages(spec),)
+        shape = (sizes.get("rows", 1), max_pages(spec)) if spec.batched else (max_pages(spec),)
         count = int(np.prod(shape))
         out["n_pages"] = sizes["pages"]
-        # A page belongs to one sequence; entries past the last page stand for pages that are not there.
         out["page_table"] = rng.permutation(max(count, sizes["pages"]))[:count].astype(np.int32).reshape(shape)
     return out

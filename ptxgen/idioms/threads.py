@@ -1,4 +1,4 @@
-"""Which thread does what: rows of elements cut into chunks, and index arithmetic with constants."""
+"""Which thread does what: rows of heads cut into chunks, and index arithmetic with constants."""
 
 from __future__ import annotations
 
@@ -21,25 +21,45 @@ def split(b: Builder, quotient: str, remainder: str, value: Reg, divisor: int) -
     if divisor & (divisor - 1) == 0:
         whole = b.op("shr.u32", quotient, value, divisor.bit_length() - 1)
         return whole, b.op("and.b32", remainder, value, divisor - 1)
-    whole = b.op("div.u32", quotient, value, divisor)
-    return whole, b.op("mad.lo.s32", remainder, whole, -divisor, value)
+    return b.op("div.u32", quotient, value, divisor), b.op("rem.u32", remainder, value, divisor)
+
+
+def row_index(b: Builder, name: str, row: Reg, per_row: Reg | int, item: Reg) -> Reg:
+    """`row · per_row + item` in 64 bits, of u32 values."""
+    index: Reg = b.op("cvt.u64.u32", name, item)
+    b.op("mad.wide.u32", index, row, per_row, index)
+    return index
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a thread got: a head of a part (one of `part_heads`), a chunk of it, and whether it has one at all.
+
+    `since` has a predicate for every part but the first: the CTA belongs to that part or a later one.
+    """
+
+    head: Reg
+    chunk: Reg
+    has_chunk: Reg
+    part_heads: Reg | int
+    since: tuple[Reg, ...]
 
 
 @dataclass(frozen=True)
 class HeadMap:
-    """A row of `n_heads` heads over CTAs: whole heads to a CTA, a thread to a chunk of 8 elements.
+    """Rows of heads over CTAs, part by part (q, k, v): whole heads to a CTA, a chunk of 8 elements to a thread.
 
-    `grouped`: chunks of a head are padded to groups of four lanes, which share an int8 scale.
+    `grouped`: the chunks of a head are padded to groups of four lanes, which share an int8 scale.
     """
 
-    head_dim: int
-    n_heads: int
+    dim: int
+    parts: tuple[tuple[str, int], ...]
     grouped: bool = False
 
     @property
     def chunks(self) -> int:
         """Chunks of a head."""
-        return self.head_dim // CHUNK
+        return self.dim // CHUNK
 
     @property
     def lanes(self) -> int:
@@ -49,7 +69,7 @@ class HeadMap:
     @property
     def heads(self) -> int:
         """Heads of a CTA."""
-        return max(1, min(CTA_THREADS // self.lanes, self.n_heads))
+        return max(1, min(CTA_THREADS // self.lanes, max(n for _, n in self.parts)))
 
     @property
     def threads(self) -> int:
@@ -59,20 +79,35 @@ class HeadMap:
     @property
     def ctas(self) -> int:
         """CTAs of a row."""
-        return ceil_div(self.n_heads, self.heads)
+        return sum(ceil_div(n, self.heads) for _, n in self.parts)
 
-    def locate(self, b: Builder, cta: Reg) -> tuple[Reg, Reg, Reg]:
-        """Head, chunk, and whether this thread has one, for CTA `cta` of the row's."""
+    def locate(self, b: Builder, cta: Reg) -> Place:
+        """This thread's place in CTA `cta` of the row's."""
         thread = b.op("mov.u32", "thread", b.special("tid.x"))
         local, chunk = split(b, "local_head", "chunk", thread, self.lanes)
         head = b.op("mad.lo.u32", "head", cta, self.heads, local)
+        same = len({n for _, n in self.parts}) == 1
+        part_heads: Reg | int = self.parts[0][1] if same else b.op("mov.u32", "part_heads", self.parts[0][1])
+        since, first = [], 0
+        for (_, count), (name, next_count) in zip(self.parts, self.parts[1:], strict=False):
+            ctas = ceil_div(count, self.heads)
+            first += ctas
+            from_part = b.op("setp.ge.u32", f"from_{name}", cta, first)
+            b.op("sub.u32", head, head, ctas * self.heads, pred=from_part)
+            if isinstance(part_heads, Reg) and next_count != count:
+                b.op("mov.u32", part_heads, next_count, pred=from_part)
+            since.append(from_part)
+        has_chunk = self._has_chunk(b, head, local, chunk, part_heads)
+        return Place(head, chunk, has_chunk, part_heads, tuple(since))
+
+    def _has_chunk(self, b: Builder, head: Reg, local: Reg, chunk: Reg, part_heads: Reg | int) -> Reg:
         conditions = [
-            (head, self.n_heads, self.ctas * self.heads > self.n_heads),
+            (head, part_heads, any(n % self.heads for _, n in self.parts)),
             (chunk, self.chunks, self.chunks < self.lanes),
-            (local, self.heads, True),
+            (local, self.heads, self.heads * self.lanes < self.threads),
         ]
-        needed = [(value, limit) for value, limit, can_fail in conditions if can_fail]
+        needed = [(value, limit) for value, limit, can_fail in conditions if can_fail] or [(local, self.heads)]
         has_chunk: Reg = b.op("setp.lt.u32", "has_chunk", *needed[-1])
         for value, limit in needed[:-1]:
             b.op("setp.lt.and.u32", has_chunk, value, limit, has_chunk)
-        return head, chunk, has_chunk
+        return has_chunk

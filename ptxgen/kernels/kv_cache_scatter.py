@@ -9,7 +9,7 @@ from ptxgen import rules
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms.programmatic import depend, programmatic_rules
-from ptxgen.idioms.threads import CHUNK, HeadMap
+from ptxgen.idioms.threads import CHUNK, HeadMap, row_index
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 
@@ -27,9 +27,9 @@ class KvCacheScatter(KernelType):
     k, v `[rows, n_kv_heads, head_dim]`; k_cache, v_cache `[n_kv_heads, max_len, head_dim]`: row r goes to position + r.
     `batched`: caches `[rows, n_kv_heads, max_len, head_dim]`, row r goes to positions[r] of sequence r. `page_size`:
     caches `[pages, n_kv_heads, page_size, head_dim]` and a page table `[(rows,) ceil(max_len / page_size)]`. A position
-    outside the cache, or in a page outside 0 … n_pages - 1, writes nothing. `indirect`: the position is read from device
-    memory. int8 caches carry f16 scales `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN
-    becomes 0 there. e4m3 saturates at ±448.
+    outside the cache, or in a page outside 0 … n_pages - 1, writes nothing. `indirect`: the position is read from
+    device memory. int8 caches carry f16 scales `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a
+    NaN becomes 0 there. e4m3 saturates at ±448.
     """
 
     max_len: int
@@ -61,8 +61,8 @@ class KvCacheScatter(KernelType):
 
     @property
     def map(self) -> HeadMap:
-        """Threads of a row of K, or of V."""
-        return HeadMap(self.head_dim, self.n_kv_heads, self.kv_dtype == s8)
+        """Threads of a row of K and of V."""
+        return HeadMap(self.head_dim, (("k", self.n_kv_heads), ("v", self.n_kv_heads)), self.kv_dtype == s8)
 
     def params(self) -> tuple[Param, ...]:
         row = ("rows", self.n_kv_heads, self.head_dim)
@@ -70,7 +70,7 @@ class KvCacheScatter(KernelType):
         return (*(buffer(x, self.src_dtype, *row) for x in "kv"), *kv_cache.cache_params(self), position)
 
     def launch(self, target: Target) -> Launch:
-        return Launch(("rows", self.map.ctas, 2), (self.map.threads, 1, 1), programmatic=self.programmatic)
+        return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
         if self.programmatic:
@@ -78,20 +78,20 @@ class KvCacheScatter(KernelType):
                 depend(b)
         with b.fragment("locate"):
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
-            head, chunk, has_chunk = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
-            is_v = b.op("setp.ne.u32", "is_v", b.special("ctaid.z"), 0)
+            place = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
+            (is_v,) = place.since
         with b.fragment("load"):
             k, v = b.ld_param("k"), b.ld_param("v")
             source = b.op("selp.b64", "source", v, k, is_v)
-            index = b.op("mad.lo.u32", "row_head", row, self.n_kv_heads, head)
-            b.op("mad.wide.u32", source, index, self.head_dim * self.src_dtype.bytes, source)
-            b.op("mad.wide.u32", source, chunk, CHUNK * self.src_dtype.bytes, source)
+            index = row_index(b, "row_head", row, self.n_kv_heads, place.head)
+            b.op("mad.lo.u64", source, index, self.head_dim * self.src_dtype.bytes, source)
+            b.op("mad.wide.u32", source, place.chunk, CHUNK * self.src_dtype.bytes, source)
             values = b.array("value", "f32", CHUNK)
             words = convert.word_array(b, "source_word", values, self.src_dtype)
             if self.kv_dtype == s8:
                 b.note("lanes without a chunk must not raise the group's maximum")
                 convert.clear(b, words)
-            convert.load_words(b, words, source, pred=has_chunk)
+            convert.load_words(b, words, source, pred=place.has_chunk)
         with b.fragment("read_position"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
             # One unsigned comparison refuses negative positions too.
@@ -101,11 +101,11 @@ class KvCacheScatter(KernelType):
             if self.kv_dtype == s8:
                 scale = kv_cache.quantise(b, values)
         with b.fragment("store"):
-            cache_row = kv_cache.cache_row(b, self, row, head, position, has_chunk)
-            kv_cache.store_chunk(b, self, is_v, cache_row, chunk, values, has_chunk)
+            cache_row = kv_cache.cache_row(b, self, row, place.head, position, place.has_chunk)
+            kv_cache.store_chunk(b, self, is_v, cache_row, place.chunk, values, place.has_chunk)
         if self.kv_dtype == s8:
             with b.fragment("store_scale"):
-                kv_cache.store_scale(b, self, is_v, cache_row, chunk, scale, has_chunk)
+                kv_cache.store_scale(b, self, is_v, cache_row, place.chunk, scale, place.has_chunk)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given(self, rng, sizes)

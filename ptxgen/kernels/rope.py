@@ -1,0 +1,160 @@
+"""Rotary position embedding of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, bf16, f16, f32
+from ptxgen.idioms import convert, kv_cache
+from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.programmatic import depend, programmatic_rules
+from ptxgen.idioms.threads import CHUNK, HeadMap, row_index
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.values import Reg
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+
+@kernel_type
+class Rope(KernelType):
+    """Rotate rows of query and key heads to their positions.
+
+    q `[rows, n_heads, head_dim]`, and k `[rows, n_kv_heads, head_dim]` where `n_kv_heads` is not 0; `in_place`, or to
+    q_out and k_out. Row r is at position + r; `indirect`: position is read from device memory; `batched`: row r is at
+    positions[r]. The first `rotary_dim` elements rotate (None: all); angles, styles, scalings: `idioms.rope.Rotation`.
+    Arithmetic is f32; absolute error of sine and cosine 2⁻²⁰, with `precise` 2⁻²³, at every position.
+    """
+
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int = 0
+    dtype: DType = f32
+    style: str = "neox"
+    theta: float = 10000.0
+    rotary_dim: int | None = None
+    scaling: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_len: int = 8192
+    freq_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
+    precise: bool = False
+    in_place: bool = True
+    indirect: bool = False
+    batched: bool = False
+    programmatic: bool = False
+
+    sizes = {"rows": 1}
+    goldens = (
+        dict(head_dim=16, n_heads=2, style="norm"),
+        dict(head_dim=40, n_heads=3, n_kv_heads=1, rotary_dim=24, dtype=bf16, in_place=False, batched=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, dtype=f16, scaling="llama3", factor=8.0, style="norm", precise=True,
+             indirect=True),
+        dict(head_dim=32, n_heads=2, n_kv_heads=2, dtype=f16),
+    )
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
+        yield from rules.between("n_heads", self.n_heads, 1, 1024)
+        yield from rules.between("n_kv_heads", self.n_kv_heads, 0, 1024)
+        yield from rules.one_of("dtype", self.dtype.name, ("f32", "f16", "bf16"))
+        yield from rotary.Rotation.of(self).rules()
+        if self.batched and self.indirect:
+            yield "indirect: must be False with batched, whose positions are in device memory anyway (got True)"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+
+    @property
+    def rotation(self) -> rotary.Rotation:
+        """Which elements rotate, by which angles."""
+        return rotary.Rotation.of(self)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some chunks are copied as they are."""
+        return not self.in_place and self.rotation.rotary_dim < self.head_dim
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether threads read what others of their CTA overwrite."""
+        return self.in_place and self.style == "neox"
+
+    @property
+    def heads(self) -> tuple[tuple[str, int], ...]:
+        """The buffers that rotate, with their heads."""
+        return (("q", self.n_heads), ("k", self.n_kv_heads)) if self.n_kv_heads else (("q", self.n_heads),)
+
+    @property
+    def map(self) -> HeadMap:
+        """Threads of a row: in place, only the chunks that rotate have one."""
+        return HeadMap(self.rotation.rotary_dim if self.in_place else self.head_dim, self.heads)
+
+    def params(self) -> tuple[Param, ...]:
+        access = "inout" if self.in_place else "in"
+        params = [buffer(x, self.dtype, "rows", n, self.head_dim, access=access) for x, n in self.heads]
+        if not self.in_place:
+            params += [buffer(f"{x}_out", self.dtype, "rows", n, self.head_dim, access="out") for x, n in self.heads]
+        return (*params, kv_cache.position_param(self.batched, self.indirect))
+
+    def launch(self, target: Target) -> Launch:
+        return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
+
+    def build(self, b: Builder) -> None:
+        rotation = self.rotation
+        with b.fragment("locate"):
+            row = b.op("mov.u32", "row", b.special("ctaid.x"))
+            place = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
+            rotates = place.has_chunk
+            if self.partial:
+                limit = rotation.rotary_dim // CHUNK
+                rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
+        with b.fragment("load_frequencies"):
+            rotor = rotary.load_turns(b, rotation, place.chunk, rotates, self.dtype)
+        if self.programmatic:
+            with b.fragment("depends"):
+                depend(b)
+        with b.fragment("load"):
+            row_head = row_index(b, "row_head", row, place.part_heads, place.head)
+            source = self._chunk_address(b, "", place.since, row_head, place.chunk)
+            values = b.array("value", "f32", CHUNK)
+            words = convert.word_array(b, "word", values, self.dtype)
+            convert.load_words(b, words, source, pred=place.has_chunk)
+            rotary.load_partners(b, rotor, source, self.dtype, rotates)
+            position = kv_cache.load_position(b, row, self.batched, self.indirect)
+        with b.fragment("widen"):
+            convert.unpack(b, values, words, self.dtype)
+        with b.fragment("rotate"):
+            rotary.rotate(b, rotor, values, position, self.dtype)
+        with b.fragment("store"):
+            convert.pack(b, words, values, self.dtype)
+            out = source if self.in_place else self._chunk_address(b, "_out", place.since, row_head, place.chunk)
+            convert.store_words(b, out, words, pred=place.has_chunk)
+
+    def _chunk_address(self, b: Builder, suffix: str, since: tuple[Reg, ...], row_head: Reg, chunk: Reg) -> Reg:
+        """Address of this thread's chunk in q or k, or in their outputs."""
+        address: Reg = b.ld_param(f"q{suffix}")
+        if since:
+            address = b.op("selp.b64", f"source{suffix}", b.ld_param(f"k{suffix}"), address, since[0])
+        b.op("mad.lo.u64", address, row_head, self.head_dim * self.dtype.bytes, address)
+        b.op("mad.wide.u32", address, chunk, CHUNK * self.dtype.bytes, address)
+        return address
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        return kv_cache.given_positions(self.indirect, rng, sizes)
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        positions = kv_cache.row_positions(self.batched, a, a["q"].shape[0])
+        suffix = "" if self.in_place else "_out"
+        return {
+            x + suffix: rotary.rotate_rows(self.rotation, a[x], positions).astype(self.dtype.numpy)
+            for x, _ in self.heads
+        }

@@ -1,0 +1,178 @@
+"""One launch between the QKV projection and attention: rotate q and k, append k and v to the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, bf16, f16, f32, s8
+from ptxgen.idioms import convert, kv_cache
+from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.programmatic import depend, programmatic_rules
+from ptxgen.idioms.threads import CHUNK, HeadMap, Place, row_index
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.values import Reg, RegArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+
+@kernel_type
+class RopeKvAppend(KernelType):
+    """Rotate rows of q and k, and append the rotated k and v to every KV head's cache.
+
+    q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
+    caches, positions, pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose
+    position is outside the cache writes nothing, q_out included.
+    """
+
+    max_len: int
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    kv_dtype: DType = f32
+    src_dtype: DType = f32
+    style: str = "neox"
+    theta: float = 10000.0
+    rotary_dim: int | None = None
+    scaling: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_len: int = 8192
+    freq_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
+    precise: bool = False
+    in_place: bool = True
+    indirect: bool = False
+    batched: bool = False
+    page_size: int = 0
+    programmatic: bool = False
+
+    sizes = {"rows": 1, "pages": 8}
+    goldens = (
+        dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),
+        dict(max_len=64, head_dim=64, n_heads=2, n_kv_heads=1, kv_dtype=f16, src_dtype=f16, indirect=True),
+        dict(max_len=64, head_dim=40, n_heads=2, n_kv_heads=1, kv_dtype=s8, src_dtype=bf16, style="norm", rotary_dim=16,
+             page_size=16),
+    )
+
+    def rules(self) -> Iterator[str]:
+        yield from kv_cache.cache_rules(self)
+        yield from rules.between("n_heads", self.n_heads, 1, 1024)
+        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
+        yield from self.rotation.rules()
+        if self.batched and self.indirect:
+            yield "indirect: must be False with batched, whose positions are in device memory anyway (got True)"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+
+    @property
+    def rotation(self) -> rotary.Rotation:
+        """Which elements rotate, by which angles."""
+        return rotary.Rotation.of(self)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether threads read what others of their CTA overwrite."""
+        return self.in_place and self.style == "neox"
+
+    @property
+    def map(self) -> HeadMap:
+        """Threads of a row: q's heads, then k's, then v's."""
+        parts = (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads))
+        return HeadMap(self.head_dim, parts, self.kv_dtype == s8)
+
+    def params(self) -> tuple[Param, ...]:
+        q_row, kv_row = (("rows", n, self.head_dim) for n in (self.n_heads, self.n_kv_heads))
+        params = [buffer("q", self.src_dtype, *q_row, access="inout" if self.in_place else "in")]
+        params += [buffer(x, self.src_dtype, *kv_row) for x in "kv"]
+        if not self.in_place:
+            params.append(buffer("q_out", self.src_dtype, *q_row, access="out"))
+        return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
+
+    def launch(self, target: Target) -> Launch:
+        return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
+
+    def build(self, b: Builder) -> None:
+        with b.fragment("locate"):
+            row = b.op("mov.u32", "row", b.special("ctaid.x"))
+            place = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
+            limit = self.rotation.rotary_dim // CHUNK
+            rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
+            b.op("and.pred", rotates, rotates, ~place.since[1])
+        with b.fragment("load_frequencies"):
+            rotor = rotary.load_turns(b, self.rotation, place.chunk, rotates, self.src_dtype)
+        if self.programmatic:
+            with b.fragment("depends"):
+                depend(b)
+        with b.fragment("load"):
+            row_head = row_index(b, "row_head", row, place.part_heads, place.head)
+            source = self._source(b, place, row_head)
+            values = b.array("value", "f32", CHUNK)
+            words = convert.word_array(b, "word", values, self.src_dtype)
+            if self.kv_dtype == s8:
+                b.note("lanes without a chunk must not raise the group's maximum")
+                convert.clear(b, words)
+            convert.load_words(b, words, source, pred=place.has_chunk)
+            rotary.load_partners(b, rotor, source, self.src_dtype, rotates)
+        with b.fragment("read_position"):
+            position = kv_cache.load_position(b, row, self.batched, self.indirect)
+            # One unsigned comparison refuses negative positions too.
+            b.op("setp.lt.u32", "inside", position, self.max_len)
+        with b.fragment("widen"):
+            convert.unpack(b, values, words, self.src_dtype)
+        with b.fragment("rotate"):
+            rotary.rotate(b, rotor, values, position, self.src_dtype)
+        with b.fragment("store_query"):
+            convert.pack(b, words, values, self.src_dtype)
+            out = source if self.in_place else self._chunk(b, b.ld_param("q_out"), row_head, place.chunk)
+            convert.store_words(b, out, words, pred=place.has_chunk)
+        self._append(b, place, row, position, values)
+
+    def _append(self, b: Builder, place: Place, row: Reg, position: Reg, values: RegArray) -> None:
+        is_v = place.since[1]
+        if self.kv_dtype == s8:
+            with b.fragment("quantise"):
+                scale = kv_cache.quantise(b, values)
+        with b.fragment("append"):
+            cache_row = kv_cache.cache_row(b, self, row, place.head, position, place.has_chunk)
+            kv_cache.store_chunk(b, self, is_v, cache_row, place.chunk, values, place.has_chunk)
+            if self.kv_dtype == s8:
+                b.note("the first of four lanes stores the scale of their 32 values")
+                kv_cache.store_scale(b, self, is_v, cache_row, place.chunk, scale, place.has_chunk)
+
+    def _source(self, b: Builder, place: Place, row_head: Reg) -> Reg:
+        """Address of this thread's chunk in q, k or v."""
+        from_k, from_v = place.since
+        q, k, v = (b.ld_param(name) for name in "qkv")
+        source = b.op("selp.b64", "source", k, q, from_k)
+        b.op("selp.b64", source, v, source, from_v)
+        return self._chunk(b, source, row_head, place.chunk)
+
+    def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg) -> Reg:
+        b.op("mad.lo.u64", address, row_head, self.head_dim * self.src_dtype.bytes, address)
+        b.op("mad.wide.u32", address, chunk, CHUNK * self.src_dtype.bytes, address)
+        return address
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        return kv_cache.given(self, rng, sizes)
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        positions = kv_cache.row_positions(self.batched, a, a["q"].shape[0])
+        inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
+        out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
+        rows = {"k": rotary.rotate_rows(self.rotation, a["k"], positions), "v": a["v"]}
+        kv_cache.append_rows(self, out, rows, positions, a.get("page_table"))
+        query = "q" if self.in_place else "q_out"
+        rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.src_dtype.numpy)
+        return {query: np.where(inside, rotated, a[query]), **out}
