@@ -29,7 +29,7 @@ def parse_operand(text: str) -> Operand:
         return _address(text)
     if first == "{":
         return Vector(tuple(map(parse_operand, split_operands(_inside(text, "{", "}")))))
-    if first == "(" and not _EXPRESSION.fullmatch(text):
+    if first == "(" and (not text[1:-1].strip() or not _EXPRESSION.fullmatch(text)):
         return Group(tuple(map(parse_operand, split_operands(_inside(text, "(", ")")))))
     if first == "!":
         inner = parse_operand(text[1:].strip())
