@@ -72,14 +72,16 @@ class KeyTiles:
         to = copy.offset("kv_to", row, chunk)
         b.op("add.u32", to, to, base)
         if self.stages == 2:
-            total = b.op("add.u32", "kv_to_sum", to, to)
-            b.op("add.u32", total, total, self.stage_bytes)
+            b.op("mov.u32", "fill_stage", 0)
+            self.read_stage = b.op("mov.u32", "read_stage", 0)
 
     def fetch(self) -> None:
         """The fragment that starts the way of the next tile, and for one stage brings it there."""
         b = self.b
         with b.fragment("fetch"):
             b.note(f"{self.rows.keys} keys; rows from kv_len on become zeros")
+            if self.copy.direct or self.stages == 1:
+                self._aim_at_stage()
             if self.copy.direct:
                 self._fetch_async()
             elif self.stages == 2:
@@ -107,7 +109,27 @@ class KeyTiles:
 
     def _to(self, x: str) -> Place:
         """Where this thread's first chunk of K or V goes."""
-        return self.b.registers["kv_to"], 0 if x == "k" else self.tile_bytes
+        return self.b.registers["kv_fill"], 0 if x == "k" else self.tile_bytes
+
+    def _aim_at_stage(self) -> None:
+        """Find this thread's place in the stage to fill; the offset of a stage is the same for all threads."""
+        at = scratch(self.b, "kv_fill", "u32")
+        if self.stages == 1:
+            self.b.op("mov.u32", at, self.b.registers["kv_to"])
+        else:
+            self.b.op("add.u32", at, self.b.registers["kv_to"], self.b.registers["fill_stage"])
+
+    def read_at(self, name: str, lane: Reg) -> Reg:
+        """The address `lane` in the stage that is read, into the register `name`; part of an open fragment."""
+        if self.stages == 1:
+            return lane
+        out: Reg = self.b.op("add.u32", scratch(self.b, name, "u32"), lane, self.read_stage)
+        return out
+
+    def advance(self) -> None:
+        """Read the other stage from now on; part of an open fragment."""
+        if self.stages == 2:
+            self.b.op("sub.u32", self.read_stage, self.stage_bytes, self.read_stage)
 
     def _offset(self, row_pass: int, column: int) -> int:
         """Bytes from this thread's first chunk to that of a pass, in global memory."""
@@ -128,7 +150,7 @@ class KeyTiles:
 
     def _other_stage(self) -> None:
         b = self.b
-        b.op("sub.u32", b.registers["kv_to"], b.registers["kv_to_sum"], b.registers["kv_to"])
+        b.op("sub.u32", b.registers["fill_stage"], self.stage_bytes, b.registers["fill_stage"])
 
     # -- through registers ---------------------------------------------------------------------------------------------
 
@@ -182,6 +204,7 @@ class KeyTiles:
             return
         with self.b.fragment("settle"):
             self.b.note(f"{self.spec.kv_dtype} to {self.copy.target}, into the stage that nobody reads")
+            self._aim_at_stage()
             for number, i, column, takes_part in self._chunks():
                 for x in "kv":
                     self._store(x, i, column, self.words[x][number], self.scales[x][number], takes_part)

@@ -54,7 +54,7 @@ class SimtLoop:
         self.softmax.soften()
         self.softmax.mask(self.rows, self.tile_start, self.first_of_thread, list(range(t.r)), self.lane)
         self.softmax.tile_maxima()
-        self.softmax.follow_maxima(self._accumulators())
+        self.softmax.raise_maxima(self._accumulators())
         self._probabilities()
         self._values()
         self._advance()
@@ -97,13 +97,9 @@ class SimtLoop:
             self.first_of_thread = b.op("add.s32", "thread_row", row, self.rows.first_row)
             self.q_at = b.op("mad.lo.u32", "q_rows_at", row, self.pitch, self.base)
             self.p_at = b.op("mad.lo.u32", "p_rows_at", row, t.probabilities_pitch(), p_base)
-            self.k_at = b.op("mad.lo.u32", "k_at", self.lane, self.pitch, kv_base)
-            self.v_at = b.op("mad.lo.u32", "v_at", self.lane, 4 * QUAD, kv_base)
-            b.op("add.u32", self.v_at, self.v_at, self.kv.tile_bytes)
-            if t.stages == 2:
-                for at in (self.k_at, self.v_at):
-                    total = b.op("add.u32", f"{at.name}_sum", at, at)
-                    b.op("add.u32", total, total, self.kv.stage_bytes)
+            self.k_lane = b.op("mad.lo.u32", "k_lane", self.lane, self.pitch, kv_base)
+            self.v_lane = b.op("mad.lo.u32", "v_lane", self.lane, 4 * QUAD, kv_base)
+            b.op("add.u32", self.v_lane, self.v_lane, self.kv.tile_bytes)
             if self.quads % self.tile.lanes:
                 b.op("setp.lt.s32", "owns_last", self.lane, self.quads % self.tile.lanes)
             self.tile_start = b.op("mov.s32", "tile_start", self.rows.key_begin)
@@ -129,7 +125,7 @@ class SimtLoop:
             for score in self.score:
                 b.op("mov.f32", score, 0.0)
             q_at = b.op("mov.u32", "q_quad_at", self.q_at)
-            k_at = b.op("mov.u32", "k_quad_at", self.k_at)
+            k_at = b.op("mov.u32", "k_quad_at", self.kv.read_at("k_at", self.k_lane))
             end = b.op("add.u32", "q_quad_end", self.q_at, 4 * self.spec.head_dim)
         q, k = b.array("q_quad", "f32", QUAD), b.array("k_quad", "f32", t.c * QUAD)
         with b.fragment("score_quad"):
@@ -148,6 +144,7 @@ class SimtLoop:
         b, t = self.b, self.tile
         with b.fragment("probabilities"):
             at = b.op("mad.lo.u32", "p_lane_at", self.lane, 4, self.p_at)
+            self.softmax.shifts()
             for r in range(t.r):
                 row = self.softmax.scores[r]
                 self.softmax.exponentiate(r, row)
@@ -162,7 +159,7 @@ class SimtLoop:
             b.note("the lanes of a row have written its probabilities")
             b.op("bar.warp.sync", -1)
             p_at = b.op("mov.u32", "p_quad_at", self.p_at)
-            v_at = b.op("mov.u32", "v_row_at", self.v_at)
+            v_at = b.op("mov.u32", "v_row_at", self.kv.read_at("v_at", self.v_lane))
             end = b.op("add.u32", "p_quad_end", self.p_at, 4 * t.keys)
         with b.fragment("value_quad"):
             for r in range(t.r):
@@ -185,9 +182,7 @@ class SimtLoop:
         b = self.b
         with b.fragment("advance"):
             b.op("mov.s32", self.tile_start, b.registers["next_start"])
-            if self.tile.stages == 2:
-                for at in (self.k_at, self.v_at):
-                    b.op("sub.u32", at, b.registers[f"{at.name}_sum"], at)
+            self.kv.advance()
             b.note("the probabilities have been read")
             b.op("bar.warp.sync", -1)
 

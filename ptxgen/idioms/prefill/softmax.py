@@ -1,7 +1,7 @@
 """The online softmax of rows whose scores lie in registers, base 2, and the masks before it. Owns no scores.
 
-A row's state is its maximum (of scores in units of log2), the shift that its exponents get (minus that maximum, 0 while
-no key was visible) and this thread's share of the sum. Source: Milakov and Gimelshein, "Online normalizer calculation
+A row's state is two registers: the score (in units of log2) above which its maximum must be raised, which is SLACK above
+that maximum and −inf while no key was visible, and this thread's share of the sum. Source: Milakov and Gimelshein, "Online normalizer calculation
 for softmax" (2018); Dao, "FlashAttention-2" (2023).
 """
 
@@ -40,10 +40,10 @@ class Softmax:
     def __init__(self, b: Builder, spec: MultiHeadAttention, scores: Sequence[Sequence[Score]], lanes: int) -> None:
         self.b, self.spec, self.scores, self.lanes = b, spec, scores, lanes
         count = len(scores)
-        self.maximum = b.array("row_max", "f32", count)
-        self.shift = b.array("row_shift", "f32", count)
+        self.limit = b.array("raise_above", "f32", count)
         self.total = b.array("row_sum", "f32", count)
         self.tile_max = b.array("tile_max", "f32", count)
+        self.shift = b.array("row_shift", "f32", count)
 
     @property
     def factor(self) -> float:
@@ -52,9 +52,8 @@ class Softmax:
 
     def clear(self) -> None:
         """No key seen yet; part of an open fragment."""
-        for maximum, shift, total in zip(self.maximum, self.shift, self.total, strict=True):
-            self.b.op("mov.f32", maximum, float("-inf"))
-            self.b.op("mov.f32", shift, 0.0)
+        for limit, total in zip(self.limit, self.total, strict=True):
+            self.b.op("mov.f32", limit, float("-inf"))
             self.b.op("mov.f32", total, 0.0)
 
     def soften(self) -> None:
@@ -137,44 +136,37 @@ class Softmax:
         b = self.b
         raises = b.array("raises", "pred", len(self.scores))
         with b.fragment("look_for_raise"):
-            b.note("a maximum is raised when a score exceeds it by 2^8")
-            limit = b.reg("raise_above", "f32")
-            for maximum, largest, raise_ in zip(self.maximum, self.tile_max, raises, strict=True):
-                b.op("add.f32", limit, maximum, SLACK)
+            b.note(f"a maximum is raised when a score exceeds it by 2^{SLACK:g}")
+            for limit, largest, raise_ in zip(self.limit, self.tile_max, raises, strict=True):
                 b.op("setp.gt.f32", raise_, largest, limit)
             any_row = b.op("or.pred", "any_raised", raises[0], raises[1])
             for raise_ in raises[2:]:
                 b.op("or.pred", any_row, any_row, raise_)
             b.op("vote.sync.any.pred", "raised", any_row, -1)
         with b.fragment("rescale"):
-            factor = b.reg("correction", "f32")
-            for row, (maximum, largest, raise_) in enumerate(zip(self.maximum, self.tile_max, raises, strict=True)):
-                b.op("sub.f32", factor, maximum, largest)
+            old, factor = b.reg("old_shift", "f32"), b.reg("correction", "f32")
+            for row, (limit, largest, raise_) in enumerate(zip(self.limit, self.tile_max, raises, strict=True)):
+                b.op("sub.f32", old, SLACK, limit)
+                b.op("add.f32", limit, largest, SLACK, pred=raise_)
+                b.op("sub.f32", factor, SLACK, limit)
+                b.op("sub.f32", factor, factor, old)
                 b.op("ex2.approx.ftz.f32", factor, factor)
                 b.op("selp.f32", factor, factor, 1.0, raise_)
-                b.op("mov.f32", maximum, largest, pred=raise_)
-                b.op("neg.f32", self.shift[row], largest, pred=raise_)
                 for value in (self.total[row], *accumulators[row]):
                     b.op("mul.f32", value, value, factor)
 
-    def follow_maxima(self, accumulators: Sequence[Sequence[Reg]]) -> None:
-        """Fragment `rescale`: every row takes the tile's maximum where it is larger, without asking the warp."""
+    def shifts(self) -> None:
+        """What the exponents of each row are shifted by: minus its maximum, 0 where it saw no key; part of an open
+        fragment."""
         b = self.b
-        with b.fragment("rescale"):
-            factor, none = b.reg("correction", "f32"), b.reg("saw_none", "pred")
-            for row, (maximum, largest) in enumerate(zip(self.maximum, self.tile_max, strict=True)):
-                b.op("max.f32", largest, maximum, largest)
-                b.op("setp.eq.f32", none, largest, float("-inf"))
-                b.op("neg.f32", self.shift[row], largest)
-                b.op("selp.f32", self.shift[row], 0.0, self.shift[row], none)
-                b.op("add.f32", factor, maximum, self.shift[row])
-                b.op("ex2.approx.ftz.f32", factor, factor)
-                b.op("mov.f32", maximum, largest)
-                for value in (self.total[row], *accumulators[row]):
-                    b.op("mul.f32", value, value, factor)
+        unseen = scratch(b, "saw_nothing", "pred")
+        for limit, shift in zip(self.limit, self.shift, strict=True):
+            b.op("setp.eq.f32", unseen, limit, float("-inf"))
+            b.op("sub.f32", shift, SLACK, limit)
+            b.op("selp.f32", shift, 0.0, shift, unseen)
 
     def exponentiate(self, row: int, scores: Sequence[Score]) -> None:
-        """Scores of a row to probabilities in the same registers, added to the row's sum; part of an open fragment."""
+        """Scores of a row to probabilities in the same registers, added to its sum; after `shifts`, in its fragment."""
         b = self.b
         for score in scores:
             if self.spec.soft_cap:
@@ -187,7 +179,7 @@ class Softmax:
     def finish(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Sums over the lanes, and accumulators over sums; 0 for a row that saw no key; part of an open fragment."""
         b = self.b
-        other, inverse, empty = b.reg("other_sum", "f32"), b.reg("inverse_sum", "f32"), b.reg("saw_nothing", "pred")
+        other, inverse, empty = b.reg("other_sum", "f32"), b.reg("inverse_sum", "f32"), scratch(b, "saw_nothing", "pred")
         for total, values in zip(self.total, accumulators, strict=True):
             self.over_lanes("add.f32", total, other)
             b.op("rcp.approx.ftz.f32", inverse, total)
@@ -199,8 +191,9 @@ class Softmax:
     def log_sum(self, row: int) -> Reg:
         """ln Σ exp(score) of a row, −inf where it saw no key; after `finish`; part of an open fragment."""
         b = self.b
-        out = scratch(b, "log_sum", "f32")
+        out, shift = scratch(b, "log_sum", "f32"), self.shift[row]
+        b.op("sub.f32", shift, SLACK, self.limit[row])
         b.op("lg2.approx.f32", out, self.total[row])
-        b.op("add.f32", out, out, self.maximum[row])
+        b.op("sub.f32", out, out, shift)
         b.op("mul.f32", out, out, 1 / LOG2E)
         return out

@@ -95,7 +95,7 @@ class TensorLoop:
     # -- fragments -----------------------------------------------------------------------------------------------------
 
     def _aim(self) -> None:
-        """Shared memory, and where this lane reads it: row lane % 16, the second 8 columns from lane 16 on."""
+        """Shared memory, where this thread writes and reads it, and the rows and columns it owns."""
         b, t = self.b, self.tile
         nbytes = t.shared_bytes(self.spec.head_dim)
         arena = b.shared("tiles", nbytes, dynamic=dynamic(nbytes) > 0)
@@ -105,23 +105,12 @@ class TensorLoop:
             self.kv.aim(kv_base)
             lane = b.op("and.b32", b.reg("lane", "u32"), self.rows.thread, 31)
             warp = b.op("shr.u32", "warp", self.rows.thread, 5)
-            row = b.op("and.b32", b.reg("lane_row", "u32"), lane, 15)
-            high = b.op("shr.u32", "lane_half", lane, 4)
-            at = b.op("mul.lo.u32", "lane_at", row, self.pitch)
-            b.op("mad.lo.u32", at, high, 16, at)
             if t.column_groups > 1:
                 b.note(f"{t.column_groups} warps share {16 * t.m_tiles} rows; each has {self.columns} tiles of 8 columns")
                 self.column_group = b.op("and.b32", b.reg("column_group", "u32"), warp, t.column_groups - 1)
                 b.op("shr.u32", warp, warp, t.column_groups.bit_length() - 1)
             b.op("mul.lo.u32", warp, warp, 16 * t.m_tiles)
-            self.q_at = b.op("mad.lo.u32", "q_at_lane", warp, self.pitch, at)
-            b.op("add.u32", self.q_at, self.q_at, self.base)
-            self.k_at = b.op("add.u32", "k_at_lane", kv_base, at)
-            if t.stages == 2:
-                total = b.op("add.u32", "k_at_sum", self.k_at, self.k_at)
-                b.op("add.u32", total, total, self.kv.stage_bytes)
-            if t.column_groups > 1:
-                b.op("mul.lo.u32", "v_column", self.column_group, 16 * self._second_group())
+            self._aim_matrices(lane, warp, kv_base)
             b.note("accumulator rows of this thread: lane / 4, and 8 further; columns 2 · (lane % 4) and the next")
             self.quad_row = b.op("shr.u32", b.reg("quad_row", "s32"), lane, 2)
             b.op("add.s32", self.quad_row, self.quad_row, warp)
@@ -133,6 +122,32 @@ class TensorLoop:
                 last = b.op("add.s32", "warp_last", warp, self.rows.first_row)
                 b.op("add.s32", last, last, 16 * t.m_tiles - 1)
                 self.rows.position("warp_last_position", last)
+
+    def _aim_matrices(self, lane: Reg, warp_row: Reg, kv_base: Reg) -> None:
+        """Where this lane's row of an ldmatrix lies in q, K and V; part of an open fragment.
+
+        A lane names row lane % 8 of matrix lane // 8. The matrices of q and V go down 16 rows, then to the next 8
+        columns; those of K to the next 8 columns first, so that the two registers of a B fragment are neighbours.
+        """
+        b = self.b
+        row = b.op("and.b32", b.reg("lane_row", "u32"), lane, 15)
+        column = b.op("shr.u32", "lane_column", lane, 4)
+        down = b.op("mul.lo.u32", "lane_down", row, self.pitch)
+        b.op("mad.lo.u32", down, column, 16, down)
+        self.q_at = b.op("mad.lo.u32", "q_lane", warp_row, self.pitch, down)
+        b.op("add.u32", self.q_at, self.q_at, self.base)
+        self.v_lane = b.op("add.u32", "v_lane", kv_base, down)
+        b.op("add.u32", self.v_lane, self.v_lane, self.kv.tile_bytes)
+        if self.tail:
+            self.k_tail_lane = b.op("add.u32", "k_tail_lane", kv_base, down)
+        if self.tile.column_groups > 1:
+            b.op("mad.lo.u32", self.v_lane, self.column_group, 16 * self._second_group(), self.v_lane)
+        b.op("and.b32", row, lane, 7)
+        b.op("mad.lo.u32", row, column, 8, row)
+        b.op("bfe.u32", column, lane, 3, 1)
+        across = b.op("mul.lo.u32", "lane_across", row, self.pitch)
+        b.op("mad.lo.u32", across, column, 16, across)
+        self.k_lane = b.op("add.u32", "k_lane", kv_base, across)
 
     def _second_group(self) -> int:
         """First accumulator tile of the second column group; it may share one tile with the first group."""
@@ -186,33 +201,34 @@ class TensorLoop:
         zero = (b.registers["zero"],) * 4
         with b.fragment("scores"):
             b.note(f"{t.keys} keys by {16 * t.m_tiles} rows a warp, over head_dim={self.spec.head_dim}")
+            k_at = self.kv.read_at("k_at", self.k_lane)
+            k_tail_at = self.kv.read_at("k_tail_at", self.k_tail_lane) if self.tail else k_at
             for step in range(self.steps + bool(self.tail)):
                 if not t.q_in_registers:
                     for m in range(t.m_tiles):
                         self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
                 for pair in range(t.keys // 16):
                     whole = step < self.steps
-                    k = tuple(self.k_fragment[: 4 if whole else 2])
-                    self._load_matrices(k, self.k_at[pair * 16 * self.pitch + step * 32])
+                    each = 2 if whole else 1
+                    k = tuple(self.k_fragment[: 2 * each])
+                    self._load_matrices(k, (k_at if whole else k_tail_at)[pair * 16 * self.pitch + step * 32])
                     for n in range(2):
                         for m in range(t.m_tiles):
-                            d = self._scores_of(m, 2 * pair + n)
-                            self._mma(d, self._q_registers(m, step), k[n::2], d if step else zero)
+                            d, b_operand = self._scores_of(m, 2 * pair + n), k[n * each : (n + 1) * each]
+                            self._mma(d, self._q_registers(m, step), b_operand, d if step else zero)
 
     def _values(self) -> None:
         """Probabilities of 16 keys at a time, and their product with V; the next 16 are raised to powers meanwhile."""
-        b, t = self.b, self.tile
-        with b.fragment("values"):
-            v_at = self.k_at
-            if t.column_groups > 1:
-                v_at = b.op("add.u32", "v_at_lane", self.k_at, b.registers["v_column"])
+        t = self.tile
+        with self.b.fragment("values"):
+            v_at = self.kv.read_at("v_at", self.v_lane)
+            self.softmax.shifts()
             for step in range(t.keys // 16):
                 self._probabilities(step)
                 for n in range(0, self.columns, 2):
                     pair = min(2, self.columns - n)
                     v = tuple(self.v_fragment[: 2 * pair])
-                    at = self.kv.tile_bytes + step * 16 * self.pitch + n * 16
-                    self._load_matrices(v, v_at[at], transposed=True)
+                    self._load_matrices(v, v_at[step * 16 * self.pitch + n * 16], transposed=True)
                     for i in range(pair):
                         for m in range(t.m_tiles):
                             acc = self._acc(m, n + i)
@@ -233,7 +249,7 @@ class TensorLoop:
         b = self.b
         with b.fragment("advance"):
             b.op("mov.s32", self.tile_start, b.registers["next_start"])
-            b.op("sub.u32", self.k_at, b.registers["k_at_sum"], self.k_at)
+            self.kv.advance()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
