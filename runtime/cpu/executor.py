@@ -1,0 +1,200 @@
+"""Programs: PTX that runs on this host. Owns compilation on demand, caching, launches over host threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ptxgen import nodes
+from ptxgen.errors import ExecutionError
+from ptxgen.runtime.cpu import layout
+from ptxgen.runtime.cpu.cache import CompiledCache
+from ptxgen.runtime.cpu.entry import Entry
+from ptxgen.runtime.cpu.globals import Globals
+from ptxgen.runtime.cpu.host import Host, Linked, this_host
+from ptxgen.runtime.cpu.launch import Run
+from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.cpu.params import pack
+from ptxgen.runtime.cpu.report import Source
+from ptxgen.runtime.cpu.state import Block, Dim3, Geometry, Worker, launch_block
+
+MODES = ("fast", "random", "check")
+_POOL_LOCK = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+
+
+def thread_pool() -> ThreadPoolExecutor:
+    """The threads that CTAs are spread over; made at first use, one for each CPU."""
+    global _pool
+    with _POOL_LOCK:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 2), thread_name_prefix="ptxgen-cpu")
+        return _pool
+
+
+class Compiled:
+    """An entry in one mode, linked into this process, with launch structures kept for reuse."""
+
+    def __init__(self, entry: Entry, linked: Linked) -> None:
+        self.entry, self.linked = entry, linked
+        signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self.run = signature(linked.address("thread.run"))
+        self.resume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(linked.address("resume.run"))
+        self._idle: dict[Geometry, list[tuple[Block, list[Worker]]]] = {}
+        self._lock = threading.Lock()
+
+    def structures(self, geometry: Geometry, threads: int) -> tuple[Block, list[Worker]]:
+        """A LAUNCH block and workers that nobody uses now."""
+        with self._lock:
+            idle = self._idle.get(geometry)
+            found = idle.pop() if idle else None
+        if found is None:
+            found = launch_block(self.entry, geometry, self.linked.address("warp")), []
+        block, workers = found
+        while len(workers) < threads:
+            workers.append(Worker(self.entry, geometry, block))
+        return block, workers
+
+    def give_back(self, geometry: Geometry, block: Block, workers: list[Worker]) -> None:
+        """Structures for the next launch of this geometry; a few geometries are kept."""
+        with self._lock:
+            if len(self._idle) > 8:
+                self._idle.clear()
+            self._idle.setdefault(geometry, []).append((block, workers))
+
+
+class Program:
+    """A parsed module whose entries are compiled when first launched.
+
+    `mode`: "fast"; "random" (a seeded order of CTAs and warps); "check" (all findings, about twice as slow).
+    `threads`: host threads that CTAs are spread over; None is one for each CPU. One thread is deterministic.
+    Raises `IsaError` where an entry has an instruction that the executor lacks.
+    """
+
+    def __init__(
+        self,
+        module: nodes.Module,
+        *,
+        mode: str = "fast",
+        seed: int = 0,
+        threads: int | None = None,
+        host: Host | None = None,
+    ) -> None:
+        _check_mode(mode)
+        if threads is not None and threads < 1:
+            raise ExecutionError(f"Program.threads: must be ≥ 1 (got {threads})")
+        self.mode, self.seed = mode, seed
+        self.threads = threads or os.cpu_count() or 1
+        self.host = host or this_host()
+        self._cache = CompiledCache(module, self.host)
+        self.source = Source(self._cache.file, self._cache.text)
+        self.globals = Globals(self._cache.variables())
+        self._compiled: dict[tuple[str, bool], Compiled] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_text(cls, text: str, file: str = "<ptx>", **options: Any) -> Program:
+        """A program of PTX text; text that the disk cache knows is not even parsed."""
+        program = cls.__new__(cls)
+        program.__init__(CompiledCache.lazy(text, file), **options)  # type: ignore[misc,arg-type]
+        return program
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries."""
+        return self._cache.entries()
+
+    def entry(self, name: str, mode: str | None = None) -> Entry:
+        """The description of an entry (parameters, static shared and local memory, directives); compiles it."""
+        return self.compiled(name, (mode or self.mode) == "check").entry
+
+    def compiled(self, name: str, check: bool) -> Compiled:
+        """An entry ready to run."""
+        key = (name, check)
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is None:
+                entry, linked = self._cache.load(name, check)
+                found = self._compiled[key] = Compiled(entry, linked)
+            return found
+
+    def launch(
+        self,
+        entry: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[object],
+        *,
+        shared: int = 0,
+        cluster: int | Sequence[int] = (1, 1, 1),
+        memory: Memory,
+        mode: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Run a grid to its end. `args` are numbers, NumPy scalars or bytes, one for each parameter, in order.
+
+        Raises `ExecutionError` for a finding; memory keeps what was written until then, and the program stays usable.
+        """
+        mode = mode or self.mode
+        _check_mode(mode)
+        compiled = self.compiled(entry, mode == "check")
+        params = pack(compiled.entry, args)
+        geometry = checked_geometry(compiled.entry, grid, block, cluster, shared)
+        self.launch_packed(compiled, geometry, params, memory, mode, self.seed if seed is None else seed)
+
+    def launch_packed(
+        self, compiled: Compiled, geometry: Geometry, params: np.ndarray, memory: Memory, mode: str, seed: int
+    ) -> None:
+        """`launch` with the parameter block as bytes; what a prepared launch calls each time."""
+        self.globals.place(memory)
+        Run(compiled, geometry, params, memory, self.globals, self.source, mode, seed, self.threads).go(thread_pool)
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise ExecutionError(f"Program.mode: must be one of {', '.join(MODES)} (got {mode!r})")
+
+
+def _dim3(name: str, value: int | Sequence[int]) -> Dim3:
+    parts = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    full = (*parts, 1, 1, 1)[:3]
+    if not 1 <= len(parts) <= 3 or any(v < 1 for v in full):
+        raise ExecutionError(f"launch.{name}: must be one to three numbers ≥ 1 (got {value})")
+    return full  # type: ignore[return-value]
+
+
+def checked_geometry(
+    entry: Entry, grid: int | Sequence[int], block: int | Sequence[int], cluster: int | Sequence[int], shared: int
+) -> Geometry:
+    """A launch's geometry, held against what the entry demands of it."""
+    made = Geometry(_dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), int(shared))
+    demanded = entry.limit("reqnctapercluster")
+    if demanded and made.cluster == (1, 1, 1):
+        made = Geometry(made.grid, made.block, _dim3("cluster", demanded), made.shared)
+    if made.threads > 1024:
+        raise ExecutionError(f"launch.block: must be at most 1024 threads (got {made.block}: {made.threads})")
+    if any(g % c for g, c in zip(made.grid, made.cluster, strict=True)):
+        raise ExecutionError(f"launch.grid: must be a multiple of the cluster {made.cluster} (got {made.grid})")
+    if made.ctas_per_gang > 16:
+        raise ExecutionError(f"launch.cluster: must be at most 16 CTAs (got {made.cluster})")
+    required, most = entry.limit("reqntid"), entry.limit("maxntid")
+    if required and _padded(required) != made.block:
+        raise ExecutionError(f"launch.block: kernel {entry.name} requires {_padded(required)} (got {made.block})")
+    if most and made.threads > int(np.prod(most)):
+        raise ExecutionError(f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})")
+    if made.shared < 0:
+        raise ExecutionError(f"launch.shared: must be ≥ 0 bytes (got {made.shared})")
+    return made
+
+
+def _padded(numbers: tuple[int, ...]) -> Dim3:
+    return (*numbers, 1, 1, 1)[:3]  # type: ignore[return-value]
+
+
+__all__ = ["MODES", "Compiled", "Program", "checked_geometry", "layout"]

@@ -1,0 +1,1 @@
+"""Instruction emitters, one file a family; `registry.py` says how to add one."""

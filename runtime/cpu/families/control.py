@@ -1,0 +1,101 @@
+"""Branches, returns, exits, calls' jumps, traps."""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.emitter import Emitter
+from ptxgen.runtime.cpu.flow import Op
+from ptxgen.runtime.cpu.ir import splat, vec
+from ptxgen.runtime.cpu.layout import WARP
+from ptxgen.runtime.cpu.registry import emits
+from ptxgen.runtime.cpu.support.core import FAULT_TRAP
+
+_I32 = vec("i32")
+
+
+@emits("bra", outputs=0)
+def bra(e: Emitter, op: Op) -> None:
+    """To the label, for the lanes whose guard holds."""
+    target = e.blocks[op.targets[0]]
+    if op.guard is None:
+        e.spill()
+        e.goto(target, e.mask)
+        return
+    taken = e.exec_mask()
+    e.spill()
+    other = e.block.next
+    assert other is not None
+    if other is target:
+        e.goto(target, e.mask)
+    else:
+        e.branch(taken, target, other)
+
+
+def _scatter(e: Emitter, index: str, op: Op, first: int = 0) -> None:
+    """Lanes of the i32 `mask` go to the target their index names; returns through the dispatcher."""
+    here = e.exec_mask()
+    for number, key in enumerate(op.targets, first):
+        matching = e.bits(e.c(f"icmp eq {_I32} {index}, {splat('i32', number)}"))
+        lanes = e.c(f"and i32 {here}, {matching}")
+        with e.c.if_(e.c(f"icmp ne i32 {lanes}, 0")):
+            e._enqueue(e.blocks[key], lanes)
+    if op.guard is not None:
+        assert e.block.next is not None
+        rest = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {here}, -1')}")
+        with e.c.if_(e.c(f"icmp ne i32 {rest}, 0")):
+            e._enqueue(e.block.next, rest)
+    left = e.c(f"sub i32 {e.c.load('i32', '%w', WARP['budget'])}, 1")
+    e.c.store("i32", left, "%w", WARP["budget"])
+    e.to_dispatch()
+
+
+@emits("brx", outputs=0)
+def brx(e: Emitter, op: Op) -> None:
+    """To the label of the list that the index names; an index outside it is a finding."""
+    index = e.src(op.operands[0], "u32")
+    outside = e.bits(e.c(f"icmp uge {_I32} {index}, {splat('i32', len(op.targets))}"))
+    e.fault_if(e.c(f"and i32 {e.exec_mask()}, {outside}"), FAULT_TRAP, remark="index outside the list of targets")
+    e.spill()
+    _scatter(e, index, op)
+
+
+@emits("$go", outputs=1)
+def go(e: Emitter, op: Op) -> None:
+    """Into a called function, noting the call site."""
+    e.dst(op.operands[0], splat("i32", op.words[1]), "u32")
+    e.spill()
+    e.goto(e.blocks[op.targets[0]], e.mask)
+
+
+@emits("$back", outputs=0)
+def back(e: Emitter, op: Op) -> None:
+    """Out of a called function, to the sites that its lanes came from."""
+    if len(op.targets) == 1 and op.guard is None:
+        e.spill()
+        e.goto(e.blocks[op.targets[0]], e.mask)
+        return
+    index = e.src(op.operands[0], "u32")
+    e.spill()
+    _scatter(e, index, op)
+
+
+@emits("exit", "ret", outputs=0)
+def exit_(e: Emitter, op: Op) -> None:
+    """The lanes are done."""
+    leaving = e.exec_mask()
+    e.spill()
+    e.c.do(f"call void @leave(ptr %w, i32 {leaving})")
+    if op.guard is None:
+        e.to_dispatch()
+        return
+    assert e.block.next is not None
+    rest = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {leaving}, -1')}")
+    stem = e.c.fresh("stay")
+    e.c.do(f"br i1 {e.c(f'icmp eq i32 {rest}, 0')}, label %dispatch, label %{stem}")
+    e.c.label(stem)
+    e.goto(e.block.next, rest)
+
+
+@emits("trap", "brkpt", outputs=0)
+def trap(e: Emitter, op: Op) -> None:
+    """Ends the launch with a finding."""
+    e.fault_if(e.exec_mask(), FAULT_TRAP)

@@ -1,0 +1,103 @@
+"""f16, bf16 and their pairs: computed in f32 and rounded once. Owns widening and narrowing."""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.emitter import Emitter
+from ptxgen.runtime.cpu.families.floating import FloatForm, extreme
+from ptxgen.runtime.cpu.flow import Op
+from ptxgen.runtime.cpu.ir import splat, vec
+from ptxgen.runtime.cpu.types import splat_float, vector_of
+
+_BF16 = frozenset({"bf16", "bf16x2"})
+
+
+def count_of(kind: str) -> int:
+    """Elements of a register of a warp: 64 for pairs."""
+    return 64 if kind.endswith("x2") else 32
+
+
+def widen(e: Emitter, value: str, kind: str) -> str:
+    """f16, bf16 or pairs of them as f32 (exact)."""
+    n = count_of(kind)
+    narrow, wide, single = vec("i16", n), vec("i32", n), vec("float", n)
+    if kind in _BF16:
+        up = e.c(f"shl {wide} {e.c(f'zext {narrow} {value} to {wide}')}, {splat('i32', 16)}")
+        return e.cast(up, wide, single)
+    if e.native_half:
+        return e.c(f"fpext {vec('half', n)} {e.cast(value, narrow, vec('half', n))} to {single}")
+    return e.c(f"call {single} @half.widen.{n}({narrow} {value})")
+
+
+def narrow(e: Emitter, value: str, kind: str) -> str:
+    """f32 rounded to nearest even; overflow becomes infinity."""
+    n = count_of(kind)
+    small, wide, single = vec("i16", n), vec("i32", n), vec("float", n)
+    if kind in _BF16:
+        return e.c(f"call {small} @bf16.narrow.{n}({single} {value})")
+    if e.native_half:
+        return e.cast(e.c(f"fptrunc {single} {value} to {vec('half', n)}"), vec("half", n), small)
+    return e.c(f"call {small} @half.narrow.{n}({single} {value})")
+
+
+def _flush_half(e: Emitter, value: str, kind: str) -> str:
+    """Subnormal f16 numbers as zeros of their sign."""
+    vector = vec("i16", count_of(kind))
+    masked = e.c(f"and {vector} {value}, {splat('i16', 0x7C00)}")
+    tiny = e.c(f"icmp eq {vector} {masked}, zeroinitializer")
+    sign = e.c(f"and {vector} {value}, {splat('i16', -0x8000)}")
+    return e.c(f"select {vec('i1', count_of(kind))} {tiny}, {vector} {sign}, {vector} {value}")
+
+
+def half_arithmetic(e: Emitter, op: Op, form: FloatForm) -> None:
+    """add, sub, mul, fma, min, max, abs, neg of 16-bit floats and their pairs."""
+    kind = form.kind
+    if kind == "f32x2":
+        raise e.unsupported()
+    values = [e.src(o, kind) for o in op.operands[1:]]
+    vector = vector_of(kind)
+    if form.ftz:
+        values = [_flush_half(e, v, kind) for v in values]
+    if form.name in ("abs", "neg"):
+        name, mask = ("and", 0x7FFF) if form.name == "abs" else ("xor", -0x8000)
+        e.dst(op.operands[0], e.c(f"{name} {vector} {values[0]}, {splat('i16', mask)}"), kind)
+        return
+    result = narrow_of(e, form, values)
+    if form.ftz:
+        result = _flush_half(e, result, kind)
+    e.dst(op.operands[0], result, kind)
+
+
+def narrow_of(e: Emitter, form: FloatForm, values: list[str]) -> str:
+    """The rounded result of an operation on 16-bit floats."""
+    kind, n = form.kind, count_of(form.kind)
+    single, small = vec("float", n), vec("i16", n)
+    if form.name == "fma":
+        arguments = ", ".join(f"{small} {v}" for v in values)
+        prefix = "bf16" if kind in _BF16 else "half"
+        result = e.c(f"call {small} @{prefix}.fma.{n}({arguments})")
+        wide = None
+    else:
+        wides = [widen(e, v, kind) for v in values]
+        if form.name in ("min", "max"):
+            wide = wides[0]
+            for other in wides[1:]:
+                wide = extreme(e, form, wide, other, single, "i32", 31)
+        else:
+            name = {"add": "fadd", "sub": "fsub", "mul": "fmul"}.get(form.name)
+            if name is None:
+                raise e.unsupported()
+            wide = e.c(f"{name} {single} {wides[0]}, {wides[1]}")
+        result = ""
+    if form.sat or form.relu:
+        if wide is None:
+            wide = widen(e, result, kind)
+        positive = e.c(f"fcmp ogt {single} {wide}, zeroinitializer")
+        unordered = e.c(f"fcmp uno {single} {wide}, zeroinitializer")
+        kept = positive if form.sat else e.c(f"or {vec('i1', n)} {positive}, {unordered}")
+        wide = e.c(f"select {vec('i1', n)} {kept}, {single} {wide}, {single} zeroinitializer")
+        if form.sat:
+            one = splat_float(1.0).replace("<32 x", f"<{n} x")
+            below = e.c(f"fcmp olt {single} {wide}, {one}")
+            wide = e.c(f"select {vec('i1', n)} {below}, {single} {wide}, {single} {one}")
+        return narrow(e, wide, kind)
+    return result if wide is None else narrow(e, wide, kind)

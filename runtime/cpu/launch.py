@@ -1,0 +1,174 @@
+"""One launch: gangs handed to host threads, gangs that wait for each other, and what to say when it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.errors import ExecutionError
+from ptxgen.runtime.cpu import report
+from ptxgen.runtime.cpu.layout import DONE, FAULTED, LAUNCH, PARKED
+from ptxgen.runtime.cpu.state import Gang, Geometry, Worker
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.executor import Compiled
+    from ptxgen.runtime.cpu.globals import Globals
+    from ptxgen.runtime.cpu.memory import Memory
+
+BUDGET = 1 << 16  # backward branches of a warp before others get a turn
+_RESIDENT = 64  # gangs that one thread keeps waiting for each other
+_PATIENCE_SECONDS = 600.0  # of a gang that only spins, though its state changes
+
+
+class Run:
+    """The state of one launch; `go` returns when the grid is done or raises what was found."""
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        geometry: Geometry,
+        params: np.ndarray,
+        memory: Memory,
+        globals_: Globals,
+        source: report.Source,
+        mode: str,
+        seed: int,
+        threads: int,
+    ) -> None:
+        self.compiled, self.geometry, self.memory, self.source = compiled, geometry, memory, source
+        self.mode, self.seed = mode, seed
+        self.workers_wanted = max(1, min(threads, geometry.gangs))
+        self.params, self.globals = params, globals_
+        self.table = memory.table()
+        self.stuck: dict[int, bool] = {}
+
+    def go(self, pool: Callable[[], ThreadPoolExecutor]) -> None:
+        """Run the grid."""
+        block, workers = self.compiled.structures(self.geometry, self.workers_wanted)
+        self.block = block
+        workers_used = workers[: self.workers_wanted]
+        self._prepare(workers_used)
+        self.stuck = dict.fromkeys(range(len(workers_used)), False)
+        if len(workers_used) == 1:
+            errors = [self._work(0, workers_used[0])]
+        else:
+            futures = [pool().submit(self._work, n, worker) for n, worker in enumerate(workers_used)]
+            errors = [future.result() for future in futures]
+        self.compiled.give_back(self.geometry, block, workers)
+        for error in errors:
+            if error is not None:
+                raise ExecutionError(error)
+
+    def _prepare(self, workers: list[Worker]) -> None:
+        block = self.block
+        block.put("q", LAUNCH["next"], 0)
+        block.put("I", LAUNCH["abort"], 0)
+        block.put("Q", LAUNCH["params"], self.params.ctypes.data)
+        block.put("Q", LAUNCH["param_bytes"], self.params.nbytes)
+        block.put("Q", LAUNCH["symbols"], self.globals.table.ctypes.data)
+        block.put("Q", LAUNCH["begins"], self.table.begins.ctypes.data)
+        block.put("Q", LAUNCH["ends"], self.table.ends.ctypes.data)
+        block.put("Q", LAUNCH["shadows"], self.table.shadows.ctypes.data)
+        block.put("Q", LAUNCH["allocations"], len(self.table.begins))
+        block.put("I", LAUNCH["budget"], BUDGET)
+        block.put("I", LAUNCH["check"], int(self.mode == "check"))
+        block.put("I", LAUNCH["random"], int(self.mode == "random"))
+        if self.mode == "random":
+            self.order = np.random.default_rng(self.seed).permutation(self.geometry.gangs).astype(np.int64)
+            block.put("Q", LAUNCH["order"], self.order.ctypes.data)
+        else:
+            block.put("Q", LAUNCH["order"], 0)
+        for number, worker in enumerate(workers):
+            worker.reset(self.seed + number, forget=worker.table is not self.table)
+            worker.table = self.table
+
+    def _work(self, number: int, worker: Worker) -> str | None:
+        """Run gangs on one host thread; the text of what was found, if anything."""
+        try:
+            error = self._gangs(number, worker)
+        except BaseException:
+            self.block.put("I", LAUNCH["abort"], 1)
+            raise
+        if error is not None:
+            self.block.put("I", LAUNCH["abort"], 1)
+        del self.stuck[number]
+        return error
+
+    def _gangs(self, number: int, worker: Worker) -> str | None:
+        code = self.compiled.run(worker.thread.address, worker.gang.block.address)
+        if code == DONE:
+            return None
+        if code in (FAULTED, PARKED):
+            return self._failure(code, worker, worker.gang, [worker.gang])
+        waiting = [_Waiting(worker.gang)]  # it spins: perhaps for a gang that has not begun
+        worker.gang = worker.another_gang()
+        while len(waiting) < _RESIDENT and self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
+            code = self.compiled.run(worker.thread.address, worker.gang.block.address)
+            if code in (FAULTED, PARKED):
+                return self._failure(code, worker, worker.gang, [worker.gang])
+            if code != DONE:
+                waiting.append(_Waiting(worker.gang))
+                worker.gang = worker.another_gang()
+        return self._turns(number, worker, waiting)
+
+    def _turns(self, number: int, worker: Worker, waiting: list[_Waiting]) -> str | None:
+        """Resume spinning gangs in turn until all are done, or nothing changes any more."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while waiting:
+            for one in list(waiting):
+                code = self.compiled.resume(one.gang.block.address)
+                if code == DONE:
+                    waiting.remove(one)
+                    for other in waiting:
+                        other.seen.clear()
+                    deadline = time.monotonic() + _PATIENCE_SECONDS
+                elif code in (FAULTED, PARKED):
+                    return self._failure(code, worker, one.gang, [w.gang for w in waiting])
+                else:
+                    one.look()
+            if not waiting:
+                break
+            self.stuck[number] = all(one.repeats >= 3 for one in waiting)
+            if self.block.get("I", LAUNCH["abort"]):
+                return None
+            if self.stuck[number] and all(list(self.stuck.values())) and self._nothing_begins():
+                return report.spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
+            if time.monotonic() > deadline:
+                text = report.spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
+                return f"{text}\n  for {_PATIENCE_SECONDS:.0f} s"
+            if self.stuck[number]:
+                time.sleep(0.0005)
+        self.stuck[number] = False
+        if self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
+            return self._gangs(number, worker)
+        return None
+
+    def _nothing_begins(self) -> bool:
+        """Every gang has begun, or no more may be resident."""
+        return True
+
+    def _failure(self, code: int, worker: Worker, gang: Gang, gangs: list[Gang]) -> str:
+        entry = self.compiled.entry
+        if code == FAULTED:
+            return report.fault_text(entry, self.source, worker, gangs, self.memory)
+        return report.deadlock_text(entry, self.source, gang)
+
+
+class _Waiting:
+    """A gang that spins, and the states it was seen in."""
+
+    def __init__(self, gang: Gang) -> None:
+        self.gang = gang
+        self.seen: set[bytes] = set()
+        self.repeats = 0
+
+    def look(self) -> None:
+        """Note the state; `repeats` counts how often in a row it was one seen before."""
+        state = hashlib.blake2b(self.gang.warp_states(), digest_size=16).digest()
+        self.repeats = self.repeats + 1 if state in self.seen else 0
+        self.seen.add(state)

@@ -1,0 +1,108 @@
+"""Where every field of the executor's native state lies, in bytes: launch, thread, gang (cluster), CTA, warp.
+
+The IR and the Python side both read these numbers; nothing else knows an offset. All pointers are 8 bytes. A family
+that needs state of its own takes a field here (append, keep alignment) and bumps `FORMAT`.
+
+- LAUNCH: one per launch, read by all threads.       - THREAD: one per host thread; the fault lands here.
+- GANG: one cluster (or a lone CTA) in flight.        - CTA, WARP: the obvious; a warp ends in its pending masks and
+  its register file, whose sizes depend on the entry (`Shape`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORMAT = 1  # bump when anything here or in emitted code changes meaning: it is part of every cache key
+
+SHARED_BASE = 1024  # first byte of a CTA's shared window: a null shared pointer is out of bounds
+SHARED_WINDOW = 1 << 56  # generic address = window | offset; no host address has these bits
+LOCAL_WINDOW = 2 << 56
+WINDOW_SHIFT = 56
+RANK_SHIFT = 24  # shared::cluster address = (rank + 1) << 24 | offset; rank field 0 is the CTA itself
+MAX_PARKED = 32  # park records of a warp: at most one a lane
+BARRIERS = 16
+PARK_BYTES = 32
+BARRIER_BYTES = 32
+CACHE_BYTES = 32  # a memory site's last-hit allocation
+WARP_LANES = 32
+
+
+def _offsets(fields: str) -> dict[str, int]:
+    """`name:bytes` words to offsets, in order; alignment is the writer's duty and is asserted."""
+    table, here = {}, 0
+    for word in fields.split():
+        name, size = word.split(":")
+        width = int(size)
+        assert here % min(width, 8) == 0, f"{name} is misaligned"
+        table[name] = here
+        here += width
+    table["_end"] = here
+    return table
+
+
+LAUNCH = _offsets(
+    "next:8 gangs:8 grid_x:4 grid_y:4 grid_z:4 block_x:4 block_y:4 block_z:4 cluster_x:4 cluster_y:4 cluster_z:4 "
+    "warps:4 threads:4 ctas_per_gang:4 params:8 param_bytes:8 symbols:8 begins:8 ends:8 shadows:8 allocations:8 "
+    "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
+    "pending:4 blocks:4 words:4 first_block:4 budget:4 abort:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
+    "random:4 check:4 grid_id:8 cleared:8 ext:256"
+)
+THREAD = _offsets(
+    "launch:8 random:8 fault:4 site:4 mask:4 bytes:4 address:8 extra:8 cta:8 warp:8 gang:8 cursor:8 "
+    "last_cta:8 time:8 ext:160"
+)
+GANG = _offsets("launch:8 thread:8 ctas:8 count:4 done:4 index:8 id_x:4 id_y:4 id_z:4 spinning:4 moved:8 ext:192")
+CTA = _offsets(
+    "launch:8 thread:8 gang:8 shared:8 shared_bytes:8 warps:8 id_x:4 id_y:4 id_z:4 rank:4 warp_count:4 threads:4 "
+    "live:4 alive_warps:4 index:8 epoch:4 pad:4 valid:8 races:8 bars:512 ext:384"
+)
+WARP = _offsets(
+    "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
+    "site:4 yields:4 pad:4 age:8 pad2:32 tid_x:128 tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:128"
+)
+CTA["_stride"] = 1024  # from one CTA of a gang to the next
+assert CTA["_end"] <= CTA["_stride"]
+assert WARP["tid_x"] % 64 == 0
+assert WARP["wake"] % 64 == 0
+READY = WARP["_end"]  # i64 words: bit n is set while block n has lanes to run; bit 0 is "return at once"
+BAR = {"arrived": 0, "expected": 4, "and": 8, "or": 12, "popc": 16, "clock": 20}
+PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}
+
+# park kinds
+PARK_BARRIER, PARK_CLUSTER, PARK_MBARRIER, PARK_OTHER = 1, 2, 3, 4
+PARK_NAMES = {1: "barrier", 2: "cluster barrier", 3: "mbarrier", 4: "event"}
+
+# what a warp function returns, and the state of a warp
+DONE, PARKED, YIELDED, FAULTED, RUNNABLE = 0, 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of an entry's per-warp state: basic blocks and register-file bytes."""
+
+    blocks: int
+    registers: int
+
+    @property
+    def words(self) -> int:
+        """i64 words of the ready bitmap."""
+        return (self.blocks + 63) // 64
+
+    @property
+    def pending(self) -> int:
+        """Offset of the i32 pending masks, one a block."""
+        return READY + 8 * self.words
+
+    @property
+    def file(self) -> int:
+        """Offset of the register file."""
+        return _up(self.pending + 4 * self.blocks, 64)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a warp."""
+        return _up(self.file + self.registers, 64)
+
+
+def _up(value: int, step: int) -> int:
+    return (value + step - 1) // step * step

@@ -1,0 +1,155 @@
+"""Global memory as the executor sees it: live allocations of host memory, for bounds checks and error texts."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptxgen.errors import ExecutionError
+
+_GUARD = 256  # bytes before and after an allocation that no allocation ever uses
+_REMEMBERED = 256  # freed allocations kept for error texts
+
+
+@dataclass(slots=True)
+class Allocation:
+    """Live bytes [begin, end). `shadow` (check mode) has one byte per byte: 0 for never written."""
+
+    begin: int
+    end: int
+    name: str
+    read_only: bool = False
+    shadow: np.ndarray | None = None
+    keep: object = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.begin
+
+    def describe(self) -> str:
+        """`'q' [0x7f00…, +4096 bytes)`."""
+        return f"{self.name or 'allocation'} [{self.begin:#x}, +{self.size} bytes)"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The allocations as arrays that native code searches."""
+
+    begins: np.ndarray
+    ends: np.ndarray
+    shadows: np.ndarray
+
+
+class Memory:
+    """What kernels may touch. `track` gives every `allocate` a shadow of which bytes were written (check mode).
+
+    Thread-safe; a launch sees the allocations that were live when it began.
+    """
+
+    def __init__(self, *, track: bool = False) -> None:
+        self.track = track
+        self._live: list[Allocation] = []  # by begin
+        self._begins: list[int] = []
+        self._freed: list[Allocation] = []
+        self._table: Table | None = None
+        self._lock = threading.Lock()
+
+    def allocate(self, nbytes: int, align: int = 256, name: str = "", *, initialised: bool = False) -> int:
+        """Address of fresh bytes, filled with 0xFF (NaN in every float type) so that reading them shows."""
+        if nbytes < 1 or align < 1 or align & (align - 1):
+            raise ExecutionError(
+                f"Memory.allocate: nbytes must be ≥ 1 and align a power of two (got {nbytes} and {align})"
+            )
+        block = np.full(nbytes + 2 * _GUARD + align, 0xFF, np.uint8)
+        begin = (block.ctypes.data + _GUARD + align - 1) & -align
+        shadow = np.zeros(nbytes, np.uint8) if self.track and not initialised else None
+        self._insert(Allocation(begin, begin + nbytes, name, shadow=shadow, keep=block))
+        return begin
+
+    def register(self, array: np.ndarray, name: str = "") -> int:
+        """Let kernels use a host array in place; returns its address. The array is kept alive until `free`."""
+        if not array.flags.c_contiguous:
+            raise ExecutionError(f"Memory.register: the array must be C-contiguous (got strides {array.strides})")
+        begin = int(array.ctypes.data)
+        self.adopt(begin, max(array.nbytes, 1), name, keep=array, read_only=not array.flags.writeable)
+        return begin
+
+    def adopt(self, begin: int, nbytes: int, name: str = "", *, keep: object = None, read_only: bool = False) -> None:
+        """Let kernels use memory that others own; adopting the same address again replaces it."""
+        with self._lock:
+            place = bisect.bisect_left(self._begins, begin)
+            if place < len(self._begins) and self._begins[place] == begin:
+                del self._live[place], self._begins[place]
+        self._insert(Allocation(begin, begin + nbytes, name, read_only, keep=keep))
+
+    def _insert(self, allocation: Allocation) -> None:
+        with self._lock:
+            place = bisect.bisect_right(self._begins, allocation.begin)
+            self._live.insert(place, allocation)
+            self._begins.insert(place, allocation.begin)
+            self._table = None
+
+    def free(self, begin: int) -> None:
+        """The allocation that begins there may not be used any more; a kernel that does so is told its name."""
+        with self._lock:
+            place = bisect.bisect_left(self._begins, begin)
+            if place == len(self._begins) or self._begins[place] != begin:
+                raise ExecutionError(f"Memory.free: {begin:#x} is not the begin of a live allocation")
+            gone = self._live.pop(place)
+            del self._begins[place]
+            self._freed = [*self._freed[1 - _REMEMBERED :], Allocation(gone.begin, gone.end, gone.name)]
+            self._table = None
+
+    def written(self, begin: int, nbytes: int) -> None:
+        """The host has written these bytes: they count as initialised."""
+        found = self.find(begin)
+        if found is not None and found.shadow is not None:
+            found.shadow[begin - found.begin : begin - found.begin + nbytes] = 1
+
+    def find(self, address: int) -> Allocation | None:
+        """The live allocation that holds an address."""
+        with self._lock:
+            place = bisect.bisect_right(self._begins, address) - 1
+            if place >= 0 and address < self._live[place].end:
+                return self._live[place]
+        return None
+
+    def explain(self, address: int, nbytes: int) -> str:
+        """Where an address lies relative to the nearest allocation, live or freed."""
+        for gone in reversed(self._freed):
+            if gone.begin <= address < gone.end and self.find(address) is None:
+                return f"freed memory: byte {address - gone.begin} of {gone.describe()}"
+        with self._lock:
+            place = bisect.bisect_right(self._begins, address) - 1
+            near = [self._live[p] for p in (place, place + 1) if 0 <= p < len(self._live)]
+        if not near:
+            return "no allocation is live"
+        nearest = min(near, key=lambda a: max(a.begin - address, address + nbytes - a.end, 0))
+        if address < nearest.begin:
+            return f"{nearest.begin - address} bytes before {nearest.describe()}"
+        return f"{address + nbytes - nearest.end} bytes past the end of {nearest.describe()}"
+
+    def table(self) -> Table:
+        """The live allocations as sorted arrays; the same arrays until the next change."""
+        with self._lock:
+            if self._table is None:
+                rows = _disjoint(self._live)
+                self._table = Table(*(np.array(column, np.uint64) for column in zip(*rows, strict=True)))
+            return self._table
+
+
+def _disjoint(live: list[Allocation]) -> list[tuple[int, int, int]]:
+    """(begin, end, address of the shadow or 0) of the runs that are in any allocation; there is always a row."""
+    rows: list[tuple[int, int, int]] = []
+    for allocation in live:
+        if rows and allocation.begin < rows[-1][1]:  # views of one array
+            begin, end, shadow = rows[-1]
+            rows[-1] = (begin, max(end, allocation.end), shadow if allocation.end <= end else 0)
+        else:
+            shadow = 0 if allocation.shadow is None else int(allocation.shadow.ctypes.data)
+            rows.append((allocation.begin, allocation.end, shadow))
+    return rows or [(0, 0, 0)]

@@ -1,0 +1,209 @@
+"""The native state of one launch geometry: launch, thread, gang, CTA and warp structures in host memory, reusable.
+
+Python fills in what does not change from CTA to CTA; `gang.start` resets the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxgen.runtime.cpu.entry import Entry
+from ptxgen.runtime.cpu.layout import (
+    CACHE_BYTES,
+    CTA,
+    GANG,
+    LAUNCH,
+    LOCAL_WINDOW,
+    READY,
+    SHARED_BASE,
+    THREAD,
+    WARP,
+    WARP_LANES,
+)
+from ptxgen.runtime.cpu.symbols import round_up
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the structures depend on, besides the entry."""
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    shared: int  # dynamic, bytes
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return (self.threads + WARP_LANES - 1) // WARP_LANES
+
+    @property
+    def ctas_per_gang(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    @property
+    def gangs(self) -> int:
+        """Clusters of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2] // self.ctas_per_gang
+
+
+class Block:
+    """Zeroed bytes aligned to 1024, with typed access."""
+
+    __slots__ = ("_data", "address", "bytes", "size")
+
+    def __init__(self, size: int, fill: int = 0) -> None:
+        self._data = np.full(size + 1024, fill, np.uint8)
+        skip = -self._data.ctypes.data % 1024
+        self.bytes = self._data[skip : skip + size]
+        self.address = int(self.bytes.ctypes.data)
+        self.size = size
+
+    def put(self, kind: str, offset: int, value: int) -> None:
+        """Store one value (`struct` format)."""
+        struct.pack_into("<" + kind, self.bytes, offset, value)
+
+    def get(self, kind: str, offset: int) -> int:
+        """Load one value."""
+        return int(struct.unpack_from("<" + kind, self.bytes, offset)[0])
+
+
+def launch_block(entry: Entry, geometry: Geometry, warp_function: int) -> Block:
+    """A LAUNCH structure with everything but what changes from launch to launch."""
+    block = Block(LAUNCH["_end"])
+    shape = entry.shape
+    for axis, g, b, c in zip("xyz", geometry.grid, geometry.block, geometry.cluster, strict=True):
+        block.put("I", LAUNCH["grid_" + axis], g)
+        block.put("I", LAUNCH["block_" + axis], b)
+        block.put("I", LAUNCH["cluster_" + axis], c)
+    block.put("q", LAUNCH["gangs"], geometry.gangs)
+    block.put("I", LAUNCH["warps"], geometry.warps)
+    block.put("I", LAUNCH["threads"], geometry.threads)
+    block.put("I", LAUNCH["ctas_per_gang"], geometry.ctas_per_gang)
+    block.put("q", LAUNCH["warp_function"], warp_function)
+    block.put("q", LAUNCH["shared_bytes"], shared_bytes(entry, geometry))
+    block.put("q", LAUNCH["local_stride"], local_stride(entry))
+    block.put("q", LAUNCH["warp_stride"], shape.stride)
+    block.put("q", LAUNCH["cta_stride"], CTA["_stride"])
+    block.put("I", LAUNCH["pending"], shape.pending)
+    block.put("I", LAUNCH["blocks"], shape.blocks)
+    block.put("I", LAUNCH["words"], shape.words)
+    block.put("I", LAUNCH["first_block"], entry.first_block)
+    block.put("I", LAUNCH["dynamic_shared"], geometry.shared)
+    block.put("q", LAUNCH["cleared"], shape.file - READY)
+    return block
+
+
+def shared_bytes(entry: Entry, geometry: Geometry) -> int:
+    """Shared memory of a CTA: static, and dynamic where there is any."""
+    return entry.dynamic_start - SHARED_BASE + geometry.shared if geometry.shared else entry.static_shared
+
+
+def local_stride(entry: Entry) -> int:
+    """Bytes of local memory from one lane to the next."""
+    return round_up(entry.local_bytes, 16)
+
+
+class Gang:
+    """Structures of one cluster (or lone CTA) in flight on a thread."""
+
+    def __init__(self, entry: Entry, geometry: Geometry, launch: Block, thread: Block) -> None:
+        count, shape = geometry.ctas_per_gang, entry.shape
+        shared = round_up(max(shared_bytes(entry, geometry), 1), 1024)
+        local = WARP_LANES * local_stride(entry)
+        self.block = Block(GANG["_end"])
+        self.ctas = Block(count * CTA["_stride"])
+        self.warps = Block(count * geometry.warps * shape.stride)
+        self.shared = Block(count * shared, fill=0xFF)
+        self.local = Block(max(count * geometry.warps * local, 1), fill=0xFF)
+        self.geometry, self.shape = geometry, shape
+        self.block.put("q", GANG["launch"], launch.address)
+        self.block.put("q", GANG["thread"], thread.address)
+        self.block.put("q", GANG["ctas"], self.ctas.address)
+        self.block.put("I", GANG["count"], count)
+        lanes = _lanes(geometry)
+        for rank in range(count):
+            at = rank * CTA["_stride"]
+            first = rank * geometry.warps
+            for name, value in (
+                ("launch", launch.address),
+                ("thread", thread.address),
+                ("gang", self.block.address),
+                ("shared", self.shared.address + rank * shared),
+                ("shared_bytes", shared_bytes(entry, geometry)),
+                ("warps", self.warps.address + first * shape.stride),
+            ):
+                self.ctas.put("q", at + CTA[name], value)
+            self.ctas.put("I", at + CTA["rank"], rank)
+            self.ctas.put("I", at + CTA["warp_count"], geometry.warps)
+            self.ctas.put("I", at + CTA["threads"], geometry.threads)
+            for number in range(geometry.warps):
+                here = (first + number) * shape.stride
+                self.warps.put("q", here + WARP["cta"], self.ctas.address + at)
+                self.warps.put("q", here + WARP["thread"], thread.address)
+                self.warps.put("q", here + WARP["local"], self.local.address + (first + number) * local)
+                self.warps.put("I", here + WARP["id"], number)
+                self.warps.put("I", here + WARP["all"], lanes.missing[number])
+                for axis, values in zip("xyz", lanes.ids, strict=True):
+                    rows = values[number * WARP_LANES : (number + 1) * WARP_LANES]
+                    place = here + WARP["tid_" + axis]
+                    self.warps.bytes[place : place + 4 * WARP_LANES] = rows.view(np.uint8)
+
+    def warp_states(self) -> bytes:
+        """Ready words, pending masks and registers of all warps: equal bytes mean that nothing has happened."""
+        table = self.warps.bytes.reshape(-1, self.shape.stride)
+        return table[:, READY:].tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    ids: tuple[np.ndarray, np.ndarray, np.ndarray]
+    missing: list[int]  # per warp: lanes beyond the CTA's threads
+
+
+def _lanes(geometry: Geometry) -> _Lanes:
+    total = geometry.warps * WARP_LANES
+    linear = np.arange(total, dtype=np.uint32)
+    x, y, _ = (np.uint32(n) for n in geometry.block)
+    ids = (linear % x, linear // x % y, linear // (x * y))
+    missing = []
+    for number in range(geometry.warps):
+        held = min(WARP_LANES, geometry.threads - number * WARP_LANES)
+        missing.append(0xFFFFFFFF ^ ((1 << held) - 1))
+    return _Lanes(tuple(np.ascontiguousarray(i, np.uint32) for i in ids), missing)  # type: ignore[arg-type]
+
+
+class Worker:
+    """A host thread's structures: THREAD with its site caches, and one gang (more while gangs wait for each other)."""
+
+    def __init__(self, entry: Entry, geometry: Geometry, launch: Block) -> None:
+        self.entry, self.geometry, self.launch = entry, geometry, launch
+        self.thread = Block(THREAD["_end"] + CACHE_BYTES * max(len(entry.sites), 1))
+        self.thread.put("q", THREAD["launch"], launch.address)
+        self.gang = Gang(entry, geometry, launch, self.thread)
+        self.table: object = None  # the allocations that the site caches know
+
+    def another_gang(self) -> Gang:
+        """Structures for one more gang, which the caller keeps."""
+        return Gang(self.entry, self.geometry, self.launch, self.thread)
+
+    def reset(self, seed: int, forget: bool) -> None:
+        """Ready for the next launch; `forget`: allocations have changed."""
+        self.thread.put("I", THREAD["fault"], 0)
+        self.thread.put("Q", THREAD["random"], (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % (1 << 64) or 1)
+        if forget:
+            self.thread.bytes[THREAD["_end"] :] = 0
+
+
+__all__ = ["LOCAL_WINDOW", "Block", "Gang", "Geometry", "Worker", "launch_block"]

@@ -1,0 +1,162 @@
+"""Faults, and turning a PTX address into a host address with every check. Owns no access itself."""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.ir import Code
+from ptxgen.runtime.cpu.layout import (
+    CACHE_BYTES,
+    CTA,
+    GANG,
+    LAUNCH,
+    LOCAL_WINDOW,
+    RANK_SHIFT,
+    READY,
+    SHARED_BASE,
+    THREAD,
+    WARP,
+    WINDOW_SHIFT,
+)
+from ptxgen.runtime.cpu.support import support
+
+# fault kinds: what the report (report.py) says of each
+FAULT_BOUNDS, FAULT_ALIGN, FAULT_TRAP, FAULT_UNINITIALISED, FAULT_RACE, FAULT_DIVERGED = 1, 2, 3, 4, 5, 6
+FAULT_REGISTER, FAULT_OPERAND, FAULT_ASSERT, FAULT_READ_ONLY, FAULT_CUSTOM = 7, 8, 9, 10, 11
+
+
+@support("fault")
+def fault(*_: str) -> str:
+    """`fault(w, site, kind, mask, bytes, address, extra)`: keep the thread's first fault, make the warp return."""
+    c = Code(
+        "define internal void @fault(ptr %w, i32 %site, i32 %kind, i32 %mask, i32 %bytes, i64 %address, i64 %extra) "
+        "cold noinline"
+    )
+    thread = c.load("ptr", "%w", WARP["thread"])
+    earlier = c.load("i32", thread, THREAD["fault"])
+    with c.if_(c(f"icmp eq i32 {earlier}, 0")):
+        c.store("i32", "%kind", thread, THREAD["fault"])
+        c.store("i32", "%site", thread, THREAD["site"])
+        c.store("i32", "%mask", thread, THREAD["mask"])
+        c.store("i32", "%bytes", thread, THREAD["bytes"])
+        c.store("i64", "%address", thread, THREAD["address"])
+        c.store("i64", "%extra", thread, THREAD["extra"])
+        c.store("ptr", "%w", thread, THREAD["warp"])
+        cta = c.load("ptr", "%w", WARP["cta"])
+        c.store("ptr", cta, thread, THREAD["cta"])
+    ready = c.load("i64", "%w", READY)
+    c.store("i64", c(f"or i64 {ready}, 1"), "%w", READY)
+    c.store("i64", c(f"or i64 {c.load('i64', '%w', WARP['summary'])}, 1"), "%w", WARP["summary"])
+    c.ret()
+    return c.text()
+
+
+@support("find")
+def find(*_: str) -> str:
+    """`find(thread, cache, address, bytes)`: whether a live allocation holds these bytes; then `cache` describes it.
+
+    `cache` is {begin, bytes of the allocation, address of its shadow or 0, address of the begin again}.
+    """
+    c = Code("define internal i1 @find(ptr %thread, ptr %cache, i64 %address, i64 %bytes) noinline")
+    launch = c.load("ptr", "%thread", THREAD["launch"])
+    begins, ends = c.load("ptr", launch, LAUNCH["begins"]), c.load("ptr", launch, LAUNCH["ends"])
+    low = c.var("i64", 0)  # the number of allocations that begin at or below the address, by bisection
+    high = c.var("i64", c.load("i64", launch, LAUNCH["allocations"]))
+    with c.loop() as out:
+        lo, hi = c.load("i64", low), c.load("i64", high)
+        c.leave(out, c(f"icmp uge i64 {lo}, {hi}"))
+        middle = c(f"lshr i64 {c(f'add i64 {lo}, {hi}')}, 1")
+        begin = c.load("i64", c(f"getelementptr i64, ptr {begins}, i64 {middle}"))
+        with c.if_(c(f"icmp ule i64 {begin}, %address")):
+            c.store("i64", c(f"add i64 {middle}, 1"), low)
+        with c.else_():
+            c.store("i64", middle, high)
+    number = c.load("i64", low)
+    c.ret("i1 false", when=c(f"icmp eq i64 {number}, 0"))
+    index = c(f"sub i64 {number}, 1")
+    begin = c.load("i64", c(f"getelementptr i64, ptr {begins}, i64 {index}"))
+    end = c.load("i64", c(f"getelementptr i64, ptr {ends}, i64 {index}"))
+    last = c(f"sub i64 {end}, %bytes")
+    inside = c(f"icmp ule i64 %address, {last}")
+    fits = c(f"icmp uge i64 {end}, %bytes")
+    c.ret("i1 false", when=c(f"xor i1 {c(f'and i1 {inside}, {fits}')}, true"))
+    shadows = c.load("ptr", launch, LAUNCH["shadows"])
+    shadow = c.load("i64", c(f"getelementptr i64, ptr {shadows}, i64 {index}"))
+    c.store("i64", begin, "%cache")
+    c.store("i64", c(f"sub i64 {end}, {begin}"), "%cache", 8)
+    c.store("i64", shadow, "%cache", 16)
+    c.ret("i1 true")
+    return c.text()
+
+
+def site_cache(c: Code, thread: str) -> str:
+    """Pointer to the last-hit allocation of `%site`."""
+    offset = c(f"mul i64 {c('zext i32 %site to i64')}, {CACHE_BYTES}")
+    return c.at(thread, c(f"add i64 {offset}, {THREAD['_end']}"))
+
+
+@support("resolve")
+def resolve(space: str) -> str:
+    """`resolve.SPACE(w, site, lane, address, bytes)`: the host address of a lane's access, or null if out of bounds."""
+    c = Code(f"define internal ptr @resolve.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes) noinline")
+    _RESOLVERS[space](c)
+    return c.text()
+
+
+def _global(c: Code) -> None:
+    thread = c.load("ptr", "%w", WARP["thread"])
+    cache = site_cache(c, thread)
+    begin, size = c.load("i64", cache), c.load("i64", cache, 8)
+    offset = c(f"sub i64 %address, {begin}")
+    end = c(f"add i64 {offset}, %bytes")
+    pointer = c("inttoptr i64 %address to ptr")
+    inside = c(f"and i1 {c(f'icmp ult i64 {offset}, {size}')}, {c(f'icmp ule i64 {end}, {size}')}")
+    c.ret(f"ptr {pointer}", when=inside)
+    found = c(f"call i1 @find(ptr {thread}, ptr {cache}, i64 %address, i64 %bytes)")
+    c.ret("ptr " + c(f"select i1 {found}, ptr {pointer}, ptr null"))
+
+
+def _shared(c: Code) -> None:
+    cta = c.load("ptr", "%w", WARP["cta"])
+    holder = c.var("ptr", cta)
+    rank = c(f"lshr i64 %address, {RANK_SHIFT}")
+    with c.if_(c(f"icmp ne i64 {rank}, 0")):  # another CTA of the cluster
+        gang = c.load("ptr", cta, CTA["gang"])
+        count = c(f"zext i32 {c.load('i32', gang, GANG['count'])} to i64")
+        index = c(f"sub i64 {rank}, 1")
+        c.ret("ptr null", when=c(f"icmp uge i64 {index}, {count}"))
+        stride = c.load("i64", c.load("ptr", gang, GANG["launch"]), LAUNCH["cta_stride"])
+        c.store("ptr", c.at(c.load("ptr", gang, GANG["ctas"]), c(f"mul i64 {index}, {stride}")), holder)
+    there = c.load("ptr", holder)
+    inner = c(f"and i64 %address, {(1 << RANK_SHIFT) - 1}")
+    offset = c(f"sub i64 {inner}, {SHARED_BASE}")
+    end = c(f"add i64 {offset}, %bytes")
+    size = c.load("i64", there, CTA["shared_bytes"])
+    inside = c(f"and i1 {c(f'icmp ult i64 {offset}, {size}')}, {c(f'icmp ule i64 {end}, {size}')}")
+    pointer = c.at(c.load("ptr", there, CTA["shared"]), offset)
+    c.ret("ptr " + c(f"select i1 {inside}, ptr {pointer}, ptr null"))
+
+
+def _local(c: Code) -> None:
+    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
+    stride = c.load("i64", launch, LAUNCH["local_stride"])
+    offset = c(f"and i64 %address, {LOCAL_WINDOW - 1}")
+    end = c(f"add i64 {offset}, %bytes")
+    inside = c(f"and i1 {c(f'icmp ult i64 {offset}, {stride}')}, {c(f'icmp ule i64 {end}, {stride}')}")
+    base = c(f"mul i64 {c('zext i32 %lane to i64')}, {stride}")
+    pointer = c.at(c.load("ptr", "%w", WARP["local"]), c(f"add i64 {base}, {offset}"))
+    c.ret("ptr " + c(f"select i1 {inside}, ptr {pointer}, ptr null"))
+
+
+def _generic(c: Code) -> None:
+    window = c(f"lshr i64 %address, {WINDOW_SHIFT}")
+    offset = c(f"and i64 %address, {(1 << WINDOW_SHIFT) - 1}")
+    arguments = "ptr %w, i32 %site, i32 %lane, i64"
+    with c.if_(c(f"icmp eq i64 {window}, 1")):
+        c.ret("ptr " + c(f"call ptr @resolve.shared({arguments} {offset}, i64 %bytes)"), when="true")
+    with c.if_(c(f"icmp eq i64 {window}, 2")):
+        c.ret("ptr " + c(f"call ptr @resolve.local({arguments} {offset}, i64 %bytes)"), when="true")
+    c.ret("ptr " + c(f"call ptr @resolve.global({arguments} %address, i64 %bytes)"))
+
+
+_RESOLVERS = {
+    "global": _global, "const": _global, "param": _global, "shared": _shared, "local": _local, "generic": _generic,
+}  # fmt: skip

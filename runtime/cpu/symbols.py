@@ -1,0 +1,100 @@
+"""Names of PTX: registers, variables, labels and functions, and the scopes they live in. Owns no code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ptxgen import nodes
+from ptxgen.errors import IsaError
+
+TYPE_BITS = {
+    "pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16, "b32": 32, "u32": 32,
+    "s32": 32, "f32": 32, "f16x2": 32, "bf16x2": 32, "u16x2": 32, "s16x2": 32, "tf32": 32, "b64": 64, "u64": 64,
+    "s64": 64, "f64": 64, "b128": 128, "e4m3": 8, "e5m2": 8, "e4m3x2": 16, "e5m2x2": 16,
+}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Reg:
+    """A register of the entry or of a function it calls; `index` is unique in the entry."""
+
+    index: int
+    name: str
+    bits: int
+    type: str
+
+
+@dataclass(slots=True, eq=False)
+class Var:
+    """A variable. `offset` is its place in the shared or local window or in the parameter block; for global and
+    const variables `symbol` is its number in the table of addresses. A `.param` variable of a call is `words`."""
+
+    name: str
+    space: str
+    type: str
+    size: int
+    align: int
+    offset: int = 0
+    symbol: int = -1
+    words: list[Reg] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Code:
+    """A label (`block key`) or a function, as a name."""
+
+    name: str
+    key: tuple[int, str] = (0, "")
+    function: nodes.Function | None = None
+
+
+Named = Reg | Var | Code
+
+
+class Scope:
+    """Names of one `{ … }`, with those around it."""
+
+    __slots__ = ("names", "number", "outer")
+
+    def __init__(self, outer: Scope | None, number: int) -> None:
+        self.names: dict[str, Named] = {}
+        self.outer = outer
+        self.number = number
+
+    def find(self, name: str) -> Named | None:
+        """The meaning of a name, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            found = scope.names.get(name)
+            if found is not None:
+                return found
+            scope = scope.outer
+        return None
+
+
+def variable_bytes(variable: nodes.Variable) -> int:
+    """Size of a declaration in bytes; 0 for an unsized array."""
+    if variable.type in ("texref", "samplerref", "surfref"):
+        raise IsaError(f"line {variable.line}: .{variable.type} variables are not supported by the CPU executor")
+    count = max(variable.vector, 1)
+    for extent in variable.dims:
+        count *= extent
+    return count * bits_of(variable.type, variable.line) // 8
+
+
+def variable_align(variable: nodes.Variable) -> int:
+    """Alignment of a declaration: as stated, else natural."""
+    return variable.align or max(1, bits_of(variable.type, variable.line) // 8 * max(variable.vector, 1))
+
+
+def bits_of(kind: str, line: int = 0) -> int:
+    """Bits of a PTX type."""
+    bits = TYPE_BITS.get(kind)
+    if bits is None:
+        raise IsaError(f"line {line}: type .{kind} is not supported by the CPU executor")
+    return bits
+
+
+def round_up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return (value + step - 1) // step * step
