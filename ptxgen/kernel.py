@@ -6,6 +6,7 @@ A kernel type is a frozen dataclass; an instance is a *spec*: one specialisation
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -99,13 +100,9 @@ class KernelType:
     @property
     def slug(self) -> str:
         """File name of this spec: the fields that have no default, then those that differ from it."""
-        words = []
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            words.append(_initials(field.name) + ("" if value is True else f"{value:g}" if isinstance(value, float) else str(value)))
-        return "_".join(words).replace(".", "p").replace("-", "m").replace("+", "") or "default"
+        values = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+        words = [_slug_word(f.name, value) for f, value in values if value != f.default]
+        return "_".join(words).replace(".", "p").replace("-", "m").replace("+", "").lower() or "default"
 
 
 def spec_error(kernel: str, reasons: tuple[str, ...]) -> SpecError:
@@ -115,9 +112,19 @@ def spec_error(kernel: str, reasons: tuple[str, ...]) -> SpecError:
     return error
 
 
-def _initials(name: str) -> str:
-    short = {"max_len": "l", "head_dim": "d", "n_heads": "h", "n_kv_heads": "kv", "kv_dtype": "", "q_dtype": "q", "dtype": ""}
-    return short.get(name, name + ("" if name.endswith("_") else ""))
+_SHORT = {"max_len": "l", "head_dim": "d", "n_heads": "h", "n_kv_heads": "kv", "kv_dtype": "", "dtype": ""}
+
+
+def _slug_word(name: str, value: object) -> str:
+    """One field in a file name: `l64`, `f16`, `q_bf16`, `indirect`, `no_causal`, `layout_heads`."""
+    name = _SHORT.get(name, name)
+    if isinstance(value, bool):
+        return name if value else f"no_{name}"
+    if isinstance(value, (int, float)):
+        return f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}"
+    if isinstance(value, tuple):
+        return f"{name}_{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}"
+    return "_".join(filter(None, (name.removesuffix("_dtype"), str(value).lower())))
 
 
 def _coerce(kernel: str, field: dataclasses.Field[Any], value: object) -> object:

@@ -54,7 +54,13 @@ def manifest(ptx: Ptx) -> dict[str, Any]:
 def spec_fields(spec: KernelType) -> dict[str, Any]:
     """The fields of a spec as JSON values; `make_spec` takes them back."""
     values = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}  # type: ignore[arg-type]
-    return {name: value.name if isinstance(value, DType) else value for name, value in values.items()}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DType):
+        return value.name
+    return list(value) if isinstance(value, tuple) else value
 
 
 def parameter_layout(function: Function) -> tuple[list[tuple[int, int, str]], int]:
