@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import index as index_of
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -143,7 +144,8 @@ class Buffer:
                     raise SpecError(f"Buffer[...]: a slice must have step 1 (got {part!r})")
                 start, dims[0] = start + low * inner, max(high - low, 0)
             else:
-                at = int(part) + (extent if int(part) < 0 else 0)  # type: ignore[call-overload]
+                at = index_of(part)  # type: ignore[arg-type]
+                at += extent if at < 0 else 0
                 if not 0 <= at < extent:
                     raise SpecError(f"Buffer[...]: index must be within 0 … {extent - 1} (got {part!r})")
                 start, dims = start + at * inner, dims[1:]

@@ -47,8 +47,8 @@ def host_array(source: Any) -> np.ndarray | None:
     dtype, _ = _checked("array", source, taken)
     nbytes = math.prod(taken.shape) * dtype.bytes
     memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(taken.pointer)
-    memory.keep = taken  # type: ignore[attr-defined]
-    return np.frombuffer(memory, np.uint8)[:nbytes].view(dtype.numpy).reshape(taken.shape)
+    memory.keep = taken
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8)[:nbytes].view(dtype.numpy).reshape(taken.shape)
 
 
 def _from_numpy(device: Device, array: np.ndarray) -> Buffer:

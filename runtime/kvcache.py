@@ -168,7 +168,7 @@ class KvCache:
         length = self.length(layer)
         if not 0 <= n_positions <= length:
             raise SpecError(f"KvCache.fingerprint: n_positions must be within 0 … {length} (got {n_positions})")
-        return self._rows(layer, "k", 0, 0, n_positions).sum(axis=1, dtype=np.float32)
+        return np.asarray(self._rows(layer, "k", 0, 0, n_positions).sum(axis=1, dtype=np.float32))
 
     def _rows(self, layer: int, kind: str, head: int, start: int, stop: int) -> np.ndarray:
         """Positions of one head as float32; copies only them."""

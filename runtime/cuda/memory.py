@@ -110,7 +110,7 @@ class CudaMemory:
         address = int(self.device.call("cuMemHostAlloc", max(nbytes, 1), flags))
         memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(address)
         weakref.finalize(memory, self.device.quiet, "cuMemFreeHost", address).atexit = False
-        return np.frombuffer(memory, np.uint8)[:nbytes]
+        return np.frombuffer(memoryview(memory).cast("B"), np.uint8)[:nbytes]
 
     def is_pinned(self, array: np.ndarray) -> bool:
         """Whether the driver knows the array's memory as page-locked."""
