@@ -33,8 +33,8 @@ class Run:
         }
 
     def add(self, case: Mapping[str, Any], impl: str, **measures: float) -> dict[str, Any]:
-        """Keep one row; a measure is rounded to four significant digits."""
-        rounded = {name: float(f"{value:.4g}") for name, value in measures.items()}
+        """Keep one row; a measure that is a float is rounded to four significant digits."""
+        rounded = {n: float(f"{value:.4g}") if isinstance(value, float) else value for n, value in measures.items()}
         self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})
         return self.rows[-1]
 

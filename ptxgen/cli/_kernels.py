@@ -53,12 +53,13 @@ _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 
 def field_doc(cls: type[KernelType], name: str) -> str:
-    """What a field means: its metadata's `doc`, else the class docstring's "`field`: …", else the glossary."""
+    """What a field means: its metadata's `doc`, else the class docstring's "`field`: …" or "`field` "value": …", else the
+    glossary."""
     field = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
     if "doc" in field.metadata:
         return str(field.metadata["doc"])
     doc = re.sub(r"\s+", " ", cls.__doc__ or "")
-    said = re.search(rf"`{name}`: (.+?)(?:[.;](?: |$)|$)", doc)
+    said = re.search(rf"`{name}`: (.+?)(?:[.;](?: |$)|$)", doc) or re.search(rf'`{name}` (".+?)(?:\.(?: |$)|$)', doc)
     return said[1] if said else _GLOSSARY.get(name, "")
 
 
