@@ -1,7 +1,7 @@
 """What generating a kernel costs: cold, repeated, as a process; beside the compilers of like kernels, where installed.
 
-    python benchmarks/generation.py            measure, print, append rows
-    python benchmarks/generation.py --report   the table of the last run
+python -m benchmarks.generation            measure, print, append rows
+python -m benchmarks.generation --report   the table of the last run
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rows import Run, load, markdown
-
+from benchmarks.rows import Run, load, markdown
 from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernels import KvCacheScatter
