@@ -36,7 +36,7 @@ class Role:
 ROLES: tuple[Role, ...] = (
     Role("rotate q and k, append k and v", "rope_kv_append", {"indirect": True}, step=True),
     Role("decode attention", "incremental_attention", {"indirect": True}, step=True),
-    Role("choose the token", "arg_max", {}, step=True),
+    Role("choose the token", "arg_max", {"dtype": "f32"}, step=True),
     Role("rotate q and k, append k and v, batched", "rope_kv_append", {"batched": True}),
     Role("decode attention, batched", "incremental_attention", {"batched": True}),
     Role("split decode attention", "flash_decoding_chunk", {}),
@@ -44,7 +44,8 @@ ROLES: tuple[Role, ...] = (
     Role("prefill attention", "multi_head_attention", {"causal": True, "indirect": True}),
     Role("rotate", "rope", {}),
     Role("append k and v", "kv_cache_scatter", {"indirect": True}),
-    Role("copy from a cache", "kv_cache_gather", {}),
+    Role("copy a cache to a slot", "kv_cache_gather", {"direction": "to_slot", "indirect": True}),
+    Role("copy a slot to a cache", "kv_cache_gather", {"direction": "from_slot", "indirect": True}),
 )
 
 
@@ -97,7 +98,8 @@ def _facts(shape: ModelShape, kind: LayerKind, kv_dtype: str) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "n_heads": shape.n_heads,
         "n_kv_heads": shape.n_kv_heads,
-        "vocab": shape.vocab,
+        "n": shape.vocab,
+        "dtype": shape.dtype,
         "q_dtype": shape.dtype,
         "src_dtype": shape.dtype,
         "kv_dtype": kv_dtype,

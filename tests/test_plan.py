@@ -10,6 +10,7 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.cli._main import invoke
+from ptxgen.dtypes import f32
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.models import load_config
@@ -66,7 +67,7 @@ def test_llama_takes_its_facts_to_the_specs() -> None:
     assert batched.batched
     append = found["rope_kv_append"][0].spec
     assert fields(append, "theta", "style", "scaling", "factor") == (500000.0, "neox", "llama3", 8.0)
-    assert fields(found["arg_max"][0].spec, "vocab") == (128256,)
+    assert fields(found["arg_max"][0].spec, "n", "dtype") == (128256, f32)
 
 
 def test_gemma2_has_a_kernel_for_each_kind_of_layer() -> None:

@@ -12,7 +12,9 @@ import click
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
 
-# What the shared words mean. A kernel type says more in its docstring, as "`field`: …".
+# What the shared words mean. A kernel type says more in its docstring, as "`field`: …",
+# "`field` "value": …" or "`field` (…)".
+_SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` \((.+?)\)")
 _GLOSSARY = {
     "max_len": "positions the cache holds for a sequence",
     "head_dim": "elements of a head",
@@ -46,21 +48,21 @@ _GLOSSARY = {
     "alibi": "scores take a slope per head and distance, from a parameter",
     "layout": "order of the axes: tokens (token, head, element) or heads (head, token, element)",
     "lse": "also write the log-sum-exp of each row",
-    "vocab": "size of the vocabulary",
+    "n": "elements of a row",
+    "with_value": "also write the largest value",
 }
 _PYTHON = {"int": click.INT, "float": click.FLOAT}
 _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 
 def field_doc(cls: type[KernelType], name: str) -> str:
-    """What a field means: its metadata's `doc`, else the class docstring's "`field`: …" or "`field` "value": …", else the
-    glossary."""
+    """What a field means: its metadata's `doc`, else what the class docstring says of it, else the glossary."""
     field = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
     if "doc" in field.metadata:
         return str(field.metadata["doc"])
     doc = re.sub(r"\s+", " ", cls.__doc__ or "")
-    said = re.search(rf"`{name}`: (.+?)(?:[.;](?: |$)|$)", doc) or re.search(rf'`{name}` (".+?)(?:\.(?: |$)|$)', doc)
-    return said[1] if said else _GLOSSARY.get(name, "")
+    said = (re.search(pattern.format(name), doc) for pattern in _SAYINGS)
+    return next((match[1] for match in said if match), _GLOSSARY.get(name, ""))
 
 
 def _option(cls: type[KernelType], field: dataclasses.Field[Any]) -> click.Option:
