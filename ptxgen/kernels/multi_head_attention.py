@@ -10,7 +10,7 @@ from ptxgen import rules
 from ptxgen.dtypes import DType, f16, f32, s32
 from ptxgen.idioms.prefill import tiles
 from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer, grid3, scalar
+from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,14 +27,15 @@ class MultiHeadAttention(KernelType):
 
     `layout="tokens"`: q, out `[n_tokens, n_heads, head_dim]`, k, v `[n_keys, n_kv_heads, head_dim]`; "heads": q, out
     `[n_heads, n_tokens, head_dim]`, k, v `[n_kv_heads, n_keys, head_dim]`, and the scalars q_rows, kv_rows are n_tokens
-    and n_keys. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in either layout. n_tokens and n_keys
-    are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]` in device memory when `indirect`.
+    and n_keys. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in either layout. n_tokens and
+    n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]` in device memory when
+    `indirect`. The grid follows from n_tokens alone.
 
-    `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only the
-    last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's sum of
-    exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and −inf.
-    16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through
-    FMA in f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
+    `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
+    the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
+    sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
+    −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
+    through FMA in f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
     """
 
     head_dim: int
@@ -54,7 +55,7 @@ class MultiHeadAttention(KernelType):
     sizes = {"n_tokens": 40, "n_keys": 40, "q_len": -1, "kv_len": -1}  # −1: as many as there is room for
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
-        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True, lse=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
         dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),
     )
 
@@ -89,8 +90,8 @@ class MultiHeadAttention(KernelType):
 
     def params(self) -> tuple[Param, ...]:
         tokens = self.layout == "tokens"
-        rows = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
-        keys = ("n_keys", self.n_kv_heads) if tokens else (self.n_kv_heads, "n_keys")
+        rows: tuple[Extent, ...] = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
+        keys: tuple[Extent, ...] = ("n_keys", self.n_kv_heads) if tokens else (self.n_kv_heads, "n_keys")
         if self.max_len:
             keys = (self.n_kv_heads, self.max_len)
         out = [

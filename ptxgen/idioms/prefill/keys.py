@@ -25,7 +25,9 @@ Words = tuple[Reg, ...]
 class KeyTiles:
     """`stages` stages, each `keys` rows of K and then of V, from the register `base` on."""
 
-    def __init__(self, b: Builder, spec: MultiHeadAttention, rows: Rows, threads: int, stages: int, dtype: DType) -> None:
+    def __init__(
+        self, b: Builder, spec: MultiHeadAttention, rows: Rows, threads: int, stages: int, dtype: DType
+    ) -> None:
         self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
         self.copy = RowCopy(b, "kv", spec.head_dim, rows.keys, threads, spec.kv_dtype, dtype)
         self.tile_bytes = rows.keys * self.copy.pitch
@@ -60,8 +62,9 @@ class KeyTiles:
         key = b.op("add.s32", "kv_key", rows.key_begin, row)
         b.op("sub.s32", "keys_left", rows.kv_len, key)
         index = rows.kv_row("kv_index", key)
+        row_bytes = self.spec.head_dim * self.spec.kv_dtype.bytes
         for x in "kv":
-            source = b.op("mad.lo.u64", f"{x}_from", index, self.spec.head_dim * self.spec.kv_dtype.bytes, b.ld_param(x))
+            source = b.op("mad.lo.u64", f"{x}_from", index, row_bytes, b.ld_param(x))
             b.op("mad.wide.u32", source, chunk, copy.source_bytes, source)
         if self.quantised:
             b.op("mul.lo.u64", index, index, self.scale_groups * f16.bytes)
@@ -178,7 +181,9 @@ class KeyTiles:
             self.b.op("mov.b16", scale, 0)
             self.b.op("ld.global.nc.b16", scale, self.b.registers[f"{x}_scales_from"][offset], pred=present)
 
-    def _store(self, x: str, row_pass: int, column: int, words: Words, scale: Reg | None, takes_part: Reg | None) -> None:
+    def _store(
+        self, x: str, row_pass: int, column: int, words: Words, scale: Reg | None, takes_part: Reg | None
+    ) -> None:
         """Convert a chunk and put it into its stage."""
         wide = None
         if scale is not None:

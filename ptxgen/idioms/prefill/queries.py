@@ -32,7 +32,7 @@ class QueryTile:
         """Fragment `stage_q`: the rows on their way to shared memory; rows past the last are zeros."""
         b, copy = self.b, self.copy
         with b.fragment("stage_q"):
-            b.note(f"{self.rows.rows} rows of q; row r is token r / {self.rows.group}, and rows past the last are zeros")
+            b.note(f"{self.rows.rows} rows of q: row r is token r / {self.rows.group}; rows past the last are zeros")
             row, self.chunk = copy.aim(self.rows.thread)
             self.first = b.op("add.s32", "q_first_row", row, self.rows.first_row)
             to = copy.offset("q_to", row, self.chunk)

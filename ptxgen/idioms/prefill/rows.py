@@ -56,11 +56,8 @@ class Rows:
 
     def _length(self, name: str) -> Reg:
         """A length from a scalar or from device memory; below 0 counts as 0."""
-        b = self.b
-        if self.spec.indirect:
-            value = b.op("ld.global.s32", f"{name}_now", b.ld_param(name)[0])
-        else:
-            value = b.ld_param(name)
+        b, given = self.b, self.b.ld_param(name)
+        value: Reg = b.op("ld.global.s32", f"{name}_now", given[0]) if self.spec.indirect else given
         b.op("max.s32", value, value, 0)
         return value
 
@@ -86,7 +83,11 @@ class Rows:
             b.op("sub.s32", "plain_begin", last_position, spec.window - 1)
             b.op("sub.s32", self.key_begin, first_position, spec.window - 1)
             b.op("max.s32", self.key_begin, self.key_begin, 0)
-            b.op("and.b32", self.key_begin, self.key_begin, -self.keys)
+            if self.keys & (self.keys - 1) == 0:
+                b.op("and.b32", self.key_begin, self.key_begin, -self.keys)
+            else:
+                skipped = b.op("rem.u32", "key_begin_odd", self.key_begin, self.keys)
+                b.op("sub.s32", self.key_begin, self.key_begin, skipped)
 
     def position(self, name: str, row: Reg) -> Reg:
         """The position of a row's token, into the register `name`."""
@@ -122,13 +123,15 @@ class Rows:
         """The first query head of the KV head, computed where first used."""
         if self.group == 1:
             return self.kv_head
-        found = self.b.registers.get("first_head")
-        return found if found is not None else self.b.op("mul.lo.u32", "first_head", self.kv_head, self.group)
+        if "first_head" not in self.b.registers:
+            self.b.op("mul.lo.u32", "first_head", self.kv_head, self.group)
+        return self.b.registers["first_head"]
 
     def q_rows(self) -> Reg:
         """The rows of a head in q and out, loaded where first used."""
-        found = self.b.registers.get("q_rows")
-        return found if found is not None else self.b.ld_param("q_rows")
+        if "q_rows" not in self.b.registers:
+            self.b.ld_param("q_rows")
+        return self.b.registers["q_rows"]
 
     def step(self, rows: int) -> int | None:
         """How far `index` moves from a row to the one `rows` later, where that is the same for all rows."""

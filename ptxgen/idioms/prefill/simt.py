@@ -1,7 +1,7 @@
 """The main loop on plain FMA in f32: for f32 keys, and for targets before sm_80.
 
-`lanes` (16) threads share a row: a thread owns `r` neighbouring rows, every 16th key of the tile, and every 16th quad of
-the accumulator's columns. Inner loops are PTX loops over head_dim and over the keys, so the text stays short.
+`lanes` (16) threads share a row: a thread owns `r` neighbouring rows, every 16th key of the tile, and every 16th quad
+of the accumulator's columns. Inner loops are PTX loops over head_dim and over the keys, so the text stays short.
 """
 
 from __future__ import annotations
@@ -130,12 +130,13 @@ class SimtLoop:
         q, k = b.array("q_quad", "f32", QUAD), b.array("k_quad", "f32", t.c * QUAD)
         with b.fragment("score_quad"):
             for i in range(t.c):
-                convert.load_words(b, k[QUAD * i : QUAD * (i + 1)], k_at, self.tile.lanes * i * self.pitch, space="shared")
+                convert.load_words(b, k[QUAD * i : QUAD * (i + 1)], k_at, t.lanes * i * self.pitch, space="shared")
             for r in range(t.r):
                 convert.load_words(b, q[:], q_at, r * self.pitch, space="shared")
-                for i, score in enumerate(self._scores_of(r)):
+                for i in range(t.c):
+                    score = self.score[r * t.c + i]
                     for d in range(QUAD):
-                        b.op("fma.rn.f32", score.reg, q[d], k[QUAD * i + d], score.reg)
+                        b.op("fma.rn.f32", score, q[d], k[QUAD * i + d], score)
             b.op("add.u32", q_at, q_at, 16)
             b.op("add.u32", k_at, k_at, 16)
             b.op("setp.lt.u32", "more_columns", q_at, end)

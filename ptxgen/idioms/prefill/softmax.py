@@ -1,8 +1,8 @@
 """The online softmax of rows whose scores lie in registers, base 2, and the masks before it. Owns no scores.
 
-A row's state is two registers: the score (in units of log2) above which its maximum must be raised, which is SLACK above
-that maximum and −inf while no key was visible, and this thread's share of the sum. Source: Milakov and Gimelshein, "Online normalizer calculation
-for softmax" (2018); Dao, "FlashAttention-2" (2023).
+A row's state is two registers: the score (in units of log2) above which its maximum must be raised, which is SLACK
+above that maximum and −inf while no key was visible, and this thread's share of the sum. Source: Milakov and
+Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Softmax:
         """
         b, spec = self.b, self.spec
         with b.fragment("look_for_mask"):
-            b.op("setp.gt.s32", "masked", tile_start, b.registers["plain_end"])
+            masked = b.op("setp.gt.s32", "masked", tile_start, b.registers["plain_end"])
             if spec.window:
-                b.op("setp.lt.or.s32", b.registers["masked"], tile_start, b.registers["plain_begin"], b.registers["masked"])
+                b.op("setp.lt.or.s32", masked, tile_start, b.registers["plain_begin"], masked)
         with b.fragment("mask"):
             start = b.op("add.s32", "mask_start", tile_start, first_column)
             hidden = b.reg("hidden", "pred")
@@ -131,8 +131,10 @@ class Softmax:
             distance *= 2
 
     def raise_maxima(self, accumulators: Sequence[Sequence[Reg]]) -> None:
-        """Fragments `look_for_raise`, which sets `raised` for the warp, and `rescale`; a row's result depends on its own
-        scores only, whatever the other rows of the warp do."""
+        """Fragments `look_for_raise`, which sets `raised` for the warp, and `rescale`.
+
+        A row's result depends on its own scores only, whatever the other rows of the warp do.
+        """
         b = self.b
         raises = b.array("raises", "pred", len(self.scores))
         with b.fragment("look_for_raise"):
@@ -156,8 +158,7 @@ class Softmax:
                     b.op("mul.f32", value, value, factor)
 
     def shifts(self) -> None:
-        """What the exponents of each row are shifted by: minus its maximum, 0 where it saw no key; part of an open
-        fragment."""
+        """What each row's exponents are shifted by: minus its maximum, or 0 if unseen; part of an open fragment."""
         b = self.b
         unseen = scratch(b, "saw_nothing", "pred")
         for limit, shift in zip(self.limit, self.shift, strict=True):
@@ -179,7 +180,8 @@ class Softmax:
     def finish(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Sums over the lanes, and accumulators over sums; 0 for a row that saw no key; part of an open fragment."""
         b = self.b
-        other, inverse, empty = b.reg("other_sum", "f32"), b.reg("inverse_sum", "f32"), scratch(b, "saw_nothing", "pred")
+        other, inverse = b.reg("other_sum", "f32"), b.reg("inverse_sum", "f32")
+        empty = scratch(b, "saw_nothing", "pred")
         for total, values in zip(self.total, accumulators, strict=True):
             self.over_lanes("add.f32", total, other)
             b.op("rcp.approx.ftz.f32", inverse, total)

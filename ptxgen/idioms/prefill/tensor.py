@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType
-from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.keys import KeyTiles
 from ptxgen.idioms.prefill.queries import QueryTile
 from ptxgen.idioms.prefill.rows import Rows
 from ptxgen.idioms.prefill.softmax import Score, Softmax
+from ptxgen.idioms.prefill.tensor_output import output
 from ptxgen.idioms.prefill.tiles import TensorTile, dynamic, pitch
-from ptxgen.values import Addr, Reg, RegArray
+from ptxgen.values import Addr, Reg
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention
@@ -44,17 +44,17 @@ class TensorLoop:
         self.kv.fetch()
         self.kv.settle()
         self._clear()
-        if self.tile.q_in_registers:
+        if self.q_held:
             self._load_q()
         self._look_ahead()
         self._scores()
         self.softmax.soften()
-        self.softmax.mask(self.rows, self.tile_start, self.warp_row, self._row_steps(), self.first_column)
+        self.softmax.mask(self.rows, self.tile_start, self.warp_row, self.row_steps(), self.first_column)
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self.accumulators)
         self._values()
         self._advance()
-        self._finish()
+        output(self)
 
     # -- registers -----------------------------------------------------------------------------------------------------
 
@@ -62,8 +62,8 @@ class TensorLoop:
         b, t = self.b, self.tile
         self.score = b.array("score", "f32", t.m_tiles * t.keys // 8 * 4)
         self.acc = b.array("acc", "f32", t.m_tiles * self.columns * 4)
-        self.q_fragment = b.array("q_frag", "b32", t.m_tiles * (4 * self.steps + self.tail // 4) if t.q_in_registers else
-                                  t.m_tiles * 4)  # fmt: skip
+        self.q_held = b.array("q_held", "b32", t.m_tiles * self._held_words()) if self._held_words() else ()
+        self.q_fragment = b.array("q_frag", "b32", t.m_tiles * 4) if t.q_steps < self._all_steps() else ()
         self.k_fragment = b.array("k_frag", "b32", 4)
         self.v_fragment = b.array("v_frag", "b32", 4)
         self.p_fragment = b.array("p_frag", "b32", t.m_tiles * 4)
@@ -71,7 +71,7 @@ class TensorLoop:
         scores = [[self._score(r, i) for i in range(half)] for r in range(2 * t.m_tiles)]
         self.softmax = Softmax(b, self.spec, scores, lanes=4)
         self.accumulators = [
-            [v for n in range(self.columns) for v in self._acc(r // 2, n)[2 * (r % 2) : 2 * (r % 2) + 2]]
+            [v for n in range(self.columns) for v in self.acc_of(r // 2, n)[2 * (r % 2) : 2 * (r % 2) + 2]]
             for r in range(2 * t.m_tiles)
         ]
 
@@ -84,11 +84,11 @@ class TensorLoop:
         first = (m * self.tile.keys // 8 + n) * 4
         return tuple(self.score[first : first + 4])
 
-    def _acc(self, m: int, n: int) -> tuple[Reg, ...]:
+    def acc_of(self, m: int, n: int) -> tuple[Reg, ...]:
         first = (m * self.columns + n) * 4
         return tuple(self.acc[first : first + 4])
 
-    def _row_steps(self) -> list[int]:
+    def row_steps(self) -> list[int]:
         """Rows from the thread's first to each of its rows."""
         return [16 * (r // 2) + 8 * (r % 2) for r in range(2 * self.tile.m_tiles)]
 
@@ -106,7 +106,7 @@ class TensorLoop:
             lane = b.op("and.b32", b.reg("lane", "u32"), self.rows.thread, 31)
             warp = b.op("shr.u32", "warp", self.rows.thread, 5)
             if t.column_groups > 1:
-                b.note(f"{t.column_groups} warps share {16 * t.m_tiles} rows; each has {self.columns} tiles of 8 columns")
+                b.note(f"{t.column_groups} warps share {16 * t.m_tiles} rows; each has {8 * self.columns} columns")
                 self.column_group = b.op("and.b32", b.reg("column_group", "u32"), warp, t.column_groups - 1)
                 b.op("shr.u32", warp, warp, t.column_groups.bit_length() - 1)
             b.op("mul.lo.u32", warp, warp, 16 * t.m_tiles)
@@ -141,7 +141,7 @@ class TensorLoop:
         if self.tail:
             self.k_tail_lane = b.op("add.u32", "k_tail_lane", kv_base, down)
         if self.tile.column_groups > 1:
-            b.op("mad.lo.u32", self.v_lane, self.column_group, 16 * self._second_group(), self.v_lane)
+            b.op("mad.lo.u32", self.v_lane, self.column_group, 16 * self.second_group(), self.v_lane)
         b.op("and.b32", row, lane, 7)
         b.op("mad.lo.u32", row, column, 8, row)
         b.op("bfe.u32", column, lane, 3, 1)
@@ -149,7 +149,7 @@ class TensorLoop:
         b.op("mad.lo.u32", across, column, 16, across)
         self.k_lane = b.op("add.u32", "k_lane", kv_base, across)
 
-    def _second_group(self) -> int:
+    def second_group(self) -> int:
         """First accumulator tile of the second column group; it may share one tile with the first group."""
         return self.spec.head_dim // 8 - self.columns
 
@@ -165,20 +165,30 @@ class TensorLoop:
             for value in self.acc:
                 b.op("mov.f32", value, 0.0)
 
+    def _all_steps(self) -> int:
+        """Steps over head_dim, the last of 8 columns where head_dim is no multiple of 16."""
+        return self.steps + bool(self.tail)
+
+    def _held_words(self) -> int:
+        """Registers of q that a row tile keeps."""
+        held = min(self.tile.q_steps, self._all_steps())
+        return 4 * held - 2 * (held > self.steps)
+
     def _load_q(self) -> None:
+        held = min(self.tile.q_steps, self._all_steps())
         with self.b.fragment("load_q"):
-            self.b.note("the rows of q stay in registers")
+            self.b.note(f"{held} of {self._all_steps()} steps over the rows of q stay in registers")
             for m in range(self.tile.m_tiles):
-                for step in range(self.steps + bool(self.tail)):
+                for step in range(held):
                     self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
 
     def _q_registers(self, m: int, step: int) -> tuple[Reg, ...]:
         """The A fragment of a row tile and a step over head_dim."""
         count = 4 if step < self.steps else 2
-        if not self.tile.q_in_registers:
+        if step >= self.tile.q_steps:
             return tuple(self.q_fragment[4 * m : 4 * m + count])
-        first = m * (4 * self.steps + self.tail // 4) + 4 * step
-        return tuple(self.q_fragment[first : first + count])
+        first = m * self._held_words() + 4 * step
+        return tuple(self.q_held[first : first + count])
 
     def _load_matrices(self, registers: tuple[Reg, ...], at: Addr, *, transposed: bool = False) -> None:
         trans = ".trans" if transposed else ""
@@ -203,8 +213,8 @@ class TensorLoop:
             b.note(f"{t.keys} keys by {16 * t.m_tiles} rows a warp, over head_dim={self.spec.head_dim}")
             k_at = self.kv.read_at("k_at", self.k_lane)
             k_tail_at = self.kv.read_at("k_tail_at", self.k_tail_lane) if self.tail else k_at
-            for step in range(self.steps + bool(self.tail)):
-                if not t.q_in_registers:
+            for step in range(self._all_steps()):
+                if step >= t.q_steps:
                     for m in range(t.m_tiles):
                         self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
                 for pair in range(t.keys // 16):
@@ -231,7 +241,7 @@ class TensorLoop:
                     self._load_matrices(v, v_at[step * 16 * self.pitch + n * 16], transposed=True)
                     for i in range(pair):
                         for m in range(t.m_tiles):
-                            acc = self._acc(m, n + i)
+                            acc = self.acc_of(m, n + i)
                             self._mma(acc, tuple(self.p_fragment[4 * m : 4 * m + 4]), v[2 * i : 2 * i + 2], acc)
 
     def _probabilities(self, step: int) -> None:
@@ -250,90 +260,3 @@ class TensorLoop:
         with b.fragment("advance"):
             b.op("mov.s32", self.tile_start, b.registers["next_start"])
             self.kv.advance()
-
-    # -- the end -------------------------------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        with self.b.fragment("finish"):
-            self.softmax.finish(self.accumulators)
-        self.b.expose(staged_out=self.spec.q_dtype == self.dtype)
-        if self.spec.q_dtype == self.dtype:
-            self._stage_out()
-            self.queries.store_out()
-        else:
-            self._store_from_registers()
-        if self.spec.lse:
-            self._store_lse()
-
-    def _stage_out(self) -> None:
-        """The tile's rows over those of q: every lane two columns, later read in 16-byte pieces."""
-        b, cvt = self.b, f"cvt.rn.{self.dtype.name}x2.f32"
-        with b.fragment("stage_out"):
-            at = b.op("mul.lo.u32", "out_at", self.quad_row, self.pitch)
-            b.op("mad.lo.u32", at, self.first_column, 2, at)
-            b.op("add.u32", at, at, self.base)
-            self._shift_columns(at, 16)
-            word = b.reg("out_pair", "b32")
-            for m in range(self.tile.m_tiles):
-                for n in range(self.columns):
-                    for half in range(2):
-                        low, high = self._acc(m, n)[2 * half : 2 * half + 2]
-                        b.op(cvt, word, high, low)
-                        to = at[(16 * m + 8 * half) * self.pitch + 16 * n]
-                        b.op("st.shared.b32", to, word, pred=self._owner(n))
-
-    def _shift_columns(self, at: Reg, tile_bytes: int) -> None:
-        """Move an address to this warp's first accumulator tile; the tile that two groups share belongs to the first."""
-        b = self.b
-        if self.tile.column_groups == 1:
-            return
-        step = self._second_group() * tile_bytes
-        if at.type == "u64":
-            b.op("mad.wide.u32", at, self.column_group, step, at)
-        else:
-            b.op("mad.lo.u32", at, self.column_group, step, at)
-        if "owns_first" not in b.registers and self._second_group() < self.columns:
-            b.op("setp.eq.u32", "owns_first", self.column_group, 0)
-
-    def _owner(self, n: int) -> Reg | None:
-        shared = self.tile.column_groups > 1 and self._second_group() < self.columns and n == 0
-        return self.b.registers["owns_first"] if shared else None
-
-    def _store_from_registers(self) -> None:
-        """Out in a type of its own: every quad of lanes writes 8 columns of a row."""
-        b, type = self.b, self.spec.q_dtype
-        with b.fragment("store_out"):
-            out = b.ld_param("out")
-            exists, writes, packed = b.reg("out_exists", "pred"), b.reg("out_writes", "pred"), b.reg("out_pair", "b32")
-            for r, skip in enumerate(self._row_steps()):
-                row = b.op("add.s32", scratch(b, "out_row", "s32"), self.warp_row, skip)
-                b.op("setp.lt.s32", exists, row, self.rows.n_rows)
-                at = self.rows.address("out_row_at", row, out, self.spec.head_dim * type.bytes)
-                b.op("mad.wide.u32", at, self.first_column, type.bytes, at)
-                self._shift_columns(at, 8 * type.bytes)
-                for n in range(self.columns):
-                    owner, pred = self._owner(n), exists
-                    if owner is not None:
-                        pred = b.op("and.pred", writes, exists, owner)
-                    low, high = self.accumulators[r][2 * n : 2 * n + 2]
-                    if type.bytes == 4:
-                        b.op("st.global.v2.f32", at[8 * n * 4], (low, high), pred=pred)
-                    else:
-                        b.op(f"cvt.rn.{type.name}x2.f32", packed, high, low)
-                        b.op("st.global.b32", at[8 * n * 2], packed, pred=pred)
-
-    def _store_lse(self) -> None:
-        b = self.b
-        with b.fragment("store_lse"):
-            lse, writes = b.ld_param("lse"), b.reg("writes_lse", "pred")
-            first = b.op("setp.eq.s32", "first_of_quad", self.first_column, 0)
-            if self.tile.column_groups > 1:
-                b.op("setp.eq.and.u32", first, self.column_group, 0, first)
-            for r, skip in enumerate(self._row_steps()):
-                row = b.op("add.s32", scratch(b, "out_row", "s32"), self.warp_row, skip)
-                b.op("setp.lt.and.s32", writes, row, self.rows.n_rows, first)
-                at = self.rows.address("lse_at", row, lse, 4)
-                b.op("st.global.f32", at[0], self.softmax.log_sum(r), pred=writes)
-
-
-__all__ = ["RegArray", "TensorLoop"]

@@ -29,13 +29,14 @@ class TensorTile:
     """A CTA's tile for mma.m16n8k16: `rows` query rows by `keys`; each warp owns 16·m_tiles rows.
 
     With `column_groups` 2 two warps share the same rows and each accumulates half of head_dim: both compute the scores.
+    `q_steps`: of the steps of 16 columns over head_dim, so many have their part of q in registers all along.
     """
 
     warps: int
     m_tiles: int
     keys: int
     column_groups: int = 1
-    q_in_registers: bool = False
+    q_steps: int = 0
     stages: int = 2
 
     @property
@@ -82,10 +83,10 @@ class SimtTile:
 def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, TensorTile]]:
     """Tiles in order of preference, each with the CTAs that an SM's shared memory should hold."""
     if head_dim <= 16:  # little to share: small tiles, and a text that a person reads
-        yield 2, TensorTile(warps=4, m_tiles=1, keys=16, q_in_registers=True)
+        yield 2, TensorTile(warps=4, m_tiles=1, keys=16, q_steps=1)
     elif head_dim <= 64 and not converts:
-        yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_in_registers=True)
-        yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_in_registers=True)
+        yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_steps=4)
+        yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_steps=4)
     elif head_dim <= 128 and not converts:
         yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32)
