@@ -30,7 +30,7 @@ from ptxgen.parse_declaration import LINKAGE, SPACES, parse_parameters, parse_va
 from ptxgen.parse_operand import parse_operand, split_operands
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w:.])\s*([^;]*);\s*")
+_INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w.]|\s*:)\s*([^;]*);\s*")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)\s*")
 _WORD = re.compile(r"\.(\w+)")
 _TO_LINE_END = frozenset({"loc", "file"})
@@ -273,9 +273,9 @@ class _Parser:
             return [self.directive(word[1])]
         found = self.variables()
         if word[1] == "reg":
-            plain = {v.name for v in found if isinstance(v, Variable) and v.name[0] != "%"}
-            if plain:
-                self.plain |= plain
+            for each in found:
+                if isinstance(each, Variable) and each.name[0] != "%":
+                    self.plain |= {f"{each.name}{i}" for i in range(each.count)} if each.count else {each.name}
         return found
 
     def named(self, operand: Operand) -> Operand:

@@ -6,47 +6,51 @@ Source: PTX ISA 9.0. Proven by tests/test_isa_proof.py against the assembler.
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
+from importlib import import_module
 
 from ptxgen.errors import IsaError
-from ptxgen.isa import (
-    address,
-    arith,
-    async_copy,
-    atomics,
-    barrier,
-    control,
-    convert,
-    logic,
-    matrix,
-    memory,
-    warp,
-    wgmma,
-)
 from ptxgen.isa.form import REGISTER_TYPES, Form, Slot, slot_accepts, storage_type, type_bits
-from ptxgen.isa.pattern import Compiled, Row, compile_row, in_row_order, make_form, match
+from ptxgen.isa.pattern import Compiled, compile_row, in_row_order, make_form, match
 from ptxgen.isa.registers import SPECIAL_REGISTERS, SpecialRegister, special_register
 
-_FAMILIES = (arith, logic, convert, memory, address, atomics, async_copy, warp, matrix, wgmma, barrier, control)
+# Which opcodes each family's file has rows for: a family is imported when one of them is first asked for.
+_FAMILIES: dict[str, str] = {
+    "arith": "abs add addc bfe bfi bfind bmsk brev clz copysign cos div dp2a dp4a ex2 fma fns lg2 mad mad24 madc max "
+    "min mul mul24 neg popc rcp rem rsqrt sad sin sqrt sub subc szext tanh testp",
+    "logic": "and cnot lop3 mov not or prmt selp set setp shf shl shr slct xor",
+    "convert": "cvt",
+    "memory": "ld ldu st",
+    "address": "alloca applypriority createpolicy cvta discard getctarank isspacep mapa prefetch prefetchu stackrestore "
+    "stacksave",
+    "atomics": "atom multimem red st",
+    "async_copy": "cp tensormap",
+    "warp": "activemask elect match redux shfl vote",
+    "matrix": "ldmatrix mma movmatrix stmatrix",
+    "wmma": "wmma",
+    "wgmma": "wgmma",
+    "barrier": "bar barrier cp fence mbarrier membar",
+    "control": "bra brkpt brx call exit griddepcontrol nanosleep pmevent ret setmaxnreg trap",
+}  # fmt: skip
 
 
-def _by_name() -> dict[str, list[tuple[Row, str]]]:
-    names: dict[str, list[tuple[Row, str]]] = {}
-    for family in _FAMILIES:
-        for section, rows in family.SECTIONS.items():
-            for row in rows:
-                names.setdefault(row.pattern.partition(" ")[0], []).append((row, section))
+def _by_name() -> dict[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {}
+    for family, words in _FAMILIES.items():
+        for word in words.split():
+            names[word] = (*names.get(word, ()), family)
     return names
 
 
-_ROWS = _by_name()
+_FAMILIES_OF = _by_name()
 
 
 @cache
 def rows(name: str) -> tuple[Compiled, ...]:
     """The rows of one opcode's first word, ready for matching; none for an unknown word."""
-    return tuple(compile_row(row, section) for row, section in _ROWS.get(name, ()))
+    sections = (import_module(f"ptxgen.isa.{family}").SECTIONS for family in _FAMILIES_OF.get(name, ()))
+    found = ((row, section) for each in sections for section, listed in each.items() for row in listed)
+    return tuple(compile_row(row, section) for row, section in found if row.pattern.split(" ", 1)[0] == name)
 
 
 @cache
@@ -70,8 +74,10 @@ def lookup(opcode: str) -> Form:
 
 
 def _unknown(opcode: str, name: str, words: list[str], known: tuple[Compiled, ...]) -> str:
+    from difflib import get_close_matches
+
     if not known:
-        near = difflib.get_close_matches(name, _ROWS, 3, 0.5)
+        near = get_close_matches(name, _FAMILIES_OF, 3, 0.5)
         return f"{opcode}: unknown opcode {name!r}" + (f"; nearest: {', '.join(near)}" if near else "")
     reached = max(match(compiled, words)[1] for compiled in known)
     best = [compiled for compiled in known if match(compiled, words)[1] == reached]
@@ -80,7 +86,7 @@ def _unknown(opcode: str, name: str, words: list[str], known: tuple[Compiled, ..
         wanted.update(dict.fromkeys(_expected(compiled, words)))
     here = ".".join([name, *words[:reached]])
     got = f"modifier .{words[reached]} is unknown or misplaced" if reached < len(words) else "a modifier is missing"
-    choices = difflib.get_close_matches(words[reached], wanted, 6, 0.3) if reached < len(words) else []
+    choices = get_close_matches(words[reached], wanted, 6, 0.3) if reached < len(words) else []
     listed = choices or list(wanted)[:12]
     tail = f"; after {here} the table knows {', '.join('.' + w for w in listed)}" if listed else f"; nearest: {here}"
     return f"{opcode}: {got}{tail}"
@@ -103,7 +109,7 @@ def _expected(compiled: Compiled, words: list[str]) -> list[str]:
 
 def opcodes() -> tuple[str, ...]:
     """Every first word of the table, sorted."""
-    return tuple(sorted(_ROWS))
+    return tuple(sorted(_FAMILIES_OF))
 
 
 __all__ = [
