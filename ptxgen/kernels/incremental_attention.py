@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.values import Shared
 
+_WHOLE = 1 << 30  # of an example's sizes: the whole cache
+
 
 @kernel_type
 class IncrementalAttention(KernelType):
@@ -59,7 +61,7 @@ class IncrementalAttention(KernelType):
     lse: bool = False
     programmatic: bool = False
 
-    sizes = {"batch": 2}
+    sizes = {"batch": 2, "pages": 0, "seq_len": _WHOLE}
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),
     )
@@ -79,8 +81,8 @@ class IncrementalAttention(KernelType):
         if not (math.isfinite(self.soft_cap) and self.soft_cap >= 0):
             yield f"soft_cap: must be positive, or 0 for none (got {self.soft_cap})"
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
-        if self.page_size and (self.page_size < 16 or self.page_size & (self.page_size - 1)):
-            yield f"page_size: must be a power of two from 16 on, or 0 for no pages (got {self.page_size}; nearest: 16)"
+        if self.page_size:
+            yield from rules.multiple_of("page_size", self.page_size, 16, 16, 1 << 16)
         if self.page_size and not self.batched:
             yield "page_size: needs batched=True"
         if self.indirect and self.batched:
@@ -262,19 +264,19 @@ class IncrementalAttention(KernelType):
     # -- behaviour --------------------------------------------------------------------------------------------------------
 
     def example(self, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:
-        batch = sizes.get("batch", self.sizes["batch"])
-        pages = -(-self.max_len // self.page_size) if self.page_size else 0
-        return super().example(rng, **{"pages": max(1, pages * batch), **sizes})
+        """`seq_len` is the length, or the largest of a batch; `pages` as many as the batch may need unless told."""
+        if self.page_size and not sizes.get("pages"):
+            sizes["pages"] = -(-self.max_len // self.page_size) * sizes.get("batch", self.sizes["batch"])
+        return super().example(rng, **sizes)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
         out: dict[str, Any] = {}
+        length = self.max_len if sizes["seq_len"] == _WHOLE else sizes["seq_len"]
         if self.batched:
-            lens = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
-            out["seq_lens"] = np.full_like(lens, sizes["seq_len"]) if "seq_len" in sizes else lens
+            out["seq_lens"] = rng.integers(0, length, sizes["batch"], np.int32, endpoint=True)
         else:
-            length = sizes.get("seq_len", self.max_len)
             out["seq_len"] = np.array([length], np.int32) if self.indirect else length
         if self.page_size:
             width = -(-self.max_len // self.page_size)

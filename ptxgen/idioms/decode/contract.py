@@ -80,7 +80,7 @@ class LoopShape:
     """How a main loop wants its CTA: `warps`, `heads` (query heads a CTA takes of a group), `tile` (positions a warp
     takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the arena).
 
-    `overlay`: the partials may lie over the loop's own bytes; the loop then has a barrier of the CTA after its last
+    `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `overlay`: the partials may lie over the loop's own bytes; the loop then has a barrier of the CTA after its last
     tile and before it writes them.
     """
 
@@ -89,6 +89,7 @@ class LoopShape:
     tile: int
     shared: int = 0
     overlay: bool = False
+    in_flight: int = 2
 
     @property
     def threads(self) -> int:
@@ -194,8 +195,8 @@ class MainLoop(Protocol):
 
     template: str
 
-    def shape(self, attention: Attention, target: Target) -> LoopShape | None:
-        """How it would run this attention on this target; None when it cannot."""
+    def shape(self, attention: Attention, target: Target, warps: int = 8) -> LoopShape | None:
+        """How it would run this attention on this target with at most so many warps; None when it cannot."""
 
     def build(
         self, b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared

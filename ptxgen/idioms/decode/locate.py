@@ -74,6 +74,8 @@ def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None,
     if plan.cluster == 1 and plan.most_splits == 1:
         return None, None, None, None, None
     cta = b.op("mov.u32", "cta", b.special("ctaid.x"))
+    if not isinstance(plan.splits, int):  # a bound for everything that is computed from it
+        cta = b.op("min.u32", "bounded_cta", cta, plan.cluster * plan.most_splits - 1)
     if plan.most_splits == 1:
         return None, None, None, None, cta
     split = cta

@@ -22,10 +22,10 @@ def _available() -> tuple[MainLoop, ...]:
 LOOPS: tuple[MainLoop, ...] = _available()
 
 
-def choose(attention: Attention, target: Target) -> tuple[MainLoop, LoopShape] | None:
-    """The first loop that can run it, and how; None when no loop can."""
+def choose(attention: Attention, target: Target, warps: int = 8) -> tuple[MainLoop, LoopShape] | None:
+    """The first loop that can run it, and how with at most so many warps; None when no loop can."""
     for loop in LOOPS:
-        shape = loop.shape(attention, target)
+        shape = loop.shape(attention, target, warps)
         if shape is not None:
             return loop, shape
     return None

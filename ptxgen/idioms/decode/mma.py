@@ -93,12 +93,12 @@ def _registers_left(attention: Attention, heads: int) -> int:
 
 
 def build(
-    b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared, most_tiles: int = 2
+    b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
 ) -> None:
     """Build the fragments that `decode_mma.ptx.j2` places."""
     tiles = -(-attention.max_len // TILE)
     budget = min(_registers_left(attention, shape.heads), _MOST_IN_FLIGHT)
-    ring = ring_of(_layout(attention), budget, min(most_tiles, -(-tiles // shape.warps)))
+    ring = ring_of(_layout(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
     loader = Loader(b, attention, task, ring)
     staged = _stages_query(attention, shape.heads)
     query = Query(b, attention, shape, task, ring.layout, shared=staged)

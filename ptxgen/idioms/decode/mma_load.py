@@ -129,9 +129,9 @@ class Loader:
         b, task = self.b, self.task
         assert self.page is not None and task.page_row is not None
         entry, address = self._scratch("tile_entry", "u32"), self._scratch("tile_entry_address", "u64")
-        shift = (self.attention.page_size // TILE).bit_length() - 1
-        if shift:
-            b.op("shr.u32", entry, tile, shift)
+        tiles = self.attention.page_size // TILE
+        if tiles > 1:
+            b.op("div.u32", entry, tile, tiles)
         else:
             b.op("mov.b32", entry, tile)
         b.op("mad.wide.u32", address, entry, 4, task.page_row)
@@ -143,7 +143,7 @@ class Loader:
         assert self.page is not None
         b.note("the page of this tile, and its place in the page")
         place, wide = self._scratch("tile_place", "u32"), self._scratch("tile_wide_page", "u64")
-        b.op("and.b32", place, self.next, attention.page_size // TILE - 1)
+        b.op("rem.u32", place, self.next, attention.page_size // TILE)
         b.op("cvt.u64.u32", wide, self.page)
         for pointer, lane in self._offsets.items():
             stride = self._stride(pointer)

@@ -5,7 +5,9 @@ The same attention, target and batching give the same plan, whatever the lengths
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from ptxgen.errors import SpecError
 from ptxgen.idioms.decode import loops
@@ -52,14 +54,13 @@ class Plan:
     splits: Extent
     most_splits: int
     least_tiles: int
+    head_dim: int
 
     @property
     def partials(self) -> Partials:
         """Where the main loop leaves its results."""
         start = 0 if self.shape.overlay else -(-self.shape.shared // 16) * 16
-        return Partials(self.shape.warps, self.shape.heads, self._head_dim, start)
-
-    _head_dim: int = 0
+        return Partials(self.shape.warps, self.shape.heads, self.head_dim, start)
 
     @property
     def arena_bytes(self) -> int:
@@ -73,24 +74,69 @@ def chip_of(target: Target) -> Chip:
     return found[-1]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What of a plan is a matter of speed: warps of a CTA, CTAs of a cluster, CTAs that share a unit (all splits
+    together), tiles in flight, tiles per warp before another split works. All are upper bounds."""
+
+    warps: int
+    cluster: int
+    ctas: int
+    in_flight: int = 2
+    least_tiles: int = 2
+
+
+def default_choice(attention: Attention, chip: Chip, units: int, *, batched: bool) -> Choice:
+    """What to do about an attention that no table names: a CTA for every SM, clusters as large as that allows."""
+    share = max(1, chip.sms // units)
+    cluster = 1
+    while not batched and cluster * 2 <= min(share, chip.cluster):
+        cluster *= 2
+    return Choice(8, cluster, share)
+
+
+_forced: Choice | None = None
+
+
+@contextmanager
+def forced(choice: Choice) -> Iterator[None]:
+    """Every plan within takes this choice (for tuning; what `generate` has cached must be forgotten)."""
+    global _forced
+    before, _forced = _forced, choice
+    try:
+        yield
+    finally:
+        _forced = before
+
+
 def plan(attention: Attention, target: Target, *, batched: bool) -> Plan:
     """The plan of an attention. Raises `SpecError` when no main loop runs it on the target."""
     chip = chip_of(target)
-    chosen = loops.choose(attention, target)
+    choice = _forced
+    if choice is None:
+        _, _, units = _columns(attention, target, 8)
+        choice = default_choice(attention, chip, units, batched=batched)
+    loop, shape, units = _columns(attention, target, choice.warps)
+    shape = replace(shape, in_flight=choice.in_flight)
+    visible = min(attention.max_len, attention.window + shape.tile) if attention.window else attention.max_len
+    tiles = -(-visible // shape.tile)
+    useful = max(1, -(-tiles // shape.warps))  # CTAs that have a tile for every warp
+    ctas = min(choice.ctas, useful)
+    cluster = 1
+    while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.head_dim // 4):
+        cluster *= 2
+    most = max(1, ctas // cluster)
+    splits: Extent = most
+    if batched and most > 1:
+        splits = f"max(1, min({most}, {choice.ctas * units} // ({units * cluster} * batch)))"
+    parts = units // attention.n_kv_heads
+    return Plan(loop, shape, parts, cluster, splits, most, choice.least_tiles, attention.head_dim)
+
+
+def _columns(attention: Attention, target: Target, warps: int) -> tuple[MainLoop, LoopShape, int]:
+    """The main loop, its shape, and the units of one sequence."""
+    chosen = loops.choose(attention, target, warps)
     if chosen is None:
         raise SpecError(f"kv_dtype: no main loop for {attention.kv_dtype} on {target}")
     loop, shape = chosen
-    parts = -(-attention.group // shape.heads)
-    units = attention.n_kv_heads * parts
-    visible = min(attention.max_len, attention.window + shape.tile) if attention.window else attention.max_len
-    tiles = -(-visible // shape.tile)
-    ctas = max(1, -(-tiles // shape.warps))  # as many as have a tile for every warp
-    wanted = min(ctas, max(1, chip.sms // units))
-    cluster = 1
-    while not batched and cluster * 2 <= min(wanted, chip.cluster, attention.head_dim // 4):
-        cluster *= 2
-    most = max(1, min(-(-ctas // cluster), chip.sms // (units * cluster)))
-    splits: Extent = most
-    if batched and most > 1:
-        splits = f"max(1, min({most}, {chip.sms} // ({units * cluster} * batch)))"
-    return Plan(loop, shape, parts, cluster, splits, most, 2, attention.head_dim)
+    return loop, shape, attention.n_kv_heads * -(-attention.group // shape.heads)
