@@ -1,0 +1,285 @@
+"""The device protocol, the same on the CPU executor and on a GPU: buffers, modules, launches, streams, graphs."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError, SpecError
+from ptxgen.runtime import Device, open_device
+from ptxgen.runtime.backend import Copy
+from ptxgen.runtime.bound import BoundKernel
+from ptxgen.runtime.buffer import Buffer
+from tests.test_cuda_gpu import SCALE
+from tests.test_runtime_interop import KINDS
+
+
+def scaled(device: Device, n: int = 1000, by: float = 2) -> tuple[Buffer, BoundKernel]:
+    x = device.array(np.ones(n, np.float32))
+    return x, device.module(SCALE)["scale"].bind(-(-n // 128), 128, [x, np.float32(by), np.uint32(n)])
+
+
+# names ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["gpu", "cpu:1", "cuda:x", "cuda:-1", "CUDA"])
+def test_unknown_device_names(name: str) -> None:
+    with pytest.raises(SpecError, match=rf'name must be "cuda", "cuda:<index>", "cpu" or None \(got {name!r}\)'):
+        open_device(name)
+
+
+def test_a_gpu_takes_no_options() -> None:
+    with pytest.raises(SpecError, match=r"takes no options \(got checked\)"):
+        open_device("cuda", checked=True)
+
+
+@pytest.mark.gpu
+def test_one_device_object_per_gpu() -> None:
+    assert open_device("cuda") is open_device("cuda:0") is open_device()
+
+
+# buffers ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_go_in_and_come_out(device: Device, kind: str) -> None:
+    host = np.arange(24).reshape(2, 3, 4).astype(device.empty(0, kind).dtype.numpy)
+    x = device.array(host)
+    assert (x.shape, x.dtype.name, x.nbytes, x.size) == ((2, 3, 4), kind, host.nbytes, 24)
+    assert x.pointer % 256 == 0
+    assert x.numpy().tobytes() == host.tobytes()
+    assert x[1, 2].numpy().tobytes() == host[1, 2].tobytes()
+    assert x[-1, 1:3].numpy().tobytes() == host[-1, 1:3].tobytes()
+    assert x[0:0].numpy().shape == (0, 3, 4)
+    assert np.asarray(x).dtype == host.dtype
+
+
+def test_conversions_and_nested_lists(device: Device) -> None:
+    assert device.array([[1, 2], [3, 4]], "f16").numpy().tolist() == [[1, 2], [3, 4]]
+    assert device.array(np.arange(6.0).reshape(2, 3).T).numpy().tolist() == [[0, 3], [1, 4], [2, 5]]
+    x = device.array(np.ones(3, np.float32))
+    assert device.array(x).pointer != x.pointer
+    with pytest.raises(SpecError, match="keeps its dtype f32"):
+        device.array(x, "f16")
+
+
+def test_views_share_memory_within_bounds(device: Device) -> None:
+    x = device.zeros((4, 8), "f32")
+    x[2].fill(1)
+    assert x.numpy().sum() == 8
+    halves = x.view((4, 16), "u16")
+    assert halves[2, 1].numpy() == 0x3F80
+    assert x.reshape(8, 4)[4].numpy().tolist() == [1, 1, 1, 1]
+    for wrong in (lambda: x.view(33), lambda: x.view(1, offset=-4), lambda: x.reshape(5), lambda: x[4], lambda: x[::2],
+                  lambda: x[0, 0, 0], lambda: x[:1, 0]):  # fmt: skip
+        with pytest.raises(SpecError):
+            wrong()
+
+
+def test_copy_from_checks_what_it_is_given(device: Device) -> None:
+    x = device.zeros((2, 3), "f32")
+    x.copy_from(np.arange(6, dtype=np.float32).reshape(2, 3))
+    x[1].copy_from(x[0])
+    assert x.numpy().tolist() == [[0, 1, 2], [0, 1, 2]]
+    with pytest.raises(SpecError, match=r"copy_from: must be \[2, 3\] f32 \(got \[3, 2\] f32\)"):
+        x.copy_from(np.zeros((3, 2), np.float32))
+    with pytest.raises(SpecError, match=r"must be \[2, 3\] f32 \(got \[2, 3\] f64\)"):
+        x.copy_from(np.zeros((2, 3)))
+    with pytest.raises(SpecError, match=r"numpy\(out\): must be \[2, 3\] f32"):
+        x.numpy(np.zeros(6, np.float32))
+    out = np.zeros((2, 3), np.float32)
+    assert x.numpy(out) is out
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("u8", 7), ("f16", 1.5), ("bf16", -2), ("f32", 3.25), ("s32", -9), ("f64", 0)]
+)
+def test_fill(device: Device, kind: str, value: float) -> None:
+    assert set(device.empty(999, kind).fill(value).numpy().astype(np.float64)) == {value}
+
+
+def test_eight_byte_elements_are_filled_with_zero_only(device: Device) -> None:
+    with pytest.raises(SpecError, match="8-byte elements"):
+        device.empty(4, "f64").fill(1)
+
+
+def test_strided_copies(device: Device) -> None:
+    host = np.arange(6 * 32, dtype=np.float32).reshape(6, 32)
+    x, out = device.array(host), np.zeros((6, 8), np.float32)
+    device._copy(Copy("out", out.ctypes.data, x.pointer, 32, 6, 32, 128), None, ())
+    assert np.array_equal(out, host[:, :8])
+    y = device.zeros((6, 16), "f32")
+    device._copy(Copy("on", y.pointer + 32, x.pointer, 32, 6, 64, 128), None, ())
+    device._copy(Copy("in", y.pointer, out.ctypes.data, 32, 6, 64, 32), None, ())
+    assert np.array_equal(y.numpy(), np.hstack([host[:, :8]] * 2))
+
+
+def test_free_and_use_after_free(device: Device) -> None:
+    x, bound = scaled(device)
+    view = x[1:3]
+    x.free()
+    x.free()
+    for use in (x.numpy, view.numpy, lambda: x.fill(1), bound.launch, lambda: device.array(np.ones(2)).copy_from(view)):
+        with pytest.raises(PtxgenError, match=r"freed|must be"):
+            use()
+
+
+def test_a_replaced_buffer_revives_a_bound_kernel(device: Device) -> None:
+    x, bound = scaled(device)
+    x.free()
+    with pytest.raises(CudaError, match="was freed"):
+        bound.launch()
+    y = device.array(np.ones(1000, np.float32))
+    bound.update(_0=y).launch()
+    device.synchronize()
+    assert set(y.numpy()) == {2}
+
+
+# modules and launches ---------------------------------------------------------------------------------------------
+def test_launch_and_update(device: Device) -> None:
+    x, bound = scaled(device)
+    stream = device.stream()
+    bound.launch()
+    assert set(x.numpy()) == {2}
+    bound.update(_1=np.float32(4))
+    bound.launch(stream)
+    stream.synchronize()
+    assert set(x.numpy()) == {8}
+    device.module(SCALE)["scale"].launch(grid=(1,), block=(64, 1), args=[x, np.float32(0), np.uint32(64)])
+    assert x.numpy().tolist() == [0] * 64 + [8] * 936
+
+
+def test_wrong_launches_are_named(device: Device) -> None:
+    module = device.module(SCALE)
+    x = device.zeros(4, "f32")
+    with pytest.raises(ModuleLoadError, match=r"the module has scale \(got 'skale'"):
+        module["skale"]
+    with pytest.raises(SpecError, match=r"takes 3 arguments \(got 1\)"):
+        module["scale"].launch(1, 32, [x])
+    with pytest.raises(SpecError, match=r"_2.*takes 4 bytes \(got 8 bytes"):
+        module["scale"].launch(1, 32, [x, np.float32(1), 4])
+    with pytest.raises(SpecError, match=r"Geometry\.grid"):
+        module["scale"].launch(0, 32, [x, np.float32(1), np.uint32(4)])
+
+
+def test_text_that_is_not_ptx_does_not_load(device: Device) -> None:
+    with pytest.raises(PtxgenError):
+        device.module("not PTX at all")
+    with pytest.raises(PtxgenError, match=r"mad\.wrong|line 8"):
+        device.module(SCALE.replace("mad.lo.u32", "mad.wrong.u32"))
+    _, bound = scaled(device)
+    bound.launch()
+
+
+def test_events_and_waits(device: Device) -> None:
+    one, two = device.stream(), device.stream()
+    x, bound = scaled(device)
+    start = one.record()
+    bound.launch(one)
+    two.wait(one)
+    bound.launch(two)
+    end = two.record()
+    end.synchronize()
+    assert end.elapsed_us(start) >= 0
+    assert set(x.numpy()) == {4}
+
+
+# graphs -----------------------------------------------------------------------------------------------------------
+def test_capture_replays_what_was_recorded(device: Device) -> None:
+    x, bound = scaled(device)
+    y = device.zeros(1000, "f32")
+    with device.graph() as graph:
+        bound.launch(graph.stream)
+        y.copy_from(x, graph.stream)
+        x.fill(1, graph.stream)
+    assert set(x.numpy()) == {1}, "recorded, not run"
+    bound.update(_1=np.float32(100))
+    for _ in range(2):
+        graph.launch()
+        device.synchronize()
+        assert set(y.numpy()) == {2}, "with the arguments of the recording"
+
+
+def test_explicit_nodes_and_update(device: Device) -> None:
+    x, bound = scaled(device)
+    y = device.array(np.ones(1000, np.float32))
+    graph = device.graph()
+    first = graph.add(bound)
+    graph.add(bound, after=[first])
+    graph.launch()
+    assert set(x.numpy()) == {4}
+    graph.update(first, _0=y, _1=np.float32(3))
+    graph.launch(device.stream())
+    device.synchronize()
+    assert (set(x.numpy()), set(y.numpy())) == ({8}, {3})
+    with pytest.raises(SpecError, match="takes 4 bytes"):
+        graph.update(first, _1=3)
+
+
+def test_failed_captures_leave_a_usable_device(device: Device) -> None:
+    x, bound = scaled(device)
+    graph = device.graph()
+    with pytest.raises(CudaError), graph:  # noqa: PT012
+        bound.launch(graph.stream)
+        graph.stream.synchronize()
+    with pytest.raises(KeyError), graph:  # noqa: PT012
+        bound.launch(graph.stream)
+        raise KeyError
+    with pytest.raises(CudaError, match="nothing was captured"), graph:
+        bound.launch()
+    with graph:
+        bound.launch(graph.stream)
+    graph.launch()
+    assert set(x.numpy()) == {4}
+
+
+def test_graphs_own_their_buffers(device: Device) -> None:
+    x, bound = scaled(device)
+    y = device.zeros(1000, "f32")
+    with device.graph() as graph:
+        bound.launch(graph.stream)
+        y.copy_from(x, graph.stream)
+    del x, bound
+    gc.collect()
+    graph.launch()
+    assert set(y.numpy()) == {2}
+    y.free()
+    with pytest.raises(CudaError, match=r"Graph: cannot be launched: a buffer it uses .* was freed"):
+        graph.launch()
+
+
+# interoperation ---------------------------------------------------------------------------------------------------
+def test_buffers_are_dlpack_arrays(device: Device) -> None:
+    x = device.array(np.arange(6, dtype=np.float32).reshape(2, 3))
+    twin = device.wrap(_Only(x))
+    assert (twin.pointer, twin.shape) == (x.pointer, x.shape)
+    if device.kind == "cpu":
+        array = np.from_dlpack(x)
+        assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert array.ctypes.data == x.pointer
+
+
+class _Only:
+    """A buffer as another library's array: nothing but DLPack."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.__dlpack__ = buffer.__dlpack__
+        self.__dlpack_device__ = buffer.__dlpack_device__
+
+
+def test_numpy_arrays_are_arguments_on_the_cpu_only() -> None:
+    device = open_device("cpu")
+    x = np.ones(1000, np.float32)
+    device.module(SCALE)["scale"].launch(8, 128, [x, np.float32(3), np.uint32(1000)])
+    assert set(x) == {3}
+    x.flags.writeable = False
+    assert device.wrap(x).readonly
+
+
+def test_memory_is_reported(device: Device) -> None:
+    before = device.memory()
+    x = device.empty(1 << 20, "u8")
+    after = device.memory()
+    assert after.used - before.used >= 1 << 20
+    assert 0 < after.free <= after.total
+    x.free()
+    device.synchronize()
+    assert device.memory().used == before.used
