@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.globals import Globals
     from ptxgen.runtime.cpu.memory import Memory
 
-BUDGET = 1 << 16  # backward branches of a warp before others get a turn
+BUDGET = 1 << 10  # backward branches of a warp before others get a turn
 _RESIDENT = 64  # gangs that one thread keeps waiting for each other
 _PATIENCE_SECONDS = 600.0  # of a gang that only spins, though its state changes
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     "move", "integer", "logic", "floating", "approximate", "half", "compare", "convert", "memory", "atomic", "control",
-    "warp", "barrier",
+    "warp", "barrier", "matrix",
 )  # fmt: skip
 
 

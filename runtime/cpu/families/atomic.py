@@ -1,1 +1,54 @@
-"""To come."""
+"""atom and red: every operation and type, scalars and vectors, in any space. Scopes need nothing: memory is coherent."""
+
+from __future__ import annotations
+
+from ptxgen import nodes
+from ptxgen.runtime.cpu.emitter import Emitter
+from ptxgen.runtime.cpu.families.memory import address, space_of
+from ptxgen.runtime.cpu.flow import Op
+from ptxgen.runtime.cpu.ir import vec
+from ptxgen.runtime.cpu.registry import emits
+from ptxgen.runtime.cpu.support.memory import address_type
+from ptxgen.runtime.cpu.symbols import bits_of
+from ptxgen.runtime.cpu.types import integer_vector
+
+_OPERATIONS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
+
+
+def _emit(e: Emitter, op: Op, place: nodes.Operand, sources: list[nodes.Operand]) -> list[str]:
+    """The old values, one for each element of the vector."""
+    if not isinstance(place, nodes.Address):
+        raise e.error(f"operand {place}: must be an address")
+    kind, space = op.words[-1], space_of(op.words)
+    operation = next((w for w in op.words[1:] if w in _OPERATIONS), "")
+    if not operation or space in ("const", "param", "local"):
+        raise e.unsupported()
+    bits = bits_of(kind)
+    vector = integer_vector(bits)
+    rows = [list(s.items) if isinstance(s, nodes.Vector) else [s] for s in sources]
+    addresses, offset = address(e, place, space)
+    mask, found = e.exec_mask(), []
+    for number, row in enumerate(zip(*rows, strict=True)):
+        values = "".join(f", {vector} {e.src(item, f'b{bits}')}" for item in row)
+        name = f"atom.{space}.{operation}.{kind}{e.suffix}"
+        head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset + number * bits // 8}, i32 {mask}"
+        size = len(rows[0]) * bits // 8 if number == 0 else bits // 8
+        found.append(e.c(f"call {vector} @{name}({head}, i32 {e.new_site()}, i32 {size}{values})"))
+    return found
+
+
+@emits("atom")
+def atom(e: Emitter, op: Op) -> None:
+    """d = [a]; [a] = op([a], b, c), indivisibly."""
+    target = op.operands[0]
+    targets = list(target.items) if isinstance(target, nodes.Vector) else [target]
+    values = _emit(e, op, op.operands[1], list(op.operands[2:4]))  # type: ignore[arg-type]
+    kind = f"b{bits_of(op.words[-1])}"
+    for one, value in zip(targets, values, strict=True):
+        e.dst(one, value, kind)
+
+
+@emits("red", outputs=0)
+def red(e: Emitter, op: Op) -> None:
+    """[a] = op([a], b), indivisibly."""
+    _emit(e, op, op.operands[0], [op.operands[1]])  # type: ignore[list-item]

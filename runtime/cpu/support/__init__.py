@@ -15,7 +15,7 @@ from importlib import import_module
 Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
-_PARTS = ("core", "driver", "memory", "atomic", "math", "integer", "convert", "warp", "shadow")
+_PARTS = ("core", "driver", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "matrix")
 
 
 def support(stem: str) -> Callable[[Builder], Builder]:

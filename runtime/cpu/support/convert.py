@@ -270,3 +270,11 @@ def odd_truncation(c: Code, value: str, n: int) -> str:
     step = c(f"select {lanes} {larger}, {small} {splat('i32', 1)}, {small} {splat('i32', -1)}")
     moved = c(f"add {small} {image}, {step}")
     return c(f"bitcast {small} {c(f'select {lanes} {wrong}, {small} {moved}, {small} {image}')} to {single}")
+
+
+@support("odd")
+def odd(*_: str) -> str:
+    """`odd.f64(x)`: f32 rounded to odd, so that one more rounding is the only one that shows."""
+    c = Code(f"define internal {vec('float')} @odd.f64({vec('double')} %a) noinline")
+    c.ret(f"{vec('float')} " + odd_truncation(c, "%a", 32))
+    return c.text()

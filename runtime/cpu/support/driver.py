@@ -28,7 +28,7 @@ from ptxgen.runtime.cpu.layout import (
 )
 from ptxgen.runtime.cpu.support import support
 
-SPIN_TURNS = 4  # rounds of a gang in which warps only used up their budget, before Python looks at it
+SPIN_TURNS = 256  # rounds of a gang in which warps only used up their budget, before Python looks at it
 
 
 def pop_count(c: Code, mask: str) -> str:

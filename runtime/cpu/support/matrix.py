@@ -1,0 +1,121 @@
+"""Products of tiles for mma.sync and wgmma, and fragments widened to the type they are computed in."""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.ir import Code, indices, vec
+from ptxgen.runtime.cpu.support import support
+
+_COMPUTE = {"f32": "float", "s32": "i32", "f64": "double"}
+_FMA = {"float": "llvm.fma.v64f32", "double": "llvm.fma.v64f64"}
+
+
+@support("mma")
+def mma(kind: str, depth: str) -> str:
+    """`mma.KIND.kDEPTH(c, a, b)`: c + a·bᵀ, an 8×8 tile; a and b are 8 rows of `depth` elements, k along the row.
+
+    Products of f16, bf16, tf32 and fp8 are exact in f32; the sum over k runs in f32 in ascending order, where the
+    hardware adds with an order and a truncation of its own. Integers wrap, or saturate with the flag of `mma.s32`.
+    """
+    element, k = _COMPUTE[kind], int(depth[1:])
+    acc, tile = vec(element, 64), vec(element, 8 * k)
+    flag = ", i1 %saturate" if kind == "s32" else ""
+    c = Code(f"define internal {acc} @mma.{kind}.{depth}({acc} %c, {tile} %a, {tile} %b{flag}) noinline")
+    if kind == "s32":
+        return _integer_tile(c, k, acc, tile)
+    total = "%c"
+    for step in range(k):
+        a, b = _columns(c, tile, k, step)
+        total = c(f"call {acc} @{_FMA[element]}({acc} {a}, {acc} {b}, {acc} {total})")
+    c.ret(f"{acc} {total}")
+    return c.text()
+
+
+def _columns(c: Code, tile: str, k: int, step: int) -> tuple[str, str]:
+    """Element `step` of a's rows down the tile, and of b's rows across it."""
+    down = indices([k * (n // 8) + step for n in range(64)])
+    across = indices([k * (n % 8) + step for n in range(64)])
+    return (
+        c(f"shufflevector {tile} %a, {tile} poison, {down}"),
+        c(f"shufflevector {tile} %b, {tile} poison, {across}"),
+    )
+
+
+def _integer_tile(c: Code, k: int, acc: str, tile: str) -> str:
+    """The products of one call cannot pass 32 bits (16 · 128 · 255), so saturation matters only when c is added."""
+    total = "zeroinitializer"
+    for step in range(k):
+        a, b = _columns(c, tile, k, step)
+        total = c(f"add {acc} {total}, {c(f'mul {acc} {a}, {b}')}")
+    wrapped = c(f"add {acc} {total}, %c")
+    held = c(f"call {acc} @llvm.sadd.sat.v64i32({acc} {total}, {acc} %c)")
+    c.ret(f"{acc} " + c(f"select i1 %saturate, {acc} {held}, {acc} {wrapped}"))
+    return c.text()
+
+
+@support("mma_widen")
+def widen(kind: str) -> str:
+    """`mma_widen.KIND(register)`: all elements of a fragment register, f32 or i32, in the order of their bits."""
+    element = "i32" if kind in ("s8", "u8") else "float"
+    count = {"tf32": 32, "f16": 64, "bf16": 64}.get(kind, 128)
+    whole = vec(element, count)
+    c = Code(f"define internal {whole} @mma_widen.{kind}({vec('i32')} %r) noinline")
+    c.ret(f"{whole} " + _WIDEN[kind](c))
+    return c.text()
+
+
+def _parts(c: Code, element: str, count: int) -> str:
+    return c(f"bitcast {vec('i32')} %r to {vec(element, count)}")
+
+
+def _f16(c: Code) -> str:
+    return c(f"fpext {vec('half', 64)} {_parts(c, 'half', 64)} to {vec('float', 64)}")
+
+
+def _bf16(c: Code) -> str:
+    wide = c(f"zext {vec('i16', 64)} {_parts(c, 'i16', 64)} to {vec('i32', 64)}")
+    up = c(f"shl {vec('i32', 64)} {wide}, splat (i32 16)")
+    return c(f"bitcast {vec('i32', 64)} {up} to {vec('float', 64)}")
+
+
+def _tf32(c: Code) -> str:
+    """The low 13 bits take no part."""
+    kept = c(f"and {vec('i32')} %r, splat (i32 -8192)")
+    return c(f"bitcast {vec('i32')} {kept} to {vec('float')}")
+
+
+def _bytes(c: Code, extend: str) -> str:
+    return c(f"{extend} {vec('i8', 128)} {_parts(c, 'i8', 128)} to {vec('i32', 128)}")
+
+
+def _e4m3(c: Code) -> str:
+    """Seven magnitude bits at the top of an f32 whose exponent is then 120 too small; all ones is NaN."""
+    i32, f32 = vec("i32", 128), vec("float", 128)
+    wide = _bytes(c, "zext")
+    magnitude = c(f"and {i32} {wide}, splat (i32 127)")
+    small = c(f"bitcast {i32} {c(f'shl {i32} {magnitude}, splat (i32 20)')} to {f32}")
+    value = c(f"fmul {f32} {small}, splat (float {_hex_float(2.0**120)})")
+    is_nan = c(f"icmp eq {i32} {magnitude}, splat (i32 127)")
+    value = c(f"select {vec('i1', 128)} {is_nan}, {f32} splat (float 0x7FF8000000000000), {f32} {value}")
+    sign = c(f"shl {i32} {c(f'and {i32} {wide}, splat (i32 128)')}, splat (i32 24)")
+    bits = c(f"or {i32} {c(f'bitcast {f32} {value} to {i32}')}, {sign}")
+    return c(f"bitcast {i32} {bits} to {f32}")
+
+
+def _e5m2(c: Code) -> str:
+    """The upper byte of an f16."""
+    wide = c(f"zext {vec('i8', 128)} {_parts(c, 'i8', 128)} to {vec('i16', 128)}")
+    up = c(f"shl {vec('i16', 128)} {wide}, splat (i16 8)")
+    half = c(f"bitcast {vec('i16', 128)} {up} to {vec('half', 128)}")
+    return c(f"fpext {vec('half', 128)} {half} to {vec('float', 128)}")
+
+
+def _hex_float(value: float) -> str:
+    import struct
+
+    return "0x" + struct.pack(">d", value).hex().upper()
+
+
+_WIDEN = {
+    "f16": _f16, "bf16": _bf16, "tf32": _tf32, "e4m3": _e4m3, "e5m2": _e5m2,
+    "s8": lambda c: _bytes(c, "sext"), "u8": lambda c: _bytes(c, "zext"),
+}  # fmt: skip
