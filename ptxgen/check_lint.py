@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol
 
@@ -31,15 +31,15 @@ def backward_branches(items: list[Instruction | Label]) -> Iterator[Finding]:
                 yield item.line, f"branch back to {target} is not predicated; a loop is a guarded do-while"
 
 
-def narrow_addresses(items: list[Instruction | Label]) -> Iterator[Finding]:
+def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]) -> Iterator[Finding]:
     """R-c6: no 32-bit product that may pass 2³¹ is widened into a global address.
 
     A register's largest value is followed through mov, add, and, shr, shl, min, rem, mul.lo and mad.lo where it is
     written once; loaded values count as 2³²−1. A product of 2³¹ or more marks its register; cvt, mul.wide, mad.wide
     and 64-bit additions carry the mark; a global access through a marked register is the finding. `mul.wide` and
-    `mad.wide` of the factors themselves are the remedy.
+    `mad.wide` of the factors themselves are the remedy. `limits` adds largest values of special registers.
     """
-    values = _Values(items)
+    values = _Values(items, limits)
     for item in items:
         if isinstance(item, Instruction):
             marked = values.address(item)
@@ -51,8 +51,8 @@ def narrow_addresses(items: list[Instruction | Label]) -> Iterator[Finding]:
 class _Values:
     """Largest values of 32-bit registers, and which registers carry an unsafe product (by the product's line)."""
 
-    def __init__(self, items: list[Instruction | Label]) -> None:
-        self.largest = dict(_LARGEST)
+    def __init__(self, items: list[Instruction | Label], limits: Mapping[str, int]) -> None:
+        self.largest = {**_LARGEST, **limits}
         self.marks: dict[str, int] = {}
         self.written: dict[str, int] = {}
         for item in items:

@@ -86,9 +86,16 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     if version != target.lowest_ptx:
         text = whole(version)
         module.version, module.source = version, text
-    check(module, target, lint=True)
+    check(module, target, lint=True, limits=_index_limits(launch))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Ptx(spec, target, entry, text, spec.params(), launch, requirements(module), digest, module)
+
+
+def _index_limits(launch: Launch) -> dict[str, int]:
+    """Largest thread and CTA indices of a launch, where the spec alone decides them."""
+    threads = {f"%tid.{axis}": n - 1 for axis, n in zip("xyz", launch.block, strict=True)}
+    ctas = {f"%ctaid.{axis}": n - 1 for axis, n in zip("xyz", launch.grid, strict=True) if isinstance(n, int)}
+    return threads | ctas
 
 
 def _check_shared(b: Builder, launch: Launch) -> None:
