@@ -202,11 +202,21 @@ class Variable:
         text = " ".join([*words, name])
         if self.init is None:
             return text
-        values = ", ".join(map(str, self.init))
-        return f"{text} = {{{values}}}" if self.dims else f"{text} = {values}"
+        return f"{text} = {_nested(self.init, self.dims)}"
 
     def __str__(self) -> str:
         return self.declaration() + ";"
+
+
+def _nested(items: tuple[Operand, ...], dims: tuple[int, ...]) -> str:
+    """An initialiser's flat items in braces, one level for every extent."""
+    if not dims:
+        return ", ".join(map(str, items))
+    size = 1
+    for extent in dims[1:]:
+        size *= extent
+    rows = range(0, len(items), size)
+    return "{" + ", ".join(_nested(items[row : row + size], dims[1:]) for row in rows) + "}"
 
 
 @dataclass(slots=True)

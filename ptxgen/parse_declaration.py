@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ptxgen.errors import IsaError
-from ptxgen.nodes import Operand, Variable, Vector
+from ptxgen.nodes import Immediate, Operand, Variable, Vector
 from ptxgen.parse_operand import evaluate, parse_operand, split_operands
 
 SPACES = frozenset({"reg", "sreg", "const", "global", "local", "param", "shared", "tex"})
@@ -88,10 +88,13 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
     if match is None:
         raise IsaError(f"not a declaration of a name: {text!r}")
     extents = [inner.strip() for inner in re.findall(r"\[([^\]]*)\]", match[3])]
-    init = _initialiser(value) if equals else None
     dims = tuple(evaluate(inner) if inner else 0 for inner in extents)
-    if init is not None and dims[:1] == (0,):
-        dims = (len(init), *dims[1:])
+    init = None
+    if equals:
+        node = parse_operand(value)
+        if dims[:1] == (0,) and isinstance(node, Vector):
+            dims = (len(node.items), *dims[1:])
+        init = _flat(node, dims)
     attributes = " ".join(head.attributes)
     return Variable(
         head.space, head.type, match[1], dims, head.align, head.vector, int(match[2] or 0), init,
@@ -99,12 +102,17 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
     )  # fmt: skip
 
 
-def _initialiser(text: str) -> tuple[Operand, ...]:
-    value = parse_operand(text)
-    return tuple(_flat(value))
+_ZERO = Immediate("0")
 
 
-def _flat(value: Operand) -> list[Operand]:
-    if isinstance(value, Vector):
-        return [leaf for item in value.items for leaf in _flat(item)]
-    return [value]
+def _flat(value: Operand, dims: tuple[int, ...]) -> tuple[Operand, ...]:
+    """The items of an initialiser in memory order; inner rows that are short are filled with zeros."""
+    if not isinstance(value, Vector):
+        return (value,)
+    if len(dims) < 2:
+        return value.items
+    size = 1
+    for extent in dims[1:]:
+        size *= extent
+    rows = (_flat(row, dims[1:]) for row in value.items)
+    return tuple(item for row in rows for item in (*row, *[_ZERO] * (size - len(row))))

@@ -8,13 +8,13 @@ from functools import lru_cache
 from ptxgen.errors import IsaError
 from ptxgen.nodes import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
 
-_REGISTER = re.compile(r"%[\w$]+(?:\.[\w:]+)?|_")
+_REGISTER = re.compile(r"%[\w$]+(?:\.[\w:]+)?|_|[A-Za-z_$][\w$]*\.[xyzwrgba]")
 _NUMBER = re.compile(r"-?\s*(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)")
 _DECIMAL = re.compile(r"[-+]?\s*(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_$][\w$]*")
 _OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+)U?)", re.DOTALL)
 _WRAPPED = re.compile(r"(?:generic|mask|0[xX][fF0]+)\s*\(.*\)(?:\s*\+\s*\d+)?", re.DOTALL)
-_EXPRESSION = re.compile(r"(?:[0-9a-fA-FxXuU\s()+\-*/&|^~<>!=?:]|%(?![A-Za-z_$]))+")
+_EXPRESSION = re.compile(r"(?:(?:0[xX][0-9a-fA-F]+|\d+)[uU]?(?!\w)|[\s()+\-*/%&|^~<>!=?:])+")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -29,7 +29,7 @@ def parse_operand(text: str) -> Operand:
         return _address(text)
     if first == "{":
         return Vector(tuple(map(parse_operand, split_operands(_inside(text, "{", "}")))))
-    if first == "(" and (not text[1:-1].strip() or not _EXPRESSION.fullmatch(text)):
+    if first == "(" and text.find(")") == len(text) - 1:
         return Group(tuple(map(parse_operand, split_operands(_inside(text, "(", ")")))))
     if first == "!":
         inner = parse_operand(text[1:].strip())
@@ -41,8 +41,8 @@ def parse_operand(text: str) -> Operand:
 def _rest(text: str) -> Operand:
     if _DECIMAL.fullmatch(text):
         return Immediate("".join(text.split()))
-    if text == "WARP_SZ":
-        return Immediate("32")
+    if "WARP_SZ" in text:
+        return parse_operand(re.sub(r"\bWARP_SZ\b", "32", text))
     if _NAME.fullmatch(text):
         return Symbol(text)
     if "|" in text and not _EXPRESSION.fullmatch(text):

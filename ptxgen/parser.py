@@ -27,7 +27,7 @@ from ptxgen.nodes import (
     Vector,
 )
 from ptxgen.parse_declaration import LINKAGE, SPACES, parse_parameters, parse_variables
-from ptxgen.parse_operand import parse_operand, split_operands
+from ptxgen.parse_operand import evaluate, parse_operand, split_operands
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w.]|\s*:)\s*([^;]*);\s*")
@@ -252,6 +252,8 @@ class _Parser:
         try:
             if "{" in rest or "(" in rest or "[" in rest:
                 parts = split_operands(rest)
+                if "(" in rest and not opcode.startswith("call"):
+                    parts = [str(evaluate(part)) if part[:1] == "(" else part for part in parts]
             elif rest:
                 parts = [part.strip() for part in rest.split(",")]
             else:
