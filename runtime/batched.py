@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 from ptxgen.errors import CapacityError, CudaError, SpecError
-from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.kvcache import KvCache, as_rows
@@ -17,6 +16,7 @@ from ptxgen.runtime.pages import PageTable
 from ptxgen.runtime.sizing import bytes_per_sequence, overhead
 from ptxgen.runtime.snapshot import dequantise
 from ptxgen.runtime.stream import Stream
+from ptxgen.runtime.transfer import page_blocks, slot_blocks
 
 log = logging.getLogger("ptxgen.runtime")
 
@@ -226,13 +226,11 @@ class BatchedKvCache:
     ) -> None:
         """Copy the first `seq_len` positions of a single cache, one layer or all, into a slot, and set its length.
 
-        Stays on the device: one strided copy per layer and buffer (per run of pages and head where paged). 0 does
-        nothing. Raises `SpecError` for a slot that is not there, other dimensions, or more than the cache holds.
+        Stays on the device: one strided copy per layer and buffer (per page where paged). 0 does nothing. Raises `SpecError` for a slot that is not there, other dimensions, or more than the cache holds.
         """
         self._check_slot(slot)
-        mine = (self.n_layers, self.n_kv_heads, self.head_dim, self.dtype, self.device)
-        theirs = (cache.n_layers, cache.n_kv_heads, cache.head_dim, cache.dtype, cache.device)
-        if mine != theirs:
+        names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")
+        if any(getattr(self, name) != getattr(cache, name) for name in names):
             raise SpecError(f"BatchedKvCache.scatter_from: must have the same dimensions (got {cache!r})")
         layers = range(self.n_layers) if layer is None else (layer,)
         held = min(cache.length(i) for i in layers)
@@ -240,37 +238,19 @@ class BatchedKvCache:
             raise SpecError(f"BatchedKvCache.scatter_from: seq_len must be within 0 … {held} (got {seq_len})")
         if seq_len == 0:
             return
+        assert self._store is not None
         self.set_length(slot, seq_len)
         if self.pages is not None:
             self.pages.upload(stream)
         for index in layers:
+            mine = self._store.buffers(index)
             for name, buffer in cache.buffers(index).items():
-                for source, target in self._pieces(index, name, buffer, slot, seq_len):
+                if self.pages is None:
+                    pairs = slot_blocks(buffer, mine[name], slot, seq_len)
+                else:
+                    pairs = page_blocks(buffer, mine[name], self.pages.table[slot].tolist(), seq_len)
+                for source, target in pairs:
                     source.move_to(target, stream)
-
-    def _pieces(
-        self, layer: int, name: str, source: Buffer, slot: int, seq_len: int
-    ) -> Iterator[tuple[Blocks, Blocks]]:
-        """What to copy from a single cache's buffer, and where to."""
-        assert self._store is not None
-        target = self._store.buffers(layer)[name]
-        row, length = source.shape[2] * source.dtype.bytes, source.shape[1]
-        if self.pages is None:
-            start, pitch = slot * self.n_kv_heads * self.max_len * row, self.max_len * row
-            yield (
-                Blocks(source, 0, seq_len * row, self.n_kv_heads, length * row),
-                Blocks(target, start, seq_len * row, self.n_kv_heads, pitch),
-            )
-            return
-        page = self.page_size
-        for entry in range(self.pages.pages_of(seq_len)):
-            first = entry * page
-            width = min(page, seq_len - first) * row
-            start = int(self.pages.table[slot, entry]) * self.n_kv_heads * page * row
-            yield (
-                Blocks(source, first * row, width, self.n_kv_heads, length * row),
-                Blocks(target, start, width, self.n_kv_heads, page * row),
-            )
 
     def peek(self, layer: int, kind: str, slot: int, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
         """The first `n` values (default: all) at one position of one head of a slot, as float32."""

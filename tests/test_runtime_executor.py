@@ -1,0 +1,215 @@
+"""The executor against the float64 oracle, on the CPU and on a GPU; a short soak."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import CapacityError, CudaError, SpecError
+from ptxgen.parity import LIMITS, compare
+from ptxgen.runtime import BatchedKvCache, Device, Executor
+from tests.kv_oracle import Oracle, attention
+from tests.soak import KINDS, soak
+
+RNG = np.random.default_rng(0)
+
+
+def rand(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, np.float32)
+
+
+def executor(device: Device, kind: str = "f32", **changes: int) -> tuple[Executor, Oracle]:
+    shape = {"n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "max_len": 48} | changes
+    oracle = Oracle(shape["n_layers"], shape["n_heads"], shape["n_kv_heads"], shape["head_dim"], kind)
+    return Executor(device, **shape, kv_dtype=kind), oracle
+
+
+def check(got: np.ndarray, want: np.ndarray, kind: str = "f32") -> None:
+    verdict = compare("out", got, want, LIMITS[kind])
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_one_by_one(device: Device, kind: str) -> None:
+    ex, oracle = executor(device, kind)
+    for step in range(5):
+        for layer in range(2):
+            q, k, v, out = rand(4, 64), rand(2, 64), rand(2, 64), np.full((4, 64), np.nan, np.float32)
+            oracle.append(layer, k, v)
+            assert ex.incremental_attention(layer, q, k, v, out) == step + 1
+            check(out, oracle.attend(layer, q), kind)
+
+
+def test_device_arrays_flat_arrays_and_host_arrays_agree(device: Device) -> None:
+    q, k, v = rand(4, 64), rand(2, 64), rand(2, 64)
+    outs = []
+    for make in (np.array, device.array, np.ravel, lambda x: device.array(np.ravel(x))):
+        ex, _ = executor(device)
+        out = make(np.full((4, 64), np.nan, np.float32))
+        ex.incremental_attention(0, make(q), make(k), make(v), out)
+        outs.append((out if isinstance(out, np.ndarray) else out.numpy()).reshape(4, 64))
+    mixed, _ = executor(device)
+    outs.append(np.zeros((4, 64), np.float32))
+    mixed.incremental_attention(0, device.array(q), k, device.array(v), outs[-1])
+    for other in outs[1:]:
+        assert np.array_equal(outs[0], other)
+    check(outs[0], np.repeat(v, 2, axis=0))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 31, 48])
+def test_chunks_of_a_prompt(device: Device, rows: int) -> None:
+    ex, oracle = executor(device)
+    for start in range(0, 48 - rows + 1, rows):
+        q, k, v = rand(rows, 4, 64), rand(rows, 2, 64), rand(rows, 2, 64)
+        out = np.full(q.shape, np.nan, np.float32)
+        oracle.append(1, k, v)
+        assert ex.flash_attention_cached(1, q, k, v, out) == start + rows
+        check(out, oracle.attend_chunk(1, q))
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "causal"), [(1, 1, True), (7, 7, True), (7, 7, False), (3, 20, True), (33, 65, False)]
+)
+def test_flash_attention_without_the_cache(device: Device, rows: int, keys: int, causal: bool) -> None:
+    ex, _ = executor(device)
+    q, k, v, out = rand(rows, 4, 64), rand(keys, 2, 64), rand(keys, 2, 64), np.full((rows, 4, 64), np.nan, np.float32)
+    ex.flash_attention(q, k, v, out, causal=causal)
+    seen = [keys - rows + i + 1 if causal else keys for i in range(rows)]
+    check(out, np.stack([attention(row, k[:n], v[:n]) for row, n in zip(q, seen, strict=True)]))
+    assert ex.cache.length(0) == 0
+
+
+def test_captured_decoding_equals_eager_bit_for_bit(device: Device) -> None:
+    eager, _ = executor(device)
+    graphed, _ = executor(device)
+    q, k, v = (device.zeros(s, "f32") for s in ((4, 64), (2, 64), (2, 64)))
+    outs = [device.zeros((4, 64), "f32") for _ in range(2)]
+    with device.graph() as graph:
+        for layer in range(2):
+            graphed.incremental_attention(layer, q, k, v, outs[layer], graph.stream)
+    assert graphed.cache.length(0) == 0
+    for step in range(48):
+        host = rand(4, 64), rand(2, 64), rand(2, 64)
+        for buffer, array in zip((q, k, v), host, strict=True):
+            buffer.copy_from(array)
+        graphed.step()
+        graph.launch(graphed.stream)
+        assert graphed.cache.length(1) == step + 1
+        for layer in range(2):
+            expected = np.empty((4, 64), np.float32)
+            eager.incremental_attention(layer, *host, expected)
+            assert outs[layer].numpy().tobytes() == expected.tobytes(), f"length {step + 1}"
+    with pytest.raises(CapacityError, match="nothing was changed"):
+        graphed.step()
+
+
+def test_overflow_and_wrong_arguments_change_nothing(device: Device) -> None:
+    ex, _ = executor(device, max_len=2)
+    q, k, v, out = rand(4, 64), rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32)
+    for _ in range(2):
+        ex.incremental_attention(0, q, k, v, out)
+    before = ex.cache.k(0).numpy()
+    with pytest.raises(CapacityError, match="layer 0 holds 2 of 2 positions, 1 more do not fit"):
+        ex.incremental_attention(0, q, rand(2, 64), v, out)
+    wrong = {
+        "q": (rand(4, 32), r"q: must have shape \[4, 64\] \(got \[4, 32\]\)"),
+        "k": (rand(4, 64), r"k: must have shape \[2, 64\] \(got \[4, 64\]\)"),
+        "v": (rand(2, 64).astype(np.float64), r"v: must be f32 \(got float64"),
+        "out": (np.zeros((4, 64, 1), np.float32), r"out: must have shape"),
+    }
+    good = {"q": q, "k": k, "v": v, "out": out}
+    for name, (array, says) in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            ex.incremental_attention(1, **good | {name: array})
+        with pytest.raises(SpecError, match=says.replace("float64", "f64")):
+            ex.incremental_attention(1, **good | {name: device.array(array)})
+    with pytest.raises(SpecError, match=r"layer must be within 0 … 1 \(got 2\)"):
+        ex.incremental_attention(2, **good)
+    assert [ex.cache.length(i) for i in (0, 1)] == [2, 0]
+    assert np.array_equal(ex.cache.k(0).numpy(), before)
+
+
+def test_unknown_options_and_impossible_shapes(device: Device) -> None:
+    with pytest.raises(TypeError, match="sofft_cap"):
+        Executor(device, 1, 4, 2, 64, 16, sofft_cap=3.0)
+    with pytest.raises(SpecError, match="head_dim"):
+        Executor(device, 1, 4, 2, 63, 16)
+
+
+def test_bytes_past_the_length_are_never_trusted(device: Device) -> None:
+    ex, oracle = executor(device)
+    for layer in range(2):
+        for buffer in ex.cache.buffers(layer).values():
+            buffer.fill(np.nan)
+    for _ in range(3):
+        q, k, v, out = rand(4, 64), rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32)
+        oracle.append(0, k, v)
+        ex.incremental_attention(0, q, k, v, out)
+        check(out, oracle.attend(0, q))
+    ex.cache.rollback(1)
+    oracle.rollback(1)
+    k, v = rand(2, 64), rand(2, 64)
+    oracle.append(0, k, v)
+    ex.incremental_attention(0, q, k, v, out)
+    check(out, oracle.attend(0, q))
+
+
+def test_a_graph_takes_device_arrays_only(device: Device) -> None:
+    ex, _ = executor(device)
+    with pytest.raises(CudaError, match="device arrays only"), device.graph() as graph:
+        ex.incremental_attention(0, rand(4, 64), rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32), graph.stream)
+
+
+@pytest.mark.parametrize(("kind", "page"), list(itertools.product(["f32", "f16", "s8"], [0, 16])))
+def test_batched_steps(device: Device, kind: str, page: int) -> None:
+    from ptxgen.kernels import IncrementalAttention
+
+    ex, oracle = executor(device, kind, n_layers=1)
+    for _ in range(17):
+        k, v, out = rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32)
+        oracle.append(0, k, v)
+        ex.incremental_attention(0, rand(4, 64), k, v, out)
+    batched = BatchedKvCache(ex.cache, 3, page_size=page)
+    batched.scatter_from(ex.cache, 1, 15)
+    batched.scatter_from(ex.cache, 2, 17)
+    oracles = [Oracle(1, 4, 2, 64, kind) for _ in range(3)]
+    for slot, length in ((1, 15), (2, 17)):
+        oracles[slot].layers = [[x[:length] for x in oracle.layers[0]]]
+    spec = IncrementalAttention(
+        max_len=48, head_dim=64, n_heads=4, n_kv_heads=2, kv_dtype=kind, batched=True, page_size=page
+    )
+    for active in ([0, 1, 2], [0, 2], [1]):
+        q, k, v = rand(3, 4, 64), rand(3, 2, 64), rand(3, 2, 64)
+        batched.step(active)
+        batched.append(0, device.array(k), device.array(v))
+        out = device.empty((3, 4, 64), "f32").fill(np.nan)
+        device.load(spec).bind(q=device.array(q), out=out, seq_lens=batched.lengths, **batched.buffers(0)).launch()
+        for slot in range(3):
+            if slot in active:
+                oracles[slot].append(0, k[slot], v[slot])
+                check(out.numpy()[slot], oracles[slot].attend(0, q[slot]), kind)
+            else:
+                assert not out.numpy()[slot].any(), "a slot that takes no part gives zeros"
+
+
+def test_rope_in_place_and_on_host_arrays(device: Device) -> None:
+    ex, _ = executor(device)
+    q, k = rand(4, 64), rand(2, 64)
+    rotated = q.copy(), device.array(k)
+    ex.rope(*rotated, position=5, theta=10000.0, style="neox")
+    angle = 5 * 10000.0 ** (-np.arange(32) / 32)
+    for got, x in zip((rotated[0], rotated[1].numpy()), (q, k), strict=True):
+        a, b = x[:, :32].astype(np.float64), x[:, 32:].astype(np.float64)
+        want = np.hstack([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)])
+        check(got, want)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_short_soak(device: Device, seed: int) -> None:
+    steps = 60 if device.kind == "cpu" else 2000
+    report = soak(device, steps, seed, per_life=30 if device.kind == "cpu" else 200)
+    assert sum(report["steps"].values()) == steps
+    first, last = report["memory used after the first and the last shape"]
+    assert first == last
