@@ -106,7 +106,7 @@ class Addr:
     coordinates: tuple[Reg | int, ...] = ()
 
     def __str__(self) -> str:
-        inner = f"{self.base}{self.offset:+d}" if self.offset else str(self.base)
+        inner = f"{self.base}+{self.offset}" if self.offset else str(self.base)
         if self.coordinates:
             inner += ", {" + ", ".join(map(str, self.coordinates)) + "}"
         return f"[{inner}]"
