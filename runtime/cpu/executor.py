@@ -86,9 +86,7 @@ class Program:
         threads: int | None = None,
         host: Host | None = None,
     ) -> None:
-        _check_mode(mode)
-        if threads is not None and threads < 1:
-            raise ExecutionError(f"Program.threads: must be ≥ 1 (got {threads})")
+        self.check_options(mode, threads)
         self.mode, self.seed = mode, seed
         self.threads = threads or os.cpu_count() or 1
         self.host = host or this_host()
@@ -97,6 +95,13 @@ class Program:
         self.globals = Globals(self._cache.variables())
         self._compiled: dict[tuple[str, bool], Compiled] = {}
         self._lock = threading.Lock()
+
+    @staticmethod
+    def check_options(mode: str, threads: int | None) -> None:
+        """Raise `ExecutionError` for a mode or a number of threads that there is not."""
+        _check_mode(mode)
+        if threads is not None and threads < 1:
+            raise ExecutionError(f"Program.threads: must be ≥ 1 (got {threads})")
 
     @classmethod
     def from_text(cls, text: str, file: str = "<ptx>", **options: Any) -> Program:

@@ -110,6 +110,23 @@ class Memory:
         if found is not None and found.shadow is not None:
             found.shadow[begin - found.begin : begin - found.begin + nbytes] = 1
 
+    def copied(self, dst: int, src: int, nbytes: int) -> None:
+        """The host has copied bytes from one place to another: they stay as initialised as they were."""
+        to, source = self.find(dst), self.find(src)
+        if to is None or to.shadow is None:
+            return
+        first = dst - to.begin
+        if source is None or source.shadow is None:
+            to.shadow[first : first + nbytes] = 1
+        else:
+            start = src - source.begin
+            to.shadow[first : first + nbytes] = source.shadow[start : start + nbytes]
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in live allocations."""
+        return sum(a.size for a in self._live)
+
     def find(self, address: int) -> Allocation | None:
         """The live allocation that holds an address."""
         with self._lock:
@@ -130,8 +147,8 @@ class Memory:
             return "no allocation is live"
         nearest = min(near, key=lambda a: max(a.begin - address, address + nbytes - a.end, 0))
         if address < nearest.begin:
-            return f"{nearest.begin - address} bytes before {nearest.describe()}"
-        return f"{address + nbytes - nearest.end} bytes past the end of {nearest.describe()}"
+            return f"begins {nearest.begin - address} bytes before {nearest.describe()}"
+        return f"ends {address + nbytes - nearest.end} bytes past the end of {nearest.describe()}"
 
     def table(self) -> Table:
         """The live allocations as sorted arrays; the same arrays until the next change."""

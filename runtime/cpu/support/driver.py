@@ -372,12 +372,17 @@ def stuck(*_: str) -> str:
     c = Code("define internal i1 @stuck(ptr %gang) noinline")
     launch = c.load("ptr", "%gang", GANG["launch"])
     stride, base = c.load("i64", launch, LAUNCH["cta_stride"]), c.load("ptr", "%gang", GANG["ctas"])
+    parked = c.var("i32", 0)
+
+    def look(w: str) -> None:
+        state = c.load("i32", w, WARP["state"])
+        c.ret("i1 false", when=c(f"icmp uge i32 {state}, {YIELDED}"))
+        with c.if_(c(f"icmp eq i32 {state}, {PARKED}")):
+            c.store("i32", 1, parked)
+
     with c.count("i32", c.load("i32", "%gang", GANG["count"])) as rank:
-        cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {stride}"))
-        for_each_warp(
-            c, cta, lambda w: c.ret("i1 false", when=c(f"icmp uge i32 {c.load('i32', w, WARP['state'])}, {YIELDED}"))
-        )
-    c.ret("i1 true")
+        for_each_warp(c, c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {stride}")), look)
+    c.ret("i1 " + c(f"trunc i32 {c.load('i32', parked)} to i1"))
     return c.text()
 
 

@@ -1,0 +1,191 @@
+"""`CpuDevice`: the device protocol on the executor. Work runs at once, in the calling thread and its helpers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import ClassVar
+
+import numpy as np
+
+from ptxgen.errors import CudaError, IsaError, ModuleLoadError
+from ptxgen.runtime.arguments import ParamBlock
+from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
+from ptxgen.runtime.cpu.entry import Entry
+from ptxgen.runtime.cpu.executor import Program, checked_geometry
+from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.device import Device
+from ptxgen.runtime.graph import Graph
+from ptxgen.runtime.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream
+from ptxgen.runtime.modulecache import ModuleCache
+from ptxgen.runtime.stream import Stream
+from ptxgen.targets import Target, target
+
+
+class CpuFunction:
+    """One entry of a program."""
+
+    def __init__(self, code: CpuCode, entry: Entry) -> None:
+        self.code, self.entry = code, entry
+        self.name = entry.name
+        self.slots = tuple(Slot(offset, size) for _, _, offset, size in entry.params)
+
+    @property
+    def resources(self) -> Resources:
+        """Local and shared memory; a CPU has no registers to count."""
+        most = self.entry.limit("reqntid") or self.entry.limit("maxntid")
+        threads = int(np.prod(most)) if most else 1024
+        return Resources(0, self.entry.local_bytes, self.entry.static_shared, threads)
+
+
+class CpuCode:
+    """A loaded program."""
+
+    def __init__(self, device: CpuDevice, program: Program) -> None:
+        self.device, self.program = device, program
+        self.unloaded = False
+
+    @property
+    def origin(self) -> str:
+        """Always the executor; its own cache works below this."""
+        return "executor"
+
+    def function(self, name: str) -> Function:
+        """The entry, compiled; `ModuleLoadError` for a name there is not, or an instruction the executor lacks."""
+        if name not in self.program.entries:
+            raise ModuleLoadError(f"module: has no entry {name!r} (it has {', '.join(self.program.entries) or 'none'})")
+        try:
+            return CpuFunction(self, self.program.entry(name))
+        except IsaError as error:
+            raise ModuleLoadError(str(error)) from error
+
+    def unload(self) -> None:
+        """Drop the code once nothing launches it any more."""
+        self.unloaded = True
+
+
+class CpuDevice(Device):
+    """The CPU executor as a device. `mode`, `seed` and `threads` as `Program` takes them; `seed` may be changed.
+
+    It runs PTX of every target, and generates for sm_90a unless asked otherwise.
+    """
+
+    kind: ClassVar[str] = "cpu"
+
+    def __init__(self, mode: str = "fast", seed: int = 0, threads: int | None = None) -> None:
+        self.name = "cpu"
+        self.target = target("sm_90a")
+        self.mode, self.seed, self.threads = mode, seed, threads
+        self.bytes = Memory(track=mode == "check")
+        self.default_stream = ImmediateStream()
+        self.modules = ModuleCache(self)
+        self._closed = False
+        Program.check_options(mode, threads)
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+        self._check()
+
+    def memory(self) -> MemoryUse:
+        """Physical memory of the machine, and what this device has allocated."""
+        page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+        total = page * os.sysconf("SC_PHYS_PAGES") if page else 0
+        free = page * os.sysconf("SC_AVPHYS_PAGES") if page else 0
+        used = self.bytes.allocated
+        return MemoryUse(free, total, used, used)
+
+    def close(self) -> None:
+        """Every later use raises."""
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise CudaError("cpu was closed")
+
+    # what `Device` asks of a backend ------------------------------------------------------------------------------
+    def _runs(self, target: Target) -> bool:
+        return True
+
+    def _allocate(self, nbytes: int, stream: Stream | None) -> int:
+        self._check()
+        try:
+            return self.bytes.allocate(nbytes)
+        except MemoryError:
+            raise CudaError(f"cpu: {nbytes} bytes cannot be allocated ({self.memory().free} are free)") from None
+
+    def _release(self, pointer: int, nbytes: int, streams: tuple[Stream, ...]) -> None:
+        self.bytes.free(pointer)
+
+    def _adopt(self, pointer: int, nbytes: int) -> None:
+        self.bytes.adopt(pointer, max(nbytes, 1))
+
+    def _disown(self, pointer: int, nbytes: int) -> None:
+        self.bytes.free(pointer)
+
+    def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
+        self._submit(stream, lambda: self._move(copy))
+
+    def _move(self, copy: Copy) -> None:
+        for row in range(copy.height):
+            dst, src = copy.dst + row * copy.dst_pitch, copy.src + row * copy.src_pitch
+            ctypes.memmove(dst, src, copy.width)
+            if copy.direction == "in":
+                self.bytes.written(dst, copy.width)
+            elif copy.direction == "on":
+                self.bytes.copied(dst, src, copy.width)
+
+    def _fill(self, pointer: int, pattern: bytes, count: int, stream: Stream | None, after: tuple[Stream, ...]) -> None:
+        def job() -> None:
+            size = len(pattern) * count
+            block = (ctypes.c_uint8 * size).from_address(pointer)
+            np.frombuffer(block, np.uint8).reshape(count, len(pattern))[:] = np.frombuffer(pattern, np.uint8)
+            self.bytes.written(pointer, size)
+
+        self._submit(stream, job)
+
+    def _submit(self, stream: Stream | None, job: object) -> None:
+        self._check()
+        where = self.default_stream if stream is None else stream
+        assert isinstance(where, ImmediateStream)
+        where.submit(job)  # type: ignore[arg-type]
+
+    def _pinned(self, nbytes: int) -> np.ndarray:
+        return np.empty(nbytes, np.uint8)
+
+    def _is_pinned(self, array: np.ndarray) -> bool:
+        return False
+
+    def _load(self, text: str, label: str) -> Code:
+        self._check()
+        try:
+            program = Program.from_text(text, label, mode=self.mode, seed=self.seed, threads=self.threads)
+        except IsaError as error:
+            raise ModuleLoadError(f"{label}: {error}") from error
+        return CpuCode(self, program)
+
+    def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
+        assert isinstance(function, CpuFunction)
+        program, entry = function.code.program, function.entry
+        compiled = program.compiled(entry.name, self.mode == "check")
+        made = checked_geometry(entry, geometry.grid, geometry.block, geometry.cluster, geometry.shared)
+
+        def run(params: ParamBlock) -> None:
+            self._check()
+            if function.code.unloaded:
+                raise CudaError(f"launch: {entry.name} was unloaded")
+            data = np.frombuffer((ctypes.c_uint8 * max(params.size, 1)).from_address(params.address), np.uint8)
+            program.launch_packed(compiled, made, data, self.bytes, self.mode, self.seed)
+
+        assert isinstance(self.default_stream, ImmediateStream)
+        return ImmediateLauncher(self.default_stream, run, block, first_use)
+
+    def _new_stream(self) -> Stream:
+        return ImmediateStream()
+
+    def _foreign_stream(self, foreign: object) -> Stream:
+        if isinstance(foreign, ImmediateStream):
+            return foreign
+        raise CudaError(f"cpu: streams of other libraries do not exist here (got {foreign!r})")
+
+    def _new_graph(self) -> Graph:
+        return ImmediateGraph(self)
