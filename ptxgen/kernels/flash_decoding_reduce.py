@@ -1,0 +1,229 @@
+"""Merge partial softmaxes of split attention, wherever they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, f32
+from ptxgen.idioms import convert
+from ptxgen.idioms.decode.merge import Partial, combine, empty, partials
+from ptxgen.idioms.programmatic import depend, programmatic_rules
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer, grid3
+from ptxgen.values import Reg
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+QUAD = 4  # f32 values of a 16-byte access: what a thread owns of head_dim
+THREADS = 128
+MOST_GROUPS = 8  # groups of threads that share a head's partials
+IN_FLIGHT = 4  # partials that a thread loads at once
+
+
+@kernel_type
+class FlashDecodingReduce(KernelType):
+    """out = Σᵢ 2^(maxᵢ − M) · accᵢ / Σᵢ 2^(maxᵢ − M) · sumᵢ over a head's `max_chunks` partials, M the largest maxᵢ.
+
+    A partial is (max, sum, acc): over some positions the largest score in units of log2 (natural scores times log2 e),
+    Σ 2^(score − max), and Σ 2^(score − max) · V. `acc [batch, n_heads, max_chunks, head_dim]` and
+    `stats [batch, n_heads, max_chunks, 2]` (max, sum), both f32. A partial with sum 0 is skipped whatever else it
+    holds, so slots that are not used only need a sum of 0. Attention that was normalised elsewhere is the partial
+    (log2 e · log-sum-exp, 1, output). All sums 0: zeros, and −inf. `out [batch, n_heads, head_dim]` in q_dtype; `lse`:
+    the natural log-sum-exp `[batch, n_heads]`.
+    """
+
+    head_dim: int
+    n_heads: int
+    max_chunks: int = 16
+    q_dtype: DType = f32
+    lse: bool = False
+    programmatic: bool = False
+
+    sizes = {"batch": 2}
+    goldens = (
+        dict(head_dim=64, n_heads=2, max_chunks=2),
+        dict(head_dim=40, n_heads=3, max_chunks=40, q_dtype="f16", lse=True),
+    )
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
+        yield from rules.between("n_heads", self.n_heads, 1, 4096)
+        yield from rules.between("max_chunks", self.max_chunks, 1, 4096)
+        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+
+    # -- geometry ------------------------------------------------------------------------------------------------------
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a group: a power of two, a thread per four columns."""
+        return 1 << (self.head_dim // QUAD - 1).bit_length()
+
+    @property
+    def groups(self) -> int:
+        """Groups of threads, whole warps of them; group g takes the partials g, g + groups, …"""
+        useful = min(THREADS // self.lanes, MOST_GROUPS, 1 << (self.max_chunks - 1).bit_length())
+        return max(1, 32 // self.lanes, useful)
+
+    @property
+    def in_flight(self) -> int:
+        """Partials that a thread merges at a time."""
+        return min(IN_FLIGHT, -(-self.max_chunks // self.groups))
+
+    @property
+    def per_turn(self) -> int:
+        """Partials that the CTA merges at a time."""
+        return self.groups * self.in_flight
+
+    def params(self) -> tuple[Param, ...]:
+        slots = ("batch", self.n_heads, self.max_chunks)
+        out = [
+            buffer("acc", f32, *slots, self.head_dim),
+            buffer("stats", f32, *slots, 2, align=8),
+            buffer("out", self.q_dtype, "batch", self.n_heads, self.head_dim, access="out"),
+        ]
+        if self.lse:
+            out.append(buffer("lse", f32, "batch", self.n_heads, access="out", align=4))
+        return tuple(out)
+
+    def launch(self, target: Target) -> Launch:
+        return Launch(grid3(self.n_heads, "batch"), (self.lanes * self.groups, 1, 1), programmatic=self.programmatic)
+
+    # -- code ----------------------------------------------------------------------------------------------------------
+
+    def build(self, b: Builder) -> None:
+        merged = Partial(b.reg("merged_max", "f32"), b.reg("merged_sum", "f32"), b.array("merged", "f32", QUAD).regs)
+        loaded = partials(b, "part", self.in_flight)
+        self._locate(b, merged)
+        self._merge(b, merged, loaded)
+        if self.groups > 1:
+            self._meet(b, merged)
+        self._finish(b, merged)
+
+    def _locate(self, b: Builder, merged: Partial) -> None:
+        with b.fragment("locate"):
+            if self.programmatic:
+                depend(b)
+            thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            lane = b.op("and.b32", b.reg("quad", "u32"), thread, self.lanes - 1)
+            group = b.op("shr.u32", "group", thread, self.lanes.bit_length() - 1)
+            b.op("setp.lt.u32", "has_quad", lane, self.head_dim // QUAD)
+            head = b.op("mov.u32", "head", b.special("ctaid.x"))
+            sequence = b.op("mov.u32", "sequence", b.special("ctaid.y"))
+            b.op("mul.wide.u32", "row", sequence, self.n_heads)
+            wide_head = b.op("cvt.u64.u32", "wide_head", head)
+            b.op("add.u64", b.registers["row"], b.registers["row"], wide_head)
+            acc, stats = b.ld_param("acc"), b.ld_param("stats")
+            b.op("mad.lo.u64", acc, b.registers["row"], self.max_chunks * self.head_dim * 4, acc)
+            b.op("mad.wide.u32", acc, group, self.head_dim * 4, acc)
+            b.op("mad.wide.u32", acc, lane, QUAD * 4, acc)
+            b.op("mad.lo.u64", stats, b.registers["row"], self.max_chunks * 8, stats)
+            b.op("mad.wide.u32", stats, group, 8, stats)
+            b.op("mov.u32", "chunk", group)
+            empty(b, merged)
+
+    def _merge(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
+        """Fragment `merge`: the group's next partials into `merged`; the accumulators of used slots only are read."""
+        chunk, acc, stats = (b.registers[x] for x in ("chunk", "acc", "stats"))
+        exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
+        with b.fragment("merge"):
+            for i, part in enumerate(loaded):
+                empty(b, part)
+                b.op("setp.lt.u32", exists[i], chunk, self.max_chunks - i * self.groups)
+                b.op("ld.global.v2.f32", (part.maximum, part.total), stats[i * self.groups * 8], pred=exists[i])
+            for i, part in enumerate(loaded):
+                b.op("setp.neu.and.f32", used[i], part.total, 0.0, exists[i])
+                b.op("selp.f32", part.maximum, part.maximum, float("-inf"), used[i])
+                b.op("and.pred", used[i], used[i], b.registers["has_quad"])
+                b.op("ld.global.v4.f32", part.values, acc[i * self.groups * self.head_dim * 4], pred=used[i])
+            combine(b, merged, (merged, *loaded))
+            if self.per_turn < self.max_chunks:
+                b.op("add.u32", chunk, chunk, self.per_turn)
+                b.op("add.u64", acc, acc, self.per_turn * self.head_dim * 4)
+                b.op("add.u64", stats, stats, self.per_turn * 8)
+                first = b.op("sub.u32", "turn_start", chunk, b.registers["group"])
+                b.expose(more=b.op("setp.lt.u32", "more_chunks", first, self.max_chunks))
+
+    def _meet(self, b: Builder, merged: Partial) -> None:
+        """Fragments `leave`, for groups after the first, and `collect`, by the first group."""
+        size = (QUAD + 2) * 4
+        meeting = b.shared("meeting", (self.groups - 1) * self.lanes * size)
+        with b.fragment("leave"):
+            b.note(f"{self.groups} groups of {self.lanes} threads shared the partials; the first merges what they have")
+            first = b.op("setp.eq.u32", "first_group", b.registers["group"], 0)
+            thread = b.registers["thread"]
+            at = b.op("mov.u32", "meeting_at", meeting)
+            b.op("mad.lo.u32", at, thread, QUAD * 4, at)
+            pair_at = b.op("mov.u32", "pair_at", meeting)
+            b.op("mad.lo.u32", pair_at, thread, 8, pair_at)
+            pairs = (self.groups - 1) * self.lanes * QUAD * 4
+            b.op("st.shared.v4.f32", at[-self.lanes * QUAD * 4], merged.values, pred=~first)
+            b.op("st.shared.v2.f32", pair_at[pairs - self.lanes * 8], (merged.maximum, merged.total), pred=~first)
+        others = partials(b, "other", self.groups - 1)
+        with b.fragment("collect"):
+            for i, other in enumerate(others):
+                b.op("ld.shared.v4.f32", other.values, at[i * self.lanes * QUAD * 4])
+                b.op("ld.shared.v2.f32", (other.maximum, other.total), pair_at[pairs + i * self.lanes * 8])
+            combine(b, merged, (merged, *others))
+
+    def _finish(self, b: Builder, merged: Partial) -> None:
+        with b.fragment("store"):
+            writes: Reg = b.registers["has_quad"]
+            nothing = b.op("setp.eq.f32", "nothing", merged.total, 0.0)
+            inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
+            b.op("selp.f32", inverse, 0.0, inverse, nothing)
+            for value in merged.values:
+                b.op("mul.f32", value, value, inverse)
+            out = b.ld_param("out")
+            b.op("mad.lo.u64", out, b.registers["row"], self.head_dim * self.q_dtype.bytes, out)
+            b.op("mad.wide.u32", out, b.registers["quad"], QUAD * self.q_dtype.bytes, out)
+            words = convert.word_array(b, "out_word", b.arrays["merged"], self.q_dtype)
+            convert.pack(b, words, merged.values, self.q_dtype)
+            convert.store_words(b, out, words, pred=writes)
+            if self.lse:
+                first = b.op("setp.eq.u32", "first_quad", b.registers["quad"], 0)
+                value = b.op("lg2.approx.f32", "lse_value", merged.total)
+                b.op("add.f32", value, value, merged.maximum)
+                b.op("mul.f32", value, value, math.log(2))
+                lse = b.ld_param("lse")
+                b.op("mad.lo.u64", lse, b.registers["row"], 4, lse)
+                b.op("st.global.f32", lse[0], value, pred=first)
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Partials as a chunk kernel leaves them: about a third empty, their accumulators NaN."""
+        import numpy as np
+
+        shape = (sizes["batch"], self.n_heads, self.max_chunks)
+        used = rng.random(shape) < 0.7
+        stats = np.stack([rng.normal(0, 4, shape), rng.uniform(1, 50, shape)], -1)
+        stats[~used] = (-np.inf, 0.0)
+        acc = rng.standard_normal((*shape, self.head_dim)) * stats[..., 1:]
+        acc[~used] = np.nan
+        return {"acc": acc.astype(np.float32), "stats": stats.astype(np.float32)}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        maxima, sums = (a["stats"][..., i].astype(np.float64) for i in range(2))
+        used = sums != 0
+        largest = np.where(used, maxima, -np.inf).max(-1, keepdims=True)
+        weights = np.where(used, np.exp2(maxima - np.where(np.isfinite(largest), largest, 0.0)), 0.0)
+        total = (weights * sums).sum(-1)
+        acc = np.where(used[..., None], a["acc"].astype(np.float64), 0.0)
+        values = (weights[..., None] * acc).sum(-2) / np.where(total == 0, 1.0, total)[..., None]
+        results = {"out": values.astype(self.q_dtype.numpy)}
+        if self.lse:
+            with np.errstate(divide="ignore"):
+                results["lse"] = ((np.log2(total) + largest[..., 0]) * math.log(2)).astype(np.float32)
+        return results
