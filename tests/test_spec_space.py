@@ -1,0 +1,160 @@
+"""The space of specs × targets, drawn at random: what is legal assembles, what is not is refused with every reason.
+
+Driven by the registry: a new kernel type is drawn from as soon as its file is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from ptxgen import SpecError, generate, supports
+from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.kernel import KernelType, kernel_types, make_spec
+
+NAMES = sorted(kernel_types())
+TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+GROUPS = (*range(1, 17), 24, 32, 64)  # R-c1
+HEAD_DIMS = tuple(range(8, 513, 8))  # R-c2
+SIZES = st.integers(0, 17).flatmap(lambda bits: st.integers(1 << bits, (2 << bits) - 1))
+
+# By field name; what is not here keeps its default, or is drawn by its type (bool, DType).
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "max_len": SIZES,
+    "head_dim": st.sampled_from(HEAD_DIMS),
+    "n_kv_heads": st.sampled_from((1, 2, 3, 4, 8, 16)),
+    "n": SIZES,
+    "soft_cap": st.sampled_from((0.0, 30.0, 50.0)),
+    "scale": st.sampled_from((None, 0.0625, 1.0)),
+    "window": st.sampled_from((0, 1, 100, 4096)),
+    "page_size": st.sampled_from((0, 16, 64)),
+    "style": st.sampled_from(("norm", "neox")),
+    "scaling": st.sampled_from(("default", "linear", "llama3")),
+    "factor": st.sampled_from((1.0, 8.0)),
+    "rotary_dim": st.sampled_from((None, 8, 16, 32)),
+    "layout": st.sampled_from(("tokens", "heads")),
+    "direction": st.sampled_from(("to_slot", "from_slot")),
+    "chunk": st.sampled_from((16, 64, 128, 256)),
+}
+DTYPES = st.sampled_from(("f32", "f16", "bf16", "f16", "bf16", "e4m3", "s8"))
+# How a field is made illegal, for whoever has it.
+BROKEN = {"max_len": -1, "head_dim": 100, "n_kv_heads": -1, "kv_dtype": "u16", "q_dtype": "s8", "dtype": "s64", "n": 0}
+
+
+@st.composite
+def fields_of(draw: st.DrawFn, cls: type[KernelType]) -> dict[str, Any]:
+    """Fields of a spec; options are mostly left alone, so that many draws are legal."""
+    drawn: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        needed = field.default is dataclasses.MISSING
+        if field.name == "n_heads":
+            continue
+        is_dtype = str(field.type) == "DType"
+        if not needed and draw(st.integers(0, 9)) >= (8 if is_dtype else 3):
+            continue
+        if field.name in VALUES:
+            drawn[field.name] = draw(VALUES[field.name])
+        elif str(field.type) == "bool":
+            drawn[field.name] = draw(st.booleans())
+        elif is_dtype:
+            drawn[field.name] = draw(DTYPES)
+        else:
+            assert not needed, f"{cls.__name__}.{field.name}: how is it drawn?"
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if "n_heads" in names:
+        drawn["n_heads"] = max(1, drawn.get("n_kv_heads", 1)) * draw(st.sampled_from(GROUPS))
+    if drawn.get("window"):
+        drawn["window"] = min(drawn["window"], drawn.get("max_len", 1))
+    return drawn
+
+
+@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(name: str) -> None:
+    cls = kernel_types()[name]
+    seen: Counter[str] = Counter()
+
+    @seed(0)
+    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(fields_of(cls), st.sampled_from(TARGETS))
+    def each(fields: dict[str, Any], where: str) -> None:
+        answer = supports({"kernel_type": name, **fields}, where)
+        seen["legal" if answer else "illegal"] += 1
+        if answer:
+            ptx = generate(make_spec(name, fields), where)
+            assert ptx.entry in assemble(ptx.text, where).resources
+            return
+        known = {"target", *(f.name for f in dataclasses.fields(cls))}  # type: ignore[arg-type]
+        assert all(reason.partition(":")[0].rpartition(".")[2] in known for reason in answer.reasons), answer
+        with pytest.raises(SpecError) as refused:
+            generate(make_spec(name, fields), where)
+        assert all(reason in str(refused.value) for reason in answer.reasons)
+
+    each()
+    assert seen["legal"] >= 10, seen
+
+
+def takes(name: str, *fields: str) -> bool:
+    return set(fields) <= {f.name for f in dataclasses.fields(kernel_types()[name])}  # type: ignore[arg-type]
+
+
+def least(name: str, **fields: Any) -> KernelType:
+    """A spec with the fields that have no default at small values, those given, and f16 where that is a choice."""
+    cls = kernel_types()[name]
+    small: dict[str, Any] = {"max_len": 1024, "head_dim": 64, "n_heads": 4, "n_kv_heads": 4, "n": 1000}
+    needed = {f.name: small[f.name] for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}  # type: ignore[arg-type]
+    halves = {f.name: "f16" for f in dataclasses.fields(cls) if str(f.type) == "DType"}  # type: ignore[arg-type]
+    return cls(**{**needed, **halves, **fields})
+
+
+@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "head_dim")])
+def test_every_head_dim_assembles_without_spills(name: str) -> None:
+    spilling = []
+    for index, head_dim in enumerate(HEAD_DIMS):
+        ptx = generate(least(name, head_dim=head_dim), TARGETS[1 + index % (len(TARGETS) - 1)])
+        if not assemble(ptx.text, ptx.target).resources[ptx.entry].clean:
+            spilling.append((head_dim, ptx.target))
+    assert not spilling
+
+
+@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "n_heads", "n_kv_heads")])
+def test_every_group_assembles_without_spills(name: str) -> None:
+    spilling = []
+    for index, group in enumerate(GROUPS):
+        ptx = generate(least(name, n_heads=2 * group, n_kv_heads=2), TARGETS[1 + index % (len(TARGETS) - 1)])
+        if not assemble(ptx.text, ptx.target).resources[ptx.entry].clean:
+            spilling.append((group, ptx.target))
+    assert not spilling
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_reason_is_given_at_once(name: str) -> None:
+    """Each of the fields that are wrong is named, with its value."""
+    cls = kernel_types()[name]
+    broken = {f.name: BROKEN[f.name] for f in dataclasses.fields(cls) if f.name in BROKEN}  # type: ignore[arg-type]
+    reasons = supports({"kernel_type": name, **cls.goldens[0], **broken}, "sm_90").reasons
+    assert len(broken) > 1
+    for field, value in broken.items():
+        assert any(reason.startswith(f"{field}: ") and f"got {value}" in reason for reason in reasons), (field, reasons)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_and_missing_fields_are_named_together(name: str) -> None:
+    cls = kernel_types()[name]
+    needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    reasons = supports({"kernel_type": name, "hed_dim": 64, "colour": "red"}, "sm_90").reasons
+    assert [r.partition(":")[0] for r in reasons] == sorted([*needed, "hed_dim", "colour"])
+
+
+def test_a_value_of_the_wrong_type_is_named() -> None:
+    wrong = {"kernel_type": "kv_cache_scatter", "max_len": 64.5, "head_dim": "64", "n_kv_heads": True}
+    with pytest.raises(SpecError, match=r"KvCacheScatter\.max_len: must be an int \(got 64\.5\)"):
+        make_spec("kv_cache_scatter", {k: v for k, v in wrong.items() if k != "kernel_type"})
+    assert not supports(wrong, "sm_90")
