@@ -226,7 +226,8 @@ class BatchedKvCache:
     ) -> None:
         """Copy the first `seq_len` positions of a single cache, one layer or all, into a slot, and set its length.
 
-        Stays on the device: one strided copy per layer and buffer (per page where paged). 0 does nothing. Raises `SpecError` for a slot that is not there, other dimensions, or more than the cache holds.
+        Stays on the device: one strided copy per layer and buffer (per page where paged). 0 does nothing.
+        Raises `SpecError` for a slot that is not there, other dimensions, or more than the cache holds.
         """
         self._check_slot(slot)
         names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")

@@ -175,7 +175,7 @@ def test_threads_share_a_device(device: CudaDevice, binding: Binding) -> None:
 
 
 def test_unknown_entry_lists_the_entries(device: CudaDevice) -> None:
-    with pytest.raises(ModuleLoadError, match=r"the module has scale, nothing \(got 'scala'"):
+    with pytest.raises(ModuleLoadError, match=r"has no entry 'scala' \(it has scale, nothing"):
         device.module(TEXT)["scala"]
 
 

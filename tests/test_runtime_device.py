@@ -150,7 +150,7 @@ def test_launch_and_update(device: Device) -> None:
 def test_wrong_launches_are_named(device: Device) -> None:
     module = device.module(SCALE)
     x = device.zeros(4, "f32")
-    with pytest.raises(ModuleLoadError, match=r"the module has scale \(got 'skale'"):
+    with pytest.raises(ModuleLoadError, match=r"has no entry 'skale' \(it has scale"):
         module["skale"]
     with pytest.raises(SpecError, match=r"takes 3 arguments \(got 1\)"):
         module["scale"].launch(1, 32, [x])
@@ -164,7 +164,7 @@ def test_text_that_is_not_ptx_does_not_load(device: Device) -> None:
     with pytest.raises(PtxgenError):
         device.module("not PTX at all")
     with pytest.raises(PtxgenError, match=r"mad\.wrong|line 8"):
-        device.module(SCALE.replace("mad.lo.u32", "mad.wrong.u32"))
+        device.module(SCALE.replace("mad.lo.u32", "mad.wrong.u32"))["scale"]
     _, bound = scaled(device)
     bound.launch()
 
@@ -272,6 +272,21 @@ def test_numpy_arrays_are_arguments_on_the_cpu_only() -> None:
     assert set(x) == {3}
     x.flags.writeable = False
     assert device.wrap(x).readonly
+
+
+def test_memory_wrapped_many_times_stays_usable_until_the_last(device: Device) -> None:
+    x = device.array(np.ones(1000, np.float32))
+    views = [device.wrap(_Only(x[:n])) for n in (1000, 10, 10)]
+    first = device.wrap(_Only(x))
+    del first
+    gc.collect()
+    entry = device.module(SCALE)["scale"]
+    for view in views:
+        entry.launch(8, 128, [view, np.float32(2), np.uint32(view.size)])
+    views.clear()
+    gc.collect()
+    entry.launch(8, 128, [x, np.float32(2), np.uint32(1000)])
+    assert x.numpy().tolist() == [16] * 10 + [4] * 990
 
 
 def test_memory_is_reported(device: Device) -> None:

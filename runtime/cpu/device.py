@@ -120,7 +120,7 @@ class CpuDevice(Device):
         self.bytes.adopt(pointer, max(nbytes, 1))
 
     def _disown(self, pointer: int, nbytes: int) -> None:
-        self.bytes.free(pointer)
+        self.bytes.disown(pointer, max(nbytes, 1))
 
     def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         self._submit(stream, lambda: self._move(copy))

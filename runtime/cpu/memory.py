@@ -24,6 +24,7 @@ class Allocation:
     read_only: bool = False
     shadow: np.ndarray | None = None
     keep: object = field(default=None, repr=False)
+    adopted: bool = False
 
     @property
     def size(self) -> int:
@@ -79,12 +80,29 @@ class Memory:
         return begin
 
     def adopt(self, begin: int, nbytes: int, name: str = "", *, keep: object = None, read_only: bool = False) -> None:
-        """Let kernels use memory that others own; adopting the same address again replaces it."""
+        """Let kernels use memory that others own. With `keep`, adopting an address again replaces it; without, every
+        adoption counts, also of memory that is live already, until its `disown`.
+        """
         with self._lock:
-            place = bisect.bisect_left(self._begins, begin)
-            if place < len(self._begins) and self._begins[place] == begin:
-                del self._live[place], self._begins[place]
-        self._insert(Allocation(begin, begin + nbytes, name, read_only, keep=keep))
+            for place in self._at(begin):
+                if keep is not None and self._live[place].adopted and self._live[place].keep is not None:
+                    del self._live[place], self._begins[place]
+                    break
+        self._insert(Allocation(begin, begin + nbytes, name, read_only, keep=keep, adopted=True))
+
+    def disown(self, begin: int, nbytes: int) -> None:
+        """Take back one adoption of these bytes."""
+        with self._lock:
+            for place in self._at(begin):
+                if self._live[place].adopted and self._live[place].size == nbytes:
+                    del self._live[place], self._begins[place]
+                    self._table = None
+                    return
+        raise ExecutionError(f"Memory.disown: {nbytes} bytes at {begin:#x} were not adopted")
+
+    def _at(self, begin: int) -> range:
+        """Places of the allocations that begin at an address."""
+        return range(bisect.bisect_left(self._begins, begin), bisect.bisect_right(self._begins, begin))
 
     def _insert(self, allocation: Allocation) -> None:
         with self._lock:
@@ -96,9 +114,10 @@ class Memory:
     def free(self, begin: int) -> None:
         """The allocation that begins there may not be used any more; a kernel that does so is told its name."""
         with self._lock:
-            place = bisect.bisect_left(self._begins, begin)
-            if place == len(self._begins) or self._begins[place] != begin:
+            places = sorted(self._at(begin), key=lambda at: self._live[at].adopted)
+            if not places:
                 raise ExecutionError(f"Memory.free: {begin:#x} is not the begin of a live allocation")
+            place = places[0]
             gone = self._live.pop(place)
             del self._begins[place]
             self._freed = [*self._freed[1 - _REMEMBERED :], Allocation(gone.begin, gone.end, gone.name)]
@@ -130,9 +149,11 @@ class Memory:
     def find(self, address: int) -> Allocation | None:
         """The live allocation that holds an address."""
         with self._lock:
-            place = bisect.bisect_right(self._begins, address) - 1
-            if place >= 0 and address < self._live[place].end:
-                return self._live[place]
+            for place in range(bisect.bisect_right(self._begins, address) - 1, -1, -1):
+                if address < self._live[place].end:
+                    return self._live[place]  # not always the nearest: an adopted view may lie inside an allocation
+                if not self._live[place].adopted:
+                    break  # what is not adopted overlaps nothing
         return None
 
     def explain(self, address: int, nbytes: int) -> str:

@@ -84,7 +84,7 @@ class CudaCode:
             raw = self.device.call("cuModuleGetFunction", self.raw, name.encode())
         except DriverError as error:
             entries = ", ".join(re.findall(r"\.entry\s+([\w$%]+)", self.text)) or "none"
-            raise ModuleLoadError(f"entry: the module has {entries} (got {name!r}; {error})") from None
+            raise ModuleLoadError(f"module: has no entry {name!r} (it has {entries}; {error})") from None
         return CudaFunction(self, name, raw)
 
     def unload(self) -> None:
