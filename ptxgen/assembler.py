@@ -40,7 +40,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A cubin, the target it is for, and the resources of each entry. `assembler` is `nvJitLink 13.0` or `ptxas 13.0`."""
+    """A cubin, its target, the resources of each entry, and what made it (`nvJitLink 13.0`, `ptxas 13.0`)."""
 
     cubin: bytes
     target: Target
@@ -95,13 +95,12 @@ def _named_target(text: str) -> Target:
 
 @cache
 def available_assemblers() -> tuple[Assembler, ...]:
-    """The assemblers found here, in the order in which they are tried: nvJitLink, PTXGEN_PTXAS, pathfinder's, PATH's."""
+    """The assemblers found here, in the order they are tried: nvJitLink, PTXGEN_PTXAS, pathfinder's, PATH's."""
     found = []
     library = _nvjitlink()
     if library is not None:
         found.append(Assembler("nvJitLink", library.version()))
-    paths = dict.fromkeys(path for path in (os.environ.get("PTXGEN_PTXAS"), _pathfinder(), shutil.which("ptxas")) if path)
-    for path in paths:
+    for path in dict.fromkeys(filter(None, (os.environ.get("PTXGEN_PTXAS"), _pathfinder(), shutil.which("ptxas")))):
         version = _binary_version(path)
         if version is not None:
             found.append(Assembler("ptxas", version, path))

@@ -44,7 +44,7 @@ def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]
         if isinstance(item, Instruction):
             marked = values.address(item)
             if marked is not None:
-                yield item.line, f"the address holds the 32-bit product of line {marked}; multiply in 64 bits (mul.wide)"
+                yield item.line, f"the address holds line {marked}'s 32-bit product; multiply in 64 bits (mul.wide)"
             values.follow(item)
 
 

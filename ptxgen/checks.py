@@ -256,7 +256,8 @@ class _FunctionCheck:
         if isinstance(operand, Symbol):
             return self.symbol(operand, slot, form)
         if isinstance(operand, Negated):
-            return self.register(operand.operand, slot, item) if "pred" in kinds else f"cannot be negated (got {operand})"
+            negatable = "pred" in kinds
+            return self.register(operand.operand, slot, item) if negatable else f"cannot be negated (got {operand})"
         if isinstance(operand, Pair):
             return self.pair(operand, slot, item)
         if isinstance(operand, Group):

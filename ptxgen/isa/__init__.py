@@ -21,8 +21,8 @@ _FAMILIES: dict[str, str] = {
     "logic": "and cnot lop3 mov not or prmt selp set setp shf shl shr slct xor",
     "convert": "cvt",
     "memory": "ld ldu st",
-    "address": "alloca applypriority createpolicy cvta discard getctarank isspacep mapa prefetch prefetchu stackrestore "
-    "stacksave",
+    "address": "alloca applypriority createpolicy cvta discard getctarank isspacep mapa prefetch prefetchu "
+    "stackrestore stacksave",
     "atomics": "atom multimem red st",
     "async_copy": "cp tensormap",
     "warp": "activemask elect match redux shfl vote",

@@ -63,7 +63,8 @@ def _products(kind: _Kind) -> list[Row]:
     head = f"wmma mma {kind.ops} sync aligned {kind.layouts} {kind.shapes}"
     raises = "and=7.1,sm_80" if kind.ops else ""
     rows = []
-    for type, (d, d_registers), (c, c_registers) in product(kind.types.split("|"), kind.sums.items(), kind.sums.items()):
+    pairs = product(kind.types.split("|"), kind.sums.items(), kind.sums.items())
+    for type, (d, d_registers), (c, c_registers) in pairs:
         types = {"f16": f"{d} {c}", "f64": "rn|rz|rm|rp? f64 f64 f64 f64"}.get(type, f"{d} {type} {type} {c}")
         operands = f"={d_registers} {kind.a} {kind.b} {c_registers}"
         rows.append(Row(f"{head} {types} {flags}", operands, kind.since, raises))
