@@ -65,6 +65,12 @@ def field_doc(cls: type[KernelType], name: str) -> str:
     return next((match[1] for match in said if match), _GLOSSARY.get(name, ""))
 
 
+def summary(cls: type[KernelType]) -> str:
+    """The first sentence of a kernel type's docstring."""
+    paragraph = re.sub(r"\s+", " ", (cls.__doc__ or "").strip().partition("\n\n")[0])
+    return re.split(r"[.;] ", paragraph)[0].rstrip(".")
+
+
 def _option(cls: type[KernelType], field: dataclasses.Field[Any]) -> click.Option:
     flag = "--" + field.name.rstrip("_").replace("_", "-")
     kind = str(field.type).replace(" ", "").removesuffix("|None")
@@ -122,5 +128,5 @@ class KernelGroup(click.Group):
             callback=callback,
             params=[*(_option(cls, f) for f in fields), *self._options()],
             help=cls.__doc__ or "",
-            short_help=(cls.__doc__ or "").strip().split("\n")[0],
+            short_help=summary(cls),
         )

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from ptxgen.cli._kernels import field_doc
+from ptxgen.cli._kernels import field_doc, summary
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.dtypes import DType
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types
@@ -27,18 +27,14 @@ def command(kernel: str | None, targets: bool, as_json: bool) -> None:
             emit_json(_described(cls))
         else:
             lines = [(f["name"], f["type"], _shown(f), f["doc"]) for f in _fields(cls)]
-            table(("field", "type", "default", "meaning"), lines, f"{cls.__name__}: {_summary(cls)}")
+            table(("field", "type", "default", "meaning"), lines, f"{cls.__name__}: {summary(cls)}")
     elif as_json:
         emit_json([_described(cls) for cls in kernel_types().values()])
     else:
         known = sorted(kernel_types().items())
         names = [" ".join(str(f["name"]) for f in _fields(cls)) for _, cls in known]
-        rows = [(n.replace("_", "-"), _summary(cls), fields) for (n, cls), fields in zip(known, names, strict=True)]
+        rows = [(n.replace("_", "-"), summary(cls), fields) for (n, cls), fields in zip(known, names, strict=True)]
         table(("kernel type", "what it does", "fields"), rows)
-
-
-def _summary(cls: type[KernelType]) -> str:
-    return (cls.__doc__ or "").strip().split("\n")[0]
 
 
 def _fields(cls: type[KernelType]) -> list[dict[str, object]]:
@@ -58,7 +54,7 @@ def _described(cls: type[KernelType]) -> dict[str, object]:
     return {
         "name": cls.kernel_name,
         "class": cls.__name__,
-        "summary": _summary(cls),
+        "summary": summary(cls),
         "lowest_target": cls.lowest_target,
         "fields": _fields(cls),
     }

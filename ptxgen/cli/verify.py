@@ -72,4 +72,5 @@ def _show(results: list[dict[str, Any]], as_json: bool) -> None:
         if "error" in result:
             click.echo(result["error"])
     bad = sum(not r["ok"] for r in results)
-    say(f"{len(results)} entries: " + (f"{bad} failed" if bad else "all assemble, no spills, no local memory"))
+    verdict = f"{bad} failed" if bad else "all assemble, no spills, no local memory"
+    say(f"{len(results)} {'entry' if len(results) == 1 else 'entries'}: {verdict}")
