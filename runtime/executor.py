@@ -86,14 +86,15 @@ class Executor:
         where = self.stream if stream is None else stream
         if where.capturing:
             return self._record(layer, q, k, v, out, where)
-        self.cache.room(layer, 1)
+        length = self.cache.room(layer, 1) + 1
         given = {"q": q, "k": k, "v": v, "out": out}
         host = {n: a for n, a in given.items() if isinstance(a, np.ndarray)}
         buffers = {n: self._buffer(n, a) for n, a in given.items()}
+        attention = self._attention(layer, buffers["q"], buffers["out"], length)
         if host:
             self._stage().upload({n: a for n, a in host.items() if n != "out"}, where)
-        length = self.cache.append(layer, buffers["k"], buffers["v"], where)
-        self._attention(layer, buffers["q"], buffers["out"], length).launch(where)
+        self.cache.append(layer, buffers["k"], buffers["v"], where)
+        attention.launch(where)
         if "out" in host:
             self._stage().download("out", host["out"], where)
         return length
@@ -111,10 +112,11 @@ class Executor:
         where = self.stream if stream is None else stream
         rows = int(q.shape[0])  # type: ignore[attr-defined]
         shapes = {name: (rows, *shape) for name, shape in self._shape.items()}
-        start = self.cache.room(layer, rows)
+        length = self.cache.room(layer, rows) + rows
         buffers = self._bring({"q": q, "k": k, "v": v, "out": out}, shapes, where)
-        length = self.cache.append(layer, buffers["k"], buffers["v"], where)
-        self._prefill(layer, buffers["q"], buffers["out"], rows, start + rows).launch(where)
+        attention = self._prefill(layer, buffers["q"], buffers["out"], rows, length)
+        self.cache.append(layer, buffers["k"], buffers["v"], where)
+        attention.launch(where)
         self._take_back(out, buffers["out"], where)
         return length
 

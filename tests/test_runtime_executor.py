@@ -42,6 +42,23 @@ def test_positions_one_by_one(device: Device, kind: str) -> None:
             check(out, oracle.attend(layer, q), kind)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_append_stores_what_the_dtype_holds(device: Device, kind: str) -> None:
+    ex, oracle = executor(device, kind, head_dim=80)
+    for rows in (1, 9, 2, 1):
+        k, v = rand(rows, 2, 80) * 3, rand(rows, 2, 80)
+        oracle.append(1, k, v)
+        ex.cache.append(1, device.array(k), device.array(v))
+    (empty, _), kept = ex.cache.snapshot()
+    assert empty.shape == (2, 0, 80)
+    for got, want in zip(kept, oracle.layers[1], strict=True):
+        assert np.allclose(got, want.swapaxes(0, 1), rtol=1e-6, atol=0), "bit for bit, up to the product with a scale"
+    with pytest.raises(SpecError, match=r"append\(k\): must have shape \[1, 2, 80\] \(got \[2, 40\]\)"):
+        ex.cache.append(0, device.zeros((2, 40), "f32"), device.zeros((2, 80), "f32"))
+    with pytest.raises(CapacityError, match="layer 1 holds 13 of 48 positions, 36 more do not fit"):
+        ex.cache.append(1, device.zeros((36, 2, 80), "f32"), device.zeros((36, 2, 80), "f32"))
+
+
 def test_device_arrays_flat_arrays_and_host_arrays_agree(device: Device) -> None:
     q, k, v = rand(4, 64), rand(2, 64), rand(2, 64)
     outs = []
