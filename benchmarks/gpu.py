@@ -39,7 +39,7 @@ class Loaded:
         self.function = check(driver.cuModuleGetFunction(self.module, ptx.entry.encode()))
         self.launch_at = ptx.launch.at(capacities)
         attribute = driver.CUfunction_attribute
-        if self.launch_at.shared > 48 * 1024:
+        if self.launch_at.shared:  # beside static memory, any size may pass the limit
             name = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(driver.cuFuncSetAttribute(self.function, name, self.launch_at.shared))
         if self.launch_at.cluster[0] > 8:

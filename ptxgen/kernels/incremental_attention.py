@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
@@ -167,11 +168,12 @@ class IncrementalAttention(KernelType):
     def build(self, b: Builder) -> None:
         attention, plan = self.attention, self.plan(b.target)
         arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
-        early = (self.indirect or self.batched) and not (self.window or self.page_size)
+        early = (self.indirect or self.batched or self.programmatic) and not (self.window or self.page_size)
         with b.fragment("locate"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
-            where, task = locate.place(b, attention, plan, batched=self.batched, early=early)
+            where, task = locate.place(b, attention, plan, batched=self.batched)
+            task = replace(task, early=early, late_newest=early and self.programmatic)
         if self.programmatic:
             with b.fragment("wait_for_previous"):
                 b.op("griddepcontrol.wait")

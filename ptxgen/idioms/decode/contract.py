@@ -129,7 +129,8 @@ class Task:
     tile: Reg  # s32
     tile_end: Reg  # s32
     tile_step: Reg  # s32
-    early: bool = False  # whether a fragment `early_loads` stands before `lengths`
+    early: bool = False  # whether `early_loads` and `early_query`, if they are built, stand before `lengths`
+    late_newest: bool = False  # with early: position length − 1 may be written until `lengths`, and is loaded (again) then
 
 
 @dataclass(frozen=True)

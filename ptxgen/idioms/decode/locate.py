@@ -24,7 +24,7 @@ class Place:
     splits: Reg | None
 
 
-def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool, early: bool) -> tuple[Place, Task]:
+def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tuple[Place, Task]:
     """Indices and base addresses: everything that does not depend on a length."""
     tid = b.op("mov.u32", "thread", b.special("tid.x"))
     lane = b.op("and.b32", "lane", tid, 31)
@@ -64,7 +64,7 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool, early:
         tid, lane, warp, kv_head, first_head, heads_left, q_row, rows["k_cache"], rows["v_cache"],
         rows.get("k_scales"), rows.get("v_scales"), rows.get("page_table"), slopes,
         b.reg("length", "s32"), b.reg("start", "s32") if attention.window else None,
-        tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"), early,
+        tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
     )  # fmt: skip
     return Place(unit, sequence, query_index, works, split, active, splits), task
 

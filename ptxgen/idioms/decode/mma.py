@@ -11,7 +11,7 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.idioms import convert
 from ptxgen.idioms.decode.contract import Attention, LoopShape, Partials, Task
 from ptxgen.idioms.decode.mma_layout import TILE, Ring, TileLayout, ring_of, tile_layout
-from ptxgen.idioms.decode.mma_load import Loader
+from ptxgen.idioms.decode.mma_load import FRESH_LOAD, Loader
 from ptxgen.idioms.decode.mma_query import Query, query_words
 from ptxgen.idioms.decode.mma_step import Step
 from ptxgen.targets import Target
@@ -89,7 +89,7 @@ def _registers_left(attention: Attention, heads: int) -> int:
     query = 4 * tiles if _stages_query(attention, heads) else query_words(layout) * tiles
     conversion = 16 if attention.kv_dtype.bytes == 1 else 6
     accumulators = 4 * layout.output_tiles * tiles
-    return _REGISTERS - _BOOKKEEPING - accumulators - query - conversion - 20 * tiles
+    return _REGISTERS - _BOOKKEEPING - accumulators - query - conversion - 22 * tiles
 
 
 def build(
@@ -104,7 +104,7 @@ def build(
     query = Query(b, attention, shape, task, ring.layout, shared=staged)
     step = Step(b, attention, task, ring, loader, query)
     _first_loads(b, task, ring, loader)
-    _query(b, query, arena)
+    _query(b, query, arena, early=task.early)
     with b.fragment("run_start"):
         step.start()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
@@ -122,6 +122,13 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:
         loader.first_tile(early=task.early)
         for position in range(min(ring.depth, len(ring.units))):
             loader.issue(position)
+    if task.late_newest:
+        with b.fragment("kv_newest"):
+            b.op("sub.s32", "tile_newest", task.tile_end, 1)
+            b.op("setp.eq.s32", "tile_is_newest", task.tile, b.registers["tile_newest"])
+        with b.fragment("kv_load_newest"):
+            for position in range(min(ring.depth, len(ring.units))):
+                loader.issue(position, FRESH_LOAD)
     with b.fragment("kv_loads_ahead"):
         loader.strides()
         for position in range(len(ring.units), ring.depth):
@@ -130,9 +137,9 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:
             loader.issue(position)
 
 
-def _query(b: Builder, query: Query, arena: Shared) -> None:
+def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> None:
     if not query.shared:
-        with b.fragment("q_load"):
+        with b.fragment("early_query" if early else "q_load"):
             query.load()
         return
     with b.fragment("q_start"):

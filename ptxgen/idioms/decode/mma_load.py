@@ -8,6 +8,7 @@ from ptxgen.idioms.decode.mma_layout import TILE, Block, Placed, Ring
 from ptxgen.values import Reg
 
 LOAD = "ld.global.nc.L1::no_allocate"
+FRESH_LOAD = "ld.relaxed.gpu.global"  # sees what was written while this kernel ran
 Kind = tuple[str, int, bool]  # k or v, bytes a lane, repeated: what decides a lane's offset in a row
 
 
@@ -170,7 +171,7 @@ class Loader:
             for guard, row in zip(self.row_guards[kind], rows, strict=True):
                 b.op("setp.gt.s32", guard, mine, row)
 
-    def issue(self, position: int) -> None:
+    def issue(self, position: int, load: str = LOAD) -> None:
         """Start the loads of the unit at this position of the (unrolled) stream."""
         unit = self.ring.units[position % len(self.ring.units)]
         for placed in unit.blocks:
@@ -180,18 +181,14 @@ class Loader:
             for row, distance in enumerate(block.rows):
                 words = [self.register(position, placed, block.word(row, i)) for i in range(block.words)]
                 offset = distance * self.attention.row_bytes + block.base
-                self._load(words, block.width, pointer, offset, guards[row])
+                vector = f".v{len(words)}.b32" if len(words) > 1 else ".b32" if block.width == 4 else ".u16"
+                into = tuple(words) if len(words) > 1 else words[0]
+                self.b.op(load + vector, into, pointer[offset], pred=guards[row])
             if block.scaled:
                 pointer = self._scale_pointers[_key(block)]
                 for row, distance in enumerate(block.rows):
                     offset = 2 * (distance * self.attention.scale_groups + block.first_dim // SCALE_GROUP)
-                    self.b.op(f"{LOAD}.u16", self.register(position, placed, block.scale(row)), pointer[offset], pred=guards[row])
-
-    def _load(self, words: list[Reg], width: int, pointer: Reg, offset: int, guard: Reg) -> None:
-        if len(words) > 1:
-            self.b.op(f"{LOAD}.v{len(words)}.b32", tuple(words), pointer[offset], pred=guard)
-        else:
-            self.b.op(f"{LOAD}.{'b32' if width == 4 else 'u16'}", words[0], pointer[offset], pred=guard)
+                    self.b.op(f"{load}.u16", self.register(position, placed, block.scale(row)), pointer[offset], pred=guards[row])
 
     def register(self, position: int, placed: Placed, index: int) -> Reg:
         """The register of a block of the unit at this position of the stream."""

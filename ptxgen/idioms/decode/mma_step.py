@@ -13,6 +13,7 @@ from ptxgen.values import Addr, Reg, RegArray, Shared
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
 MINUS_INFINITY = float("-inf")
+_ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80}
 
 
 class Step:
@@ -34,7 +35,8 @@ class Step:
         self.weight: RegArray = b.array("score_weight", "b32", 2 * self.tiles)
         self.run_max: RegArray = b.array("run_max", "f32", 2 * self.tiles)
         self.run_limit: RegArray = b.array("run_limit", "f32", 2 * self.tiles)
-        self.run_sum: RegArray = b.array("run_sum", "f32", 2 * self.tiles)
+        self.run_sum: RegArray = b.array("run_sum", "f32", 4 * self.tiles)
+        self.ones = b.reg("run_ones", "b32")
         self.zero = b.reg("score_zero", "f32")
         self.left = b.reg("tile_left", "s32")
         self.edge = b.reg("tile_edge", "pred")
@@ -46,6 +48,7 @@ class Step:
             self.b.op("mov.f32", register, 0.0)
         for register in (*self.run_max, *self.run_limit):
             self.b.op("mov.f32", register, MINUS_INFINITY)
+        self.b.op("mov.b32", self.ones, _ONES[self.query.dtype.name], note="1, 1")
         mma_convert.constants(self.b, self.attention.kv_dtype.name)
 
     # -- scores ---------------------------------------------------------------------------------------------------------
@@ -198,7 +201,9 @@ class Step:
             b.op("ex2.approx.ftz.f32", factor, factor)
             b.op("mov.f32", self.run_max[column], top)
             b.op("add.f32", self.run_limit[column], top, SLACK)
-            b.op("mul.f32", self.run_sum[column], self.run_sum[column], factor)
+            for half in (0, 2):
+                total = self.run_sum[4 * (column // 2) + half + column % 2]
+                b.op("mul.f32", total, total, factor)
             for output in range(self.ring.layout.output_tiles):
                 for half in (0, 2):
                     acc = self._acc(output, column // 2)[half + column % 2]
@@ -211,18 +216,18 @@ class Step:
         return registers
 
     def weights(self) -> None:
-        """Scores to weights, their sums, and B fragments of the output product (tokens along K)."""
+        """Scores to weights, as B fragments of the output product (tokens along K); their sums, as products with ones:
+        of the rounded weights, as the outputs are, and complete in every lane."""
         b = self.b
         for index, score in enumerate(self.score):
             b.op("sub.f32", score, score, self.run_max[index // 4 * 2 + index % 2])
             b.op("ex2.approx.ftz.f32", score, score)
-        for column, total in enumerate(self.run_sum):
-            base = 4 * (column // 2) + column % 2
-            b.op("add.f32", total, total, self.score[base])
-            b.op("add.f32", total, total, self.score[base + 2])
         for index, weight in enumerate(self.weight):
             b.op(f"cvt.rn.{self.query.dtype.name}x2.f32", weight, self.score[2 * index + 1], self.score[2 * index])
             b.op("movmatrix.sync.aligned.m8n8.trans.b16", weight, weight)
+        for tile in range(self.tiles):
+            total = self.run_sum[4 * tile : 4 * tile + 4]
+            b.op(self._mma("k16"), total, (self.ones,) * 4, self.weight[2 * tile : 2 * tile + 2], total)
 
     # -- output -----------------------------------------------------------------------------------------------------------
 
@@ -270,13 +275,8 @@ class Step:
     # -- at the end ---------------------------------------------------------------------------------------------------------
 
     def store(self, partials: Partials, arena: Shared) -> None:
-        """Sums over the lanes of a head, and everything to shared memory."""
+        """Maxima, sums and outputs to shared memory."""
         b, task = self.b, self.task
-        other = scratch(b, "score_other", "f32")
-        for total in self.run_sum:
-            for distance in (4, 8, 16):
-                b.op("shfl.sync.bfly.b32", other, total, distance, 31, -1)
-                b.op("add.f32", total, total, other)
         start = b.op("mov.u32", "acc_arena", arena)
         row = b.op("mad.lo.u32", "acc_row", task.warp, partials.warp_stride, start)
         b.op("mad.lo.u32", row, b.registers["lane_q"], 2 * partials.pitch_bytes, row)
@@ -294,7 +294,7 @@ class Step:
                 writes = scratch(b, "acc_writes", "pred")
                 b.op("and.pred", writes, first, exists)
             b.op("st.shared.f32", statistics[partials.maximum(0) + 4 * head], self.run_max[column], pred=writes)
-            b.op("st.shared.f32", statistics[partials.total(0) + 4 * head], self.run_sum[column], pred=writes)
+            b.op("st.shared.f32", statistics[partials.total(0) + 4 * head], self.run_sum[4 * (column // 2) + column % 2], pred=writes)
 
     def _head_exists(self, head: int, heads: int) -> Reg | None:
         """Whether head 2q + `head` is one of the CTA's; None when it always is."""

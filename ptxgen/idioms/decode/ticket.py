@@ -11,7 +11,7 @@ from ptxgen.idioms.decode.merge import Elements, Partial, combine, empty, partia
 from ptxgen.values import Reg, Shared
 
 RECORD_FLOATS = 6  # of an element: four values, maximum and sum
-_AT_ONCE = 8  # records in flight while merging
+_AT_ONCE = 16  # records in flight while merging
 
 
 class Splits:
