@@ -27,10 +27,11 @@ _ADDRESS_TYPES = frozenset({"u64", "s64", "b64", "u32", "s32", "b32"})
 class Fragment:
     """A named list of instructions. Printing it is placing it, and is counted."""
 
-    __slots__ = ("lines", "name", "placed")
+    __slots__ = ("built_at", "lines", "name", "placed")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, built_at: str) -> None:
         self.name = name
+        self.built_at = built_at  # file:line
         self.lines: list[str] = []
         self.placed = 0
 
@@ -66,7 +67,7 @@ class Builder:
             raise self._error(f"fragment {name!r} opened inside {self._current.name!r}; fragments do not nest")
         if name in self.fragments:
             raise self._error(f"fragment {name!r} is built twice")
-        self._current = self.fragments[name] = Fragment(name)
+        self._current = self.fragments[name] = Fragment(name, self._where()[1])
         try:
             yield self._current
         finally:

@@ -1,14 +1,16 @@
-"""Renders a kernel's skeleton around its fragments, and the module header around the entry. Owns the Jinja environment."""
+"""Renders a kernel's skeleton around its fragments, and the module header around it. Owns the Jinja environment."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, Undefined, UndefinedError
 from jinja2 import TemplateError as JinjaError
 
 from ptxgen.builder import Builder
@@ -23,10 +25,8 @@ _WIDTH = 110
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The one environment: strict, no autoescape (PTX is not HTML), block lines vanish."""
-    if not TEMPLATES.is_dir():  # a checkout without symbolic links
-        folder = Path(__file__).resolve().parents[1] / "templates"
-    else:
-        folder = TEMPLATES
+    # a checkout without symbolic links has the folder beside the package only
+    folder = TEMPLATES if TEMPLATES.is_dir() else Path(__file__).resolve().parents[1] / "templates"
     env = Environment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
@@ -43,6 +43,8 @@ def environment() -> Environment:
 
 def _predicate(value: object) -> Reg | Not:
     reg = value.reg if isinstance(value, Not) else value
+    if isinstance(reg, Undefined):
+        str(reg)  # raises, with the name
     if not isinstance(reg, Reg) or reg.type != "pred":
         raise TemplateError(f"a branch needs a predicate register (got {value!r})")
     return value  # type: ignore[return-value]
@@ -60,7 +62,7 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
     """The text of the `.entry` function. Raises `TemplateError` naming kernel, template and line."""
     clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
     if clash:
-        raise TemplateError(f"{entry}: a fragment, a register and an exposed value cannot share the name {min(clash)!r}")
+        raise TemplateError(f"{entry}: fragments, registers and exposed values share no names (got {min(clash)!r})")
     context: dict[str, Any] = {
         **b.registers,
         **b.arrays,
@@ -81,13 +83,14 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
         text = environment().get_template(f"{template}.ptx.j2").render(context)
     except TemplateNotFound as missing:
         raise TemplateError(f"{entry}: template {missing.name} does not exist") from None
+    except UndefinedError as wrong:
+        raise TemplateError(f"{entry}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
     except (JinjaError, TemplateError, TypeError) as wrong:
-        raise TemplateError(f"{entry}: {_template_line(wrong)}: {wrong}") from wrong
-    unplaced = [name for name, fragment in b.fragments.items() if not fragment.placed]
+        raise TemplateError(f"{entry}: {_template_lines(wrong)}: {wrong}") from wrong
+    unplaced = [f for f in b.fragments.values() if not f.placed]
     if unplaced:
-        raise TemplateError(
-            f"{entry}: fragment {', '.join(map(repr, unplaced))} is built but {template}.ptx.j2 does not place it"
-        )
+        names = ", ".join(f"{f.name!r} ({f.built_at})" for f in unplaced)
+        raise TemplateError(f"{entry}: built, but not placed by {template}.ptx.j2: fragment {names}")
     return "\n".join(line for line in text.split("\n") if line.strip()) + "\n"
 
 
@@ -134,13 +137,21 @@ def _wrapped(head: str, names: list[str]) -> Iterable[str]:
     yield line + ";"
 
 
-def _template_line(error: BaseException) -> str:
-    """`file:line` of the innermost template frame of a traceback, or what the error itself knows."""
+def _template_lines(error: BaseException) -> str:
+    """Where in the templates an error arose, `file:line` from the skeleton inwards, or what the error itself knows."""
     name, line = getattr(error, "name", None), getattr(error, "lineno", None)
     if name and line:
         return f"{name}:{line}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(".j2")]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "template"
+    places = dict.fromkeys(f"{Path(f.filename).name}:{f.lineno}" for f in frames)
+    return " → ".join(places) or "template"
+
+
+def _nearest(message: str, context: Mapping[str, object]) -> str:
+    """The known name that an undefined one in the message resembles."""
+    named = re.match(r"'(\w+)' is undefined", message)
+    close = difflib.get_close_matches(named[1], context, 1) if named else []
+    return f"; nearest: {close[0]}" if close else ""
 
 
 __all__ = ["RegArray", "environment", "render_entry", "render_module"]
