@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ptxgen.assembler import available_assemblers
 from ptxgen.cli._main import invoke
 from ptxgen.generator import generate
 from ptxgen.kernel import kernel_types
@@ -19,6 +20,9 @@ from ptxgen.kernels import KvCacheScatter
 SCATTER = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
 TO = ["--target", "sm_80"]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
+needs_assembler = pytest.mark.skipif(
+    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
+)
 CONFIGS = Path(__file__).parent / "data" / "configs"
 
 
@@ -265,6 +269,66 @@ def test_requires_of_something_else_names_file_and_line(tmp_path: Path, capsys: 
     assert f"{file}:" in err
     assert "retreat" in err
     assert err.count("\n") == 1
+
+
+LOCAL = """.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry uses_local(.param .u64 out, .param .u32 i)
+{
+    .local .align 4 .b8 buffer[256];
+    .reg .b32 %i, %value;
+    .reg .b64 %at, %out, %wide;
+    ld.param.u32 %i, [i];
+    ld.param.u64 %out, [out];
+    mov.b64 %at, buffer;
+    mul.wide.u32 %wide, %i, 4;
+    add.u64 %at, %at, %wide;
+    st.local.b32 [buffer+4], %i;
+    st.local.b32 [buffer+8], 7;
+    ld.local.b32 %value, [%at];
+    st.global.b32 [%out], %value;
+    ret;
+}
+"""
+
+
+@needs_assembler
+def test_verify_fails_on_local_memory_and_on_what_does_not_assemble(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "local.ptx").write_text(LOCAL)
+    (tmp_path / "scatter.ptx").write_text(generate(SPEC, "sm_80").text)
+    assert invoke(["verify", str(tmp_path)]) == 1
+    assert "2 entries: 1 failed" in capsys.readouterr().err
+    assert invoke(["verify", str(tmp_path / "scatter.ptx")]) == 0
+    assert "1 entry: all assemble, no spills, no local memory" in capsys.readouterr().err
+    assert invoke(["verify", str(tmp_path), "--allow-spills", "--json"]) == 0
+    found = {r["entry"]: r for r in json.loads(capsys.readouterr().out)}
+    assert found["uses_local"]["stack"] > 0
+    assert found["kv_cache_scatter"]["clean"]
+    (tmp_path / "broken.ptx").write_text(LOCAL.replace("ld.local.b32", "ld.local.b33"))
+    assert invoke(["verify", str(tmp_path), "--allow-spills"]) == 1
+    shown = capsys.readouterr()
+    assert "ld.local.b33" in shown.out
+    assert "broken.ptx" in shown.out
+
+
+@needs_assembler
+def test_verify_for_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "scatter.ptx"
+    file.write_text(generate(SPEC, "sm_80").text)
+    assert invoke(["verify", str(file), "--target", "sm_90", "--target", "sm_120", "--json"]) == 0
+    assert [r["target"] for r in json.loads(capsys.readouterr().out)] == ["sm_90", "sm_120"]
+    assert invoke(["verify", str(file), "--target", "sm_75"]) == 1
+
+
+def test_verify_without_an_assembler_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ptxgen.assembler.available_assemblers", lambda: ())
+    assert invoke(["verify", str(tmp_path)]) == 2
+    assert "pip install 'ptxgen[ptxas]'" in capsys.readouterr().err
 
 
 def test_doctor_works_and_says_what_is_absent(capsys: pytest.CaptureFixture[str]) -> None:

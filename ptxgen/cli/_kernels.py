@@ -45,6 +45,7 @@ _GLOSSARY = {
     "page_size": "positions of a page of the cache; 0: no pages",
     "programmatic": "may start before the kernel ahead of it ends, and waits for it where it reads its results",
     "sinks": "a logit per head joins the softmax without a value, from a parameter",
+    "max_chunks": "splits of a sequence; the grid has so many whatever the length",
     "alibi": "scores take a slope per head and distance, from a parameter",
     "layout": "order of the axes: tokens (token, head, element) or heads (head, token, element)",
     "lse": "also write the log-sum-exp of each row",

@@ -40,8 +40,8 @@ def command(paths: Sequence[str], targets: Sequence[str], allow_spills: bool, as
             results.append({"file": str(file), "target": str(where or ""), "ok": False, "error": str(refused)})
             continue
         for entry, taken in done.resources.items():
-            fine = taken.clean or allow_spills
-            results.append({"file": str(file), "target": done.target.name, "entry": entry, "ok": fine, **asdict(taken)})
+            about = {"file": str(file), "target": done.target.name, "entry": entry, "ok": taken.clean or allow_spills}
+            results.append({**about, "clean": taken.clean, **asdict(taken)})
     _show(results, as_json)
     return int(not all(result["ok"] for result in results))
 
@@ -72,5 +72,6 @@ def _show(results: list[dict[str, Any]], as_json: bool) -> None:
         if "error" in result:
             click.echo(result["error"])
     bad = sum(not r["ok"] for r in results)
-    verdict = f"{bad} failed" if bad else "all assemble, no spills, no local memory"
+    clean = all(r.get("clean") for r in results)
+    verdict = f"{bad} failed" if bad else "all assemble" + (", no spills, no local memory" if clean else "")
     say(f"{len(results)} {'entry' if len(results) == 1 else 'entries'}: {verdict}")
