@@ -32,7 +32,7 @@ class FlashDecodingReduce(KernelType):
     """out = Σᵢ 2^(maxᵢ − M) · accᵢ / Σᵢ 2^(maxᵢ − M) · sumᵢ over a head's `max_chunks` partials, M the largest maxᵢ.
 
     A partial is (max, sum, acc): over some positions the largest score in units of log2 (natural scores times log2 e),
-    Σ 2^(score − max), and Σ 2^(score − max) · V. `acc [batch, n_heads, max_chunks, head_dim]` and
+    Σ 2^(score − max), and Σ 2^(score − max) · V. `partials [batch, n_heads, max_chunks, head_dim]` and
     `stats [batch, n_heads, max_chunks, 2]` (max, sum), both f32. A partial with sum 0 is skipped whatever else it
     holds, so slots that are not used only need a sum of 0. Attention that was normalised elsewhere is the partial
     (log2 e · log-sum-exp, 1, output). All sums 0: zeros, and −inf. `out [batch, n_heads, head_dim]` in q_dtype; `lse`:
@@ -87,7 +87,7 @@ class FlashDecodingReduce(KernelType):
     def params(self) -> tuple[Param, ...]:
         slots = ("batch", self.n_heads, self.max_chunks)
         out = [
-            buffer("acc", f32, *slots, self.head_dim),
+            buffer("partials", f32, *slots, self.head_dim),
             buffer("stats", f32, *slots, 2, align=8),
             buffer("out", self.q_dtype, "batch", self.n_heads, self.head_dim, access="out"),
         ]
@@ -122,7 +122,7 @@ class FlashDecodingReduce(KernelType):
             b.op("mul.wide.u32", "row", sequence, self.n_heads)
             wide_head = b.op("cvt.u64.u32", "wide_head", head)
             b.op("add.u64", b.registers["row"], b.registers["row"], wide_head)
-            acc, stats = b.ld_param("acc"), b.ld_param("stats")
+            acc, stats = b.ld_param("partials"), b.ld_param("stats")
             b.op("mad.lo.u64", acc, b.registers["row"], self.max_chunks * self.head_dim * 4, acc)
             b.op("mad.wide.u32", acc, group, self.head_dim * 4, acc)
             b.op("mad.wide.u32", acc, lane, QUAD * 4, acc)
@@ -133,7 +133,7 @@ class FlashDecodingReduce(KernelType):
 
     def _merge(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
         """Fragment `merge`: the group's next partials into `merged`; the accumulators of used slots only are read."""
-        chunk, acc, stats = (b.registers[x] for x in ("chunk", "acc", "stats"))
+        chunk, acc, stats = (b.registers[x] for x in ("chunk", "partials", "stats"))
         exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
         with b.fragment("merge"):
             for i, part in enumerate(loaded):
@@ -210,7 +210,7 @@ class FlashDecodingReduce(KernelType):
         stats[~used] = (-np.inf, 0.0)
         acc = rng.standard_normal((*shape, self.head_dim)) * stats[..., 1:]
         acc[~used] = np.nan
-        return {"acc": acc.astype(np.float32), "stats": stats.astype(np.float32)}
+        return {"partials": acc.astype(np.float32), "stats": stats.astype(np.float32)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
@@ -220,7 +220,7 @@ class FlashDecodingReduce(KernelType):
         largest = np.where(used, maxima, -np.inf).max(-1, keepdims=True)
         weights = np.where(used, np.exp2(maxima - np.where(np.isfinite(largest), largest, 0.0)), 0.0)
         total = (weights * sums).sum(-1)
-        acc = np.where(used[..., None], a["acc"].astype(np.float64), 0.0)
+        acc = np.where(used[..., None], a["partials"].astype(np.float64), 0.0)
         values = (weights[..., None] * acc).sum(-2) / np.where(total == 0, 1.0, total)[..., None]
         results = {"out": values.astype(self.q_dtype.numpy)}
         if self.lse:

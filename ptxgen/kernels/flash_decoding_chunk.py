@@ -1,0 +1,342 @@
+"""One chunk of decode attention: the partial softmax over a part of each sequence's cache, reached through pointers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, f16, f32, s8, s32
+from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.decode import loops, merge
+from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
+from ptxgen.idioms.decode.plan import Plan
+from ptxgen.idioms.programmatic import programmatic_rules
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer
+from ptxgen.targets import STATIC_SHARED_LIMIT, Target
+from ptxgen.values import Reg
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+
+STEP = 64  # chunks begin at multiples of so many positions
+LEAST = 128  # and hold at least so many
+WARPS = 8  # of a CTA
+LEAST_OF_WARP = 16  # positions of a cache that a warp is worth
+
+
+@kernel_type
+class FlashDecodingChunk(KernelType):
+    """The partials of `max_chunks` chunks of every sequence, for `FlashDecodingReduce`.
+
+    q `[batch, n_heads, head_dim]`; `k_ptrs`, `v_ptrs ["batch"]` point to caches `[n_kv_heads, max_len, head_dim]`
+    (int8: also `k_scale_ptrs`, `v_scale_ptrs`, to `[n_kv_heads, max_len, ceil(head_dim / 32)]` in f16); `seq_lens
+    ["batch"]` in device memory, clamped to 0 … max_len. The grid is max_chunks · KV heads · batch whatever the lengths:
+    the visible positions are cut into equal chunks of at least 128 positions, a multiple of 64, and a chunk c that has
+    some stores stats (log2 Σ exp(score), 1) and partials = its attention output; one that has none stores (−inf, 0) and
+    no partials. Layouts and merging as `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in
+    `IncrementalAttention`.
+    """
+
+    max_len: int
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    max_chunks: int = 16
+    q_dtype: DType = f32
+    kv_dtype: DType = f32
+    scale: float | None = None
+    soft_cap: float = 0.0
+    window: int = 0
+    programmatic: bool = False
+
+    sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
+    goldens = (
+        dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=1, max_chunks=2, q_dtype=f16, kv_dtype=f16),
+        dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, max_chunks=2, kv_dtype=s8, window=20),
+    )
+
+    # -- what is legal -------------------------------------------------------------------------------------------------
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("max_len", self.max_len, 1, 1 << 24)
+        yield from rules.multiple_of("head_dim", self.head_dim, 8, 8, 512)
+        yield from rules.between("n_heads", self.n_heads, 1, 4096)
+        yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 4096)
+        yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
+        yield from rules.between("max_chunks", self.max_chunks, 1, 4096)
+        yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
+        yield from rules.between("window", self.window, 0, max(self.max_len, 0))
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            yield f"scale: must be a positive number, or None for 1/sqrt(head_dim) (got {self.scale})"
+        if not 0 <= self.soft_cap < math.inf:
+            yield f"soft_cap: must be a positive number, or 0 for none (got {self.soft_cap})"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+        if loops.choose(self.attention, target) is None:
+            yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
+
+    # -- parameters and geometry ---------------------------------------------------------------------------------------
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of which this computes parts."""
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        shape = (self.max_len, self.head_dim, self.n_heads, self.n_kv_heads)
+        return Attention(*shape, self.q_dtype, self.kv_dtype, scale, self.soft_cap, self.window)
+
+    def plan(self, target: Target) -> Plan:
+        """The geometry for a target: a CTA per chunk and KV head, or part of its group."""
+        warps = max(1, min(WARPS, self.max_len // LEAST_OF_WARP))
+        chosen = loops.choose(self.attention, target, warps)
+        assert chosen is not None, "target_rules refuses what no loop can run"
+        loop, shape = chosen
+        parts = -(-self.attention.group // shape.heads)
+        return Plan(loop, shape, parts, 1, self.max_chunks, self.max_chunks, 1, self.head_dim)
+
+    def params(self) -> tuple[Param, ...]:
+        pointers = [Param(f"{x}_ptrs", self.kv_dtype, "pointers", "in", ("batch",), 8) for x in "kv"]
+        if self.kv_dtype == s8:
+            pointers += [Param(f"{x}_scale_ptrs", f16, "pointers", "in", ("batch",), 8) for x in "kv"]
+        slots = ("batch", self.n_heads, self.max_chunks)
+        return (
+            buffer("q", self.q_dtype, "batch", self.n_heads, self.head_dim),
+            *pointers,
+            buffer("seq_lens", s32, "batch", align=4),
+            buffer("partials", f32, *slots, self.head_dim, access="out"),
+            buffer("stats", f32, *slots, 2, access="out", align=8),
+        )
+
+    def launch(self, target: Target) -> Launch:
+        plan = self.plan(target)
+        shared = plan.arena_bytes if plan.arena_bytes > STATIC_SHARED_LIMIT else 0
+        grid = (self.max_chunks, self.n_kv_heads * plan.parts, "batch")
+        return Launch(grid, (plan.shape.threads, 1, 1), shared, programmatic=self.programmatic)
+
+    # -- code ----------------------------------------------------------------------------------------------------------
+
+    def build(self, b: Builder) -> None:
+        plan = self.plan(b.target)
+        arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
+        task = self._locate(b, plan)
+        self._bounds(b, plan, task)
+        b.expose(main_loop=f"{plan.loop.template}.ptx.j2", plan=plan)
+        plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena)
+        elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads)
+        merged = merge.partial(b, "merged")
+        with b.fragment("warps_start"):
+            elements.start(task.tid, elements.count)
+            b.ld_param("stats")
+            b.ld_param("partials")
+        with b.fragment("warps_merge"):
+            elements.locate()
+            merge.merge_warps(b, elements, plan.partials, arena, merged)
+        with b.fragment("store_chunk"):
+            self._store(b, task, elements, merged)
+        with b.fragment("store_empty"):
+            self._store_empty(b, task, elements)
+        with b.fragment("warps_next"):
+            elements.advance(elements.count)
+
+    def _locate(self, b: Builder, plan: Plan) -> Task:
+        """Fragment `locate`: the chunk, its KV head and sequence, and where their rows lie."""
+        attention = self.attention
+        with b.fragment("locate"):
+            if self.programmatic:
+                b.op("griddepcontrol.launch_dependents")
+            thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            lane, warp = b.op("and.b32", b.reg("lane", "u32"), thread, 31), b.op("shr.u32", "warp", thread, 5)
+            b.op("mov.u32", "chunk", b.special("ctaid.x"))
+            column = b.op("mov.u32", "column", b.special("ctaid.y"))
+            sequence = b.op("mov.u32", "sequence", b.special("ctaid.z"))
+            kv_head = b.op("div.u32", "kv_head", column, plan.parts) if plan.parts > 1 else column
+            first_head = b.op("mul.lo.u32", "first_head", kv_head, attention.group)
+            heads_left = None
+            if plan.parts > 1:
+                part = b.op("rem.u32", "part", column, plan.parts)
+                b.op("mad.lo.u32", first_head, part, plan.shape.heads, first_head)
+                if attention.group % plan.shape.heads:
+                    heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.group)
+            query = b.op("mul.wide.u32", "query", sequence, self.n_heads)
+            wide = b.op("cvt.u64.u32", "wide_head", first_head)
+            b.op("add.u64", query, query, wide)
+            q_row = b.ld_param("q")
+            b.op("mad.lo.u64", q_row, query, self.head_dim * self.q_dtype.bytes, q_row)
+            rows = self._cache_rows(b, kv_head, sequence)
+        return Task(
+            tid=thread, lane=lane, warp=warp, kv_head=kv_head, first_head=first_head, heads_left=heads_left,
+            q_row=q_row, k_rows=rows["k_ptrs"], v_rows=rows["v_ptrs"], k_scales=rows.get("k_scale_ptrs"),
+            v_scales=rows.get("v_scale_ptrs"), page_row=None, slopes=None, length=b.reg("length", "s32"),
+            start=b.reg("start", "s32") if self.window else None, tile=b.reg("tile", "s32"),
+            tile_end=b.reg("tile_end", "s32"), tile_step=b.reg("tile_step", "s32"),
+        )  # fmt: skip
+
+    def _cache_rows(self, b: Builder, kv_head: Reg, sequence: Reg) -> dict[str, Reg]:
+        """Addresses of the KV head's first rows, behind the sequence's pointers."""
+        first = b.op("mul.wide.u32", "first_of_cache", kv_head, self.max_len)
+        rows = {}
+        for param in self.params():
+            if param.kind != "pointers":
+                continue
+            table = b.ld_param(param.name)
+            b.op("mad.wide.u32", table, sequence, 8, table)
+            rows[param.name] = b.op("ld.global.u64", f"{param.name}_now", table[0])
+            b.op("cvta.to.global.u64", rows[param.name], rows[param.name])
+            width = self.attention.scale_groups if "scale" in param.name else self.head_dim
+            b.op("mad.lo.u64", rows[param.name], first, width * param.dtype.bytes, rows[param.name])
+        return rows
+
+    def _bounds(self, b: Builder, plan: Plan, task: Task) -> None:
+        """Fragment `lengths`: the positions of this chunk, as tiles of its warps."""
+        tile = plan.shape.tile
+        assert STEP % tile == 0, "chunks begin where tiles do"
+        with b.fragment("lengths"):
+            if self.programmatic:
+                b.op("griddepcontrol.wait")
+            lengths = b.ld_param("seq_lens")
+            b.op("mad.wide.u32", lengths, b.registers["sequence"], 4, lengths)
+            b.op("ld.global.s32", task.length, lengths[0])
+            b.op("max.s32", task.length, task.length, 0)
+            b.op("min.s32", task.length, task.length, self.max_len)
+            begin, span = b.op("mov.s32", "chunk_begin", 0), task.length
+            if task.start is not None:
+                b.note(f"window={self.window}: earlier positions are not visible")
+                b.op("sub.s32", task.start, task.length, self.window)
+                b.op("max.s32", task.start, task.start, 0)
+                b.op("and.b32", begin, task.start, -STEP)
+                span = b.op("sub.s32", "span", task.length, begin)
+            b.note(f"equal chunks of at least {LEAST} positions, a multiple of {STEP}")
+            size = b.op("add.s32", "chunk_size", span, STEP * self.max_chunks - 1)
+            b.op("div.u32", size, size, STEP * self.max_chunks)
+            b.op("mul.lo.s32", size, size, STEP)
+            b.op("max.s32", size, size, LEAST)
+            b.op("mad.lo.s32", begin, b.registers["chunk"], size, begin)
+            b.op("setp.lt.s32", "has_positions", begin, task.length)
+            end = b.op("add.s32", "chunk_end", begin, size)
+            b.op("min.s32", end, end, task.length)
+            b.op("add.s32", task.tile_end, end, tile - 1)
+            b.op("shr.u32", task.tile_end, task.tile_end, tile.bit_length() - 1)
+            if task.start is not None:  # a tile holds at least one visible position
+                b.op("max.s32", begin, begin, task.start)
+            b.op("shr.u32", task.tile, begin, tile.bit_length() - 1)
+            b.op("add.s32", task.tile, task.tile, task.warp)
+            b.op("mov.s32", task.tile_step, plan.shape.warps)
+
+    def _slot(self, b: Builder, elements: merge.Elements) -> Reg:
+        """The index of the element's head's slot for this chunk."""
+        slot, head = scratch(b, "slot", "u64"), scratch(b, "slot_head", "u64")
+        b.op("cvt.u64.u32", head, elements.head)
+        b.op("add.u64", head, head, b.registers["query"])
+        b.op("mul.lo.u64", slot, head, self.max_chunks)
+        b.op("cvt.u64.u32", head, b.registers["chunk"])
+        b.op("add.u64", slot, slot, head)
+        return slot
+
+    def _first(self, b: Builder, task: Task, elements: merge.Elements) -> tuple[Reg | None, Reg]:
+        """The predicates that the element's head exists, and that this is the head's first element."""
+        exists = None
+        if task.heads_left is not None:
+            exists = scratch(b, "head_exists", "pred")
+            b.op("setp.lt.s32", exists, elements.head, task.heads_left)
+        first = scratch(b, "first_element", "pred")
+        b.op("setp.eq.u32", first, elements.chunk, 0)
+        if exists is not None:
+            b.op("and.pred", first, first, exists)
+        return exists, first
+
+    def _store(self, b: Builder, task: Task, elements: merge.Elements, merged: merge.Partial) -> None:
+        """The element's four values over the sum; with the first of a head, its stats."""
+        b.note("normalised: the maximum becomes log2 of the sum, and the sum 1")
+        exists, first = self._first(b, task, elements)
+        slot = self._slot(b, elements)
+        level = b.op("lg2.approx.f32", "level", merged.total)
+        b.op("add.f32", level, level, merged.maximum)
+        inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
+        for value in merged.values:
+            b.op("mul.f32", value, value, inverse)
+        self._store_stats(b, slot, level, b.op("mov.f32", "one", 1.0), first)
+        at = b.op("mad.lo.u64", "partials_at", slot, self.head_dim * 4, b.registers["partials"])
+        quad = b.op("rem.u32", "quad", elements.element, elements.per_head)
+        b.op("mad.wide.u32", at, quad, 16, at)
+        b.op("st.global.v4.f32", at[0], merged.values, pred=exists)
+
+    def _store_empty(self, b: Builder, task: Task, elements: merge.Elements) -> None:
+        elements.locate()
+        _, first = self._first(b, task, elements)
+        slot = self._slot(b, elements)
+        none, nothing = b.op("mov.f32", "none", float("-inf")), b.op("mov.f32", "nothing", 0.0)
+        self._store_stats(b, slot, none, nothing, first)
+
+    def _store_stats(self, b: Builder, slot: Reg, level: Reg, total: Reg, pred: Reg) -> None:
+        at = b.op("mad.lo.u64", scratch(b, "stats_at", "u64"), slot, 8, b.registers["stats"])
+        b.op("st.global.v2.f32", at[0], (level, total), pred=pred)
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Caches a sequence, NaN past each length; lengths from 0 to max_len, the first as told."""
+        import numpy as np
+
+        from ptxgen.examples import poison, random_values
+
+        lengths = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
+        lengths[0] = self.max_len if sizes["seq_len"] < 0 else sizes["seq_len"]
+        out: dict[str, Any] = {"seq_lens": lengths}
+        for param in self.params():
+            if param.kind != "pointers":
+                continue
+            width = self.attention.scale_groups if "scale" in param.name else self.head_dim
+            shape = (self.n_kv_heads, self.max_len, width)
+            caches = [random_values(rng, shape, param.dtype) for _ in lengths]
+            for cache, length in zip(caches, lengths, strict=True):
+                if "scale" in param.name:
+                    cache[...] = rng.uniform(0.005, 0.02, shape)
+                past = cache[:, max(0, length) :]
+                past[...] = poison(past.shape, param.dtype)
+            out[param.name] = caches
+        return out
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        partials, stats = a["partials"].copy(), a["stats"].copy()
+        for s, given in enumerate(a["seq_lens"]):
+            length = min(max(int(given), 0), self.max_len)
+            start = max(0, length - self.window) if self.window else 0
+            begin = start // STEP * STEP
+            size = max(LEAST, -(-(length - begin) // (STEP * self.max_chunks)) * STEP)
+            for c in range(self.max_chunks):
+                first, end = max(start, begin + c * size), min(length, begin + (c + 1) * size)
+                if begin + c * size >= length:
+                    stats[s, :, c] = (-np.inf, 0.0)
+                    continue
+                values, level = self._attend(a, s, first, end)
+                partials[s, :, c], stats[s, :, c, 0], stats[s, :, c, 1] = values, level, 1.0
+        return {"partials": partials, "stats": stats}
+
+    def _attend(self, a: Mapping[str, Any], sequence: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Output and log2-sum-exp of every head over positions first … end of a sequence."""
+        import numpy as np
+
+        def rows(x: str) -> np.ndarray:
+            wide = np.asarray(a[f"{x}_ptrs"][sequence][:, first:end], np.float64)
+            if self.kv_dtype == s8:
+                scales = a[f"{x}_scale_ptrs"][sequence][:, first:end].astype(np.float64)
+                wide = wide * np.repeat(scales, SCALE_GROUP, -1)[..., : self.head_dim]
+            return wide
+
+        q = np.asarray(a["q"][sequence], np.float64).reshape(self.n_kv_heads, -1, self.head_dim)
+        scores = q @ rows("k").swapaxes(1, 2) * self.attention.scale
+        if self.soft_cap:
+            scores = self.soft_cap * np.tanh(scores / self.soft_cap)
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        values = (weights @ rows("v") / total).reshape(self.n_heads, self.head_dim)
+        return values, ((top + np.log(total)) / math.log(2)).reshape(self.n_heads)
