@@ -76,14 +76,17 @@ def errors(form: Form, row: np.ndarray, recorded: np.ndarray | None = None) -> E
 
     With `recorded`, the recorded results say what is special; otherwise the true value, flushed as the form flushes.
     """
+    with np.errstate(all="ignore"):
+        return _errors(form, BOUNDS[stem(form)], row, recorded)
+
+
+def _errors(form: Form, bound: Bound, row: np.ndarray, recorded: np.ndarray | None) -> Errors:
     type_ = form.results[0]
-    bound = BOUNDS[stem(form)]
     got = float_view(row, type_)
     inputs = [float_view(v, k) for v, k in zip(_narrow_inputs(form), _types(form), strict=True)]
     if "ftz" in form.name:
         inputs = [np.where(np.abs(v) < _least(type_), v * 0, v) for v in inputs]
-    with np.errstate(all="ignore"):
-        true = bound.true(*inputs)
+    true = bound.true(*inputs)
     least = _least(type_)
     model = float_view(recorded, type_) if recorded is not None else _flushed(true, type_, "ftz" in form.name)
     ordinary = np.isfinite(model) & (model != 0) & np.isfinite(true) & (np.abs(true) >= least)

@@ -29,7 +29,8 @@ def float_view(row: np.ndarray, type_: str) -> np.ndarray | None:
     kind = kinds.get(type_.removesuffix("x2"))
     if kind is None:
         return None
-    view = row.view(kind).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        view = row.view(kind).astype(np.float64)
     return view.reshape(-1, 2) if type_.endswith("x2") else view
 
 
