@@ -236,7 +236,7 @@ def parse_resources(log: str) -> dict[str, Resources]:
             if number:  # the compiler's line comes first; the linker's adds what the system reserves
                 fields.setdefault(field, int(number[1]))
         banks = re.findall(r"(\d+) bytes cmem\[\d+\]", line)
-        if banks:
+        if banks and "registers" in line:  # elsewhere they are the module's
             fields.setdefault("constant", sum(map(int, banks)))
     return {name: Resources(**{f: fields.get(f, 0) for f in Resources.__slots__}) for name, fields in found.items()}
 

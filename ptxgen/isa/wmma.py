@@ -41,6 +41,11 @@ _KINDS = (
 )
 
 
+def _own_sums(kind: _Kind) -> list[tuple[str, str]]:
+    """Accumulators to load and store; those of bf16 are the same as f16's."""
+    return [] if kind.types == "bf16" else list(kind.sums.items())
+
+
 def _loads(kind: _Kind) -> list[Row]:
     a_layout, b_layout = kind.layouts.split()
     head = "wmma load {} sync aligned {} {} {} {}"
@@ -48,14 +53,14 @@ def _loads(kind: _Kind) -> list[Row]:
     for matrix, layout, registers in (("a", a_layout, kind.a), ("b", b_layout, kind.b)):
         types = kind.types
         rows.append(Row(head.format(matrix, layout, kind.shapes, _SPACE, types), f"={registers} [S] u32?", kind.since))
-    for type, registers in kind.sums.items():
+    for type, registers in _own_sums(kind):
         rows.append(Row(head.format("c", "row|col", kind.shapes, _SPACE, type), f"={registers} [S] u32?", kind.since))
     return rows
 
 
 def _stores(kind: _Kind) -> list[Row]:
     head = f"wmma store d sync aligned row|col {kind.shapes} {_SPACE}"
-    return [Row(f"{head} {type}", f"[S] {registers} u32?", kind.since) for type, registers in kind.sums.items()]
+    return [Row(f"{head} {type}", f"[S] {registers} u32?", kind.since) for type, registers in _own_sums(kind)]
 
 
 def _products(kind: _Kind) -> list[Row]:
