@@ -32,6 +32,7 @@ class Emitter:
         self.op: Op = self.block.ops[0]
         self._values: dict[int, dict[str, str]] = {}
         self._casts: dict[tuple[str, str], str] = {}
+        self._host_nans: set[str] = set()  # f32 values whose NaNs are the host's, not yet PTX's one
         self._dirty: dict[int, None] = {}
         self._old: dict[int, dict[str, str]] = {}
         self._guards: dict[tuple[int, str, bool], tuple[str, str]] = {}
@@ -66,7 +67,8 @@ class Emitter:
     def _emit_block(self, block: Block) -> None:
         c = self.c
         self.block = block
-        for cache in (self._values, self._casts, self._dirty, self._old, self._guards, self._pointers):
+        caches = (self._values, self._casts, self._dirty, self._old, self._guards, self._pointers, self._host_nans)
+        for cache in caches:
             cache.clear()  # type: ignore[attr-defined]
         if self.defined:
             self.defined.begin(block)
@@ -213,7 +215,8 @@ class Emitter:
             whole = vec("i32")
             a, b = self.cast(new, kind, whole), self.cast(old, kind, whole)
             return self.cast(self.c(f"select {vec('i1')} {lanes}, {whole} {a}, {whole} {b}"), whole, kind)
-        return self.c(f"select {vec('i1')} {lanes}, {kind} {new}, {kind} {old}")
+        chosen = self.c(f"select {vec('i1')} {lanes}, {kind} {new}, {kind} {old}")
+        return self.result(chosen) if new in self._host_nans or old in self._host_nans else chosen
 
     def cast(self, value: str, from_: str, to: str) -> str:
         """The same bits as another vector type."""
@@ -221,7 +224,30 @@ class Emitter:
             return value
         key = (value, to)
         if key not in self._casts:
-            self._casts[key] = self.c(f"bitcast {from_} {value} to {to}")
+            self._casts[key] = self.c(f"bitcast {from_} {self._canonical(value)} to {to}")
+        return self._casts[key]
+
+    def result(self, value: str) -> str:
+        """Note that an f32 value comes from host arithmetic: its NaNs become PTX's 0x7FFFFFFF when its bits are seen.
+
+        Seen means read as another type, or kept beyond the block; a chain of arithmetic pays once, at its end.
+        """
+        self._host_nans.add(value)
+        return value
+
+    def is_result(self, value: str) -> bool:
+        """Whether a value's NaNs are the host's."""
+        return value in self._host_nans
+
+    def _canonical(self, value: str) -> str:
+        if value not in self._host_nans:
+            return value
+        key = (value, "canonical")
+        if key not in self._casts:
+            single = vec("float")
+            nan = self.c(f"fcmp uno {single} {value}, {value}")
+            one = f"bitcast ({vec('i32')} splat (i32 {0x7FFFFFFF}) to {single})"
+            self._casts[key] = self.c(f"select {vec('i1')} {nan}, {single} {one}, {single} {value}")
         return self._casts[key]
 
     def spill(self) -> None:
@@ -240,7 +266,7 @@ class Emitter:
                 c.store("i32", c(f"or i32 {new}, {kept}"), self._slot(reg))
             else:
                 whole = integer_vector(reg.bits) if kind.startswith("<64") else kind
-                value = self.cast(value, kind, whole)
+                value = self._canonical(self.cast(value, kind, whole))
                 new = c(f"select {vec('i1')} {self.mask_vector()}, {whole} {value}, {whole} {self._from_file(reg, whole)}")
                 c.store(whole, new, self._slot(reg), align=min(64, 4 * reg.bits))
         self._dirty.clear()

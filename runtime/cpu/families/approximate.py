@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.families.floating import FloatForm, arithmetic, flush
-from ptxgen.runtime.cpu.families.half import count_of, narrow, widen
+from ptxgen.runtime.cpu.families.half import count_of, flush_half, narrow, widen
 from ptxgen.runtime.cpu.flow import Op
 from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.registry import emits
@@ -25,8 +25,10 @@ def transcendental(e: Emitter, op: Op) -> None:
     result = e.c(f"call {vec('float', n)} @{form.name}.{n}({vec('float', n)} {value})")
     if half:
         result = narrow(e, result, form.kind)
-    elif form.ftz:
-        result = flush(e, result)
+        if form.ftz:
+            result = flush_half(e, result, form.kind)
+    else:
+        result = e.result(flush(e, result) if form.ftz else result)
     e.dst(op.operands[0], result, form.kind)
 
 
@@ -53,7 +55,7 @@ def rsqrt(e: Emitter, op: Op) -> None:
     result = _inverse_root(e, value, form.kind)
     if form.ftz:
         result = flush(e, result)
-    e.dst(op.operands[0], result, form.kind)
+    e.dst(op.operands[0], e.result(result) if form.kind == "f32" else result, form.kind)
 
 
 def _inverse_root(e: Emitter, value: str, kind: str) -> str:

@@ -58,6 +58,8 @@ def cvt(e: Emitter, op: Op) -> None:
     if form.source in _FLOATS:
         if form.to in _FLOATS:
             result = _float_to_float(e, form, value)
+            if form.to == "f32":
+                result = e.result(result)
         else:
             result = _float_to_int(e, form, value)
     elif form.to in _FLOATS:
@@ -111,8 +113,11 @@ def _int_to_float(e: Emitter, form: _Form, value: str) -> str:
         else:
             result = e.c(f"call {wide} @directed.cvt.{form.rounding}.{form.to}.{kind}({vector} {value})")
         return saturate(e, result, form.to) if form.sat else result
-    # exact to 53 bits, then once to odd and once to the destination
-    double = e.c(f"{'sitofp' if signed else 'uitofp'} {vector} {value} to {vec('double')}")
+    # to 53 bits towards zero, with a set last bit if that was not exact; then to odd, and once to the destination
+    if bits == 64:
+        double = e.c(f"call {vec('double')} @oddint.{kind}({vector} {value})")
+    else:
+        double = e.c(f"{'sitofp' if signed else 'uitofp'} {vector} {value} to {vec('double')}")
     odd = e.c(f"call {vec('float')} @odd.f64({vec('double')} {double})")
     return _to_small(e, form, odd)
 
@@ -167,9 +172,9 @@ def _to_single(e: Emitter, form: _Form, value: str, source: str) -> str:
 
 
 def _relu(e: Emitter, value: str, n: int = 32) -> str:
-    """Negative numbers as zero; NaN stays."""
-    negative = e.c(f"fcmp olt {vec('float', n)} {value}, zeroinitializer")
-    return e.c(f"select {vec('i1', n)} {negative}, {vec('float', n)} zeroinitializer, {vec('float', n)} {value}")
+    """Negative numbers and −0 as zero; NaN stays."""
+    kept = e.c(f"fcmp ugt {vec('float', n)} {value}, zeroinitializer")
+    return e.c(f"select {vec('i1', n)} {kept}, {vec('float', n)} {value}, {vec('float', n)} zeroinitializer")
 
 
 def _to_small(e: Emitter, form: _Form, value: str) -> str:
@@ -273,10 +278,10 @@ def _from_small_pair(e: Emitter, op: Op, form: _Form) -> str:
 def _pack(e: Emitter, op: Op) -> None:
     """`cvt.pack.sat.T.s32{.b32} d, a, b{, c}`: a and b clamped to T, above the upper bits of c."""
     kind, source = op.words[3], op.words[4]
-    bits, whole = bits_of(kind), vec("i32")
+    bits, whole = int(kind[1:]), vec("i32")  # u2, u4 and their like exist only here
     parts = []
     for operand in op.operands[1:3]:
-        value = _clamp(e, e.src(operand, source), 32, True, bits, kind in SIGNED)
+        value = _clamp(e, e.src(operand, source), 32, True, bits, kind[0] == "s")
         parts.append(e.c(f"and {whole} {value}, {splat('i32', (1 << bits) - 1)}"))
     result = e.c(f"or {whole} {e.c(f'shl {whole} {parts[0]}, splat (i32 {bits})')}, {parts[1]}")
     if len(op.operands) > 3 and 2 * bits < 32:

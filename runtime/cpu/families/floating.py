@@ -13,7 +13,7 @@ from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.types import splat_float, vector_of
 
 _FLOAT_KINDS = frozenset({"f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2"})
-_I32 = vec("i32")
+_I32, _LANES = vec("i32"), vec("i1")
 ROUNDINGS = frozenset({"rn", "rz", "rm", "rp"})
 _SIGN = {"f32": ("i32", 31), "f64": ("i64", 63)}
 
@@ -30,11 +30,12 @@ def suffix(kind: str) -> str:
 
 def flush(e: Emitter, value: str) -> str:
     """Subnormal f32 numbers as zeros of their sign."""
-    bits = e.cast(value, vec("float"), _I32)
+    bits = e.c(f"bitcast {vec('float')} {value} to {_I32}")
     exponent = e.c(f"and {_I32} {bits}, {splat('i32', 0x7F800000)}")
     tiny = e.c(f"icmp eq {_I32} {exponent}, zeroinitializer")
     sign = e.c(f"and {_I32} {bits}, {splat('i32', -0x80000000)}")
-    return e.cast(e.c(f"select {vec('i1')} {tiny}, {_I32} {sign}, {_I32} {bits}"), _I32, vec("float"))
+    flushed = e.c(f"bitcast {_I32} {e.c(f'select {_LANES} {tiny}, {_I32} {sign}, {_I32} {bits}')} to {vec('float')}")
+    return e.result(flushed) if e.is_result(value) else flushed
 
 
 def saturate(e: Emitter, value: str, kind: str = "f32") -> str:
@@ -79,6 +80,8 @@ def arithmetic(e: Emitter, op: Op) -> None:
         result = flush(e, result)
     if form.sat:
         result = saturate(e, result, form.kind)
+    elif form.kind == "f32" and form.name not in ("abs", "neg"):
+        result = e.result(result)
     e.dst(op.operands[0], result, form.kind)
 
 

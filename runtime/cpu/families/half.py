@@ -35,15 +35,17 @@ def narrow(e: Emitter, value: str, kind: str) -> str:
     if kind in _BF16:
         return e.c(f"call {small} @bf16.narrow.{n}({single} {value})")
     if e.native_half:
-        return e.cast(e.c(f"fptrunc {single} {value} to {vec('half', n)}"), vec("half", n), small)
+        rounded = e.cast(e.c(f"fptrunc {single} {value} to {vec('half', n)}"), vec("half", n), small)
+        nan = e.c(f"fcmp uno {single} {value}, {value}")
+        return e.c(f"select {vec('i1', n)} {nan}, {small} {splat('i16', 0x7FFF)}, {small} {rounded}")
     return e.c(f"call {small} @half.narrow.{n}({single} {value})")
 
 
-def _flush_half(e: Emitter, value: str, kind: str) -> str:
-    """Subnormal f16 numbers as zeros of their sign."""
+def flush_half(e: Emitter, value: str, kind: str) -> str:
+    """Subnormal numbers of a 16-bit format as zeros of their sign."""
     vector = vec("i16", count_of(kind))
-    masked = e.c(f"and {vector} {value}, {splat('i16', 0x7C00)}")
-    tiny = e.c(f"icmp eq {vector} {masked}, zeroinitializer")
+    exponent = e.c(f"and {vector} {value}, {splat('i16', 0x7F80 if kind in _BF16 else 0x7C00)}")
+    tiny = e.c(f"icmp eq {vector} {exponent}, zeroinitializer")
     sign = e.c(f"and {vector} {value}, {splat('i16', -0x8000)}")
     return e.c(f"select {vec('i1', count_of(kind))} {tiny}, {vector} {sign}, {vector} {value}")
 
@@ -56,14 +58,14 @@ def half_arithmetic(e: Emitter, op: Op, form: FloatForm) -> None:
     values = [e.src(o, kind) for o in op.operands[1:]]
     vector = vector_of(kind)
     if form.ftz:
-        values = [_flush_half(e, v, kind) for v in values]
+        values = [flush_half(e, v, kind) for v in values]
     if form.name in ("abs", "neg"):
         name, mask = ("and", 0x7FFF) if form.name == "abs" else ("xor", -0x8000)
         e.dst(op.operands[0], e.c(f"{name} {vector} {values[0]}, {splat('i16', mask)}"), kind)
         return
     result = narrow_of(e, form, values)
     if form.ftz:
-        result = _flush_half(e, result, kind)
+        result = flush_half(e, result, kind)
     e.dst(op.operands[0], result, kind)
 
 

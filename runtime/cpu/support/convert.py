@@ -278,3 +278,17 @@ def odd(*_: str) -> str:
     c = Code(f"define internal {vec('float')} @odd.f64({vec('double')} %a) noinline")
     c.ret(f"{vec('float')} " + odd_truncation(c, "%a", 32))
     return c.text()
+
+
+@support("oddint")
+def oddint(kind: str) -> str:
+    """`oddint.s64(x)`, `oddint.u64(x)`: f64 rounded towards zero, the last bit set where that was not exact."""
+    whole, double, lanes = vec("i64"), vec("double"), vec("i1")
+    c = Code(f"define internal {double} @oddint.{kind}({whole} %a) noinline")
+    value = c(f"call {double} @directed.cvt.rz.f64.{kind}({whole} %a)")
+    operation = "fptosi" if kind == "s64" else "fptoui"
+    back = c(f"call {whole} @llvm.{operation}.sat.v32i64.v32f64({double} {value})")
+    sticky = c(f"zext {lanes} {c(f'icmp ne {whole} {back}, %a')} to {whole}")
+    bits = c(f"or {whole} {c(f'bitcast {double} {value} to {whole}')}, {sticky}")
+    c.ret(f"{double} " + c(f"bitcast {whole} {bits} to {double}"))
+    return c.text()
