@@ -156,11 +156,11 @@ class FlashDecodingChunk(KernelType):
             column = b.op("mov.u32", "column", b.special("ctaid.y"))
             sequence = b.op("mov.u32", "sequence", b.special("ctaid.z"))
             kv_head = b.op("div.u32", "kv_head", column, plan.parts) if plan.parts > 1 else column
-            first_head = b.op("mul.lo.u32", "first_head", kv_head, attention.group)
+            first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.group)
             heads_left = None
             if plan.parts > 1:
                 part = b.op("rem.u32", "part", column, plan.parts)
-                b.op("mad.lo.u32", first_head, part, plan.shape.heads, first_head)
+                first_head = b.op("mad.lo.u32", "first_head", part, plan.shape.heads, first_head)
                 if attention.group % plan.shape.heads:
                     heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.group)
             query = b.op("mul.wide.u32", "query", sequence, self.n_heads)
