@@ -9,7 +9,19 @@ import numpy as np
 from tests.oracle.integer import clamp, integer_binary, wrap
 from tests.oracle.machine import Machine, handles
 from tests.oracle.memory import OracleFault
-from tests.oracle.numbers import DTYPES, PAIRS, base, exactly, fma, is_float, narrow, round_to, rounded, to_integer
+from tests.oracle.numbers import (
+    DTYPES,
+    FORMATS,
+    PAIRS,
+    base,
+    exactly,
+    fma,
+    is_float,
+    narrow,
+    round_to,
+    rounded,
+    to_integer,
+)
 from tests.oracle.program import EXTRA_TYPES, WIDTH, Op
 
 MODES = ("rn", "rz", "rm", "rp")
@@ -28,15 +40,15 @@ def operand(m: Machine, op: Op, n: int, kind: str) -> np.ndarray:
 
 
 def flush(value: np.ndarray, kind: str) -> np.ndarray:
-    """Subnormals to zero of the same sign (f32; f16 for packed and half forms)."""
-    least = 2.0**-14 if base(kind) == "f16" else TINY
+    """Subnormals to zero of the same sign."""
+    least = 2.0 ** FORMATS[base(kind)][1]
     small = (np.abs(value.astype(np.float64)) < least) & ~np.isnan(value.astype(np.float64))
     return np.where(small, np.copysign(0.0, value.astype(np.float64)), value).astype(value.dtype)
 
 
 def finish(m: Machine, op: Op, kind: str, out: np.ndarray) -> None:
     """Flush, saturate or clamp at zero as the instruction says, and write."""
-    if "ftz" in op:
+    if "ftz" in op and not (op.name == "cvt" and kind != "f32"):
         out = flush(out, kind)
     wide = out.astype(np.float64)
     if "sat" in op:
@@ -179,6 +191,8 @@ def unary(m: Machine, op: Op) -> None:
 def convert(m: Machine, op: Op) -> None:
     """cvt: between integers, between floats (pairs too), and across."""
     kinds = [w for w in op.mods if w in WIDTH or w in EXTRA_TYPES]
+    if "pack" in op:
+        return _pack(m, op)
     to, of = kinds[0], kinds[1]
     if to in PAIRS and of not in PAIRS:
         return _convert_pair(m, op, to, of)
@@ -191,6 +205,16 @@ def convert(m: Machine, op: Op) -> None:
     if is_float(of):
         return m.set(op.args[0], to, _to_integer(op, flush(value, of) if "ftz" in op else value, to))
     m.set(op.args[0], to, clamp(value, to) if "sat" in op else wrap(value, to))
+
+
+def _pack(m: Machine, op: Op) -> None:
+    """cvt.pack: a and b saturated side by side, b lowest, above them the low bits of c."""
+    kind = op.mods[op.mods.index("sat") + 1]
+    width = int(kind[1:])
+    low, high = (0, (1 << width) - 1) if kind[0] == "u" else (-(1 << width - 1), (1 << width - 1) - 1)
+    a, b = ([min(max(int(v), low), high) % (1 << width) for v in m.get(o, "s32")] for o in op.args[1:3])
+    c = m.get(op.args[3], "b32").tolist() if len(op.args) > 3 else [0] * len(a)
+    m.set(op.args[0], "b32", wrap([z << 2 * width | x << width | y for x, y, z in zip(a, b, c, strict=True)], "b32"))
 
 
 def _to_integer(op: Op, value: np.ndarray, to: str) -> np.ndarray:
@@ -216,24 +240,22 @@ def _float_to_float(m: Machine, op: Op, to: str, of: str) -> None:
     if integral:
         round_ = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[integral]
         return finish(m, op, to, narrow(round_(wide), to))
-    finish(m, op, to, _to_format(op, wide, to))
+    out = _to_format(op, wide, to)
+    if "sat" in op or to == "f32":
+        return finish(m, op, to, out)
+    m.set(op.args[0], to, out)
 
 
 def _to_format(op: Op, wide: np.ndarray, to: str) -> np.ndarray:
     """Float64 values rounded to a format, saturated to its largest finite value with .satfinite."""
     mode = "rna" if "rna" in op else mode_of(op)
     name = base(to)
+    if "relu" in op:
+        wide = np.where(np.isnan(wide), np.nan, np.where(wide > 0, wide, 0.0))
     out = rounded(wide, name, mode)
     if "satfinite" in op:
-        from tests.oracle.numbers import FORMATS
-
         largest = FORMATS[name][2]
         out = np.where(np.isnan(out), out, np.clip(out, -largest, largest))
-    if name in ("e4m3", "e5m2"):
-        small = narrow(out, name)
-        raw = small.view(np.uint8)
-        raw[np.isnan(wide)] = 0x7F
-        return small
     return narrow(out, to)
 
 
@@ -242,8 +264,4 @@ def _convert_pair(m: Machine, op: Op, to: str, of: str) -> None:
     if len(op.args) != 3:
         raise OracleFault("a packed conversion takes two sources")
     upper, lower = (m.get(o, of).astype(np.float64) for o in op.args[1:3])
-    pair = np.stack([lower, upper], 1)
-    if "relu" in op:
-        pair = np.where(np.isnan(pair), np.nan, np.maximum(pair, 0))
-    out = _to_format(op, pair, to)
-    m.set(op.args[0], to, out)
+    m.set(op.args[0], to, _to_format(op, np.stack([lower, upper], 1), to))

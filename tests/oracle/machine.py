@@ -187,7 +187,7 @@ class Machine:
             return
         target = self.registers[operand.index]
         values = np.asarray(values)
-        if values.dtype.kind == "i" and target.itemsize > values.dtype.itemsize:
+        if values.dtype.kind == "i" and target.itemsize > values.dtype.itemsize and type_ not in PAIRS:
             values = values.astype(f"i{target.itemsize}")
             self.registers[operand.index][self.active] = values.view(target.dtype)
             return

@@ -11,18 +11,19 @@ DTYPES: dict[str, np.dtype] = {
     **{f"{k}{w}": np.dtype(f"{n}{w // 8}") for k, n in (("u", "u"), ("b", "u"), ("s", "i")) for w in (8, 16, 32, 64)},
     "pred": np.dtype(bool), "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
     "bf16": np.dtype(ml_dtypes.bfloat16), "f16x2": np.dtype(np.float16), "bf16x2": np.dtype(ml_dtypes.bfloat16),
+    "u16x2": np.dtype(np.uint16), "s16x2": np.dtype(np.int16),
     "tf32": np.dtype(np.float32), "e4m3x2": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2x2": np.dtype(ml_dtypes.float8_e5m2), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }  # fmt: skip
-PAIRS = frozenset({"f16x2", "bf16x2", "e4m3x2", "e5m2x2"})
+PAIRS = frozenset({"f16x2", "bf16x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2"})
 # Bits of precision (the hidden one too), smallest normal exponent, largest finite value.
 FORMATS: dict[str, tuple[int, int, float]] = {
     "f16": (11, -14, 65504.0), "bf16": (8, -126, float.fromhex("0x1.fep127")),
     "f32": (24, -126, float.fromhex("0x1.fffffep127")), "f64": (53, -1022, float.fromhex("0x1.fffffffffffffp1023")),
     "tf32": (11, -126, float.fromhex("0x1.ffcp127")), "e4m3": (4, -6, 448.0), "e5m2": (3, -14, 57344.0),
 }  # fmt: skip
-NAN_BITS = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}
+NAN_BITS = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "tf32": 0x7FFFFFFF, "e4m3": 0x7F, "e5m2": 0x7F}
 
 
 def base(type_: str) -> str:

@@ -10,7 +10,7 @@ from ptxgen import nodes
 from tests.oracle.memory import LOCAL, SHARED, Memory, OracleFault
 
 WIDTH = {"pred": 1, "b128": 128} | {f"{k}{w}": w for k in "bsuf" for w in (8, 16, 32, 64)}
-WIDTH |= {"f16x2": 32, "bf16": 16, "bf16x2": 32, "tf32": 32}
+WIDTH |= {"f16x2": 32, "bf16": 16, "bf16x2": 32, "tf32": 32, "u16x2": 32, "s16x2": 32}
 ENDS_BLOCK = ("bra", "brx", "ret", "exit", "trap")
 # These wait, or need their lanes together: each is a block of its own, so that it can be tried again.
 WAITS = ("bar", "barrier", "shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect",
