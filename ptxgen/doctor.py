@@ -96,19 +96,20 @@ def _driver() -> list[Line]:
     highest = ".".join(map(str, ptx_of_driver(version)))
     lines = [Line("driver", "ok", f"CUDA {driver_text(version)}: loads PTX ISA up to {highest} (as known here)")]
     try:
-        return lines + [_gpu(driver, device) for device in range(driver.number("cuDeviceGetCount"))]
+        return lines + [_gpu(driver, index) for index in range(driver.number("cuDeviceGetCount"))]
     except OSError as wrong:
         return [*lines, Line("gpu", "wrong", str(wrong))]
 
 
-def _gpu(driver: _Driver, device: int) -> Line:
+def _gpu(driver: _Driver, index: int) -> Line:
+    device = driver.number("cuDeviceGet", index)
     major = driver.number("cuDeviceGetAttribute", _COMPUTE_MAJOR, device)
     minor = driver.number("cuDeviceGetAttribute", _COMPUTE_MINOR, device)
     described = f"{driver.name(device)}, {driver.memory(device) >> 30} GiB, compute capability {major}.{minor}"
     try:
-        return Line(f"gpu {device}", "ok", f"{described}: generate for {target_of_capability(major, minor)}")
+        return Line(f"gpu {index}", "ok", f"{described}: generate for {target_of_capability(major, minor)}")
     except TargetError as old:
-        return Line(f"gpu {device}", "wrong", f"{described}: {old}")
+        return Line(f"gpu {index}", "wrong", f"{described}: {old}")
 
 
 def _cache() -> Line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -336,6 +337,58 @@ def test_doctor_works_and_says_what_is_absent(capsys: pytest.CaptureFixture[str]
     lines = {line["topic"]: line for line in json.loads(capsys.readouterr().out)}
     assert lines["jinja2"]["state"] == "ok"
     assert {"python", "driver", "cache", "assembler"} <= lines.keys()
+
+
+DRIVER = """
+#include <stddef.h>
+#include <string.h>
+static int ready = 0;
+int cuInit(unsigned flags) { ready = INIT == 0; return INIT; }
+int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return ready ? 0 : 3; }
+int cuDeviceGet(int *device, int index) { *device = 40 + index; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { strncpy(name, device == 40 ? "Big" : "Old", size); return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+    *value = which == 75 ? (device == 40 ? 9 : 6) : which == 76 ? (device == 40 ? 0 : 1) : -1;
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = device == 40 ? 141UL << 30 : 8UL << 30; return 0; }
+"""
+
+
+def described_driver(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, version: int, init: int
+) -> list[tuple[str, str, str]]:
+    """What doctor says of a driver made for the purpose."""
+    import ctypes
+
+    from ptxgen.doctor import examine
+
+    (folder / "driver.c").write_text(DRIVER)
+    library = folder / f"driver_{version}_{init}.so"
+    defines = [f"-DVERSION={version}", f"-DINIT={init}"]
+    subprocess.run(["cc", "-shared", "-fPIC", *defines, "-o", library, folder / "driver.c"], check=True)
+    real = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: real(str(library)))
+    return [(line.topic, line.state, line.text) for line in examine() if line.topic.startswith(("driver", "gpu"))]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) on PATH")
+def test_doctor_describes_a_driver_and_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, new, old = described_driver(tmp_path, monkeypatch, 12080, 0)
+    assert driver == ("driver", "ok", "CUDA 12.8: loads PTX ISA up to 8.7 (as known here)")
+    assert new == ("gpu 0", "ok", "Big, 141 GiB, compute capability 9.0: generate for sm_90a")
+    assert old[:2] == ("gpu 1", "wrong")
+    assert "must be 7.0 or newer (got 6.1)" in old[2]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) on PATH")
+def test_doctor_tells_no_gpu_from_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert described_driver(tmp_path, monkeypatch, 13000, 100) == [
+        ("driver", "absent", "CUDA 13.0: no GPU is visible")
+    ]
+    monkeypatch.undo()
+    assert described_driver(tmp_path, monkeypatch, 13000, 999) == [("driver", "wrong", "CUDA 13.0: cuInit returned 999")]
 
 
 def test_doctor_names_the_cache_and_its_state(
