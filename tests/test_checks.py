@@ -104,7 +104,7 @@ BAD = {
     "mov.b64 {%r1, %r2, %r3}, %rd1;": "of 64 bits cannot be packed from 3 elements",
     "mov.b64 {%h1, %h2}, %rd1;": "an element that does not fit .b64 (got %h1, a .b16 register)",
     "add.s32 _, %r1, %r2;": "operand 1 cannot be the sink _",
-    "mov.u32 %tid.x, %r1;": "operand 1: %tid.x is read-only",
+    "mov.u32 %tid.x, %r1;": "operand 1 %tid.x is read-only",
     "mov.u32 %r1, %tid.w2;": "register %tid.w2 is not declared",
     "mov.u32 %r8, %r1;": "register %r8 is not declared; there are %r<8>",
     "mov.u32 %acc, %r1;": "register %acc is not declared",
@@ -238,6 +238,12 @@ def test_lint_refuses_a_wide_32_bit_product_in_a_global_address(body: str) -> No
 @pytest.mark.parametrize("body", SAFE)
 def test_lint_lets_bounded_products_and_plain_indices_pass(body: str) -> None:
     assert findings(f"{body} {ADDRESS}", lint=True) == []
+
+
+def test_lint_takes_the_launchs_limits() -> None:
+    body = f"mov.u32 %r1, %ctaid.x; mul.lo.u32 %r3, %r1, 65536; {ADDRESS}"
+    assert len(findings(body, lint=True)) == 1
+    assert findings(body, lint=True, limits={"%ctaid.x": 1023}) == []
 
 
 def test_lint_follows_the_mark_through_mul_wide() -> None:

@@ -24,7 +24,8 @@ def test_plain_text_needs_the_oldest_version_and_any_target() -> None:
 def test_the_lines_that_force_are_named_and_others_are_not() -> None:
     ptx, sm, because = needs(
         "activemask.b32 %r1;\nmbarrier.init.shared.b64 [%r1], 1;\nmovmatrix.sync.aligned.m8n8.trans.b16 %r1, %r2;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0;\ncp.async.bulk.commit_group;\ncp.async.bulk.commit_group;"
+        "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0;\n"
+        "cp.async.bulk.commit_group;\ncp.async.bulk.commit_group;"
     )
     assert (ptx, sm) == ((8, 0), ("sm_90",))
     assert because == (
