@@ -384,11 +384,10 @@ def test_doctor_describes_a_driver_and_its_gpus(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) on PATH")
 def test_doctor_tells_no_gpu_from_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert described_driver(tmp_path, monkeypatch, 13000, 100) == [
-        ("driver", "absent", "CUDA 13.0: no GPU is visible")
-    ]
-    monkeypatch.undo()
-    assert described_driver(tmp_path, monkeypatch, 13000, 999) == [("driver", "wrong", "CUDA 13.0: cuInit returned 999")]
+    for status, state, why in ((100, "absent", "no GPU is visible"), (999, "wrong", "cuInit returned 999")):
+        found = described_driver(tmp_path, monkeypatch, 13000, status)
+        assert found == [("driver", state, f"CUDA 13.0: {why}")]
+        monkeypatch.undo()
 
 
 def test_doctor_names_the_cache_and_its_state(
