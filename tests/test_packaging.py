@@ -118,7 +118,7 @@ def test_extras_name_what_the_code_imports() -> None:
 
 
 def test_the_benchmark_of_generation_keeps_its_promises() -> None:
-    """5 ms a kernel cold (median over the goldens), 5 µs a repeated spec: 0.5 s a process: more here, for a busy machine."""
+    """Cold 5 ms (median over the goldens), repeated 5 µs, as a process 0.5 s: more here, for a busy machine."""
     from benchmarks import generation
 
     cold = statistics.median(min(generation.cold_seconds(case) for _ in range(3)) for case in generation.some_cases(12))
