@@ -422,6 +422,15 @@ class Emitter:
         with self.c.if_(self.c(f"icmp ne i32 {mask}, 0"), likely=False):
             self.c.do(f"call void @fault(ptr %w, i32 {site}, i32 {kind}, i32 {mask}, i32 {size}, i64 {address}, i64 {extra})")
 
+    def check_aligned(self) -> None:
+        """Check mode: report the lanes of the warp that have not exited and are missing from an .aligned instruction."""
+        from ptxgen.runtime.cpu.support.core import FAULT_DIVERGED
+
+        if self.check:
+            gone = self.c.load("i32", "%w", WARP["exited"])
+            here = self.c(f"or i32 {self.mask}, {gone}")
+            self.fault_if(self.c(f"xor i32 {here}, -1"), FAULT_DIVERGED)
+
     # jumps ------------------------------------------------------------------------------------------------------
     def _enqueue(self, block: Block, mask: str) -> None:
         """Lanes continue at a block at the next dispatch."""
@@ -486,15 +495,21 @@ class Emitter:
         """Wait until all lanes of `members` (an i32) that have not exited are here. First in a block."""
         c = self.c
         gone = c.load("i32", "%w", WARP["exited"])
-        here = c(f"or i32 {self.mask}, {gone}")
-        missing = c(f"and i32 {members}, {c(f'xor i32 {here}, -1')}")
+        slot = c.at("%w", self.shape.pending + 4 * self.block.number)
+        waiting = c.load("i32", slot)
+        joined = c(f"or i32 {self.mask}, {c(f'and i32 {waiting}, {members}')}")
+        accounted = c(f"or i32 {joined}, {gone}")
+        missing = c(f"and i32 {members}, {c(f'xor i32 {accounted}, -1')}")
         stem = c.fresh("")
         c.do(f"br i1 {c(f'icmp eq i32 {missing}, 0')}, label %here{stem}, label %wait{stem}")
         c.label(f"wait{stem}")  # not ready: the next lanes that come make it so
-        slot = c.at("%w", self.shape.pending + 4 * self.block.number)
-        c.store("i32", c(f"or i32 {c.load('i32', slot)}, {self.mask}"), slot)
+        c.store("i32", c(f"or i32 {waiting}, {self.mask}"), slot)
         c.do("br label %dispatch")
         c.label(f"here{stem}")
+        c.store("i32", c(f"and i32 {waiting}, {c(f'xor i32 {joined}, -1')}"), slot)
+        self.mask = joined
+        self._mask_vector = ""
+        self._guards.clear()
 
     def wait_here(self, ready: str, kind: int, number: str, argument: str) -> None:
         """Lanes of `ready` (an i32) go on; the others park and run this block again when woken. First in a block."""

@@ -31,6 +31,13 @@ Write `families/<name>.py` and add its name to `_FAMILIES`. In it, for every ins
 - A loop that polls without parking is rotated behind other lanes and warps after its budget, and ends as "no progress".
 
 A guard on an instruction of these kinds becomes a branch around it.
+
+## Check mode
+Where `e.check` holds, every access of memory tells the shadow before it happens: `shadow.read.shared`, `shadow.write.…`
+(see `support/shadow.py`). An object that orders warps (an mbarrier) is told of by `shadow.atomic.shared` on its own
+bytes, at the arrival and at the wait that succeeds. A copy that lands later calls `shadow.issue.…` when issued and
+`shadow.land.…` when it lands, and then, if it completes on an mbarrier, `shadow.atomic.shared` on that, for the warp
+that issued it. `e.check_aligned()` reports lanes missing from an `.aligned` instruction.
 """
 
 from __future__ import annotations
@@ -49,7 +56,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     "move", "integer", "logic", "floating", "approximate", "half", "compare", "convert", "memory", "atomic", "control",
-    "warp", "barrier", "matrix",
+    "warp", "barrier", "matrix", "cluster", "mbarrier", "async_copy",
 )  # fmt: skip
 
 

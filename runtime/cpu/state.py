@@ -12,7 +12,10 @@ import numpy as np
 
 from ptxgen.runtime.cpu.entry import Entry
 from ptxgen.runtime.cpu.layout import (
+    ASYNC,
+    ASYNC_RECORDS,
     CACHE_BYTES,
+    CHECK,
     CTA,
     GANG,
     LAUNCH,
@@ -25,6 +28,7 @@ from ptxgen.runtime.cpu.layout import (
 )
 from ptxgen.runtime.cpu.symbols import round_up
 
+_MOST_EPOCHS = 1 << 26  # a stamp has 27 bits for the count
 Dim3 = tuple[int, int, int]
 
 
@@ -64,7 +68,7 @@ class Block:
     __slots__ = ("_data", "address", "bytes", "size")
 
     def __init__(self, size: int, fill: int = 0) -> None:
-        self._data = np.full(size + 1024, fill, np.uint8)
+        self._data = np.full(size + 1024, fill, np.uint8) if fill else np.zeros(size + 1024, np.uint8)
         skip = -self._data.ctypes.data % 1024
         self.bytes = self._data[skip : skip + size]
         self.address = int(self.bytes.ctypes.data)
@@ -118,7 +122,7 @@ def local_stride(entry: Entry) -> int:
 class Gang:
     """Structures of one cluster (or lone CTA) in flight on a thread."""
 
-    def __init__(self, entry: Entry, geometry: Geometry, launch: Block, thread: Block) -> None:
+    def __init__(self, entry: Entry, geometry: Geometry, launch: Block, thread: Block, check: bool) -> None:
         count, shape = geometry.ctas_per_gang, entry.shape
         shared = round_up(max(shared_bytes(entry, geometry), 1), 1024)
         local = WARP_LANES * local_stride(entry)
@@ -128,6 +132,8 @@ class Gang:
         self.shared = Block(count * shared, fill=0xFF)
         self.local = Block(max(count * geometry.warps * local, 1), fill=0xFF)
         self.geometry, self.shape = geometry, shape
+        self.valid = Block(count * shared if check else 1)
+        self.races = [_check_block(shared_bytes(entry, geometry)) for _ in range(count if check else 0)]
         self.block.put("q", GANG["launch"], launch.address)
         self.block.put("q", GANG["thread"], thread.address)
         self.block.put("q", GANG["ctas"], self.ctas.address)
@@ -143,6 +149,8 @@ class Gang:
                 ("shared", self.shared.address + rank * shared),
                 ("shared_bytes", shared_bytes(entry, geometry)),
                 ("warps", self.warps.address + first * shape.stride),
+                ("valid", self.valid.address + (rank * shared if check else 0)),
+                ("races", self.races[rank].address if check else 0),
             ):
                 self.ctas.put("q", at + CTA[name], value)
             self.ctas.put("I", at + CTA["rank"], rank)
@@ -160,10 +168,28 @@ class Gang:
                     place = here + WARP["tid_" + axis]
                     self.warps.bytes[place : place + 4 * WARP_LANES] = rows.view(np.uint8)
 
+    def renew(self) -> None:
+        """Start counting synchronisations anew before the counts outgrow their stamps; between launches."""
+        for rank, block in enumerate(self.races):
+            at = rank * CTA["_stride"] + CTA["epoch"]
+            if self.ctas.get("I", at) > _MOST_EPOCHS:
+                block.bytes[CHECK["bars"] :] = 0
+                self.ctas.put("I", at, 0)
+
     def warp_states(self) -> bytes:
         """Ready words, pending masks and registers of all warps: equal bytes mean that nothing has happened."""
         table = self.warps.bytes.reshape(-1, self.shape.stride)
         return table[:, READY:].tobytes()
+
+
+def _check_block(shared: int) -> Block:
+    """Clocks and cells of a CTA's shared memory (check mode); untouched pages cost nothing."""
+    cells = round_up(shared // 4 + 1, 16)
+    clocks = CHECK["arrays"] + round_up(cells * (4 + 4 + 4 * WARP_LANES + 2), 128)
+    block = Block(clocks + 128 * (cells // 2 + 1))
+    block.put("q", CHECK["cells"], cells)
+    block.put("q", CHECK["clocks"], clocks)
+    return block
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +213,24 @@ def _lanes(geometry: Geometry) -> _Lanes:
 class Worker:
     """A host thread's structures: THREAD with its site caches, and one gang (more while gangs wait for each other)."""
 
-    def __init__(self, entry: Entry, geometry: Geometry, launch: Block) -> None:
-        self.entry, self.geometry, self.launch = entry, geometry, launch
+    def __init__(self, entry: Entry, geometry: Geometry, launch: Block, check: bool) -> None:
+        self.entry, self.geometry, self.launch, self.check = entry, geometry, launch, check
         self.thread = Block(THREAD["_end"] + CACHE_BYTES * max(len(entry.sites), 1))
         self.thread.put("q", THREAD["launch"], launch.address)
-        self.gang = Gang(entry, geometry, launch, self.thread)
+        self.queue = Block(ASYNC["_end"] * ASYNC_RECORDS)
+        self.thread.put("q", THREAD["queue"], self.queue.address)
+        self.gang = Gang(entry, geometry, launch, self.thread, check)
         self.table: object = None  # the allocations that the site caches know
 
     def another_gang(self) -> Gang:
         """Structures for one more gang, which the caller keeps."""
-        return Gang(self.entry, self.geometry, self.launch, self.thread)
+        return Gang(self.entry, self.geometry, self.launch, self.thread, self.check)
 
     def reset(self, seed: int, forget: bool) -> None:
         """Ready for the next launch; `forget`: allocations have changed."""
+        self.gang.renew()
         self.thread.put("I", THREAD["fault"], 0)
+        self.thread.put("q", THREAD["queued"], 0)
         self.thread.put("Q", THREAD["random"], (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % (1 << 64) or 1)
         if forget:
             self.thread.bytes[THREAD["_end"] :] = 0

@@ -8,7 +8,7 @@ from ptxgen.runtime.cpu.flow import Op
 from ptxgen.runtime.cpu.ir import vec
 from ptxgen.runtime.cpu.layout import WARP
 from ptxgen.runtime.cpu.registry import emits
-from ptxgen.runtime.cpu.support.core import FAULT_DIVERGED, FAULT_OPERAND
+from ptxgen.runtime.cpu.support.core import FAULT_OPERAND
 
 _WAITS, _ALIGNED = 1, 2
 _WANTED = {"popc": 4, "and": 8, "or": 12}
@@ -18,17 +18,14 @@ def _aligned(op: Op) -> bool:
     return op.words[0] == "bar" or "aligned" in op.words
 
 
-def _check_convergence(e: Emitter, op: Op) -> None:
-    """Check mode: an aligned barrier needs every lane of the warp that has not exited."""
-    if e.check and _aligned(op):
-        gone = e.c.load("i32", "%w", WARP["exited"])
-        missing = e.c(f"xor i32 {e.c(f'or i32 {e.mask}, {gone}')}, -1")
-        e.fault_if(missing, FAULT_DIVERGED)
+def meet(e: Emitter, op: Op) -> None:
+    """An aligned barrier is executed by all lanes of a warp together: the first wait here for the others."""
+    if _aligned(op):
+        e.converge("-1")
 
 
 def _arrive(e: Emitter, op: Op, number: object, count: object, flags: int, predicate: str = "0") -> None:
     """Emit the arrival of the block's lanes; they go on, or wait, at the next block."""
-    _check_convergence(e, op)
     site = e.new_site()
     e.spill()
     e.c.do(
@@ -52,23 +49,26 @@ def _number_and_count(e: Emitter, op: Op, operands: tuple[object, ...]) -> tuple
     return number, count
 
 
-@emits("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", outputs=0, blocks=True)
+@emits("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", outputs=0, blocks=True, converges=True)
 def sync(e: Emitter, op: Op) -> None:
     """Wait until the expected number of threads has arrived."""
+    meet(e, op)
     number, count = _number_and_count(e, op, op.operands)
     _arrive(e, op, number, count, _WAITS | (_ALIGNED if _aligned(op) else 0))
 
 
-@emits("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", outputs=0, blocks=True)
+@emits("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", outputs=0, blocks=True, converges=True)
 def arrive(e: Emitter, op: Op) -> None:
     """Count as arrived without waiting."""
+    meet(e, op)
     number, count = _number_and_count(e, op, op.operands)
     _arrive(e, op, number, count, _ALIGNED if _aligned(op) else 0)
 
 
-@emits("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", outputs=1, blocks=True, result=True)
+@emits("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", outputs=1, blocks=True, result=True, converges=True)
 def reduce(e: Emitter, op: Op) -> None:
     """As sync, with a reduction of a predicate over all threads."""
+    meet(e, op)
     operands = op.operands[1:]
     number, count = _number_and_count(e, op, operands[:-1])
     wanted = next(_WANTED[w] for w in op.words if w in _WANTED)

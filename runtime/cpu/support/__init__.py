@@ -15,7 +15,10 @@ from importlib import import_module
 Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
-_PARTS = ("core", "driver", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "matrix")
+_PARTS = (
+    "core", "driver", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "races", "matrix", "cluster", "mbarrier",
+    "async_copy", "bulk",
+)  # fmt: skip
 
 
 def support(stem: str) -> Callable[[Builder], Builder]:

@@ -11,6 +11,7 @@ from ptxgen.runtime.cpu.layout import (
     BAR,
     BARRIER_BYTES,
     BARRIERS,
+    CHECK,
     CTA,
     DONE,
     FAULTED,
@@ -108,6 +109,7 @@ def _wake_warp(c: Code, w: str, woken: str) -> None:
             mask, block = c.load("i32", record, PARK["mask"]), c.load("i32", record, PARK["block"])
             with c.if_(any_argument):
                 _deliver(c, w, record, mask)
+                _exchange_clocks(c, "%cta", "acquire", "%id", w)
             c.do(f"call void @enqueue(ptr {w}, i32 {block}, i32 {mask})")
             c.store("i32", c(f"add i32 {c.load('i32', woken)}, {pop_count(c, mask)}"), woken)
             last = c(f"sub i32 {number}, 1")
@@ -131,6 +133,15 @@ def _deliver(c: Code, w: str, record: str, mask: str) -> None:
         slots = c.at(w, WARP["wake"])
         with c.each_bit(mask) as lane:
             c.store("i32", result, c(f"getelementptr i32, ptr {slots}, i32 {lane}"))
+
+
+def _exchange_clocks(c: Code, cta: str, direction: str, number: str, w: str = "%w") -> None:
+    """In check mode, tell the race detector that a warp arrives at, or leaves, a barrier."""
+    launch = c.load("ptr", cta, CTA["launch"])
+    with c.if_(c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")):
+        offset = c(f"add i32 {c(f'shl i32 {number}, 7')}, {CHECK['bars']}")
+        clock = c.at(c.load("ptr", cta, CTA["races"]), c(f"zext i32 {offset} to i64"))
+        c.do(f"call void @race.{direction}(ptr {w}, ptr {clock})")
 
 
 @support("barrier")
@@ -161,6 +172,7 @@ def _arrive() -> str:
     arriving = c(f"select i1 {whole}, i32 32, i32 {threads}")
     c.store("i32", c(f"add i32 {c.load('i32', bar, BAR['arrived'])}, {arriving}"), bar, BAR["arrived"])
     c.store("i32", "%count", bar, BAR["expected"])
+    _exchange_clocks(c, cta, "release", "%id")
     true_lanes = c("and i32 %predicate, %mask")
     every = c(f"zext i1 {c(f'icmp eq i32 {true_lanes}, %mask')} to i32")
     some = c(f"zext i1 {c(f'icmp ne i32 {true_lanes}, 0')} to i32")
@@ -216,6 +228,7 @@ def leave(*_: str) -> str:
         default = c(f"icmp eq i32 {c.load('i32', bar, BAR['expected'])}, 0")
         with c.if_(c(f"and i1 {waiting}, {default}")):
             c.do(f"call void @barrier.settle(ptr {cta}, i32 {number})")
+    c.do(f"call void @cluster.settle(ptr {c.load('ptr', cta, CTA['gang'])})")
     # lanes stalled at a .sync instruction no longer wait for lanes that are gone
     launch = c.load("ptr", cta, CTA["launch"])
     table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
