@@ -144,7 +144,7 @@ def cas_product(rng):
     return Work([x, np.array([3.0], np.float32)], {1: np.float32([3.0 * np.prod(x)])})
 
 
-@case("atomics", 3, 48)
+@case("atomics", 2, 40)
 def lane_lock(_rng):
-    args = [np.zeros(1, np.int32), np.zeros(1, np.int32), poison(144, "i4")]
-    return Work(args, {1: np.array([144], np.int32), 2: Unordered(np.arange(144, dtype=np.int32))})
+    args = [np.zeros(1, np.int32), np.zeros(1, np.int32), poison(80, "i4")]
+    return Work(args, {1: np.array([80], np.int32), 2: Unordered(np.arange(80, dtype=np.int32))})

@@ -71,10 +71,12 @@ def round_to(q: Fraction, format_: str, mode: str = "rn") -> float:
 
 
 def rounded(values: np.ndarray, format_: str, mode: str) -> np.ndarray:
-    """Float64 values (exact ones) to a format, as float64; NaN, infinities and zeros pass."""
+    """Float64 values (exact ones) to a format, as float64; NaN, infinities and what the format holds pass."""
     out = np.asarray(values, np.float64).copy()
     flat = out.reshape(-1)
-    for n in np.flatnonzero(np.isfinite(flat) & (flat != 0)):
+    with np.errstate(all="ignore"):
+        held = flat.astype(DTYPES[format_]).astype(np.float64) == flat if format_ != "tf32" else flat == 0
+    for n in np.flatnonzero(np.isfinite(flat) & ~held):
         flat[n] = round_to(Fraction(flat[n]), format_, mode)
     return out
 
