@@ -36,6 +36,7 @@ class Allocation:
         self.freed = False
         self.library: str | None = None  # the producer, if it works on a current stream of its own
         self.exports = 0
+        self.targets: tuple[Allocation, ...] = ()  # what the addresses stored here point to
         self.streams: dict[int, Stream] = {}
         self.users: WeakSet[Any] = WeakSet()
 

@@ -121,9 +121,7 @@ class BatchedKvCache:
         key = (layer, kind)
         if key not in self._pointers:
             buffer = self._buffer(layer, kind)
-            self._pointers[key] = self.device.array(
-                np.array([buffer[i].pointer for i in range(self.allocated_batch)], np.uint64)
-            )
+            self._pointers[key] = self.device.pointers([buffer[i] for i in range(self.allocated_batch)])
         return self._pointers[key][: self.batch]
 
     def _buffer(self, layer: int, kind: str) -> Buffer:

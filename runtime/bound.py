@@ -66,7 +66,8 @@ class Arguments:
 
     def _register(self) -> None:
         """Be told of exactly what the arguments point to now."""
-        current = {id(b.allocation): b.allocation for kept in self.keep.values() for b in kept}
+        direct = [b.allocation for kept in self.keep.values() for b in kept]
+        current = {id(a): a for d in direct for a in (d, *d.targets)}
         for key, allocation in self._known.items():
             if key not in current:
                 allocation.users.discard(self)

@@ -144,7 +144,7 @@ class Buffer:
                     raise SpecError(f"Buffer[...]: a slice must have step 1 (got {part!r})")
                 start, dims[0] = start + low * inner, max(high - low, 0)
             else:
-                at = index_of(part)  # type: ignore[arg-type]
+                at = int(index_of(part))
                 at += extent if at < 0 else 0
                 if not 0 <= at < extent:
                     raise SpecError(f"Buffer[...]: index must be within 0 … {extent - 1} (got {part!r})")

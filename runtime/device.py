@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -74,6 +74,12 @@ class Device(ABC):
         if dtype is not None and to_dtype(dtype) != kind:
             raise SpecError(f"Device.array: a device array keeps its dtype {kind} (got dtype={dtype!r})")
         return self.empty(source.shape, kind, stream).copy_from(source, stream)
+
+    def pointers(self, targets: Sequence[Buffer]) -> Buffer:
+        """A u64 array of addresses for "pointers" parameters; it keeps its targets alive, and goes bad with them."""
+        made = self.array(np.array([t.pointer for t in targets], np.uint64))
+        made.allocation.targets = tuple({id(t.allocation): t.allocation for t in targets}.values())
+        return made
 
     def wrap(self, source: object) -> Buffer:
         """A buffer over the memory of `source`, without a copy; `source` is kept alive by it.
@@ -207,7 +213,7 @@ _open: dict[int, Device] = {}
 _open_lock = threading.Lock()
 
 
-def open_device(name: str | None = None, **options: object) -> Device:
+def open_device(name: str | None = None, **options: Any) -> Device:
     """A device by name: "cuda", "cuda:1", "cpu"; None is "cuda" where a GPU can be used, else "cpu".
 
     A GPU has one `Device` object per process, so that modules and memory are shared; the CPU executor gets a new one
@@ -228,7 +234,7 @@ def open_device(name: str | None = None, **options: object) -> Device:
     return _open_cuda(int(index or 0), options)
 
 
-def _open_cuda(index: int, options: dict[str, object]) -> Device:
+def _open_cuda(index: int, options: dict[str, Any]) -> Device:
     from ptxgen.runtime.cuda.device import CudaDevice
 
     if options:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.errors import CudaError, SpecError
+from ptxgen.errors import CudaError
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.kvcache import KvCache, as_rows
-from ptxgen.runtime.staging import Staging
+from ptxgen.runtime.flashdecoding import FlashDecoding
+from ptxgen.runtime.graph import Graph, Node
+from ptxgen.runtime.kvcache import KvCache
+from ptxgen.runtime.staging import Arguments, take_back
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class Executor:
 
     Host arrays are staged, and results are there on return; with device arrays alone nothing synchronises, and work is
     ordered on `stream` (or the stream of the call). `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's.
-    `options` are those of `IncrementalAttention`: scale, soft_cap, window.
+    `max_chunks` is how many parts `flash_decoding` cuts a cache into; `options` are those of `IncrementalAttention`:
+    scale, soft_cap, window.
 
     In a graph, record with `stream=graph.stream` and call `step` before each replay: positions and lengths then come
     from device memory.
@@ -41,6 +43,7 @@ class Executor:
         max_len: int,
         kv_dtype: object = "f32",
         q_dtype: object = "f32",
+        max_chunks: int = 16,
         **options: Any,
     ) -> None:
         self.device = device
@@ -48,15 +51,12 @@ class Executor:
         self.cache = KvCache(device, n_layers, n_heads, n_kv_heads, head_dim, max_len, kv_dtype)
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
         self.stream = device.stream()
+        self.max_chunks = max_chunks
+        self._flash_decoding: FlashDecoding | None = None
         self._options = options
-        self._shape = {
-            "q": (n_heads, head_dim),
-            "k": (n_kv_heads, head_dim),
-            "v": (n_kv_heads, head_dim),
-            "out": (n_heads, head_dim),
-        }
+        row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)
+        self._arguments = Arguments(device, self.q_dtype, {"q": row, "k": kv_row, "v": kv_row, "out": row})
         self._spec(indirect=False)  # an option that does not exist is an error here
-        self._staging: Staging | None = None
         self._bound: dict[tuple[str, int], BoundKernel] = {}
         self._workspaces: dict[KernelType, dict[str, Buffer]] = {}
         self.positions = device.zeros(n_layers, "s32")
@@ -87,16 +87,12 @@ class Executor:
         if where.capturing:
             return self._record(layer, q, k, v, out, where)
         length = self.cache.room(layer, 1) + 1
-        given = {"q": q, "k": k, "v": v, "out": out}
-        host = {n: a for n, a in given.items() if isinstance(a, np.ndarray)}
-        buffers = {n: self._buffer(n, a) for n, a in given.items()}
+        buffers = self._buffers(q=q, k=k, v=v, out=out)
         attention = self._attention(layer, buffers["q"], buffers["out"], length)
-        if host:
-            self._stage().upload({n: a for n, a in host.items() if n != "out"}, where)
+        self._arguments.upload({"q": q, "k": k, "v": v}, where)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
-        if "out" in host:
-            self._stage().download("out", host["out"], where)
+        self._arguments.download("out", out, where)
         return length
 
     def flash_attention_cached(
@@ -111,14 +107,36 @@ class Executor:
             return self.incremental_attention(layer, q, k, v, out, stream)
         where = self.stream if stream is None else stream
         rows = int(q.shape[0])  # type: ignore[attr-defined]
-        shapes = {name: (rows, *shape) for name, shape in self._shape.items()}
         length = self.cache.room(layer, rows) + rows
-        buffers = self._bring({"q": q, "k": k, "v": v, "out": out}, shapes, where)
+        given = {"q": q, "k": k, "v": v, "out": out}
+        buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, "qkv")
         attention = self._prefill(layer, buffers["q"], buffers["out"], rows, length)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
-        self._take_back(out, buffers["out"], where)
+        take_back(out, buffers["out"], where)
         return length
+
+    def flash_decoding(self, layer: int, q: object, out: object, stream: Stream | None = None) -> None:
+        """Attend with q over what a layer holds, in chunks that run side by side; fills `out`, appends nothing.
+
+        While recording, length comes from device memory (`step`, or `lengths`). `flash_decoding_nodes` adds the same
+        to a graph as explicit nodes.
+        """
+        where = self.stream if stream is None else stream
+        rows = self._rows(q=q, out=out)
+        if where.capturing:
+            no_host_arrays(q, out)
+            self._flash().record(layer, rows["q"], rows["out"], where)
+            return
+        self._arguments.upload({"q": q}, where)
+        self._flash().launch(layer, rows["q"], rows["out"], self.cache.length(layer), where)
+        self._arguments.download("out", out, where)
+
+    def flash_decoding_nodes(self, graph: Graph, layer: int, q: object, out: object) -> tuple[Node, Node]:
+        """Append chunk and reduction to a graph as explicit nodes; arguments on the device."""
+        no_host_arrays(q, out)
+        rows = self._rows(q=q, out=out)
+        return self._flash().add_to(graph, layer, rows["q"], rows["out"])
 
     def flash_attention(
         self, q: object, k: object, v: object, out: object, causal: bool = True, stream: Stream | None = None
@@ -127,11 +145,11 @@ class Executor:
         `[m, n_kv_heads, head_dim]`, any n ≤ m; causal: the queries are the last n of the m positions."""
         where = self.stream if stream is None else stream
         rows, keys = (int(a.shape[0]) for a in (q, k))  # type: ignore[attr-defined]
-        shapes = {n: (keys if n in "kv" else rows, *shape) for n, shape in self._shape.items()}
-        buffers = self._bring({"q": q, "k": k, "v": v, "out": out}, shapes, where)
+        counts = {"q": rows, "k": keys, "v": keys, "out": rows}
+        buffers = self._arguments.rows({"q": q, "k": k, "v": v, "out": out}, counts, where, "qkv")
         spec = self._multi_head(causal=causal, kv_dtype=buffers["k"].dtype)
         self.device.load(spec).bind(**buffers, q_len=rows, kv_len=keys).launch(where)
-        self._take_back(out, buffers["out"], where)
+        take_back(out, buffers["out"], where)
 
     def rope(
         self, q: object, k: object = None, position: int = 0, stream: Stream | None = None, **options: Any
@@ -143,12 +161,12 @@ class Executor:
         where = self.stream if stream is None else stream
         given = {"q": q} if k is None else {"q": q, "k": k}
         rows = int(q.shape[0]) if len(q.shape) == 3 else 1  # type: ignore[attr-defined]
-        buffers = self._bring(given, {n: (rows, *self._shape[n]) for n in given}, where, read="qk")
+        buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, "qk")
         heads = 0 if k is None else self.n_kv_heads
         spec = Rope(head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=heads, dtype=self.q_dtype, **options)
         self.device.load(spec).bind(**buffers, position=position).launch(where)
         for name, array in given.items():
-            self._take_back(array, buffers[name], where)
+            take_back(array, buffers[name], where)
 
     # graphs -------------------------------------------------------------------------------------------------------
     def step(self, stream: Stream | None = None) -> None:
@@ -168,16 +186,14 @@ class Executor:
         """Append and attend, position and length from device memory; loads and binds before anything is recorded."""
         from ptxgen.kernels import KvCacheScatter
 
-        given = {"q": q, "k": k, "v": v, "out": out}
-        if any(isinstance(a, np.ndarray) for a in given.values()):
-            raise CudaError("Executor: a graph takes device arrays only (got NumPy arrays)")
-        buffers = {n: self._buffer(n, a) for n, a in given.items()}
+        no_host_arrays(q, k, v, out)
+        buffers = self._buffers(q=q, out=out)
         cache, one = self.cache, slice(layer, layer + 1)
         scatter = KvCacheScatter(
             max_len=cache.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads, kv_dtype=cache.dtype,
             src_dtype=self.q_dtype, indirect=True,
         )  # fmt: skip
-        rows = {n: as_rows(n, buffers[n], (1, *self._shape[n])) for n in ("k", "v")}
+        rows = self._rows(k=k, v=v)
         held = cache.buffers(layer)
         append = self.device.load(scatter).bind(**rows, position=self.positions[one], **held)
         spec = self._spec(indirect=True)
@@ -187,6 +203,15 @@ class Executor:
         append.launch(stream)
         attend.launch(stream)
         return cache.length(layer)
+
+    # arguments ----------------------------------------------------------------------------------------------------
+    def _buffers(self, **given: object) -> dict[str, Buffer]:
+        """Every argument on the device, `[n_heads, head_dim]` and the like."""
+        return {name: self._arguments.one(name, array) for name, array in given.items()}
+
+    def _rows(self, **given: object) -> dict[str, Buffer]:
+        """The same with a leading 1."""
+        return {name: b.reshape(1, *b.shape) for name, b in self._buffers(**given).items()}
 
     # bound kernels ------------------------------------------------------------------------------------------------
     def _attention(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:
@@ -227,43 +252,15 @@ class Executor:
             self._workspaces[spec] = made
         return made
 
-    # arrays -------------------------------------------------------------------------------------------------------
-    def _stage(self) -> Staging:
-        if self._staging is None:
-            self._staging = Staging(self.device, self.q_dtype, self._shape)
-        return self._staging
+    def _flash(self) -> FlashDecoding:
+        if self._flash_decoding is None:
+            self._flash_decoding = FlashDecoding(
+                self.device, self.cache, self.lengths, self.q_dtype, self.max_chunks, **self._options
+            )
+        return self._flash_decoding
 
-    def _buffer(self, name: str, array: object) -> Buffer:
-        """The device buffer of an argument, checked: its own, or the staging one of a host array."""
-        if isinstance(array, np.ndarray):
-            return self._stage().buffer_for(name, array)
-        return self._typed(name, array, self._shape[name])
 
-    def _typed(self, name: str, array: object, shape: tuple[int, ...]) -> Buffer:
-        buffer = as_rows(name, self.device.wrap(array), shape)
-        if buffer.dtype != self.q_dtype:
-            raise SpecError(f"{name}: must be {self.q_dtype} (got {buffer.dtype}, shape {list(buffer.shape)})")
-        return buffer
-
-    def _bring(
-        self, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], stream: Stream, read: str = "qkv"
-    ) -> dict[str, Buffer]:
-        """Arguments of any number of rows on the device; every one is checked before the first is copied."""
-        found: dict[str, Buffer] = {}
-        for name, array in given.items():
-            if not isinstance(array, np.ndarray):
-                found[name] = self._typed(name, array, shapes[name])
-            elif array.shape != shapes[name] and array.shape != shapes[name][1:] * (shapes[name][0] == 1):
-                raise SpecError(f"{name}: must have shape {list(shapes[name])} (got {list(array.shape)})")
-            elif to_dtype(array.dtype) != self.q_dtype:
-                raise SpecError(f"{name}: must be {self.q_dtype} (got {array.dtype}, shape {list(array.shape)})")
-        for name, array in given.items():
-            if name not in found:
-                found[name] = self.device.empty(shapes[name], self.q_dtype, stream)
-                if name in read:
-                    found[name].copy_from(array.reshape(shapes[name]), stream)
-        return {name: found[name] for name in given}
-
-    def _take_back(self, array: object, buffer: Buffer, stream: Stream) -> None:
-        if isinstance(array, np.ndarray):
-            array[...] = buffer.numpy(stream=stream).reshape(array.shape)
+def no_host_arrays(*arrays: object) -> None:
+    """What a graph is made of stays where it is."""
+    if any(isinstance(a, np.ndarray) for a in arrays):
+        raise CudaError("Executor: a graph takes device arrays only (got NumPy arrays)")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ptxgen.errors import SpecError
 from ptxgen.launch import Param, capacities_of
 from ptxgen.runtime.arguments import Capacities, ParamBlock, check_alignment, check_buffer, pack_scalar
@@ -113,13 +111,11 @@ class Kernel:
         if param.kind == "scalar":
             return index, pack_scalar(f"bind({name})", value, param.dtype), ()
         value = self._as_buffer(name, value)
-        targets: tuple[Buffer, ...] = ()
         if isinstance(value, list | tuple):
-            targets = tuple(_buffers(name, value))
-            value = self._pointer_array(param, targets)
+            value = self._pointer_array(param, _buffers(name, value))
         if isinstance(value, Buffer):
             check_buffer(param, value, self.device, capacities)
-            return index, value.pointer.to_bytes(8, "little"), (value, *targets)
+            return index, value.pointer.to_bytes(8, "little"), (value,)
         if not isinstance(value, int) or isinstance(value, bool):
             raise SpecError(f"bind({name}): must be a buffer, an array or an address (got {value!r})")
         check_alignment(param, value)
@@ -131,7 +127,7 @@ class Kernel:
                 want = f"{param.dtype} on {self.device.name}"
                 raise SpecError(f"bind({param.name}): each must be {want} (got {target!r})")
             check_alignment(param, target.pointer)
-        return self.device.array(np.array([t.pointer for t in targets], np.uint64))
+        return self.device.pointers(targets)
 
     def __repr__(self) -> str:
         return f"Kernel({self.ptx.spec!r}, {self.ptx.target}, {self.device.name})"

@@ -1,9 +1,9 @@
-"""Host arrays on their way to and from the device, through page-locked memory. Owns two fixed buffers, no kernels."""
+"""Arguments on their way to and from the device: checked, and staged through page-locked memory. Owns no kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.kvcache import as_rows
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -22,12 +23,10 @@ _ALIGN = 256  # bytes; more than any kernel assumes
 class Staging:
     """Named arrays of fixed shape and one dtype, side by side in one device buffer and one page-locked one.
 
-    `upload` moves any of them to the device in a single copy when they are neighbours; `download` brings one back.
+    `upload` moves any of them to the device in a single copy; `download` brings one back.
     """
 
     def __init__(self, device: Device, dtype: DType, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.shapes = dict(shapes)
-        self.dtype = dtype
         self._span: dict[str, tuple[int, int]] = {}
         end = 0
         for name, shape in shapes.items():
@@ -46,12 +45,13 @@ class Staging:
         self._in_flight: Stream | None = None
 
     def upload(self, arrays: Mapping[str, np.ndarray], stream: Stream) -> None:
-        """Copy host arrays (shape and dtype are checked; flat ones are fine) to their buffers, on `stream`."""
+        """Copy host arrays to their buffers, on `stream`."""
         if not arrays:
             return
-        self.settle()
+        if self._in_flight is not None:  # the last upload must have left the page-locked memory
+            self._in_flight.synchronize()
         for name, array in arrays.items():
-            self._arrays[name][...] = self._checked(name, array)
+            self._arrays[name][...] = array.reshape(self._arrays[name].shape)
         start = min(self._span[name][0] for name in arrays)
         end = max(sum(self._span[name]) for name in arrays)
         self._memory[start:end].copy_from(self._host[start:end], stream)
@@ -59,30 +59,80 @@ class Staging:
 
     def download(self, name: str, out: np.ndarray, stream: Stream) -> None:
         """Copy a buffer to a host array; complete on return."""
-        target = self._checked(name, out)
         self.buffers[name].numpy(self._arrays[name], stream)
         stream.synchronize()
         self._in_flight = None
-        target[...] = self._arrays[name]
+        out[...] = self._arrays[name].reshape(out.shape)
 
-    def buffer_for(self, name: str, array: np.ndarray) -> Buffer:
-        """The device buffer of a host array that has been checked."""
-        self._checked(name, array)
-        return self.buffers[name]
 
-    def settle(self) -> None:
-        """Wait until the last upload has left the page-locked memory."""
-        if self._in_flight is not None:
-            self._in_flight.synchronize()
-            self._in_flight = None
+class Arguments:
+    """Host or device arrays of one dtype, whose shapes are known by name."""
 
-    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
-        """The array in its shape, as a view."""
-        shape = self.shapes[name]
+    def __init__(self, device: Device, dtype: DType, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.device, self.dtype, self.shapes = device, dtype, shapes
+        self._staging: Staging | None = None
+
+    @property
+    def staging(self) -> Staging:
+        """Made when the first host array comes."""
+        if self._staging is None:
+            self._staging = Staging(self.device, self.dtype, self.shapes)
+        return self._staging
+
+    def one(self, name: str, array: object) -> Buffer:
+        """The device buffer of an argument, checked: its own, or the staging one of a host array."""
+        if not isinstance(array, np.ndarray):
+            return self._on_device(name, array, self.shapes[name])
+        self._check_host(name, array, self.shapes[name])
+        return self.staging.buffers[name]
+
+    def upload(self, given: Mapping[str, object], stream: Stream) -> None:
+        """Send the host arrays among these to their staging buffers."""
+        host = {n: a for n, a in given.items() if isinstance(a, np.ndarray)}
+        if host:
+            self.staging.upload(host, stream)
+
+    def download(self, name: str, array: object, stream: Stream) -> None:
+        """Fill a host array from its staging buffer; a device array has its result already."""
+        if isinstance(array, np.ndarray):
+            self.staging.download(name, array, stream)
+
+    def rows(self, given: Mapping[str, Any], counts: Mapping[str, int], stream: Stream, read: str) -> dict[str, Buffer]:
+        """Arguments of several rows, on the device: every one is checked before the first is copied.
+
+        Host arrays get buffers for this call, filled where their name is in `read`.
+        """
+        shapes = {name: (counts[name], *self.shapes[name]) for name in given}
+        found: dict[str, Buffer] = {}
+        for name, array in given.items():
+            if isinstance(array, np.ndarray):
+                self._check_host(name, array, shapes[name])
+            else:
+                found[name] = self._on_device(name, array, shapes[name])
+        for name, array in given.items():
+            if name not in found:
+                found[name] = self.device.empty(shapes[name], self.dtype, stream)
+                if name in read:
+                    found[name].copy_from(array.reshape(shapes[name]), stream)
+        return {name: found[name] for name in given}
+
+    def _on_device(self, name: str, array: object, shape: tuple[int, ...]) -> Buffer:
+        buffer = as_rows(name, self.device.wrap(array), shape)
+        if buffer.dtype != self.dtype:
+            raise SpecError(f"{name}: must be {self.dtype} (got {buffer.dtype}, shape {list(buffer.shape)})")
+        return buffer
+
+    def _check_host(self, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
         if to_dtype(array.dtype) != self.dtype:
             raise SpecError(f"{name}: must be {self.dtype} (got {array.dtype}, shape {list(array.shape)})")
-        if array.shape != shape and array.shape != (int(np.prod(shape)),):
+        flat = (int(np.prod(shape)),)
+        if array.shape not in (shape, flat, shape[1:] if shape[0] == 1 else flat):
             raise SpecError(f"{name}: must have shape {list(shape)} (got {list(array.shape)})")
         if not array.flags.c_contiguous:
             raise SpecError(f"{name}: must be C-contiguous (got strides {array.strides})")
-        return array.reshape(shape)
+
+
+def take_back(array: object, buffer: Buffer, stream: Stream) -> None:
+    """Fill a host array from a device buffer; complete on return."""
+    if isinstance(array, np.ndarray):
+        array[...] = buffer.numpy(stream=stream).reshape(array.shape)

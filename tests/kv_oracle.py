@@ -22,7 +22,7 @@ def stored(x: np.ndarray, kind: str) -> np.ndarray:
         return np.clip(x, -limit, limit).astype(dtype(kind).numpy).astype(np.float64)
     padded = np.zeros((*x.shape[:-1], -(-x.shape[-1] // GROUP) * GROUP), np.float32)
     padded[..., : x.shape[-1]] = x
-    grouped = padded.reshape(*x.shape[:-1], -1, GROUP)
+    grouped = padded.reshape(*x.shape[:-1], padded.shape[-1] // GROUP, GROUP)
     largest = np.abs(grouped).max(-1, keepdims=True)
     scale = round_up_to_f16((largest * np.float32(1 / 127)).astype(np.float64)).astype(np.float32)
     inverse = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))

@@ -122,6 +122,41 @@ def test_captured_decoding_equals_eager_bit_for_bit(device: Device) -> None:
         graphed.step()
 
 
+@pytest.mark.parametrize("kind", ["f16", "s8"])
+def test_flash_decoding_eager_captured_and_explicit(device: Device, kind: str) -> None:
+    ex, oracle = executor(device, kind, max_len=300)
+    q = rand(4, 64)
+    on_device, outs = device.array(q), [device.zeros((4, 64), "f32") for _ in range(2)]
+    with device.graph() as captured:
+        for layer in range(2):
+            ex.flash_decoding(layer, on_device, outs[layer], captured.stream)
+    explicit = device.graph()
+    for layer in range(2):
+        ex.flash_decoding_nodes(explicit, layer, on_device, outs[layer])
+    for rows in (0, 1, 126, 1, 1, 100):
+        for layer in range(2):
+            k, v = rand(rows, 2, 64), rand(rows, 2, 64)
+            oracle.append(layer, k, v)
+            if rows:
+                ex.cache.append(layer, device.array(k), device.array(v))
+        eager = []
+        for layer in range(2):
+            host = np.full((4, 64), np.nan, np.float32)
+            ex.flash_decoding(layer, q, host)
+            check(host, oracle.attend(layer, q), kind)
+            eager.append(host.tobytes())
+        ex.lengths.fill(oracle.length(0))
+        for graph in (captured, explicit):
+            for out in outs:
+                out.fill(np.nan)
+            graph.launch()
+            assert [out.numpy().tobytes() for out in outs] == eager
+    ex.cache.free()
+    for graph in (captured, explicit):
+        with pytest.raises(CudaError, match=r"Graph: cannot be launched: a buffer it uses .* was freed"):
+            graph.launch()
+
+
 def test_overflow_and_wrong_arguments_change_nothing(device: Device) -> None:
     ex, _ = executor(device, max_len=2)
     q, k, v, out = rand(4, 64), rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32)
