@@ -148,7 +148,10 @@ def _indexed(index: Path) -> Iterator[Case]:
     try:
         for entry in json.loads(index.read_text(encoding="utf-8"))["kernels"]:
             spec = make_spec(entry["kernel_type"], entry["spec"])
-            yield Case(spec, target(entry["target"]), entry["file"], entry.get("manifest"))
+            named = [entry["file"], *filter(None, [entry.get("manifest")])]
+            if any(Path(name).is_absolute() or ".." in Path(name).parts for name in named):
+                raise SpecError(f"{index}: files must lie below it (got {', '.join(named)})")
+            yield Case(spec, target(entry["target"]), *named)
     except (json.JSONDecodeError, KeyError, TypeError) as wrong:
         raise SpecError(f"{index}: must be an index that `ptxgen generate --config` wrote ({wrong!r})") from None
 

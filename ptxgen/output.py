@@ -22,7 +22,11 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...
             path = root / name
             made += _make_directories(path.parent)
             content = files[name]
-            staged.append((_stage(path, content.encode() if isinstance(content, str) else content), path))
+            data = content.encode() if isinstance(content, str) else content
+            if path.exists() and not path.is_file() and not path.is_dir():
+                path.write_bytes(data)  # a device or a pipe is written to, never replaced
+            else:
+                staged.append((_stage(path, data), path))
         for temporary, path in staged:
             existed = path.exists()
             os.replace(temporary, path)
@@ -35,15 +39,7 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-    return tuple(path for _, path in staged)
-
-
-def write_file(path: Path, content: str | bytes) -> Path:
-    """Write one file as `write_files` does; a device or a pipe (`/dev/null`) is written to, never replaced."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-    return write_files(path.parent, {path.name: content})[0]
+    return tuple(root / name for name in sorted(files))
 
 
 def _make_directories(folder: Path) -> list[Path]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ptxgen.runtime import Device, open_device
 
-ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from ptxgen.golden import Goldens
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,10 +37,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def root() -> Path:
-    """The checkout."""
-    return ROOT
+@pytest.fixture
+def goldens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Goldens:
+    """A directory of goldens to spoil, where updates are allowed."""
+    from tests.golden_copy import make
+
+    monkeypatch.delenv("CI", raising=False)
+    return make(tmp_path / "golden_ptx")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

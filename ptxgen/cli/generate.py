@@ -14,6 +14,8 @@ from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of
 from ptxgen.cli._output import emit_json, progress, say
 from ptxgen.golden import golden_file
 from ptxgen.kernel import KernelType
+from ptxgen.manifest import spec_fields
+from ptxgen.output import write_files
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -35,30 +37,26 @@ def _kernel_options() -> list[click.Option]:
 
 def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest: bool, as_json: bool) -> None:
     """Generate one spec for its targets."""
-    from ptxgen.output import write_file, write_files
-
     wanted = _targets(targets)
-    if output in (None, "-") or str(output).endswith(".ptx"):
-        if len(wanted) > 1:
-            raise click.UsageError(f"-o: must be a directory when there is more than one target (got {output or '-'})")
-        text, contract = _texts(spec, wanted[0])
-        if output in (None, "-"):
-            click.echo(contract if manifest else text, nl=False)
-            return
-        file = Path(str(output))
-        write_file(file, text)
-        written = [file]
+    to_directory = output not in (None, "-") and not str(output).endswith(".ptx")
+    if len(wanted) > 1 and not to_directory:
+        raise click.UsageError(f"-o: must be a directory when there is more than one target (got {output or '-'})")
+    files: dict[str, str] = {}
+    for where in wanted:
+        name = golden_file(spec, where) if to_directory else Path(str(output)).name
+        text, contract = _texts(spec, where)
+        files[name] = text
         if manifest:
-            written.append(write_file(file.with_suffix(".json"), contract))
-    else:
-        files: dict[str, str] = {}
-        for where in wanted:
-            text, contract = _texts(spec, where)
-            files[golden_file(spec, where)] = text
-            if manifest:
-                files[golden_file(spec, where).removesuffix(".ptx") + ".json"] = contract
-        written = list(write_files(Path(str(output)), files))
-    _report([{"kernel_type": spec.kernel_name, "spec": repr(spec), "files": [str(p) for p in written]}], as_json)
+            files[name.removesuffix(".ptx") + ".json"] = contract
+    if output in (None, "-"):
+        click.echo([*files.values()][-1], nl=False)
+        return
+    folder = Path(str(output)) if to_directory else Path(str(output)).parent
+    written = [str(path) for path in write_files(folder, files)]
+    if as_json:
+        emit_json({"kernel_type": spec.kernel_name, "spec": spec_fields(spec), "files": written})
+    for path in [] if as_json else written:
+        say(f"wrote {path}")
 
 
 def _texts(spec: KernelType, where: Target) -> tuple[str, str]:
@@ -73,14 +71,6 @@ def _targets(names: Sequence[str]) -> list[Target]:
     if not names:
         raise click.UsageError(TARGET_NEEDED)
     return [parse_target(name) for name in dict.fromkeys(names)]
-
-
-def _report(written: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        emit_json(written)
-    else:
-        for file in (f for one in written for f in one["files"]):
-            say(f"wrote {file}")
 
 
 def _act(spec: KernelType, **options: Any) -> None:
@@ -108,7 +98,6 @@ def _model(
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")
     if output in (None, "-"):
         raise click.UsageError("-o: is needed with --config: the directory to write to")
-    from ptxgen.output import write_files
     from ptxgen.plan import bundle
 
     shape, steps = steps_of(config, targets, max_len, kv_dtype)

@@ -1,0 +1,130 @@
+"""The check of goldens notices every kind of change; an update writes what differs, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ptxgen import PtxgenError, SpecError
+from ptxgen.assembler import available_assemblers
+from ptxgen.cli._main import invoke
+from ptxgen.golden import INDEX, RESOURCES, Goldens, assembler_for
+from ptxgen.targets import target
+from tests.golden_copy import ONE, edit_resources, failing
+
+pytestmark = pytest.mark.skipif(
+    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
+)
+
+
+def test_a_deleted_golden(goldens: Goldens) -> None:
+    file = goldens.cases()[0].file
+    (goldens.root / file).unlink()
+    assert [(f.kind, f.file) for f in failing(goldens)] == [("missing", file)]
+
+
+def test_an_orphan(goldens: Goldens) -> None:
+    folder = goldens.root / "sm_80" / ONE
+    (folder / "forgotten.ptx").write_text("// old\n")
+    assert [(f.kind, f.file) for f in failing(goldens)] == [("orphan", f"sm_80/{ONE}/forgotten.ptx")]
+
+
+def test_an_orphan_of_a_kernel_type_that_is_gone(goldens: Goldens) -> None:
+    gone = goldens.root / "sm_80" / "gone"
+    gone.mkdir()
+    (gone / "l1.ptx").write_text("// old\n")
+    assert Goldens(goldens.root, targets=("sm_80",)).orphans() == ["sm_80/gone/l1.ptx"]
+
+
+@pytest.mark.parametrize("change", [b"\n", b" ", b"// a word\n"])
+def test_a_changed_byte(goldens: Goldens, change: bytes) -> None:
+    path = goldens.root / goldens.cases()[1].file
+    path.write_bytes(path.read_bytes() + change)
+    assert [(f.kind, f.file) for f in failing(goldens)] == [("changed", goldens.cases()[1].file)]
+
+
+def test_a_changed_line_is_shown(goldens: Goldens) -> None:
+    path = goldens.root / goldens.cases()[0].file
+    path.write_text(path.read_text().replace("    ret;", "    ret; // ?"))
+    (found,) = failing(goldens)
+    assert "'ret; // ?' is committed, 'ret;' is generated" in found.text
+
+
+def test_line_ends_count(goldens: Goldens) -> None:
+    path = goldens.root / goldens.cases()[0].file
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    (found,) = failing(goldens)
+    assert found.text == "differs in its line ends only"
+
+
+@pytest.mark.parametrize("name", ["registers", "spill_stores", "spill_loads", "stack", "shared", "barriers"])
+def test_a_changed_resource(goldens: Goldens, name: str) -> None:
+    record = edit_resources(goldens)
+    stem = next(iter(record["kernels"]))
+    record["kernels"][stem][name] += 1  # type: ignore[index]
+    edit_resources(goldens, kernels=record["kernels"])
+    (found,) = failing(goldens)
+    assert (found.kind, found.file) == ("resources", f"sm_80/{ONE}/{stem}.ptx")
+    assert found.text.startswith(f"{name} ")
+
+
+def test_resources_of_a_golden_that_is_not_recorded_or_not_there(goldens: Goldens) -> None:
+    record = edit_resources(goldens)
+    stem = next(iter(record["kernels"]))
+    edit_resources(goldens, kernels={**record["kernels"], "forgotten": record["kernels"][stem]})
+    assert ["forgotten" in f.text for f in failing(goldens)] == [True]
+    edit_resources(goldens, kernels={k: v for k, v in record["kernels"].items() if k != stem})
+    assert [(f.kind, stem in f.text) for f in failing(goldens)] == [("missing", True)]
+    (goldens.root / "sm_80" / ONE / RESOURCES).unlink()
+    assert [f.kind for f in failing(goldens)] == ["missing"]
+
+
+def test_another_assembler_is_said_and_is_not_a_failure(goldens: Goldens) -> None:
+    edit_resources(goldens, assembler="nvJitLink 1.0")
+    assert failing(goldens) == []
+    (found,) = goldens.check()
+    assert found.kind == "not compared"
+    assert found.text == f"recorded with nvJitLink 1.0, installed: {assembler_for(target('sm_80'))}"
+
+
+# -- update ------------------------------------------------------------------------------------------------------------
+
+
+def test_update_is_refused_where_ci_is_set(goldens: Goldens, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = goldens.root / goldens.cases()[0].file
+    path.write_text("// changed")
+    for value in ("true", "1", "yes"):
+        monkeypatch.setenv("CI", value)
+        with pytest.raises(PtxgenError, match="refused where CI is set"):
+            goldens.update()
+        assert invoke(["golden", "update", "--root", str(goldens.root)]) == 2
+    assert path.read_text() == "// changed"
+    monkeypatch.setenv("CI", "false")
+    assert goldens.update()[0] == [goldens.cases()[0].file]
+
+
+def test_update_writes_only_what_differs_and_removes_orphans(goldens: Goldens) -> None:
+    assert goldens.update() == ([], [])
+    folder = goldens.root / "sm_80" / ONE
+    (folder / "old.ptx").write_text("")
+    assert goldens.update() == ([], [f"sm_80/{ONE}/old.ptx"])
+
+
+def test_update_removes_nothing_that_lies_elsewhere(goldens: Goldens) -> None:
+    kept = [goldens.root / "notes.json", goldens.root / "corpus" / ONE / "x.ptx"]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    everything = Goldens(goldens.root, only=(ONE, "x.ptx"))
+    everything.update()
+    assert all(path.read_text() == "mine" for path in kept)
+
+
+def test_two_goldens_of_one_name_are_refused(tmp_path: Path) -> None:
+    entry = {"kernel_type": ONE, "target": "sm_80", "file": "sm_80/x/same.ptx"}
+    specs = [{"max_len": n, "head_dim": 64, "n_kv_heads": 2} for n in (64, 128)]
+    (tmp_path / INDEX).write_text(json.dumps({"kernels": [entry | {"spec": spec} for spec in specs]}))
+    with pytest.raises(SpecError, match=r"same\.ptx: two goldens have this name: .*max_len=64.* and .*max_len=128"):
+        Goldens(tmp_path).cases()

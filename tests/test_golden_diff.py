@@ -1,0 +1,80 @@
+"""`golden diff`: lines, instructions, resources of each change; against what is generated, or a git revision."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from ptxgen.assembler import available_assemblers
+from ptxgen.cli._main import invoke
+from ptxgen.golden import Goldens
+from tests.golden_copy import ONE, edit_resources
+
+pytestmark = pytest.mark.skipif(
+    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
+)
+
+
+def test_diff_shows_lines_instructions_and_resources(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
+    case = goldens.cases()[0]
+    path = goldens.root / case.file
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if "mov.u32" in line)
+    path.write_text("".join([*lines[:at], lines[at], *lines[at:]]))
+    record = edit_resources(goldens)
+    record["kernels"][path.stem]["registers"] += 2  # type: ignore[index]
+    edit_resources(goldens, kernels=record["kernels"])
+    options = ["--root", str(goldens.root), "--target", "sm_80"]
+    assert invoke(["golden", "diff", ONE, *options]) == 1
+    shown = capsys.readouterr().out
+    now = case.generate().text.count("mov.u32")
+    assert f"instructions of {case.file}: mov.u32 -1 ({now + 1} → {now})" in shown
+    assert f"resources of {case.file}: registers " in shown
+    assert f"-{lines[at]}" in shown
+    assert invoke(["golden", "diff", ONE, "--markdown", *options]) == 1
+    assert f"### `{case.file}`: changed" in capsys.readouterr().out
+
+
+def test_no_difference_is_exit_0(goldens: Goldens) -> None:
+    options = ["--root", str(goldens.root), "--target", "sm_80"]
+    assert invoke(["golden", "diff", ONE, *options]) == 0
+    assert invoke(["golden", "check", ONE, *options]) == 0
+    (goldens.root / goldens.cases()[0].file).unlink()
+    assert invoke(["golden", "check", ONE, *options]) == 1
+    assert invoke(["golden", "diff", ONE, *options]) == 1
+
+
+def test_check_for_a_machine(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
+    file = goldens.cases()[0].file
+    (goldens.root / file).unlink()
+    invoke(["golden", "check", ONE, "--root", str(goldens.root), "--target", "sm_80", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["file"], found["fails"]) == ("missing", file, True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git on PATH")
+def test_diff_against_a_revision(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *arguments], cwd=goldens.root, check=True, capture_output=True)
+
+    changed, removed = (goldens.root / case.file for case in goldens.cases()[:2])
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "goldens")
+    options = ["--root", str(goldens.root), "--against", "HEAD"]
+    assert invoke(["golden", "diff", *options]) == 0
+    changed.write_text(changed.read_text().replace("    ret;", "    bar.sync 0;\n    ret;"))
+    removed.unlink()
+    (changed.parent / "new.ptx").write_text(changed.read_text())
+    capsys.readouterr()
+    assert invoke(["golden", "diff", *options, "--markdown"]) == 1
+    shown = capsys.readouterr().out
+    assert "bar.sync +1 (" in shown
+    kinds = {line.split("/")[-1] for line in shown.splitlines() if line.startswith("###")}
+    assert kinds == {f"{changed.name}`: changed", f"{removed.name}`: removed", "new.ptx`: added"}
+    assert invoke(["golden", "diff", "--root", str(goldens.root), "--against", "nowhere"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
