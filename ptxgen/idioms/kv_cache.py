@@ -179,7 +179,8 @@ def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scales = np.where(scales < exact, np.nextafter(scales, np.float16(np.inf)), scales)
     wide = scales.astype(np.float32)
     inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
-    values = np.nan_to_num(np.clip(np.rint(grouped * inverse[..., None]), -128, 127)).astype(np.int8)
+    with np.errstate(invalid="ignore"):  # infinity times the inverse of an infinite scale counts as 0
+        values = np.nan_to_num(np.clip(np.rint(grouped * inverse[..., None]), -128, 127)).astype(np.int8)
     return values.reshape(padded.shape)[..., :dim], scales
 
 
@@ -214,7 +215,8 @@ def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: dict[str, np.
                 row, out[f"{x}_scales"][where] = quantise_rows(row)
             elif spec.kv_dtype.name == "e4m3":
                 row = np.clip(row, -448, 448)
-            out[f"{x}_cache"][where] = row.astype(spec.kv_dtype.numpy)
+            with np.errstate(over="ignore"):  # to infinity, as the kernel does
+                out[f"{x}_cache"][where] = row.astype(spec.kv_dtype.numpy)
 
 
 def row_positions(batched: bool, arguments: Mapping[str, Any], rows: int) -> np.ndarray:
@@ -229,11 +231,12 @@ def row_positions(batched: bool, arguments: Mapping[str, Any], rows: int) -> np.
 def given_positions(
     indirect: bool, rng: np.random.Generator, sizes: Mapping[str, int], limit: int = 4096
 ) -> dict[str, Any]:
-    """Positions of an example: from `position` in `sizes`, else from one at random below `limit`."""
+    """Positions of an example: from `position` in `sizes`, or where that is -1 from one at random below `limit`."""
     import numpy as np
 
-    rows = sizes.get("rows", 1)
-    first = sizes.get("position", int(rng.integers(0, max(1, limit - rows))))
+    rows, first = sizes["rows"], sizes["position"]
+    if first < 0:
+        first = int(rng.integers(0, max(1, limit - rows)))
     positions = (first + rng.permutation(rows)).astype(np.int32)
     return {"position": np.array([first], np.int32) if indirect else first, "positions": positions}
 
@@ -244,7 +247,7 @@ def given(spec: CacheSpec, rng: np.random.Generator, sizes: Mapping[str, int]) -
 
     out = given_positions(spec.indirect, rng, sizes, spec.max_len)
     if spec.page_size:
-        shape = (sizes.get("rows", 1), max_pages(spec)) if spec.batched else (max_pages(spec),)
+        shape = (sizes["rows"], max_pages(spec)) if spec.batched else (max_pages(spec),)
         count = int(np.prod(shape))
         out["n_pages"] = sizes["pages"]
         out["page_table"] = rng.permutation(max(count, sizes["pages"]))[:count].astype(np.int32).reshape(shape)

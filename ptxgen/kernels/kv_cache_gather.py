@@ -41,7 +41,7 @@ class KvCacheGather(KernelType):
     direction: str = "to_slot"
     indirect: bool = False
 
-    sizes = {"batch": 3}
+    sizes = {"batch": 3, "slot": -1, "seq_len": -1}  # -1: one at random
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=40, n_kv_heads=3, kv_dtype=s8, direction="from_slot", indirect=True),
@@ -156,8 +156,9 @@ class KvCacheGather(KernelType):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        length = sizes.get("seq_len", int(rng.integers(1, self.max_len + 1)))
-        slot = sizes.get("slot", int(rng.integers(0, sizes["batch"])))
+        slot, length = int(rng.integers(0, sizes["batch"])), int(rng.integers(1, self.max_len + 1))
+        slot = sizes["slot"] if sizes["slot"] >= 0 else slot
+        length = sizes["seq_len"] if sizes["seq_len"] >= 0 else length
         return {
             "slot": slot,
             "n_slots": sizes["batch"],

@@ -42,7 +42,7 @@ class KvCacheScatter(KernelType):
     page_size: int = 0
     programmatic: bool = False
 
-    sizes = {"rows": 1, "pages": 8}
+    sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=80, n_kv_heads=3, kv_dtype=s8, indirect=True),

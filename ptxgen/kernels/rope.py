@@ -52,7 +52,7 @@ class Rope(KernelType):
     batched: bool = False
     programmatic: bool = False
 
-    sizes = {"rows": 1}
+    sizes = {"rows": 1, "position": -1}  # -1: one at random
     goldens = (
         dict(head_dim=16, n_heads=2, style="norm"),
         dict(head_dim=40, n_heads=3, n_kv_heads=1, rotary_dim=24, dtype=bf16, in_place=False, batched=True),

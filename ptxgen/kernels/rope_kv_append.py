@@ -54,7 +54,7 @@ class RopeKvAppend(KernelType):
     page_size: int = 0
     programmatic: bool = False
 
-    sizes = {"rows": 1, "pages": 8}
+    sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),
         dict(max_len=64, head_dim=64, n_heads=2, n_kv_heads=1, kv_dtype=f16, src_dtype=f16, indirect=True),
