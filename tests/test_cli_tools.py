@@ -47,6 +47,10 @@ def test_list_is_for_people_and_for_machines(capsys: pytest.CaptureFixture[str])
     assert fields["kv_dtype"]["default"] == "f32"
     assert invoke(["list", "--targets"]) == 0
     assert "sm_120f" in capsys.readouterr().out
+    assert invoke(["list", "kv-cache-scatter"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:3] == ["kv_dtype", "DType", "f32"] for line in lines)
+    assert any(line.split()[:3] == ["max_len", "int", "(required)"] for line in lines)
 
 
 def test_requires_names_the_lines_and_judges_a_driver_and_a_gpu(

@@ -19,6 +19,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def test_kernel_types_and_targets_narrow_the_check(goldens: Goldens) -> None:
+    (goldens.root / goldens.cases()[0].file).unlink()
+    options = ["--root", str(goldens.root)]
+    assert invoke(["golden", "check", ONE, *options, "--target", "sm_80"]) == 1
+    assert invoke(["golden", "check", ONE, *options]) == 1
+    assert [f.kind for f in Goldens(goldens.root, (ONE,), ("sm_90a",)).check()] == []
+
+
+def test_files_of_an_index_lie_below_it(tmp_path: Path) -> None:
+    entry = {"kernel_type": ONE, "target": "sm_80", "spec": {"max_len": 64, "head_dim": 64, "n_kv_heads": 2}}
+    for file in ("../out.ptx", "/tmp/out.ptx"):
+        (tmp_path / INDEX).write_text(json.dumps({"kernels": [entry | {"file": file}]}))
+        with pytest.raises(SpecError, match="files must lie below it"):
+            Goldens(tmp_path).cases()
+    (tmp_path / INDEX).write_text('{"kernels": [{"kernel_type": "rope"}]}')
+    with pytest.raises(SpecError, match="must be an index that"):
+        Goldens(tmp_path).cases()
+
+
 def test_a_deleted_golden(goldens: Goldens) -> None:
     file = goldens.cases()[0].file
     (goldens.root / file).unlink()

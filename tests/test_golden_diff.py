@@ -38,6 +38,17 @@ def test_diff_shows_lines_instructions_and_resources(goldens: Goldens, capsys: p
     assert f"### `{case.file}`: changed" in capsys.readouterr().out
 
 
+def test_context_is_the_lines_around_a_change(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
+    path = goldens.root / goldens.cases()[0].file
+    path.write_text(path.read_text().replace("    ret;", "    ret; // ?"))
+    shown = {}
+    for context in ("0", "2"):
+        invoke(["golden", "diff", ONE, "--root", str(goldens.root), "--target", "sm_80", "--context", context])
+        shown[context] = [line for line in capsys.readouterr().out.splitlines() if line.startswith(" ")]
+    assert shown["0"] == []
+    assert 2 <= len(shown["2"]) <= 4
+
+
 def test_no_difference_is_exit_0(goldens: Goldens) -> None:
     options = ["--root", str(goldens.root), "--target", "sm_80"]
     assert invoke(["golden", "diff", ONE, *options]) == 0

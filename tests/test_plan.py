@@ -139,6 +139,16 @@ def test_generate_config_writes_a_directory_that_golden_checks(
     assert [f.kind for f in Goldens(out).check()] == ["missing"]
 
 
+def test_generate_config_prints_its_index_for_a_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(CONFIGS / "tinyllama-1.1b.json")
+    assert invoke(["generate", "--config", config, "--target", "sm_80", "-o", str(tmp_path), "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == (tmp_path / INDEX).read_text()
+    index = json.loads(shown)
+    assert index["model"]["max_len"] == 2048
+    assert {k["spec"]["kv_dtype"] for k in index["kernels"] if "kv_dtype" in k["spec"]} == {"bf16"}
+
+
 def test_export_of_a_model(tmp_path: Path) -> None:
     config = str(CONFIGS / "tinyllama-1.1b.json")
     options = ["--target", "sm_80", "--max-len", "512", "--no-cubin"]
