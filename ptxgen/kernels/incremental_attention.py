@@ -42,7 +42,8 @@ class IncrementalAttention(KernelType):
     `scale` (default 1/√head_dim), `soft_cap` (cap · tanh(score / cap)), `window` (only the last so many positions),
     `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without a
     value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it has
-    ended; that kernel may write q and the newest position of the cache, and nothing else that is read here.
+    ended, and reads lengths, page table and all positions but the newest at once: these must be final before the
+    first kernel of an unbroken chain of programmatic launches. q and the newest position are read after the wait.
     """
 
     max_len: int
@@ -62,7 +63,7 @@ class IncrementalAttention(KernelType):
     lse: bool = False
     programmatic: bool = False
 
-    sizes = {"batch": 2, "pages": 0, "seq_len": _WHOLE}
+    sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),
     )
@@ -168,12 +169,12 @@ class IncrementalAttention(KernelType):
     def build(self, b: Builder) -> None:
         attention, plan = self.attention, self.plan(b.target)
         arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
-        early = (self.indirect or self.batched or self.programmatic) and not (self.window or self.page_size)
+        blind = (self.indirect or self.batched) and not (self.window or self.page_size)
         with b.fragment("locate"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             where, task = locate.place(b, attention, plan, batched=self.batched)
-            task = replace(task, early=early, late_newest=early and self.programmatic)
+            task = replace(task, early=blind or self.programmatic, late_newest=self.programmatic)
         if self.programmatic:
             with b.fragment("wait_for_previous"):
                 b.op("griddepcontrol.wait")
@@ -265,13 +266,8 @@ class IncrementalAttention(KernelType):
 
     # -- behaviour --------------------------------------------------------------------------------------------------------
 
-    def example(self, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:
-        """`seq_len` is the length, or the largest of a batch; `pages` as many as the batch may need unless told."""
-        if self.page_size and not sizes.get("pages"):
-            sizes["pages"] = -(-self.max_len // self.page_size) * sizes.get("batch", self.sizes["batch"])
-        return super().example(rng, **sizes)
-
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """`seq_len` is the length, or the largest of a batch. Sequences share pages where there are too few."""
         import numpy as np
 
         out: dict[str, Any] = {}

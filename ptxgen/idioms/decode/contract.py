@@ -130,7 +130,8 @@ class Task:
     tile_end: Reg  # s32
     tile_step: Reg  # s32
     early: bool = False  # whether `early_loads` and `early_query`, if they are built, stand before `lengths`
-    late_newest: bool = False  # with early: position length − 1 may be written until `lengths`, and is loaded (again) then
+    late_newest: bool = False  # programmatic launch: `lengths` comes first, then `early_loads`, which must leave out the
+    # tile of position length − 1, then the wait for the kernel ahead, then `early_query` and the rest
 
 
 @dataclass(frozen=True)

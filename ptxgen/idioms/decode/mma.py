@@ -19,8 +19,8 @@ from ptxgen.values import Shared
 
 template = "decode_mma"
 
-_REGISTERS = 250  # of 255; what the address arithmetic leaves free
-_BOOKKEEPING = 44  # pointers, tile numbers, addresses of shared memory
+_REGISTER_FILE = 65536
+_BOOKKEEPING = 26  # pointers, tile numbers, addresses of shared memory
 _MOST_QUERY_REGISTERS = 16  # more are read from shared memory at every tile
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128
 _PARTIALS_LIMIT = 96 * 1024  # bytes; a CTA with more takes half the warps
@@ -83,13 +83,14 @@ def _stages_query(attention: Attention, heads: int) -> bool:
     return query_words(_layout(attention)) * -(-heads // 8) > _MOST_QUERY_REGISTERS
 
 
-def _registers_left(attention: Attention, heads: int) -> int:
+def _registers_left(attention: Attention, heads: int, warps: int = 8) -> int:
     """Registers that accumulators, query and bookkeeping leave for loads in flight."""
     layout, tiles = _layout(attention), -(-heads // 8)
     query = 4 * tiles if _stages_query(attention, heads) else query_words(layout) * tiles
     conversion = 16 if attention.kv_dtype.bytes == 1 else 6
     accumulators = 4 * layout.output_tiles * tiles
-    return _REGISTERS - _BOOKKEEPING - accumulators - query - conversion - 22 * tiles
+    registers = min(255, _REGISTER_FILE // (32 * warps) // 8 * 8) - 2
+    return registers - _BOOKKEEPING - accumulators - query - conversion - 22 * tiles
 
 
 def build(
@@ -97,7 +98,7 @@ def build(
 ) -> None:
     """Build the fragments that `decode_mma.ptx.j2` places."""
     tiles = -(-attention.max_len // TILE)
-    budget = min(_registers_left(attention, shape.heads), _MOST_IN_FLIGHT)
+    budget = min(_registers_left(attention, shape.heads, shape.warps), _MOST_IN_FLIGHT)
     ring = ring_of(_layout(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
     loader = Loader(b, attention, task, ring)
     staged = _stages_query(attention, shape.heads)
@@ -116,16 +117,15 @@ def build(
 
 
 def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:
-    """The first tile (before the length is known, if the task wants that), then the rest of what is in flight."""
+    """The first tile (early, if the task wants that), then the rest of what is in flight."""
     with b.fragment("early_loads" if task.early else "kv_first_loads"):
         loader.lanes()
-        loader.first_tile(early=task.early)
+        loader.first_tile()
         for position in range(min(ring.depth, len(ring.units))):
             loader.issue(position)
     if task.late_newest:
         with b.fragment("kv_newest"):
-            b.op("sub.s32", "tile_newest", task.tile_end, 1)
-            b.op("setp.eq.s32", "tile_is_newest", task.tile, b.registers["tile_newest"])
+            loader.newest_tile()
         with b.fragment("kv_load_newest"):
             for position in range(min(ring.depth, len(ring.units))):
                 loader.issue(position, FRESH_LOAD)

@@ -196,6 +196,6 @@ def ring_of(layout: TileLayout, budget: int, most_tiles: int) -> Ring:
     tiles = min(most_tiles, budget // size)
     if tiles:
         return Ring(layout, layout.units, tiles * len(layout.units))
-    depth = min(budget // UNIT_REGISTERS, 4)
+    depth = max(2, min(budget // UNIT_REGISTERS, 4))
     padding = -len(layout.units) % depth
     return Ring(layout, layout.units + (Unit("v", ()),) * padding, depth)

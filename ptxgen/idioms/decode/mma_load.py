@@ -85,26 +85,43 @@ class Loader:
 
     # -- tile by tile -----------------------------------------------------------------------------------------------
 
-    def first_tile(self, *, early: bool) -> None:
-        """Point at the warp's first tile. `early`: lengths are not known, so every tile of the cache counts as there."""
+    def first_tile(self) -> None:
+        """Point at the warp's first tile. Where the length is not known yet, every tile of the cache counts as there;
+        the tile of the newest position is left for later where that may still be written."""
         b, task, attention = self.b, self.task, self.attention
+        blind = task.early and not task.late_newest
         b.op("mov.b32", self.next, task.tile)
         if self.ragged:
             b.note(f"max_len={attention.max_len} ends inside a tile: rows are loaded one by one")
             for register in self.kv:
                 b.op("mov.b32", register, 0)
+        end: Reg | int = -(-attention.max_len // TILE) if blind else task.tile_end
+        if task.late_newest:
+            end = b.op("sub.s32", "tile_newest", task.tile_end, 1)
+        b.op("setp.lt.s32", self.live, self.next, end)
         if attention.page_size:
             assert self.page is not None
-            b.op("setp.lt.s32", self.live, self.next, task.tile_end)
+            has_page = self.live
+            if task.late_newest:
+                has_page = b.op("setp.lt.s32", "tile_has_page", self.next, task.tile_end)
             b.op("mov.b32", self.page, 0)
-            self._fetch_page(self.next, self.live)
-            self._point_into_page()
+            self._fetch_page(self.next, has_page)
+            self._point_into_page(has_page)
         else:
-            end = -(-attention.max_len // TILE) if early else task.tile_end
-            b.op("setp.lt.s32", self.live, self.next, end)
             for pointer in self._all_pointers():
                 b.op("mad.wide.u32", pointer, self.next, TILE * self._stride(pointer), pointer)
-        self._guard_rows(attention.max_len if early else task.length)
+        self._guard_rows(attention.max_len if blind else task.length)
+        if task.late_newest and self.row_guards:
+            for guard in (*self.row_guards["k"], *self.row_guards["v"]):
+                b.op("and.pred", guard, guard, self.live)
+
+    def newest_tile(self) -> Reg:
+        """Whether the warp's first tile holds the newest position; its rows count as there from now on."""
+        b, task = self.b, self.task
+        newest: Reg = b.op("setp.eq.s32", "tile_is_newest", task.tile, b.registers["tile_newest"])
+        b.op("setp.lt.s32", self.live, self.next, task.tile_end)
+        self._guard_rows(task.length)
+        return newest
 
     def strides(self) -> None:
         """What carries a pointer from one of the warp's tiles to its next."""
@@ -119,7 +136,7 @@ class Loader:
         b.op("add.s32", self.next, self.next, self.task.tile_step)
         b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
         if self.attention.page_size:
-            self._point_into_page()
+            self._point_into_page(self.live)
         else:
             for pointer in self._all_pointers():
                 b.op("add.u64", pointer, pointer, b.registers[f"kv_advance{self._stride(pointer)}"])
@@ -138,7 +155,7 @@ class Loader:
         b.op("mad.wide.u32", address, entry, 4, task.page_row)
         b.op("ld.global.s32", self.page, address[0], pred=guard)
 
-    def _point_into_page(self) -> None:
+    def _point_into_page(self, live: Reg) -> None:
         """Pointers from the page number of `next`; then fetch the number of the tile after it."""
         b, attention = self.b, self.attention
         assert self.page is not None
@@ -149,8 +166,8 @@ class Loader:
         for pointer, lane in self._offsets.items():
             stride = self._stride(pointer)
             page_bytes = attention.n_kv_heads * attention.page_size * stride
-            b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
-            b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=self.live)
+            b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=live)
+            b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=live)
         later = self._scratch("tile_later", "s32")
         ahead = self._scratch("tile_ahead", "pred")
         b.op("add.s32", later, self.next, self.task.tile_step)
