@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     "move", "integer", "logic", "floating", "approximate", "half", "compare", "convert", "memory", "atomic", "control",
-    "warp", "barrier", "matrix", "cluster", "mbarrier", "async_copy",
+    "warp", "barrier", "matrix", "cluster", "mbarrier", "async_copy", "wgmma",
 )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def stmatrix(e: Emitter, op: Op) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Element:
+class Element:
     """An operand type of mma: what its tiles are computed in, how many k a register holds, bits a register."""
 
     compute: str
@@ -104,10 +104,10 @@ class _Element:
     register: str = "b32"
 
 
-_ELEMENTS = {
-    "f16": _Element("float", 8), "bf16": _Element("float", 8), "tf32": _Element("float", 4),
-    "e4m3": _Element("float", 16), "e5m2": _Element("float", 16), "s8": _Element("i32", 16), "u8": _Element("i32", 16),
-    "f64": _Element("double", 4, "f64"),
+ELEMENTS = {
+    "f16": Element("float", 8), "bf16": Element("float", 8), "tf32": Element("float", 4),
+    "e4m3": Element("float", 16), "e5m2": Element("float", 16), "s8": Element("i32", 16), "u8": Element("i32", 16),
+    "f64": Element("double", 4, "f64"),
 }  # fmt: skip
 
 
@@ -116,33 +116,33 @@ def mma(e: Emitter, op: Op) -> None:
     """d = a·b + c, tile by tile: 8 rows of a and 8 columns of b at a time."""
     words = [w for w in op.words[3:] if w not in ("row", "col", "satfinite", "kind::f8f6f4")]
     shape, d_type, a_type, b_type, c_type = _shape(e, op, words)
-    a_regs, b_regs, c_regs = (list(_vector(e, operand)) for operand in op.operands[1:4])
-    element, other = _ELEMENTS[a_type], _ELEMENTS[b_type]
+    a_regs, b_regs, c_regs = (list(items_of(operand)) for operand in op.operands[1:4])
+    element, other = ELEMENTS[a_type], ELEMENTS[b_type]
     halves = shape[0] // 8
     steps = shape[2] // element.per_register
     if len(a_regs) != halves * steps or len(b_regs) != steps:
         raise e.unsupported()
     _whole_warp(e)
-    suffix = {"float": "f32", "i32": "s32", "double": "f64"}[element.compute]
-    name = f"mma.{suffix}.k{element.per_register}"
-    tile = vec(element.compute, 8 * element.per_register)
-    b_tiles = [_widen(e, reg, b_type, other) for reg in b_regs]
+    b_tiles = [widen(e, reg, b_type, other) for reg in b_regs]
     results = []
     for half in range(halves):
-        total = _accumulator(e, c_regs, half, c_type)
+        total = accumulator(e, c_regs, half, c_type)
         for step in range(steps):
-            a_tile = _widen(e, a_regs[halves * step + half], a_type, element)
-            sixty_four = vec(element.compute, 64)
-            arguments = f"{sixty_four} {total}, {tile} {a_tile}, {tile} {b_tiles[step]}"
-            if "satfinite" in op.words:
-                arguments += ", i1 true"
-            elif suffix == "s32":
-                arguments += ", i1 false"
-            total = e.c(f"call {sixty_four} @{name}({arguments})")
+            a_tile = widen(e, a_regs[halves * step + half], a_type, element)
+            total = tile_product(e, element, total, a_tile, b_tiles[step], "satfinite" in op.words)
         results.append(total)
-    targets = list(_vector(e, op.operands[0]))
+    targets = list(items_of(op.operands[0]))
     for half, total in enumerate(results):
-        _store_accumulator(e, targets, half, total, d_type)
+        store_accumulator(e, targets, half, total, d_type)
+
+
+def tile_product(e: Emitter, element: Element, total: str, a_tile: str, b_tile: str, saturates: bool) -> str:
+    """total + a·bᵀ, all 8×8 results."""
+    suffix = {"float": "f32", "i32": "s32", "double": "f64"}[element.compute]
+    sums, tile = vec(element.compute, 64), vec(element.compute, 8 * element.per_register)
+    flag = f", i1 {'true' if saturates else 'false'}" if suffix == "s32" else ""
+    name = f"mma.{suffix}.k{element.per_register}"
+    return e.c(f"call {sums} @{name}({sums} {total}, {tile} {a_tile}, {tile} {b_tile}{flag})")
 
 
 def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], str, str, str, str]:
@@ -150,7 +150,7 @@ def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], 
     shape, *types = words
     m, rest = shape[1:].split("n")
     n, k = rest.split("k")
-    known = len(types) == 4 and types[1] in _ELEMENTS and types[2] in _ELEMENTS and types[0] in _ACCUMULATORS
+    known = len(types) == 4 and types[1] in ELEMENTS and types[2] in ELEMENTS and types[0] in _ACCUMULATORS
     # m8n8k4.f16 is Volta's: quad pairs, another layout altogether
     if not known or (int(m) == 8 and types[1] == "f16") or "col" == op.words[4] or op.words[5:6] == ("row",):
         raise e.unsupported()
@@ -158,24 +158,30 @@ def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], 
     return (int(m), int(n), int(k)), d, a, b, c
 
 
-def _vector(e: Emitter, operand: Source) -> tuple[Source, ...]:
+def items_of(operand: Source) -> tuple[Source, ...]:
+    """The registers in braces, or the one register."""
     if isinstance(operand, nodes.Vector):
         return operand.items
     return (operand,)
 
 
-def _widen(e: Emitter, reg: Source, kind: str, element: _Element) -> str:
+def widen(e: Emitter, reg: Source, kind: str, element: Element) -> str:
     """A fragment register as a tile in the type of the computation."""
     if kind == "f64":
         return e.src(reg, "f64")
+    return widen_value(e, e.src(reg, "b32"), kind, element)
+
+
+def widen_value(e: Emitter, value: str, kind: str, element: Element) -> str:
+    """The same from 8 rows of 16 bytes, `<32 x i32>`."""
     whole = vec(element.compute, 8 * element.per_register)
-    return e.c(f"call {whole} @mma_widen.{kind}({_I32} {e.src(reg, 'b32')})")
+    return e.c(f"call {whole} @mma_widen.{kind}({_I32} {value})")
 
 
 _ACCUMULATORS = {"f32": "float", "f16": "float", "s32": "i32", "f64": "double"}
 
 
-def _accumulator(e: Emitter, regs: list[Source], half: int, kind: str) -> str:
+def accumulator(e: Emitter, regs: list[Source], half: int, kind: str) -> str:
     """An 8×8 tile of c in the type of the computation, row-major."""
     if kind == "f16":
         return e.c(f"call {vec('float', 64)} @mma_widen.f16({_I32} {e.src(regs[half], 'b32')})")
@@ -184,7 +190,7 @@ def _accumulator(e: Emitter, regs: list[Source], half: int, kind: str) -> str:
     return e.c(f"shufflevector {element} {even}, {element} {odd}, {_WEAVE}")
 
 
-def _store_accumulator(e: Emitter, targets: list[Source], half: int, total: str, kind: str) -> None:
+def store_accumulator(e: Emitter, targets: list[Source], half: int, total: str, kind: str) -> None:
     if kind == "f16":
         narrow = e.c(f"fptrunc {vec('float', 64)} {total} to {vec('half', 64)}")
         e.dst(targets[half], e.c(f"bitcast {vec('half', 64)} {narrow} to {_I32}"), "b32")

@@ -17,7 +17,7 @@ _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
     "core", "driver", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "races", "matrix", "cluster", "mbarrier",
-    "async_copy", "bulk",
+    "async_copy", "bulk", "wgmma",
 )  # fmt: skip
 
 
