@@ -43,6 +43,19 @@ def fault(names: Names, operand: Operand, slot: Slot, form: Form, line: int) -> 
     return _group(names, operand, line) if "group" in kinds else _must(slot, operand)
 
 
+def choose(names: Names, form: Form, operands: tuple[Operand, ...], line: int) -> Form | None:
+    """The form of an opcode (itself, or one of `also`) that these operands fit best; None when their number fits none.
+
+    Reports nothing but names that are not declared.
+    """
+    fitting = [each for each in (form, *form.also) if each.takes(len(operands))]
+    for each in fitting[:-1]:
+        pairs = zip(operands, each.operands, strict=False)
+        if not any([fault(names, operand, slot, each, line) for operand, slot in pairs]):  # noqa: C419
+            return each
+    return fitting[-1] if fitting else None
+
+
 def _must(slot: Slot, operand: Operand) -> str:
     register = "register " if isinstance(operand, Register) else ""
     return f"must be {slot} (got {register}{operand})"
@@ -50,7 +63,7 @@ def _must(slot: Slot, operand: Operand) -> str:
 
 def _register(names: Names, operand: Register, slot: Slot, line: int) -> str | None:
     if operand.name == "_":
-        return None if "sink" in slot.kinds else "cannot be the sink _"
+        return None if slot.kinds >= {"sink", "reg"} or slot.kinds == {"sink"} else "cannot be the sink _"
     declared = names.type_of(operand.name, line)
     if declared is None or declared == f"v{slot.vector}.{slot.type}":
         return None
@@ -66,6 +79,10 @@ def _register(names: Names, operand: Register, slot: Slot, line: int) -> str | N
 def _pair(names: Names, operand: Pair, slot: Slot, line: int) -> str | None:
     if "pair" not in slot.kinds:
         return f"cannot be a pair (got {operand})"
+    if operand.first.name == "_" and "sink" not in slot.kinds:
+        return f"cannot begin with the sink _ (got {operand})"
+    if operand.second.name == "_" and "reg" not in slot.kinds:
+        return f"must have a predicate (got {operand})"
     for part, accepts in ((operand.first, slot.accepts), (operand.second, _PREDICATE)):
         declared = None if part.name == "_" else names.type_of(part.name, line)
         if declared is not None and declared not in accepts:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ptxgen.check_lint import Finding, backward_branches, narrow_addresses
 from ptxgen.check_names import Names
-from ptxgen.check_operand import fault
+from ptxgen.check_operand import choose, fault
 from ptxgen.errors import IsaError
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand
@@ -137,19 +137,12 @@ class _FunctionCheck:
                 self.report(line, f"{item.opcode}: operand {index} {wrong}")
 
     def choose(self, form: Form, item: Instruction) -> Form | None:
-        """The form of this opcode whose operands fit best; None, and a finding, when the number fits none."""
-        count, kept = len(item.operands), len(self.found)
-        fitting = [each for each in (form, *form.also) if each.takes(count)]
-        if not fitting:
+        """The form that the operands fit best; None, and a finding, when their number fits none."""
+        kept = len(self.found)
+        chosen = choose(self.names, form, item.operands, item.line)
+        del self.found[kept:]  # what is not declared is found again where the chosen form is checked
+        if chosen is None:
             ranges = (range(len(f.operands) - f.optional, len(f.operands) + 1) for f in (form, *form.also))
-            counts = sorted({number for each in ranges for number in each})
-            wanted = " or ".join(map(str, counts))
-            self.report(item.line, f"{item.opcode}: takes {wanted} operands (got {count})")
-            return None
-        for each in fitting[:-1]:
-            pairs = zip(item.operands, each.operands, strict=False)
-            wrong = [fault(self.names, operand, slot, each, item.line) for operand, slot in pairs]
-            del self.found[kept:]  # only the chosen form's findings count
-            if not any(wrong):
-                return each
-        return fitting[-1]
+            wanted = " or ".join(str(n) for n in sorted({number for each in ranges for number in each}))
+            self.report(item.line, f"{item.opcode}: takes {wanted} operands (got {len(item.operands)})")
+        return chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from ptxgen.errors import IsaError
@@ -111,7 +112,7 @@ def split_operands(text: str) -> list[str]:
 _TERM = re.compile(r"\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^~<>!?:()])[uU]?")
 _LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"),
            ("*", "/", "%"))  # fmt: skip
-_OPERATORS = {
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "||": lambda a, b: int(bool(a or b)), "&&": lambda a, b: int(bool(a and b)),
     "|": lambda a, b: a | b, "^": lambda a, b: a ^ b, "&": lambda a, b: a & b,
     "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b), "<": lambda a, b: int(a < b),

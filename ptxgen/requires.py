@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ptxgen.check_names import Names
+from ptxgen.check_operand import choose
 from ptxgen.errors import IsaError, TargetError
-from ptxgen.isa import lookup, special_register
+from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
 from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Scope, Statement, Variable, Vector
+from ptxgen.sizes import parameter_bytes
 from ptxgen.targets import Target, driver_for_ptx, ptx_of_driver, target_of_capability
 from ptxgen.targets import target as parse_target
 
@@ -124,34 +127,35 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
         yield function.line, ".noreturn", Demand((6, 4), ())
     if function.kind == "entry" and parameter_bytes(function.params) > 4352:
         yield function.line, "more than 4352 bytes of parameters", _LARGE_PARAMETERS
-    forms: dict[str, Demand | None] = {}
+    names = Names({}, lambda line, what: None, lambda what, demand, word, line: None)
+    for parameter in (*function.returns, *function.params):
+        names.declare(parameter, set())
+    forms: dict[str, Form] = {}
     for statement in _flat(function.body or ()):
         if isinstance(statement, Instruction):
             opcode = statement.opcode
-            if opcode not in forms:
-                forms[opcode] = _of_opcode(statement, module, target)
-            demand = forms[opcode]
-            if demand is not None:
-                yield statement.line, opcode, demand
+            form = forms.get(opcode) or forms.setdefault(opcode, _form(statement, module))
+            if form.also:
+                form = choose(names, form, statement.operands, statement.line) or form
+            if form.sm or form.ptx > OLDEST:
+                yield statement.line, opcode, Demand(form.ptx_on(target) if target else form.ptx, form.sm)
             yield from _of_operands(statement)
         elif isinstance(statement, Directive):
             for word, demand in _PRAGMAS.items():
                 if statement.name == "pragma" and word in statement.text:
                     yield statement.line, f'.pragma "{word}"', demand
-        elif statement.type == "b128":
-            yield statement.line, ".b128", _B128
+        else:
+            names.declare(statement, set())
+            if statement.type == "b128":
+                yield statement.line, ".b128", _B128
 
 
-def _of_opcode(instruction: Instruction, module: Module, target: Target | None) -> Demand | None:
+def _form(instruction: Instruction, module: Module) -> Form:
     try:
-        form = lookup(instruction.opcode)
+        return lookup(instruction.opcode)
     except IsaError as unknown:
         text = module.source_line(instruction.line) or str(instruction)
         raise IsaError(f"{module.file}:{instruction.line}: {unknown} ({text})") from None
-    count = len(instruction.operands)
-    chosen = form if form.takes(count) else form.of_count(count) or form
-    ptx = chosen.ptx_on(target) if target and chosen.earlier else chosen.ptx
-    return Demand(ptx, chosen.sm) if chosen.sm or ptx > OLDEST else None
 
 
 def _of_operands(instruction: Instruction) -> Iterator[tuple[int, str, Demand]]:
@@ -172,28 +176,6 @@ def _flat(body: tuple[Statement, ...]) -> Iterator[Instruction | Directive | Var
             yield from _flat(statement.items)
         elif isinstance(statement, (Instruction, Directive, Variable)):
             yield statement
-
-
-_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
-
-
-def variable_bytes(variable: Variable) -> int:
-    """Bytes of one variable; an unsized array counts 0."""
-    digits = re.sub(r"^[a-z]+|x2$", "", variable.type)
-    count = variable.vector or 1
-    for extent in variable.dims:
-        count *= extent
-    return _SIZES.get(digits, 8) * count
-
-
-def parameter_bytes(params: tuple[Variable, ...]) -> int:
-    """Bytes of a parameter list, each aligned to its size or its `.align`."""
-    end = 0
-    for param in params:
-        size = variable_bytes(param)
-        align = param.align or (size if not param.dims else size // max(1, param.dims[0]))
-        end = -(-end // max(1, align)) * max(1, align) + size
-    return end
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

@@ -14,12 +14,24 @@ BANKS = {
     "u64": "%ud", "s64": "%sd",
 }  # fmt: skip
 _WIDE_BANK = 160
-# Literals that mean something to the instruction: by name and position, where 1 is not legal.
+# Literals that mean something to the instruction: by the opcode's start and position, where 1 is not legal.
 _LITERALS = {
-    ("lop3", 4): "0x96", ("setmaxnreg", 0): "64", ("cp", 2): "16", ("fence", 1): "128", ("applypriority", 1): "128",
-    ("discard", 1): "128", ("createpolicy", 1): "0f3F000000", ("st", 1): "32", ("st", 2): "0", ("tensormap", 2): "128",
-    ("shfl", 3): "31", ("shfl", 4): "-1", ("barrier", 1): "64", ("bar", 1): "64", ("createpolicy", 2): "128",
+    ("lop3", 4): "0x96", ("setmaxnreg", 0): "64", ("cp.", 2): "16", ("fence", 1): "128", ("applypriority", 1): "128",
+    ("discard", 1): "128", ("createpolicy.f", 1): "0f3F000000", ("st.bulk", 1): "32", ("st.bulk", 2): "0",
+    ("tensormap.cp", 2): "128", ("shfl", 3): "31", ("shfl", 4): "-1", ("barrier.cta.sync", 1): "64",
+    ("barrier.sync", 1): "64", ("bar.sync", 1): "64", ("bar.cta.sync", 1): "64", ("barrier.arrive", 1): "64",
+    ("barrier.cta.arrive", 1): "64", ("bar.arrive", 1): "64", ("bar.cta.arrive", 1): "64", ("bar.red", 2): "64",
+    ("bar.cta.red", 2): "64", ("barrier.red", 2): "64", ("barrier.cta.red", 2): "64", ("createpolicy.r", 2): "128",
+    ("cp.async.bulk.prefetch.L2.", 1): "16", ("mma", 5): "0", ("mma", 7): "0",
 }  # fmt: skip
+
+
+def literal(form: Form, position: int) -> str:
+    """An immediate operand that means something at this place of a form."""
+    slot = form.operands[position]
+    plain = {"f32": "0f3F800000", "f64": "0d3FF0000000000000"}.get(slot.type, "1")
+    known = (text for (start, at), text in _LITERALS.items() if at == position and form.opcode.startswith(start))
+    return next(known, plain)
 _TABLES = (
     "table: .branchtargets label;",
     "prototype: .callprototype (.param .b32 _) _ (.param .b32 _);",
@@ -50,7 +62,7 @@ def _scalar(form: Form, position: int, slot: Slot, used: int) -> str:
         first = _bank(slot.type, used)
         return first if "reg" in slot.kinds else f"{first}|%p1"
     if "imm" in slot.kinds:
-        return _LITERALS.get((form.name, position), "1")
+        return literal(form, position)
     return "_"
 
 

@@ -11,10 +11,10 @@ import pytest
 from ptxgen import isa
 from ptxgen.assembler import available_assemblers, supported_targets
 from ptxgen.errors import AssembleError
-from ptxgen.isa import Form
+from ptxgen.isa import Form, Slot, storage_type
 from ptxgen.isa.pattern import Compiled
 from ptxgen.targets import ALL_TARGETS, IsaVersion, Target, driver_for_ptx, target
-from tests.isa_samples import BANKS, all_forms, module, operand, statement
+from tests.isa_samples import BANKS, all_forms, literal, module, operand, statement
 
 needs_assembler = pytest.mark.skipif(
     not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
@@ -25,6 +25,7 @@ OLDEST_HERE = target("sm_75")
 # Where nvJitLink and ptxas take what the document (PTX ISA 9.0) does not give yet: the row's start, and why it is
 # stated higher here.
 LAX_VERSION = {
+    "mbarrier arrive_drop": "the sink _ for the state came with 7.1; arrive_drop takes it from 7.0 on",
     "cp async ca|cg": "shared::cta came with 7.8 for every instruction; cp.async takes the word from 7.0 on",
 }
 LAX_TARGET = {
@@ -146,14 +147,19 @@ def test_no_row_is_accepted_on_a_target_below_its_own() -> None:
     check_refused(groups, LAX_TARGET)
 
 
-def typed() -> Iterator[tuple[Compiled, Form, int, str, str]]:
-    """Every scalar register slot of every operand list, with a register of every type in it."""
+def layouts() -> Iterator[tuple[Compiled, Form]]:
+    """One form for every operand list of every row."""
     seen = set()
     for compiled, form, _ in ALL:
         key = (compiled.row, tuple(slot.type for slot in form.operands))
-        if key in seen or form.name == "call":
-            continue
-        seen.add(key)
+        if key not in seen and form.name != "call":
+            seen.add(key)
+            yield compiled, form
+
+
+def typed() -> Iterator[tuple[Compiled, Form, int, str, str]]:
+    """Every scalar register slot of every operand list, with a register of every type in it."""
+    for compiled, form in layouts():
         operands = [operand(form, i, slot) for i, slot in enumerate(form.operands)]
         for position, slot in enumerate(form.operands):
             for type in BANKS if "reg" in slot.kinds else ():
@@ -189,6 +195,49 @@ def test_register_types_are_taken_as_the_assembler_takes_them() -> None:
                 too_strict.append(text)
     assert not too_lax
     assert {text.split(".")[0].split(" ")[0] for text in too_strict} == LAX_TYPES
+
+
+def _other_kinds(form: Form, position: int, slot: Slot) -> Iterator[str]:
+    """What else than a register the table lets stand in a slot."""
+    if "imm" in slot.kinds and not slot.vector:
+        yield literal(form, position)
+    if "pred" in slot.kinds:
+        yield "!%p7"
+    if slot.kinds >= {"sink", "reg"} or slot.kinds == {"sink"}:
+        yield "_"
+    if "pair" in slot.kinds:
+        yield f"{BANKS[storage_type(slot.type)]}7|%p6"
+        if "reg" in slot.kinds:
+            yield f"{BANKS[storage_type(slot.type)]}7|_"
+        if "sink" in slot.kinds:
+            yield "_|%p6"
+    if "vec" in slot.kinds and slot.vector:
+        items = operand(form, position, slot)[1:-1].split(", ")
+        if slot.writes and form.name in ("ld", "ldu", "atom"):
+            yield "{" + ", ".join(["_", *items[1:]]) + "}"
+        if "imm" in slot.kinds:
+            yield "{" + ", ".join([literal(form, position)] * slot.vector) + "}"
+    if "vec" in slot.kinds and not slot.vector and slot.type in ("b32", "b64"):
+        yield {"b32": "{%h1, %h2}", "b64": "{%r1, %r2}"}[slot.type]
+
+
+@needs_assembler
+def test_every_kind_of_operand_that_a_slot_takes_is_taken() -> None:
+    groups: dict[tuple[IsaVersion, Target], list[str]] = defaultdict(list)
+    known = set(assemblable())
+    for _, form in layouts():
+        where = next(t for t in home(form) if t in known)
+        operands = [operand(form, i, slot) for i, slot in enumerate(form.operands)]
+        for position, slot in enumerate(form.operands):
+            for other in _other_kinds(form, position, slot):
+                changed = ", ".join([*operands[:position], other, *operands[position + 1 :]])
+                groups[max(form.ptx_on(where), where.lowest_ptx), where].append(f"{form.opcode} {changed};")
+    wrong = []
+    for (version, where), statements in groups.items():
+        distinct = list(dict.fromkeys(statements))
+        wrong += [f"{version} {where}: {distinct[i]} {said}" for i, said in refusals(distinct, version, where).items()]
+    assert not wrong, "\n".join(wrong)
+    assert sum(map(len, groups.values())) > 2000
 
 
 def _special(name: str, type: str) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from ptxgen.errors import IsaError
 from ptxgen.parser import parse
-from ptxgen.requires import explain_load, lowest_version, parameter_bytes, requirements
+from ptxgen.requires import explain_load, lowest_version, requirements
+from ptxgen.sizes import parameter_bytes
 from ptxgen.targets import target
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p)\n{\n"
@@ -48,6 +49,10 @@ def test_demands_of_a_feature_of_one_architecture_win() -> None:
     ("{ { redux.sync.add.u32 %r1, %r2, -1; } }", "redux.sync.add.u32", (7, 0), ("sm_80",)),
     ("max.f32 %f1, %f2, %f3, %f4;", "max.f32", (8, 8), ("sm_100",)),
     ("cp.async.cg.shared.global [%r1], [%rd1], 16, 8;", "cp.async.cg.shared.global", (7, 0), ("sm_80",)),
+    (".reg .pred %p<2>;\ncp.async.cg.shared.global [%r1], [%rd1], 16, %p1;", "cp.async.cg.shared.global", (7, 5),
+     ("sm_80",)),
+    ("mbarrier.arrive.shared.b64 %rd1, [%r1];", "mbarrier.arrive.shared.b64", (7, 0), ("sm_80",)),
+    ("mbarrier.arrive.shared.b64 _, [%r1];", "mbarrier.arrive.shared.b64", (7, 1), ("sm_80",)),
 ])  # fmt: skip
 def test_registers_operands_and_directives_have_demands_too(
     body: str, word: str, ptx: tuple[int, int], sm: tuple[str, ...]

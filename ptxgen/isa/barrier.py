@@ -28,13 +28,14 @@ _CTA = (
 
 def _arrivals(word: str) -> tuple[Row, ...]:
     scoped = "release|relaxed cta|cluster"
-    counted = f"{_STATE} / {{7.8,sm_90}}{_STATE} u32"
+    state = "=u64 [S] / {7.1,sm_80}=u64:_ [S]"
+    counted = f"{state} / {{7.8,sm_90}}{_STATE} u32"
     return (
         Row(f"mbarrier {word} {_LOCAL} b64", counted, "7.0 sm_80"),
         Row(f"mbarrier {word} {scoped} {_LOCAL} b64", counted, "8.0 sm_80", _RELAXED),
         Row(f"mbarrier {word} S=shared::cluster b64", "=b64:_ [S] u32?", _TRANSACTIONS),
         Row(f"mbarrier {word} {scoped} S=shared::cluster b64", "=b64:_ [S] u32?", _TRANSACTIONS, _RELAXED),
-        Row(f"mbarrier {word} noComplete {_LOCAL} b64", f"{_STATE} u32", "7.0 sm_80"),
+        Row(f"mbarrier {word} noComplete {_LOCAL} b64", "=u64 [S] u32 / {7.1,sm_80}=u64:_ [S] u32", "7.0 sm_80"),
         Row(f"mbarrier {word} noComplete release cta {_LOCAL} b64", f"{_STATE} u32", "8.0 sm_80"),
         Row(f"mbarrier {word} expect_tx {_LOCAL} b64", f"{_STATE} u32", _TRANSACTIONS),
         Row(f"mbarrier {word} expect_tx {scoped} {_LOCAL} b64", f"{_STATE} u32", _TRANSACTIONS, _RELAXED),

@@ -163,7 +163,7 @@ def slot_of(token: str) -> Slot:
         return Slot("", frozenset({_KIND_LETTERS[c] for c in letters or _BARE[type_name]}))
     vector = int(count) if count else 0
     if not letters:
-        letters = "r" if writes else "ni" if type_name == "pred" else "ri"
+        letters = "r" if writes or vector else "ni" if type_name == "pred" else "ri"
     kinds = {_KIND_LETTERS[c] for c in letters}
     if vector:
         kinds = {"vec"} | (kinds & {"imm", "sink"})

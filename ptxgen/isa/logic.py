@@ -35,7 +35,7 @@ def _comparison(operators: str, bool_op: str) -> str:
 
 def _set() -> tuple[Row, ...]:
     rows = []
-    for bool_op, tail in (("", ""), (_BOOL, " pred")):
+    for bool_op, tail in (("", ""), (_BOOL, " pred:n")):
         for operators, sources in _KINDS:
             head = f"set {_comparison(operators, bool_op)}"
             rows.append(Row(f"{head} D=u32|s32|f32 A={sources}", f"=D A A{tail}"))
@@ -57,15 +57,16 @@ def _set() -> tuple[Row, ...]:
 
 def _setp() -> tuple[Row, ...]:
     rows = []
-    for bool_op, tail in (("", ""), (_BOOL, " pred")):
+    for bool_op, tail in (("", ""), (_BOOL, " pred:n")):
         for operators, types in _KINDS:
             rows.append(Row(f"setp {_comparison(operators, bool_op)} T={types}", f"=pred:rp_ T T{tail}", loose=True))
         half = f"setp {_comparison(_FLOAT + ' # ftz?', bool_op)}"
         brain = f"setp {_comparison(_FLOAT, bool_op)}"
         rows += [
-            Row(f"{half} T=f16", f"=pred:rp_ T:r T:r{tail}", loose=True),
+            Row(f"{half} T=f16", f"=pred T:r T:r{tail}", loose=True),
             Row(f"{half} T=f16x2", f"=pred:rp_ T:r T:r{tail}", loose=True),
-            Row(f"{brain} T=bf16|bf16x2", f"=pred:rp_ T:r T:r{tail}", "7.8 sm_90", loose=True),
+            Row(f"{brain} T=bf16", f"=pred T:r T:r{tail}", "7.8 sm_90", loose=True),
+            Row(f"{brain} T=bf16x2", f"=pred:rp_ T:r T:r{tail}", "7.8 sm_90", loose=True),
         ]
     return tuple(rows)
 
@@ -85,7 +86,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     "Logic and Shift Instructions: cnot": (Row("cnot T=b16|b32|b64", "=T T"),),
     "Logic and Shift Instructions: lop3": (
         Row("lop3 b32", "=b32 b32 b32 b32 b32:i"),
-        Row("lop3 and|or b32", "=b32:p b32 b32 b32 b32:i pred", "8.2"),
+        Row("lop3 and|or b32", "=b32:p_ b32 b32 b32 b32:i pred", "8.2"),
     ),
     "Logic and Shift Instructions: shf": (Row("shf l|r clamp|wrap b32", "=b32 b32 b32 u32"),),
     "Logic and Shift Instructions: shl": (Row("shl T=b16|b32|b64", "=T T u32"),),
@@ -93,11 +94,11 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("shr T=b16|b32|b64|u16|u32|u64|s16|s32|s64", "=T T u32"),
     ),
     "Data Movement and Conversion Instructions: mov": (
-        Row("mov T=u16|s16|f32|f64", "=T:r_ T"),
-        Row("mov T=u32|u64|s32|s64", "=T:r_ T:ris"),
-        Row("mov b16", "=b16:rv_ b16:riv"),
-        Row("mov T=b32|b64", "=T:rv_ T:risv"),
-        Row("mov b128", "=b128:rv_ b128:rv", "8.3"),
+        Row("mov T=u16|s16|f32|f64", "=T T"),
+        Row("mov T=u32|u64|s32|s64", "=T T:ris"),
+        Row("mov b16", "=b16:rv b16:riv"),
+        Row("mov T=b32|b64", "=T:rv T:risv"),
+        Row("mov b128", "=b128:rv b128:rv", "8.3"),
         Row("mov pred", "=pred pred"),
     ),
     "Data Movement and Conversion Instructions: prmt": (

@@ -54,9 +54,9 @@ _WIDE_STORES = (f"st weak? S=global? {_L1}? {_L2}? {_HINT}",)
 
 SECTIONS: dict[str, tuple[Row, ...]] = {
     "Data Movement and Conversion Instructions: ld": (
-        *_rows(_LOADS, _WIDE_LOADS, "=~T:r_*V [S] (H)u64:r"),
-        Row(f"ld mmio relaxed sys S=global? T={_TYPES}", "=~T:r_ [S]", "8.2"),
-        Row("ld mmio relaxed sys S=global? T=b128", "=T:r_ [S]", "8.4"),
+        *_rows(_LOADS, _WIDE_LOADS, "=~T*V [S] (H)u64:r"),
+        Row(f"ld mmio relaxed sys S=global? T={_TYPES}", "=~T [S]", "8.2"),
+        Row("ld mmio relaxed sys S=global? T=b128", "=T [S]", "8.4"),
     ),
     "Data Movement and Conversion Instructions: st": (
         *_rows(_STORES, _WIDE_STORES, "[S] ~T:ri*V (H)u64:r"),
@@ -64,6 +64,6 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("st mmio relaxed sys S=global? T=b128", "[S] T:r", "8.4"),
     ),
     "Data Movement and Conversion Instructions: ldu": (
-        *(Row(f"ldu S=global? {shape}", "=~T:r_*V [S]") for shape in _SHAPES),
+        *(Row(f"ldu S=global? {shape}", "=~T*V [S]") for shape in _SHAPES),
     ),
 }

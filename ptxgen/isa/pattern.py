@@ -2,12 +2,12 @@
 
 A row's pattern is the instruction's name and then its modifiers in the document's order, separated by spaces:
 `sat` must stand, `sat?` may stand, `ca|cg` is a choice, `T=u32|s32` a choice kept under a name.
-Its operand string has a token an operand: `=T` is written, `T` is read (a register or an immediate), `T?` may be
-absent, `~T` may be in a wider register, `T*4`, `T*V` and `T*S/2` are in braces (`V=v2|v4`; half of a shape's N),
-`(H)b64` stands only when `H` was matched, `[global]`, `[S]` and `[]` are addresses (`[]*2` with coordinates), and
-letters after a colon name the kinds where the default does not hold: r register, i immediate, s symbol, v packed
-vector, p pair with a predicate, _ sink, n negatable predicate, l label, g group. ` / ` separates further operand lists
-of the same opcode; `{8.8,sm_100}` before one is its own demand.
+Its operand string has a token an operand: `=T` is written, `T` is read (a register or an immediate; in braces
+registers), `T?` may be absent, `~T` may be in a wider register, `T*4`, `T*V` and `T*S/2` are in braces (`V=v2|v4`;
+half of a shape's N), `(H)b64` stands only when `H` was matched, `[global]`, `[S]` and `[]` are addresses (`[]*2` with
+coordinates), and letters after a colon name the kinds where the default does not hold: r register, i immediate, s
+symbol, v packed vector, p pair with a predicate, _ sink, n negatable predicate, l label, g group. ` / ` separates
+further operand lists of the same opcode; `{8.8,sm_100}` before one is its own demand.
 """
 
 from __future__ import annotations
