@@ -41,8 +41,8 @@ def thread_pool() -> ThreadPoolExecutor:
 class Compiled:
     """An entry in one mode, linked into this process, with launch structures kept for reuse."""
 
-    def __init__(self, entry: Entry, linked: Linked) -> None:
-        self.entry, self.linked = entry, linked
+    def __init__(self, entry: Entry, linked: Linked, check: bool) -> None:
+        self.entry, self.linked, self.check = entry, linked, check
         signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self.run = signature(linked.address("thread.run"))
         self.resume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(linked.address("resume.run"))
@@ -58,7 +58,7 @@ class Compiled:
             found = launch_block(self.entry, geometry, self.linked.address("warp")), []
         block, workers = found
         while len(workers) < threads:
-            workers.append(Worker(self.entry, geometry, block))
+            workers.append(Worker(self.entry, geometry, block, self.check))
         return block, workers
 
     def give_back(self, geometry: Geometry, block: Block, workers: list[Worker]) -> None:
@@ -126,7 +126,7 @@ class Program:
             found = self._compiled.get(key)
             if found is None:
                 entry, linked = self._cache.load(name, check)
-                found = self._compiled[key] = Compiled(entry, linked)
+                found = self._compiled[key] = Compiled(entry, linked, check)
             return found
 
     def launch(

@@ -13,7 +13,7 @@ from ptxgen.runtime.cpu.symbols import Var, bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 
 _SPACES = frozenset({"global", "shared", "local", "const", "param"})
-_ORDERED = frozenset({"acquire", "release", "volatile", "mmio"})
+_ORDERED = frozenset({"acquire", "release", "relaxed", "volatile", "mmio"})
 
 
 def space_of(words: tuple[str, ...]) -> str:
@@ -103,13 +103,20 @@ def load_values(e: Emitter, space: str, source: nodes.Address, kind: str, count:
     """`count` integer vectors read from memory."""
     bits = bits_of(kind)
     addresses, offset = address(e, source, space)
-    name = f"ld.{'global' if space in ('const', 'param') else space}.v{count}.b{bits}{e.suffix}"
+    name = f"ld.{'global' if space in ('const', 'param') else space}.v{count}.b{bits}{_check_word(e)}"
     head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {e.new_site()}"
     vector = integer_vector(bits)
     if count == 1:
         return [e.c(f"call {vector} @{name}({head})")]
     e.c.do(f"call void @{name}({head}, ptr {e.scratch})")
     return [e.c.load(vector, e.scratch, 4 * bits * n, align=min(64, 4 * bits)) for n in range(count)]
+
+
+def _check_word(e: Emitter) -> str:
+    """What check mode adds to the name of an access."""
+    if not e.check:
+        return ""
+    return ".ordered" if _ORDERED & set(e.op.words) else ".check"
 
 
 def _parameter(e: Emitter, operand: nodes.Address) -> Var | None:
@@ -202,7 +209,7 @@ def store(e: Emitter, op: Op) -> None:
         raise e.unsupported()
     head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {e.new_site()}"
     vector = integer_vector(bits)
-    name = f"st.{space}.v{count}.b{bits}{e.suffix}"
+    name = f"st.{space}.v{count}.b{bits}{_check_word(e)}"
     if count == 1:
         e.c.do(f"call void @{name}({head}, {vector} {values[0]})")
         return

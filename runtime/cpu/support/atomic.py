@@ -45,8 +45,8 @@ def atom(space: str, operation: str, kind: str, check: str = "") -> str:
         with c.else_():
             if check:
                 c.do(
-                    f"call void @shadow.atomic.{space}(ptr %w, i32 %site, i32 {lane}, ptr {pointer}, i64 {mine}, "
-                    f"i64 {size})"
+                    f"call void @shadow.atomic.{space}(ptr %w, i32 %site, i32 {lane}, i32 {size}, ptr {pointer}, "
+                    f"i64 {mine}, i64 {size})"
                 )
             value = c.load(element, c(f"getelementptr {element}, ptr {values}, i32 {lane}"))
             if operation == "cas":

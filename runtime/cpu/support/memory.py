@@ -2,7 +2,8 @@
 
 `ld.SPACE.vN.bM(w, addresses, offset, mask, site[, out])`, `st.SPACE.vN.bM(w, addresses, offset, mask, site, value|in)`.
 Addresses are `<32 x i64>` (`<32 x i32>` for shared and local); vectors of registers pass through memory as N rows of
-32 elements. Lanes that share a run of bytes take a fast path; the others go one by one. A `check` word adds the shadow.
+32 elements. Lanes that share a run of bytes take a fast path; the others go one by one. The word `check` adds the shadow, and
+`ordered` too, for accesses that order others (volatile, acquire, release, relaxed).
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class _Access:
         self.simple = self.count == 1
         self.value = vec(self.element)
         self.row_type = self.element if self.simple else vec(self.element, self.count)
+
+    def watched(self, what: str) -> str:
+        """The shadow's word for the access: accesses with an order of their own are treated like atomics."""
+        return ("order" if what == "read" else "publish") if self.check == "ordered" else what
 
     def same(self, c: Code, step: int) -> str:
         """i1: every active lane's address is lane 0's plus `step` a lane."""
@@ -322,15 +327,17 @@ def _before(c: Code, access: _Access, what: str, lane: str, pointer: str, addres
     """In check mode, tell the shadow of one lane's access before it happens."""
     if access.check:
         c.do(
-            f"call void @shadow.{what}.{access.space}(ptr %w, i32 %site, i32 {lane}, ptr {pointer}, i64 {address}, "
-            f"i64 {access.row})"
+            f"call void @shadow.{access.watched(what)}.{access.space}(ptr %w, i32 %site, i32 {lane}, i32 {access.row}, "
+            f"ptr {pointer}, i64 {address}, i64 {access.row})"
         )
 
 
 def _before_run(c: Code, access: _Access, what: str, start: str, length: object, pointer: str) -> None:
     """In check mode, tell the shadow of a run of bytes before it is accessed."""
     if access.check:
+        first = c("call i32 @llvm.cttz.i32(i32 %m, i1 true)")
+        lane = c(f"sub i32 -1, {first}")
         c.do(
-            f"call void @shadow.{what}.{access.space}(ptr %w, i32 %site, i32 -1, ptr {pointer}, i64 {start}, "
-            f"i64 {length})"
+            f"call void @shadow.{access.watched(what)}.{access.space}(ptr %w, i32 %site, i32 {lane}, i32 {access.row}, "
+            f"ptr {pointer}, i64 {start}, i64 {length})"
         )

@@ -1,17 +1,144 @@
-"""Check mode's shadow of memory: what was written, and by which warp in which epoch. (begun below)"""
+"""Check mode's shadow of memory: which bytes were written, and the checks of reads. Races are in `races.py`."""
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code
+from ptxgen.runtime.cpu.ir import Code, vec
+from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, RANK_SHIFT, SHARED_WINDOW, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.core import FAULT_UNINITIALISED, site_cache
+from ptxgen.runtime.cpu.support.driver import for_each_warp
+
+_PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n"
+_ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
 
 
 @support("shadow")
 def shadow(what: str, space: str = "") -> str:
-    """`shadow.begin(cta)`, `shadow.read.SPACE(…)`, `shadow.write.SPACE(…)`."""
+    """`shadow.begin(cta)`; `shadow.read|write|atomic|order|publish.SPACE(w, site, lane, row, pointer, address, bytes)`.
+
+    `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both. For a copy
+    that lands later, `issue` enters the write (it races from then on), and `land` says that the bytes are there.
+
+    `lane` ≥ 0: that lane's access of `row` bytes; −1 − f: a run of rows, of which lane f has the first.
+    `shadow.missing(flags, bytes)`: position of the first zero flag, or `bytes`.
+    """
     if what == "begin":
-        c = Code("define internal void @shadow.begin(ptr %cta) noinline")
-    else:
-        c = Code(f"define internal void @shadow.{what}.{space}(ptr %w, i32 %site, i32 %lane, ptr %p, i64 %a, i64 %n) noinline")
+        return _begin()
+    if what == "missing":
+        return _missing()
+    c = Code(f"define internal void @shadow.{what}.{space}({_PARAMETERS}) noinline")
+    {"global": _global, "shared": _shared, "generic": _generic, "local": _local}[space](c, what)
+    c.ret()
+    return c.text()
+
+
+def _local(c: Code, what: str) -> None:
+    """Local memory has no shadow."""
+
+
+def _generic(c: Code, what: str) -> None:
+    window = c(f"lshr i64 %a, {WINDOW_SHIFT}")
+    with c.if_(c(f"icmp eq i64 {window}, {SHARED_WINDOW >> WINDOW_SHIFT}")):
+        inner = c(f"and i64 %a, {SHARED_WINDOW - 1}")
+        c.do(f"call void @shadow.{what}.shared({_ARGUMENTS} {inner}, i64 %n)")
+    with c.if_(c(f"icmp eq i64 {window}, 0")):
+        c.do(f"call void @shadow.{what}.global({_ARGUMENTS} %a, i64 %n)")
+
+
+def report(c: Code, kind: int, first_bad: str, extra: str = "0") -> None:
+    """A fault at byte `first_bad` of the access, in the lane it belongs to."""
+    rows = c("zext i32 %row to i64")
+    behind = c(f"trunc i64 {c(f'udiv i64 {first_bad}, {rows}')} to i32")
+    in_run = c(f"add i32 {c('sub i32 -1, %lane')}, {behind}")
+    lane = c(f"select i1 {c('icmp sge i32 %lane, 0')}, i32 %lane, i32 {in_run}")
+    bit = c(f"shl i32 1, {c(f'and i32 {lane}, 31')}")
+    where = c(f"add i64 %a, {first_bad}")
+    c.do(f"call void @fault(ptr %w, i32 %site, i32 {kind}, i32 {bit}, i32 %row, i64 {where}, i64 {extra})")
+
+
+def _demand_written(c: Code, flags: str) -> None:
+    """Report the first byte of the access whose flag is zero."""
+    missing = c(f"call i64 @shadow.missing(ptr {flags}, i64 %n)")
+    with c.if_(c(f"icmp ult i64 {missing}, %n"), likely=False):
+        report(c, FAULT_UNINITIALISED, missing)
+
+
+def _mark_written(c: Code, flags: str) -> None:
+    c.do(f"call void @llvm.memset.p0.i64(ptr {flags}, i8 1, i64 %n, i1 false)")
+
+
+def _global(c: Code, what: str) -> None:
+    """The site's last-hit allocation is the one of this access; it may have no shadow."""
+    cache = site_cache(c, c.load("ptr", "%w", WARP["thread"]))
+    base = c.load("i64", cache, 16)
+    with c.if_(c(f"icmp ne i64 {base}, 0")):
+        offset = c(f"sub i64 %a, {c.load('i64', cache)}")
+        flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
+        _written(c, what, flags)
+
+
+def _written(c: Code, what: str, flags: str) -> None:
+    """What the access means for the flags of written bytes."""
+    if what in ("read", "order", "atomic"):
+        _demand_written(c, flags)
+    if what in ("write", "publish", "atomic", "land"):
+        _mark_written(c, flags)
+
+
+def _shared(c: Code, what: str) -> None:
+    cta = c.load("ptr", "%w", WARP["cta"])
+    holder = c.var("ptr", cta)
+    rank = c(f"lshr i64 %a, {RANK_SHIFT}")
+    own = c(f"icmp eq i64 {rank}, 0")
+    with c.if_(c(f"xor i1 {own}, true")):  # another CTA of the cluster: written or not, but no races
+        gang = c.load("ptr", cta, CTA["gang"])
+        stride = c.load("i64", c.load("ptr", gang, GANG["launch"]), LAUNCH["cta_stride"])
+        place = c(f"mul i64 {c(f'sub i64 {rank}, 1')}, {stride}")
+        c.store("ptr", c.at(c.load("ptr", gang, GANG["ctas"]), place), holder)
+    there = c.load("ptr", holder)
+    begin = c(f"ptrtoint ptr {c.load('ptr', there, CTA['shared'])} to i64")
+    offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
+    flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
+    _written(c, what, flags)
+    if what == "land":
+        return
+    several = c(f"icmp ugt i32 {c.load('i32', cta, CTA['warp_count'])}, 1")
+    with c.if_(c(f"and i1 {own}, {several}")):
+        name = {"read": "read", "write": "write", "issue": "write"}.get(what, "atomic")
+        c.do(f"call void @race.{name}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
+
+
+def _missing() -> str:
+    c = Code("define internal i64 @shadow.missing(ptr %flags, i64 %n) noinline")
+    at = c.var("i64", 0)
+    wide = vec("i8")
+    with c.loop() as out:
+        now = c.load("i64", at)
+        after = c(f"add i64 {now}, 32")
+        c.leave(out, c(f"icmp ugt i64 {after}, %n"))
+        flags = c.load(wide, c.at("%flags", now), align=1)
+        zeros = c(f"bitcast {vec('i1')} {c(f'icmp eq {wide} {flags}, zeroinitializer')} to i32")
+        with c.if_(c(f"icmp ne i32 {zeros}, 0")):
+            first = c(f"zext i32 {c(f'call i32 @llvm.cttz.i32(i32 {zeros}, i1 true)')} to i64")
+            c.ret("i64 " + c(f"add i64 {now}, {first}"), when="true")
+        c.store("i64", after, at)
+    with c.loop() as out:
+        now = c.load("i64", at)
+        c.leave(out, c(f"icmp uge i64 {now}, %n"))
+        c.leave(out, c(f"icmp eq i8 {c.load('i8', c.at('%flags', now))}, 0"))
+        c.store("i64", c(f"add i64 {now}, 1"), at)
+    c.ret("i64 " + c.load("i64", at))
+    return c.text()
+
+
+def _begin() -> str:
+    """A CTA begins: nothing of its shared memory is written, and what other CTAs did lies behind every warp."""
+    c = Code("define internal void @shadow.begin(ptr %cta) noinline")
+    size = c.load("i64", "%cta", CTA["shared_bytes"])
+    c.do(f"call void @llvm.memset.p0.i64(ptr {c.load('ptr', '%cta', CTA['valid'])}, i8 0, i64 {size}, i1 false)")
+    now = c.load("i32", "%cta", CTA["epoch"])
+    clocks = c.spread("i32", now)
+    for_each_warp(c, "%cta", lambda w: c.store(vec("i32"), clocks, w, WARP["vclock"], align=64))
+    c.store("i32", c(f"add i32 {now}, 1"), "%cta", CTA["epoch"])
     c.ret()
     return c.text()
