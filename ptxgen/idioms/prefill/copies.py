@@ -31,11 +31,12 @@ class Spread:
 
     @classmethod
     def best(cls, chunks: int, rows: int, threads: int) -> Spread:
-        """The fewest passes; among equals the longest run of a row, for whole sectors of global memory."""
+        """The longest run of a row, for whole sectors of global memory, that costs at most a seventh more passes."""
         widest = min(threads, 1 << (chunks - 1).bit_length())
         lanes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= widest and (n >= 4 or n == widest)]
         made = [cls(chunks, rows, threads, n) for n in lanes]
-        return min(made, key=lambda s: (s.row_passes * s.column_passes, -s.lanes))
+        fewest = min(s.row_passes * s.column_passes for s in made)
+        return max((s for s in made if s.row_passes * s.column_passes <= fewest * 8 / 7), key=lambda s: s.lanes)
 
     @property
     def rows_per_pass(self) -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 
 Words = tuple[Reg, ...]
+CHUNKS_AT_ONCE = 4  # of K and as many of V, where a tile passes through registers into the only stage
 
 
 class KeyTiles:
@@ -79,7 +80,8 @@ class KeyTiles:
             self.read_stage = b.op("mov.u32", "read_stage", 0)
 
     def fetch(self) -> None:
-        """The fragment that starts the way of the next tile, and for one stage brings it there."""
+        """Fragment `fetch`, which starts the way of the next tile; for one stage and no cp.async also `fill`, a loop's
+        body that brings some of its rows there while `more_rows`."""
         b = self.b
         with b.fragment("fetch"):
             b.note(f"{self.rows.keys} keys; rows from kv_len on become zeros")
@@ -89,9 +91,17 @@ class KeyTiles:
                 self._fetch_async()
             elif self.stages == 2:
                 self._fetch_words()
-            else:
-                self._fill()
-            self._next_tile()
+            if not self._fills:
+                self._next_rows(self.rows.keys)
+            if self.stages == 2 and self.copy.direct:
+                self._other_stage()
+        if self._fills:
+            self._fill()
+
+    @property
+    def _fills(self) -> bool:
+        """Whether a tile goes through registers straight into the only stage."""
+        return self.stages == 1 and not self.copy.direct
 
     def _exists(self, row_pass: int) -> Reg:
         """The predicate that this thread's key of a row pass is below kv_len."""
@@ -139,17 +149,16 @@ class KeyTiles:
         s = self.copy.spread
         return row_pass * s.rows_per_pass * self.row_step + column * s.lanes * self.copy.source_bytes
 
-    def _next_tile(self) -> None:
+    def _next_rows(self, rows: int) -> None:
+        """Move this thread's sources so many keys on."""
         b = self.b
-        b.op("sub.s32", b.registers["keys_left"], b.registers["keys_left"], self.rows.keys)
+        b.op("sub.s32", b.registers["keys_left"], b.registers["keys_left"], rows)
         for x in "kv":
             source = b.registers[f"{x}_from"]
-            b.op("add.u64", source, source, self.rows.keys * self.row_step)
+            b.op("add.u64", source, source, rows * self.row_step)
             if self.quantised:
                 scales = b.registers[f"{x}_scales_from"]
-                b.op("add.u64", scales, scales, self.rows.keys * self.scale_step)
-        if self.stages == 2 and self.copy.direct:
-            self._other_stage()
+                b.op("add.u64", scales, scales, rows * self.scale_step)
 
     def _other_stage(self) -> None:
         b = self.b
@@ -157,9 +166,9 @@ class KeyTiles:
 
     # -- through registers ---------------------------------------------------------------------------------------------
 
-    def _chunks(self) -> Iterator[tuple[int, int, int, Reg | None]]:
-        """Every chunk of this thread: its number, row pass, column pass, and the predicate that it takes part."""
-        for i in range(self.copy.spread.row_passes):
+    def _chunks(self, row_passes: int) -> Iterator[tuple[int, int, int, Reg | None]]:
+        """The chunks of this thread: number, row pass, column pass, and the predicate that it takes part."""
+        for i in range(row_passes):
             for column, takes_part in self.copy.passes(i):
                 yield i * self.copy.spread.column_passes + column, i, column, takes_part
 
@@ -198,7 +207,7 @@ class KeyTiles:
             words = b.array(f"{x}_word", "b32", chunks * per_chunk)
             self.words[x] = [tuple(words[i * per_chunk : (i + 1) * per_chunk]) for i in range(chunks)]
             self.scales[x] = list(b.array(f"{x}_scale", "b16", chunks)) if self.quantised else [None] * chunks
-        for number, i, column, takes_part in self._chunks():
+        for number, i, column, takes_part in self._chunks(self.copy.spread.row_passes):
             present = self._present(i, takes_part)
             for x in "kv":
                 self._load(x, i, column, self.words[x][number], self.scales[x][number], present)
@@ -210,16 +219,28 @@ class KeyTiles:
         with self.b.fragment("settle"):
             self.b.note(f"{self.spec.kv_dtype} to {self.copy.target}, into the stage that nobody reads")
             self._aim_at_stage()
-            for number, i, column, takes_part in self._chunks():
+            for number, i, column, takes_part in self._chunks(self.copy.spread.row_passes):
                 for x in "kv":
                     self._store(x, i, column, self.words[x][number], self.scales[x][number], takes_part)
             self._other_stage()
 
     def _fill(self) -> None:
-        for _, i, column, takes_part in self._chunks():
-            present = self._present(i, takes_part)
-            for x in "kv":
-                words = self.copy.chunk_words(f"{x}_word")
-                scale = scratch(self.b, f"{x}_scale", "b16") if self.quantised else None
-                self._load(x, i, column, words, scale, present)
-                self._store(x, i, column, words, scale, takes_part)
+        """A few row passes at a time, for what registers hold of them."""
+        b, s = self.b, self.copy.spread
+        passes = s.row_passes
+        while passes % 2 == 0 and passes * s.column_passes > CHUNKS_AT_ONCE:
+            passes //= 2
+        rows = min(passes * s.rows_per_pass, self.rows.keys)
+        with b.fragment("fill"):
+            for _, i, column, takes_part in self._chunks(passes):
+                present = self._present(i, takes_part)
+                for x in "kv":
+                    words = self.copy.chunk_words(f"{x}_word")
+                    scale = scratch(b, f"{x}_scale", "b16") if self.quantised else None
+                    self._load(x, i, column, words, scale, present)
+                    self._store(x, i, column, words, scale, takes_part)
+            self._next_rows(rows)
+            at = b.registers["kv_fill"]
+            b.op("add.u32", at, at, rows * self.copy.pitch)
+            end = b.op("add.u32", "kv_fill_end", b.registers["kv_to"], self.tile_bytes)
+            b.op("setp.lt.u32", "more_rows", at, end)

@@ -122,7 +122,7 @@ class Rows:
     def first_head(self) -> Reg:
         """The first query head of the KV head, computed where first used."""
         if self.group == 1:
-            return self.kv_head
+            return self.b.registers["kv_head"]
         if "first_head" not in self.b.registers:
             self.b.op("mul.lo.u32", "first_head", self.kv_head, self.group)
         return self.b.registers["first_head"]

@@ -33,6 +33,7 @@ class SimtLoop:
         self.pitch = pitch(4 * spec.head_dim)
         self.quads = spec.head_dim // QUAD
         self.groups = -(-self.quads // self.tile.lanes)  # quads of columns that a thread owns
+        self.turn = QUAD if self.groups <= 8 else 1  # keys of a turn of the loop over V, by the registers left
         self.rows = Rows(b, spec, tile.rows, tile.keys)
         self.queries = QueryTile(b, spec, self.rows, tile.threads, f32)
         self.kv = KeyTiles(b, spec, self.rows, tile.threads, tile.stages, f32)
@@ -153,9 +154,9 @@ class SimtLoop:
                     b.op("st.shared.f32", at[r * t.probabilities_pitch() + 4 * score.column], score.reg)
 
     def _values(self) -> None:
-        """Fragments around and in the loop over the tile's keys, four keys a turn."""
+        """Fragments around and in the loop over the tile's keys, `turn` keys a turn."""
         b, t = self.b, self.tile
-        p = b.array("p_quad", "f32", t.r * QUAD)
+        p = b.array("p_quad", "f32", t.r * self.turn)
         with b.fragment("enter_values"):
             b.note("the lanes of a row have written its probabilities")
             b.op("bar.warp.sync", -1)
@@ -165,8 +166,8 @@ class SimtLoop:
         with b.fragment("value_quad"):
             for r in range(t.r):
                 at = r * t.probabilities_pitch()
-                convert.load_words(b, p[QUAD * r : QUAD * (r + 1)], p_at, at, space="shared")
-            for key in range(QUAD):
+                convert.load_words(b, p[self.turn * r : self.turn * (r + 1)], p_at, at, space="shared")
+            for key in range(self.turn):
                 for g in range(self.groups):
                     at = key * self.pitch + g * self.tile.lanes * 16
                     quad = self.v_quad[QUAD * g : QUAD * (g + 1)]
@@ -174,9 +175,9 @@ class SimtLoop:
                 for r in range(t.r):
                     for g in range(self.groups):
                         for acc, value in zip(self._acc(r, g), self.v_quad[QUAD * g : QUAD * (g + 1)], strict=True):
-                            b.op("fma.rn.f32", acc, p[QUAD * r + key], value, acc)
-            b.op("add.u32", p_at, p_at, 4 * QUAD)
-            b.op("add.u32", v_at, v_at, QUAD * self.pitch)
+                            b.op("fma.rn.f32", acc, p[self.turn * r + key], value, acc)
+            b.op("add.u32", p_at, p_at, 4 * self.turn)
+            b.op("add.u32", v_at, v_at, self.turn * self.pitch)
             b.op("setp.lt.u32", "more_keys", p_at, end)
 
     def _advance(self) -> None:

@@ -141,9 +141,9 @@ class Softmax:
             b.note(f"a maximum is raised when a score exceeds it by 2^{SLACK:g}")
             for limit, largest, raise_ in zip(self.limit, self.tile_max, raises, strict=True):
                 b.op("setp.gt.f32", raise_, largest, limit)
-            any_row = b.op("or.pred", "any_raised", raises[0], raises[1])
-            for raise_ in raises[2:]:
-                b.op("or.pred", any_row, any_row, raise_)
+            any_row = raises[0]
+            for raise_ in raises[1:]:
+                any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), any_row, raise_)
             b.op("vote.sync.any.pred", "raised", any_row, -1)
         with b.fragment("rescale"):
             old, factor = b.reg("old_shift", "f32"), b.reg("correction", "f32")

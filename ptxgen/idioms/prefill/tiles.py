@@ -111,7 +111,7 @@ def _simt_choices(head_dim: int, stages: int) -> Iterator[tuple[int, SimtTile]]:
     for count in range(stages, 0, -1):
         yield 1, SimtTile(threads=128, r=2, c=1, stages=count)
     yield 1, SimtTile(threads=64, r=2, c=1, stages=1)
-    yield 1, SimtTile(threads=32, r=2, c=1, stages=1, lanes=8)
+    yield 1, SimtTile(threads=64, r=1, c=1, stages=1, lanes=8)
 
 
 def _fits(nbytes: int, ctas: int, target: Target) -> bool:
