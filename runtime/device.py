@@ -5,6 +5,7 @@ Owns what both share; a backend is a subclass that supplies the underscored meth
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -225,7 +226,8 @@ def open_device(name: str | None = None, **options: Any) -> Device:
     if kind == "":
         try:
             return open_device("cuda", **options)
-        except CudaError:
+        except CudaError as missing:
+            logging.getLogger("ptxgen.runtime").info("no GPU can be used (%s): opening the CPU executor", missing)
             kind = "cpu"
     if kind == "cpu":
         from ptxgen.runtime.cpu.device import CpuDevice

@@ -124,7 +124,7 @@ class ModuleCache:
         try:
             ptx = generate(spec, target)
         except PtxgenError:
-            log.info("%s for %s on %s: not generated", spec, target, device.name)
+            log.debug("%r for %s on %s: not generated", spec, target, device.name)
             raise
         rendered = time.perf_counter()
         code = device._load(ptx.text, f"{ptx.entry} {ptx.digest[:12]}")
@@ -132,7 +132,7 @@ class ModuleCache:
         now = time.perf_counter()
         line = Loaded(spec, target, code.origin, (rendered - started) * 1e3, (now - rendered) * 1e3)
         self.history.append(line)
-        log.info("%r for %s on %s: %s, %.1f ms", spec, target, device.name, code.origin, line.load_ms)
+        log.debug("%r for %s on %s: %s, %.1f ms", spec, target, device.name, code.origin, line.load_ms)
         return kernel
 
     def _after_fork(self) -> None:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.backend import Geometry
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.fake_cuda import TEXT, Binding, fake_device
+from ptxgen.runtime.cuda.launch import Config, config
+from tests.fake_cuda import TEXT, Binding, fake_device, real
 
 
 @pytest.fixture
@@ -48,6 +50,24 @@ def test_cluster_and_programmatic_attributes(fake: tuple[CudaDevice, Binding]) -
     binding.log.clear()
     entry.launch(16, 32, cluster=16)
     assert binding.log == ["cuFuncSetAttribute", "cuLaunchKernelEx"], "16 CTAs need the non-portable attribute"
+
+
+def test_the_c_structures_are_the_drivers() -> None:
+    theirs = real.CUlaunchConfig()
+    theirs.gridDimX, theirs.gridDimY, theirs.gridDimZ = 8, 2, 3
+    theirs.blockDimX, theirs.blockDimY, theirs.blockDimZ = 4, 5, 6
+    theirs.sharedMemBytes, theirs.hStream = 7, real.CUstream(0x1234)
+    cluster, early = real.CUlaunchAttribute(), real.CUlaunchAttribute()
+    cluster.id = real.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = 8, 1, 1
+    early.id = real.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = 1
+    theirs.attrs, theirs.numAttrs = [cluster, early], 2
+    ours = config(Geometry.of((8, 2, 3), (4, 5, 6), 7, (8, 1, 1), programmatic=True), 0x1234)
+    for c in (ours, Config.from_address(theirs.getPtr())):
+        assert (list(c.grid), list(c.block), c.shared, c.stream) == ([8, 2, 3], [4, 5, 6], 7, 0x1234)
+        found = [(c.attributes[i].id, list(c.attributes[i].value)[:3]) for i in range(c.count)]
+        assert found == [(4, [8, 1, 1]), (6, [1, 0, 0])]
 
 
 def test_large_dynamic_shared_memory_sets_the_attribute_at_bind_only(fake: tuple[CudaDevice, Binding]) -> None:

@@ -103,7 +103,7 @@ def test_warmup_reports_every_failure(generator: Generator, device: CudaDevice) 
 
 
 def test_history_and_log(generator: Generator, device: CudaDevice, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ptxgen.runtime"):
+    with caplog.at_level(logging.DEBUG, "ptxgen.runtime"):
         device.load(Sample())
     (line,) = device.modules.history
     assert (line.spec, str(line.target), line.origin) == (Sample(), "sm_90a", "driver")

@@ -48,7 +48,7 @@ class CudaDevice(Device):
         self.target = target_of_capability(*self.capability)
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.shared_limit = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        self.model = self.driver.call("cuDeviceGetName", 96, self.raw).rstrip(b"\0").decode()
+        self.model = self.driver.call("cuDeviceGetName", 96, self.raw).split(b"\0")[0].decode()
         self._context = self.driver.call("cuDevicePrimaryCtxRetain", self.raw)
         self._memory = CudaMemory(self)
         self._loader = Loader(self, cubins)
@@ -91,7 +91,6 @@ class CudaDevice(Device):
                 f"{self.name} ({self.model}) cannot be used any more in this process: {error}. The fault is in work "
                 f"submitted before that call; start a new process (compute-sanitizer finds the kernel)"
             )
-            return DriverError(name, code, error.status, f"{error}; {self.dead}")
         return error
 
     def check(self) -> None:
