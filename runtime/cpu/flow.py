@@ -279,26 +279,41 @@ class Flow:
             op.reads.append(called.site)
             op.operands = (called.site,)
         else:
-            count = op.family.outputs
-            for position, operand in enumerate(op.operands):
-                written = position < count and not op.family.result
-                self._touch(op, operand, op.writes if written else op.reads)
-                if position in op.family.inout:
-                    self._touch(op, operand, op.writes)
-            if op.words[0] in ("addc", "subc", "madc"):
-                op.reads.append(self.carry)
-            if "cc" in op.words:
-                op.writes.append(self.carry)
+            self.reread(op)
+            self._touch_written(op)
         yield op
         if op.family.result:
             woken = Op(("wake", *op.words), op.operands, op.scope, op.line, text=op.text)
             woken.family = family_of(woken.words)
             assert woken.family is not None, op.words
-            for operand in op.operands[: op.family.outputs]:
-                self._touch(woken, operand, woken.writes)
-            op.operands = op.operands
-            op.reads = [reg for reg in op.reads if reg not in woken.writes or _reads_too(op, reg, self)]
+            self._touch_written(woken)
             yield woken
+
+    def reread(self, op: Op) -> None:
+        """Set what an instruction reads, from its operands."""
+        assert op.family is not None
+        op.reads = [op.guard] if op.guard is not None else []
+        if op.words[0] == "wake":
+            return
+        for position, operand in enumerate(op.operands):
+            if position >= op.family.outputs or position in op.family.inout:
+                self._touch(op, operand, op.reads)
+            else:  # the registers of an address are read even where the operand is written
+                self._touch(op, operand, [])
+        if op.words[0] in ("addc", "subc", "madc"):
+            op.reads.append(self.carry)
+
+    def _touch_written(self, op: Op) -> None:
+        assert op.family is not None
+        if op.family.result:
+            return
+        reads = op.reads
+        for position, operand in enumerate(op.operands):
+            if position < op.family.outputs or position in op.family.inout:
+                self._touch(op, operand, op.writes)
+        op.reads = reads
+        if "cc" in op.words:
+            op.writes.append(self.carry)
 
     def _jump(self, op: Op) -> None:
         if op.targets:
@@ -434,11 +449,14 @@ class Flow:
 
     def _ordered(self) -> list[Block]:
         from ptxgen.runtime.cpu.order import link, liveness, number
+        from ptxgen.runtime.cpu.simplify import simplify
 
         link(self)
-        blocks = number(self)
-        self.loose = liveness(blocks, len(self.registers), self.first)
-        return blocks
+        self.blocks = number(self)
+        self.loose = liveness(self.blocks, len(self.registers), self.first)
+        if simplify(self):
+            self.loose = liveness(self.blocks, len(self.registers), self.first)
+        return self.blocks
 
 
 def module_variables(module: nodes.Module) -> list[nodes.Variable]:
@@ -448,15 +466,6 @@ def module_variables(module: nodes.Module) -> list[nodes.Variable]:
         if isinstance(item, nodes.Variable) and (item.name not in defined or "extern" not in item.linkage):
             defined[item.name] = item
     return list(defined.values())
-
-
-def _reads_too(op: Op, reg: Reg, flow: Flow) -> bool:
-    """Whether a register that the wake-up writes is also a source of the waiting instruction."""
-    probe = Op(op.words, op.operands, op.scope, op.line)
-    assert op.family is not None
-    for operand in op.operands[op.family.outputs :]:
-        flow._touch(probe, operand, probe.reads)
-    return reg in probe.reads
 
 
 SPECIAL = frozenset(
