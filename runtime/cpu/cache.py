@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu import layout
-from ptxgen.runtime.cpu.entry import Entry, compile_entry, core_text
+from ptxgen.runtime.cpu.entry import Entry, core_text, emit_entry, module_text, needed_by
 from ptxgen.runtime.cpu.globals import GlobalVariable, describe
 from ptxgen.runtime.cpu.host import Host, Linked, compile_ir
+from ptxgen.runtime.cpu.support import function_text
 from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
 
 _EXPORTS = ["warp", "thread.run", "resume.run"]
@@ -37,13 +38,13 @@ def _emitter_digest() -> bytes:
     return digest.digest()
 
 
-@functools.lru_cache(maxsize=4)
-def core_object(host: Host) -> bytes:
-    """Object code of what every entry links to."""
-    key = key_of(["core", layout.FORMAT, _emitter_digest(), host])
+@functools.lru_cache(maxsize=1024)
+def support_object(name: str, host: Host) -> bytes:
+    """Object code of one support function, or (`""`) of the core that every entry is linked with."""
+    key = key_of(["support", name, layout.FORMAT, _emitter_digest(), host])
     found = disk().get(key)
     if found is None:
-        found = compile_ir(core_text(), host)
+        found = compile_ir(core_text() if not name else module_text([function_text(name)]), host)
         disk().put(key, found)
     return found
 
@@ -109,10 +110,24 @@ class CompiledCache:
         key = self._key("entry", name, check)
         found = disk().get(key)
         if found is None:
-            entry, image = compile_entry(self.module, name, check, self.host)
-            described = entry.to_json().encode()
-            disk().put(key, struct.pack("<Q", len(described)) + described + image)
+            entry, text = emit_entry(self.module, name, check, self.host)
+            images = [support_object(part, self.host) for part in needed_by(text)]
+            images.append(compile_ir(module_text([text]), self.host))
+            disk().put(key, _joined([entry.to_json().encode(), *images]))
         else:
-            (length,) = struct.unpack_from("<Q", found)
-            entry, image = Entry.from_json(found[8 : 8 + length].decode()), found[8 + length :]
-        return entry, Linked([core_object(self.host), image], _EXPORTS, self.host)
+            described, *images = _split(found)
+            entry = Entry.from_json(described.decode())
+        return entry, Linked([support_object("", self.host), *images], _EXPORTS, self.host)
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+
+
+def _split(data: bytes) -> list[bytes]:
+    parts, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        parts.append(data[at + 8 : at + 8 + length])
+        at += 8 + length
+    return parts

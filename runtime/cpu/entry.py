@@ -11,12 +11,12 @@ from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.flow import Flow
-from ptxgen.runtime.cpu.host import Host, compile_ir
+from ptxgen.runtime.cpu.host import Host
 from ptxgen.runtime.cpu.layout import SHARED_BASE, Shape
-from ptxgen.runtime.cpu.support import closure, function_text
+from ptxgen.runtime.cpu.support import called_by, closure, function_text
 
 WARP_FUNCTION = "warp"
-# compiled once per process (and kept on disk) and linked to every entry
+# roots of what is compiled once (and kept on disk) and linked to every entry; other support functions come one by one
 _CORE = (
     "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic", "enqueue", "park", "unpark",
     "barrier.arrive", "barrier.settle", "leave", "next.block", "thread.run", "resume.run",
@@ -73,14 +73,8 @@ def _tuples(value: object) -> object:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-def compile_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tuple[Entry, bytes]:
-    """Emit and compile an entry. Raises `IsaError` for what the executor does not support, with file, line and text."""
-    entry, text = emit_entry(module, name, check, host)
-    return entry, compile_ir(text, host)
-
-
 def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tuple[Entry, str]:
-    """(description, LLVM IR) of an entry."""
+    """(description, LLVM IR of its warp function). `IsaError` for what is not supported, with file, line and text."""
     function = module.entries.get(name)
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
@@ -103,24 +97,35 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
     )
-    return entry, module_text([text])
+    return entry, text
 
 
 def module_text(functions: list[str]) -> str:
-    """A whole LLVM module: functions, the support they call, and declarations of the core."""
-    own = closure(functions, stop=_CORE)
-    declared = "\n".join(_declaration(name) for name in _CORE)
-    return "\n".join([declared, *functions, *own]) + _PROFILE
+    """An LLVM module of these functions, with declarations of the support functions that they call."""
+    defined = {match[2] for text in functions for match in _DEFINE.finditer(text)}
+    called = sorted({name for text in functions for name in called_by(text)} - defined)
+    declared = [_declaration(name) for name in called]
+    return "\n".join([*declared, *functions]).replace("define internal ", "define ") + _PROFILE
+
+
+def needed_by(text: str) -> list[str]:
+    """Names of the support functions outside the core that a text calls, directly or through others."""
+    core = set(core_functions())
+    return [name for name in closure([text]) if name not in core]
+
+
+@lru_cache(maxsize=1)
+def core_functions() -> tuple[str, ...]:
+    """Names of the functions that every entry is linked with."""
+    return tuple(closure([function_text(name) for name in _CORE]) | dict.fromkeys(_CORE))
 
 
 def core_text() -> str:
-    """The LLVM module of the core: what every entry links to."""
-    functions = [function_text(name).replace("define internal", "define", 1) for name in _CORE]
-    own = closure(functions, stop=_CORE)
-    return "\n".join([*functions, *own]) + _PROFILE
+    """The LLVM module of the core."""
+    return module_text([function_text(name) for name in core_functions()])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _declaration(name: str) -> str:
     match = _DEFINE.search(function_text(name))
     assert match is not None, name

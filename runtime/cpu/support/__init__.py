@@ -40,19 +40,23 @@ def function_text(name: str) -> str:
     return _BUILDERS[stem](*words)
 
 
-def closure(texts: Iterable[str], stop: Iterable[str] = ()) -> list[str]:
-    """Texts of every support function that these texts call, directly or through others; `stop` are left out."""
+@lru_cache(maxsize=4096)
+def called_by(text: str) -> tuple[str, ...]:
+    """Names of the support functions that a text calls or mentions."""
     _load()
-    found: dict[str, str] = {}
-    left_out = frozenset(stop)
-    todo = [name for text in texts for name in _CALL.findall(text)]
+    return tuple(dict.fromkeys(name for name in _CALL.findall(text) if name.partition(".")[0] in _BUILDERS))
+
+
+def closure(texts: Iterable[str]) -> dict[str, None]:
+    """Names, sorted, of every support function that these texts call, directly or through others."""
+    found: set[str] = set()
+    todo = [name for text in texts for name in called_by(text)]
     while todo:
         name = todo.pop()
-        if name in found or name in left_out or name.partition(".")[0] not in _BUILDERS:
-            continue
-        found[name] = function_text(name)
-        todo += _CALL.findall(found[name])
-    return [found[name] for name in sorted(found)]
+        if name not in found:
+            found.add(name)
+            todo += called_by(function_text(name))
+    return dict.fromkeys(sorted(found))
 
 
 @lru_cache(maxsize=1)
