@@ -1,0 +1,106 @@
+"""One decoding step of attention through `Executor.incremental_attention` with host arrays, split into its parts.
+
+python -m benchmarks.host_attention [--length 4096] [--report]      needs a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.rows import Run, load, markdown
+from ptxgen.runtime import Device, Executor, open_device
+
+SHAPE = {"n_heads": 32, "n_kv_heads": 4, "head_dim": 64}  # TinyLlama 1.1B
+ROUNDS, NODES = 200, 200
+
+
+def median_us(job: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Median wall time of a call."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        job()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e6
+
+
+def kernel_us(device: Device, bound: object) -> float:
+    """Device time of one launch, as one of many nodes of a graph."""
+    graph = device.graph()
+    for _ in range(NODES):
+        graph.add(bound)  # type: ignore[arg-type]
+    stream = device.stream()
+    graph.launch(stream)
+    stream.synchronize()
+    times = []
+    for _ in range(7):
+        start = stream.record()
+        graph.launch(stream)
+        end = stream.record()
+        end.synchronize()
+        times.append(end.elapsed_us(start) / NODES)
+    return min(times)
+
+
+def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
+    """The whole call, and its parts."""
+    ex = Executor(device, n_layers=1, max_len=length, kv_dtype=kv_dtype, **SHAPE)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((SHAPE[n], 64), np.float32) for n in ("n_heads", "n_kv_heads", "n_kv_heads"))
+    out = np.empty_like(q)
+    for buffer in ex.cache.buffers(0).values():
+        buffer.fill(0.01)
+    stream, cache = ex.stream, ex.cache
+
+    def whole() -> None:
+        cache.set_length(0, length - 1)
+        ex.incremental_attention(0, q, k, v, out)
+
+    def part(job: Callable[[], object]) -> Callable[[], None]:
+        def run_it() -> None:
+            job()
+            stream.synchronize()
+
+        return run_it
+
+    whole()
+    buffers = ex._buffers(q=q, k=k, v=v, out=out)
+    attention = ex._attention(0, buffers["q"], buffers["out"], length)
+    cache.set_length(0, length - 1)
+    append = cache._scatter(0, *(buffers[n].reshape(1, *buffers[n].shape) for n in "kv"), length - 1)
+    kernels = {"attention": kernel_us(device, attention), "append": kernel_us(device, append)}
+    case = {**SHAPE, "context": length, "kv_dtype": kv_dtype}
+    rows = {
+        "whole call": median_us(whole),
+        "upload and its wait": median_us(part(lambda: ex._arguments.upload({"q": q, "k": k, "v": v}, stream))),
+        "download and its wait": median_us(part(lambda: ex._arguments.download("out", out, stream))),
+        "two launches, host": median_us(lambda: (append.launch(stream), attention.launch(stream))),
+        "append kernel": kernels["append"],
+        "attention kernel": kernels["attention"],
+    }
+    for name, us in rows.items():
+        row = run.add(case, name, us=us)
+        print(f"{kv_dtype} {length:6d}  {name:24s} {row['us']:8.2f} µs", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--report", action="store_true", help="print the table of the last run, measure nothing")
+    options = parser.parse_args()
+    if options.report:
+        print(markdown(load("host_attention")))
+        return
+    device = open_device("cuda")
+    run = Run("host_attention", device.model)  # type: ignore[attr-defined]
+    for kv_dtype in ("f32", "f16"):
+        measure(device, run, options.length, kv_dtype)
+    print(run.save())
+
+
+if __name__ == "__main__":
+    main()
