@@ -59,7 +59,7 @@ def compare(name: str, got: np.ndarray, want: np.ndarray, limit: float) -> Verdi
     if not same[odd].all():
         worst = tuple(int(i) for i in np.argwhere(odd & ~same)[0])
         return Verdict(name, False, float("inf"), limit, worst, f"{g[worst]} at {list(worst)}, wanted {w[worst]}")
-    difference = np.abs(np.where(odd, 0.0, g - np.where(odd, g, w)))
+    difference = np.abs(np.where(odd, 0.0, g) - np.where(odd, 0.0, w))
     scale = float(np.sqrt(np.sum(np.where(odd, 0.0, w) ** 2)))
     error = float(np.sqrt(np.sum(difference**2))) / scale if scale else float(difference.max())
     worst = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))

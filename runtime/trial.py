@@ -14,6 +14,7 @@ from ptxgen.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
+    from ptxgen.runtime.bound import BoundKernel
     from ptxgen.runtime.device import Device
     from ptxgen.runtime.kernel import Kernel
 
@@ -68,16 +69,15 @@ def trial(
     started = time.perf_counter()
     kernel = device.load(spec, target)
     load_s = time.perf_counter() - started
-    capacities = {n: v for n, v in {**spec.sizes, **sizes}.items() if n in kernel.capacity_names}
 
-    outputs, first_s = _launched(kernel, values, capacities)
+    outputs, first_s = _launched(kernel, values, sizes)
     verdicts = [
         compare(name, outputs[name], np.asarray(want), limit_of(spec) if limit is None else limit)
         for name, want in expected.items()
     ]
     run_s = first_s
     if repeat:
-        again, run_s = _launched(kernel, values, capacities)
+        again, run_s = _launched(kernel, values, sizes)
         for name, first in outputs.items():
             if first.tobytes() != again[name].tobytes():
                 verdicts.append(Verdict(name, False, float("inf"), 0.0, (), "a second launch gave other bytes"))
@@ -90,10 +90,10 @@ def _copied(value: Any) -> Any:
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
-def _launched(
-    kernel: Kernel, values: Mapping[str, Any], capacities: Mapping[str, int]
-) -> tuple[dict[str, np.ndarray], float]:
-    """Upload, bind, launch, download: the written buffers and the seconds from launch to finish."""
+def bind_example(
+    kernel: Kernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[BoundKernel, dict[str, Any]]:
+    """Upload an example's arguments and bind them; also what each name was bound to."""
     device = kernel.device
     bound: dict[str, Any] = {}
     for name, value in values.items():
@@ -103,7 +103,16 @@ def _launched(
             bound[name] = device.array(value)
         else:
             bound[name] = value
-    launch = kernel.bind(**bound, **capacities)
+    capacities = {n: v for n, v in {**kernel.ptx.spec.sizes, **sizes}.items() if n in kernel.capacity_names}
+    return kernel.bind(**bound, **capacities), bound
+
+
+def _launched(
+    kernel: Kernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[dict[str, np.ndarray], float]:
+    """Upload, bind, launch, download: the written buffers and the seconds from launch to finish."""
+    device = kernel.device
+    launch, bound = bind_example(kernel, values, sizes)
     device.synchronize()
     started = time.perf_counter()
     launch.launch()

@@ -9,34 +9,19 @@ import click
 
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import emit_json, table
+from ptxgen.cli._run import launch_options, open_for, size_options
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
 
 
 def _options() -> Sequence[click.Option]:
     return [
-        click.Option(["--device"], default=None, help="cpu, cuda or cuda:N  [default: cuda where there is one, else cpu]"),
-        click.Option(["--target"], default=None, help="architecture to generate for  [default: the device's own]"),
-        click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",
-                     help="of the CPU executor  [default: check]"),
-        click.Option(["--seed"], type=int, default=0, help="of the random inputs  [default: 0]"),
-        click.Option(["--size", "sizes"], multiple=True, metavar="NAME=N", help="a capacity, length or position"),
-        click.Option(["--seq-len"], type=int, default=None, help="the same as --size seq_len=N"),
+        *launch_options(),
         click.Option(["--inputs"], type=click.Path(exists=True, dir_okay=False), default=None,
                      help="an .npz whose arrays replace arguments of the same name"),
         click.Option(["--output"], type=click.Path(dir_okay=False), default=None, help="write what the kernel wrote (.npz)"),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for a machine to read."),
     ]  # fmt: skip
-
-
-def _sizes(words: Sequence[str], seq_len: int | None) -> dict[str, int]:
-    sizes = {} if seq_len is None else {"seq_len": seq_len}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not value.lstrip("-").isdigit():
-            raise SpecError(f"--size: must be NAME=N (got {word!r})")
-        sizes[name] = int(value)
-    return sizes
 
 
 def _arguments(path: str | None, spec: KernelType) -> dict[str, Any]:
@@ -65,16 +50,11 @@ def _run(
     output: str | None,
     as_json: bool,
 ) -> int:
-    from ptxgen.runtime import open_device
-    from ptxgen.runtime.device import Device
     from ptxgen.runtime.trial import trial
 
-    opened: Device = open_device(device)
-    if opened.kind == "cpu":
-        opened = open_device("cpu", mode=mode, seed=seed)
-    result = trial(
-        spec, opened, target=target, seed=seed, arguments=_arguments(inputs, spec), **_sizes(sizes, seq_len)
-    )
+    opened = open_for(device, mode, seed)
+    given = size_options(sizes, seq_len)
+    result = trial(spec, opened, target=target, seed=seed, arguments=_arguments(inputs, spec), **given)  # type: ignore[arg-type]
     if output is not None:
         import numpy as np
 
@@ -100,4 +80,3 @@ def _run(
 command = KernelGroup(
     "run", _run, _options, help="Generate, load and launch a kernel, and compare it with its NumPy reference."
 )
-

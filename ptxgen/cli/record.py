@@ -1,0 +1,39 @@
+"""`ptxgen record KERNEL … -o FILE`: one launch with everything it read and wrote, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from ptxgen.cli._kernels import KernelGroup
+from ptxgen.cli._run import launch_options, open_for, size_options
+from ptxgen.kernel import KernelType
+
+
+def _options() -> Sequence[click.Option]:
+    return [
+        click.Option(["-o", "--output"], required=True, metavar="FILE", help="the .npz to write"),
+        *launch_options(),
+    ]
+
+
+def _record(
+    spec: KernelType, output: str, device: str | None, target: str | None, mode: str, seed: int,
+    sizes: Sequence[str], seq_len: int | None,
+) -> None:  # fmt: skip
+    import numpy as np
+
+    from ptxgen.runtime.recording import record
+    from ptxgen.runtime.trial import bind_example
+
+    opened = open_for(device, mode, seed)
+    given = size_options(sizes, seq_len)
+    values = spec.example(np.random.default_rng(seed), **given)
+    kernel = opened.load(spec, target)
+    bound, _ = bind_example(kernel, values, given)
+    path = record(kernel, bound).save(output)
+    click.echo(f"{path}: {spec!r} for {kernel.ptx.target}, run on {opened.name}")
+
+
+command = KernelGroup("record", _record, _options, help="Launch a kernel once and keep PTX, arguments and buffers.")
