@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, ModuleLoadError, SpecError
+from ptxgen.kernel import KernelType
 from ptxgen.runtime.backend import Copy
 from ptxgen.runtime.cuda.device import CudaDevice
+from ptxgen.runtime.cuda.load import Loader
 from ptxgen.runtime.diskcache import DiskCache
+from ptxgen.runtime.modulecache import ModuleCache
 from tests.test_runtime_interop import KINDS
 
 pytestmark = pytest.mark.gpu
@@ -309,14 +312,14 @@ def test_machine_code_is_cached_on_disk(gpu: CudaDevice, tmp_path: Path) -> None
     text = SCALE.replace(".visible", f"// {time.time_ns()}\n.visible")
     origins = []
     for _ in range(2):
-        loader = type(gpu._loader)(gpu, DiskCache(tmp_path, suffix=".cubin"))
+        loader = Loader(gpu, DiskCache(tmp_path, suffix=".cubin"))
         origins.append(loader.load(text, "test").origin)
     assert origins == ["driver", "cached cubin"]
     (entry,) = tmp_path.iterdir()
     data = bytearray(entry.read_bytes())
     data[-1] ^= 1
     entry.write_bytes(data)
-    loader = type(gpu._loader)(gpu, DiskCache(tmp_path, suffix=".cubin"))
+    loader = Loader(gpu, DiskCache(tmp_path, suffix=".cubin"))
     assert loader.load(text, "test").origin == "driver", "a flipped byte is a miss"
 
 
@@ -388,3 +391,23 @@ print(d.modules.history[0].origin, (time.perf_counter() - start) * 1e3)
     assert [origin for origin, _ in times] == ["driver", "cached cubin", "cached cubin"]
     print(f"process to first launch, beyond the driver's start: {times}")
     assert min(ms for _, ms in times[1:]) < 300
+
+
+def test_warmup_in_parallel_is_faster_than_one_by_one(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptxgen.generator import generate
+    from ptxgen.kernels import KvCacheScatter, MultiHeadAttention, Rope
+
+    specs: list[KernelType] = [MultiHeadAttention(head_dim=d, n_heads=8, n_kv_heads=2) for d in (32, 64, 96, 128)]
+    specs += [KvCacheScatter(max_len=64, head_dim=d, n_kv_heads=2, kv_dtype="s8") for d in (64, 128)]
+    specs += [Rope(head_dim=d, n_heads=4, n_kv_heads=2) for d in (64, 128)]
+    for spec in specs:
+        generate(spec, gpu.target)  # text is made by one thread at a time anyway: what is timed is the compiler
+    seconds = {}
+    for workers in (1, 8):
+        monkeypatch.setattr(gpu, "_loader", Loader(gpu, DiskCache(None)))
+        start = time.perf_counter()
+        kernels = ModuleCache(gpu).warmup(specs, workers=workers)
+        seconds[workers] = time.perf_counter() - start
+        assert list(kernels) == specs
+    print(f"warm-up of {len(specs)} kernels: {seconds}")
+    assert seconds[8] < seconds[1]
