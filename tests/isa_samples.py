@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 from ptxgen.isa import Form, Slot, lookup, storage_type
 from ptxgen.isa.pattern import Compiled
@@ -48,6 +49,15 @@ def samples(compiled: Compiled) -> list[str]:
     for index, token in enumerate(compiled.tokens):
         for word in token.listed[0 if token.optional else 1 :]:
             chosen.append([*bare[:index], word, *bare[index + 1 :]])
+    return list(dict.fromkeys(".".join([name, *filter(None, words)]) for words in chosen))
+
+
+def combinations(compiled: Compiled, count: int, seed: int = 0) -> list[str]:
+    """Up to so many opcodes of a row with words chosen at random at every position, the same ones every time."""
+    chance = Random(f"{compiled.row.pattern} {seed}")
+    name = compiled.row.pattern.split()[0]
+    choices = [[*token.listed, ""] if token.optional else [*token.listed] for token in compiled.tokens]
+    chosen = ([chance.choice(each) for each in choices] for _ in range(count))
     return list(dict.fromkeys(".".join([name, *filter(None, words)]) for words in chosen))
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 
 from ptxgen import isa
 from ptxgen.assembler import available_assemblers, supported_targets
-from ptxgen.errors import AssembleError
+from ptxgen.errors import AssembleError, IsaError
 from ptxgen.isa import Form, Slot, storage_type
 from ptxgen.isa.pattern import Compiled
 from ptxgen.targets import ALL_TARGETS, IsaVersion, Target, driver_for_ptx, target
-from tests.isa_samples import BANKS, all_forms, literal, module, operand, statement
+from tests.isa_samples import BANKS, all_forms, combinations, literal, module, operand, statement
 
 needs_assembler = pytest.mark.skipif(
     not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
@@ -101,6 +102,50 @@ def test_every_row_is_accepted_at_its_stated_version_and_target() -> None:
         wrong += [f"{version} {where}: {members[i][2]}: {words}" for i, words in refused.items()]
     assert not wrong, "\n".join(wrong)
     assert sum(map(len, groups.values())) >= len(ALL)
+
+
+@needs_assembler
+def test_words_of_a_row_may_be_combined() -> None:
+    known = set(assemblable())
+    groups: dict[tuple[IsaVersion, Target], list[str]] = defaultdict(list)
+    for name in isa.opcodes():
+        for compiled in isa.rows(name):
+            for opcode in combinations(compiled, 24):
+                form = isa.lookup(opcode)
+                where = next(t for t in home(form) if t in known)
+                groups[max(form.ptx_on(where), where.lowest_ptx), where].append(statement(form))
+    wrong = []
+    for (version, where), statements in groups.items():
+        refused = refusals(statements, version, where)
+        wrong += [f"{version} {where}: {statements[i]} {said}" for i, said in refused.items()]
+    assert not wrong, "\n".join(wrong)
+    assert sum(map(len, groups.values())) > 5000
+
+
+@needs_assembler
+def test_modifiers_in_another_order_are_taken_where_the_table_takes_them() -> None:
+    """Rows marked loose, their words shuffled: what `lookup` knows, the assembler knows."""
+    known = set(assemblable())
+    groups: dict[tuple[IsaVersion, Target], list[str]] = defaultdict(list)
+    for compiled in (c for name in isa.opcodes() for c in isa.rows(name) if c.row.loose):
+        for opcode in combinations(compiled, 12, seed=1):
+            name, *words = opcode.split(".")
+            Random(opcode).shuffle(words)
+            try:
+                form = isa.lookup(".".join([name, *words]))
+            except IsaError:
+                continue
+            where = next(t for t in home(form) if t in known)
+            groups[max(form.ptx_on(where), where.lowest_ptx), where].append(statement(form))
+    for (version, where), statements in groups.items():
+        assert not refusals(statements, version, where)
+    assert sum(map(len, groups.values())) > 800
+
+
+@needs_assembler
+def test_the_proof_notices_a_wrong_statement() -> None:
+    statements = ["add.f32 %f1, %f2, %f3;", "max.NaN.f32 %f1, %f2, %f3;", "add.f32 %r1, %r2, %u3;"]
+    assert set(refusals(statements, (6, 5), OLDEST_HERE)) == {1, 2}
 
 
 def unlisted(accepted: list[tuple[Compiled, str]], lax: dict[str, str]) -> list[str]:

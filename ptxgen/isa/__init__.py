@@ -30,7 +30,7 @@ _FAMILIES: dict[str, str] = {
     "wmma": "wmma",
     "wgmma": "wgmma",
     "barrier": "bar barrier cp fence mbarrier membar",
-    "control": "bra brkpt brx call exit griddepcontrol nanosleep pmevent ret setmaxnreg trap",
+    "control": "bra brkpt brx call clusterlaunchcontrol exit griddepcontrol nanosleep pmevent ret setmaxnreg trap",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Rows: address conversion, clusters' addresses, prefetch, cache policies and hints, and the stack."""
+"""Rows (64-bit addressing): address conversion, addresses in clusters, prefetch, cache policies and hints, the stack."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ _FRACTION = "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged
 
 SECTIONS: dict[str, tuple[Row, ...]] = {
     f"{_MOVE}cvta": (
-        Row(f"cvta {_SPACES} T=u64|u32", "=T T:rs", raises="param=7.7"),
-        Row(f"cvta to {_SPACES} T=u64|u32", "=T T:rs", raises="param=7.7"),
+        Row(f"cvta {_SPACES} u64", "=u64 u64:rs", raises="param=7.7"),
+        Row(f"cvta to {_SPACES} u64", "=u64 u64:rs", raises="param=7.7"),
     ),
     f"{_MOVE}isspacep": (
         Row(f"isspacep {_SPACES}", "=pred u64:r", raises="param=7.7"),
         Row("isspacep param::entry", "=pred u64:r", "8.3"),
     ),
     f"{_MOVE}mapa": (
-        Row("mapa S=shared::cluster? T=u32|u64", "=T T:rs u32", "7.8 sm_90"),
+        Row("mapa shared::cluster T=u32|u64", "=T T:rs u32", "7.8 sm_90"),
+        Row("mapa u64", "=u64 u64:rs u32", "7.8 sm_90"),
     ),
     f"{_MOVE}getctarank": (
-        Row("getctarank S=shared::cluster? T=u32|u64", "=u32 T:rs", "7.8 sm_90"),
+        Row("getctarank shared::cluster T=u32|u64", "=u32 T:rs", "7.8 sm_90"),
+        Row("getctarank u64", "=u32 u64:rs", "7.8 sm_90"),
     ),
     f"{_MOVE}prefetch": (
         Row("prefetch S=global|local? L1|L2", "[S]"),

@@ -86,6 +86,23 @@ def _tensor_others() -> list[Row]:
     return rows
 
 
+def _gathers() -> tuple[Row, ...]:
+    """Four rows of a 2-D tensor at once: one column and four row coordinates."""
+    load = f"cp async bulk tensor 2d D=shared::cluster global tile::gather4 {_MBAR} M=multicast::cluster? "
+    local = f"cp async bulk tensor 2d D=shared::cta global tile::gather4 {_MBAR} "
+    groups = "cta_group::1=8.6,sm_100f|sm_110f cta_group::2=8.6,sm_100f|sm_110f"
+    options = f"cta_group::1|cta_group::2? {_HINT}"
+    operands = "[D] []*5 [shared::cta] (M)u16 (H)u64:r"
+    return (
+        Row(f"{load}{options}", operands, _GATHER, groups),
+        Row(f"{local}{options}", operands, "8.6 sm_100", groups),
+        Row(f"cp async bulk tensor 2d global shared::cta tile::scatter4 bulk_group {_HINT}",
+            "[]*5 [shared::cta] (H)u64:r", _GATHER),
+        Row(f"cp async bulk prefetch tensor 2d L2 global tile::gather4 {_HINT}", "[]*5 (H)u64:r", _GATHER),
+    )  # fmt: skip
+
+
+_GATHER = "8.6 sm_100f|sm_110f"
 _REPLACE = "8.3 sm_90a|sm_100f|sm_110f|sm_120f"
 _REPLACE_HEAD = "tensormap replace tile"
 _REPLACE_SPACE = "S=global|shared::cta?"
@@ -104,7 +121,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     ),
     f"{_ASYNC}cp.async.bulk.commit_group": (Row("cp async bulk commit_group", "", _BULK),),
     f"{_ASYNC}cp.async.bulk.wait_group": (Row("cp async bulk wait_group read?", "u32:i", _BULK),),
-    f"{_ASYNC}cp.async.bulk.tensor": (*_tensor_loads(), *_tensor_others()),
+    f"{_ASYNC}cp.async.bulk.tensor": (*_tensor_loads(), *_tensor_others(), *_gathers()),
     f"{_ASYNC}tensormap.replace": (
         Row(f"{_REPLACE_HEAD} global_address {_REPLACE_SPACE} b1024 b64", "[S] b64", _REPLACE),
         Row(f"{_REPLACE_HEAD} rank {_REPLACE_SPACE} b1024 b32", "[S] u32", _REPLACE),

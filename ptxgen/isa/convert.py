@@ -78,6 +78,13 @@ _PACKED = (
     Row("cvt rn bf16x2 ue8m0x2", "=bf16x2 ue8m0x2:r", _NARROW),
 )  # fmt: skip
 
+_INTO_ONE = (
+    Row("cvt pack sat u16|s16 s32", "=u32 s32 s32", "6.5 sm_72"),
+    Row("cvt pack sat u2|s2|u4|s4|u8|s8 s32 b32", "=u32 s32 s32 u32", "6.5 sm_72",
+        "u2=6.5,sm_75 s2=6.5,sm_75 u4=6.5,sm_75 s4=6.5,sm_75"),
+)  # fmt: skip
+
 SECTIONS: dict[str, tuple[Row, ...]] = {
     "Data Movement and Conversion Instructions: cvt": _NUMBERS + _HALVES + _PACKED,
+    "Data Movement and Conversion Instructions: cvt.pack": _INTO_ONE,
 }
