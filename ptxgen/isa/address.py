@@ -1,4 +1,4 @@
-"""Rows (64-bit addressing): address conversion, addresses in clusters, prefetch, cache policies and hints, the stack."""
+"""Rows (64-bit addressing): address conversion, addresses in clusters, prefetch, cache policies, the stack."""
 
 from __future__ import annotations
 
