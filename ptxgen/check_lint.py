@@ -76,8 +76,10 @@ class _Values:
         words = item.opcode.split(".")
         if words[0] not in _GLOBAL_WORDS or "global" not in words:
             return None
-        for operand in item.operands:
-            if isinstance(operand, Address) and isinstance(operand.base, Register) and operand.base.name in self.marks:
+        spaces = [word for word in words if word.partition("::")[0] in ("global", "shared")]
+        addresses = [operand for operand in item.operands if isinstance(operand, Address)]
+        for space, operand in zip(spaces, addresses, strict=False):  # a copy names its spaces in the operands' order
+            if space == "global" and isinstance(operand.base, Register) and operand.base.name in self.marks:
                 return self.marks[operand.base.name]
         return None
 
