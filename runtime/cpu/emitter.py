@@ -81,6 +81,8 @@ class Emitter:
         self.ended = False
         for op in block.ops:
             self.op = op
+            if self.defined:
+                self.defined.sources = None
             assert op.family is not None
             try:
                 op.family.function(self, op)
@@ -582,6 +584,7 @@ class _DefinedLanes:
         self.base: dict[int, str] = {}
         self.checked: set[int] = set()
         self.silent = False
+        self.sources: str | None = None  # of the present instruction: lanes in which all it has read is defined
 
     def begin(self, block: Block) -> None:
         """Forget the previous block."""
@@ -602,14 +605,20 @@ class _DefinedLanes:
         return self.e.c.at("%w", self.e.place(-1 - reg.index, 4))
 
     def check(self, reg: Reg) -> None:
-        """Report the executing lanes that read the register before it was written."""
+        """A register is read: by arithmetic, whose result is then no more defined than it; by anything else, which is
+        reported for the executing lanes in which it was not written."""
         from ptxgen.runtime.cpu.support.core import FAULT_REGISTER
 
         e = self.e
-        if self.silent or reg.index in self.checked:
+        if self.silent:
             return
         lanes = self.lanes(reg)
         if lanes is None:
+            return
+        if e.op.family is not None and e.op.family.pure and reg is not e.op.guard:
+            self.sources = lanes if self.sources is None else e.c(f"and i32 {self.sources}, {lanes}")
+            return
+        if reg.index in self.checked:
             return
         mask = e.mask
         if e.op.guard is not None and e.op.guard is not reg:
@@ -620,25 +629,19 @@ class _DefinedLanes:
         e.fault_if(e.c(f"and i32 {mask}, {e.c(f'xor i32 {lanes}, -1')}"), FAULT_REGISTER, remark=reg.name)
 
     def write(self, reg: Reg) -> None:
-        """The executing lanes of the register are now defined."""
-        if self.e.op.guard is None:
-            self.now[reg.index] = None
+        """The executing lanes of the register are now as defined as what the instruction has read."""
+        e = self.e
+        if e.op.guard is None:
+            self.now[reg.index] = self.sources
+            self.checked.discard(reg.index)
             return
         before = self.lanes(reg)
-        if before is not None:
-            self.checked.discard(reg.index)
-            self.now[reg.index] = self.e.c(f"or i32 {before}, {self.e.exec_mask()}")
-
-    def copy(self, reg: Reg, before: str | None, source: str | None) -> None:
-        """The executing lanes of the register are as defined as `source`, the others as `before` (lanes; None all)."""
-        e = self.e
-        self.checked.discard(reg.index)
-        if e.op.guard is None:
-            self.now[reg.index] = source
+        if before is None and self.sources is None:
             return
+        self.checked.discard(reg.index)
         here = e.exec_mask()
         kept = e.c(f"and i32 {before or '-1'}, {e.c(f'xor i32 {here}, -1')}")
-        self.now[reg.index] = e.c(f"or i32 {kept}, {e.c(f'and i32 {source or -1}, {here}')}")
+        self.now[reg.index] = e.c(f"or i32 {kept}, {e.c(f'and i32 {self.sources or -1}, {here}')}")
 
     def spill(self) -> None:
         """Keep the lanes for later blocks, for every register whose state is not known statically everywhere."""

@@ -173,14 +173,16 @@ def _backwards(blocks: list[Block]) -> dict[int, int]:
 
 
 def _defined_after(block: Block) -> int:
-    """Registers surely written once the block is over; a copy of an unwritten register is unwritten."""
+    """Registers surely written once the block is over; what is computed from an unwritten register is unwritten."""
     defined = block.defined_in
     for op in block.ops:
-        if op.guard is not None:
-            continue
-        copies = op.words[0] in ("mov", "$move") and any(not defined >> reg.index & 1 for reg in op.reads)
+        pure = op.family is not None and op.family.pure
+        taints = pure and any(not defined >> reg.index & 1 for reg in op.reads if reg is not op.guard)
         for reg in op.writes:
-            defined = defined & ~(1 << reg.index) if copies else defined | 1 << reg.index
+            if taints:
+                defined &= ~(1 << reg.index)
+            elif op.guard is None:
+                defined |= 1 << reg.index
     return defined
 
 

@@ -72,7 +72,14 @@ class Family:
     result: bool = False
     retries: bool = False
 
+    @property
+    def pure(self) -> bool:
+        """Whether an unwritten source only makes the result unwritten: nothing is accessed, sent or decided with it."""
+        return self.function.__module__.rpartition(".")[2] in _PURE
 
+
+# An unwritten register is reported where it matters: as an address, a guard, stored or sent data, not in arithmetic.
+_PURE = frozenset({"move", "integer", "logic", "floating", "approximate", "half", "compare", "convert"})
 _EMITTERS: dict[tuple[str, ...], Family] = {}
 
 

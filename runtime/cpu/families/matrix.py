@@ -152,7 +152,7 @@ def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], 
     n, k = rest.split("k")
     known = len(types) == 4 and types[1] in ELEMENTS and types[2] in ELEMENTS and types[0] in _ACCUMULATORS
     # m8n8k4.f16 is Volta's: quad pairs, another layout altogether
-    if not known or (int(m) == 8 and types[1] == "f16") or "col" == op.words[4] or op.words[5:6] == ("row",):
+    if not known or (int(m) == 8 and types[1] == "f16") or op.words[4] == "col" or op.words[5:6] == ("row",):
         raise e.unsupported()
     d, a, b, c = types
     return (int(m), int(n), int(k)), d, a, b, c

@@ -22,24 +22,8 @@ def mov(e: Emitter, op: Op) -> None:
         _unpack(e, target, source, kind)
     elif isinstance(source, nodes.Vector):
         _pack(e, target, source, kind)
-    elif isinstance(e.reg(source), Reg):
-        _copy(e, target, source, kind)
     else:
         e.dst(target, e.src(source, kind), kind)
-
-
-def _copy(e: Emitter, target: object, source: object, kind: str) -> None:
-    """A copy of an unwritten register is not yet a use of it: the copy is unwritten in the same lanes."""
-    to, reg = e.reg(target), e.reg(source)  # type: ignore[arg-type]
-    if e.defined is None or to is None or reg is None:
-        e.dst(target, e.src(source, kind), kind)  # type: ignore[arg-type]
-        return
-    before, source_lanes = e.defined.lanes(to), e.defined.lanes(reg)
-    e.defined.silent = True
-    value = e.src(reg, kind)
-    e.defined.silent = False
-    e.dst(to, value, kind)
-    e.defined.copy(to, before, source_lanes)
 
 
 def _pack(e: Emitter, target: object, source: nodes.Vector, kind: str) -> None:
