@@ -119,7 +119,7 @@ def supported_targets(assembler: Assembler) -> frozenset[Target]:
 
     if assembler.path:
         shown = _run([assembler.path, "--help"]).stdout
-        names = set(re.findall(r"sm_\d+[af]?", shown))
+        names = set(re.findall(r"'(sm_\d+[af]?)'", shown))  # the values of --gpu-name; prose names others
         return frozenset(t for t in ALL_TARGETS if t.name in names)
     return frozenset(t for t in ALL_TARGETS if _nvjitlink_knows(t))
 

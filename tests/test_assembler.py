@@ -14,6 +14,7 @@ import pytest
 from ptxgen import assembler
 from ptxgen.assembler import Resources, assemble, available_assemblers, installed, parse_resources, supported_targets
 from ptxgen.errors import AssembleError, TargetError
+from ptxgen.targets import target as parse_target
 
 needs_assembler = pytest.mark.skipif(
     not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
@@ -83,11 +84,12 @@ def test_a_failure_shows_every_line_that_is_named() -> None:
 
 
 @needs_assembler
-def test_an_older_architecture_says_what_would_know_it() -> None:
+def test_an_older_architecture_says_what_would_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
     first = available_assemblers()[0]
-    assert {t.name for t in supported_targets(first)} >= {"sm_80", "sm_90", "sm_90a"}
-    if any("sm_70" in {t.name for t in supported_targets(a)} for a in available_assemblers()):
-        pytest.skip("an assembler here knows sm_70")
+    known = supported_targets(first)
+    assert {t.name for t in known} >= {"sm_80", "sm_90", "sm_90a"}
+    monkeypatch.setattr(assembler, "available_assemblers", lambda: (first,))
+    monkeypatch.setattr(assembler, "supported_targets", lambda _: known - {parse_target("sm_70")})
     text = TEXT.replace("8.0", "6.0").replace("sm_90", "sm_70")
     with pytest.raises(AssembleError, match=r"cannot assemble for sm_70; the assembler of CUDA 12\.9 is the last"):
         assemble(text)
@@ -122,6 +124,17 @@ def test_a_binary_is_the_second_choice_and_agrees(monkeypatch: pytest.MonkeyPatc
     assert found.resources["first"].shared == 2048
     with pytest.raises(AssembleError, match=r"10 \| bar\.sync %d0;"):
         assemble(TEXT.replace("bar.sync 1;", "bar.sync %d0;"))
+
+
+@pytest.mark.skipif(BINARY is None, reason="no ptxas binary is installed")
+def test_a_binary_makes_a_cubin_for_every_target_it_is_said_to_know() -> None:
+    assert BINARY is not None
+    for target in sorted(supported_targets(BINARY), key=str):
+        version = ".".join(map(str, target.lowest_ptx))
+        text = f".version {version}\n.target {target}\n.address_size 64\n.entry k() {{ ret; }}\n"
+        cubin, log, failed = assembler._by_binary(BINARY, text, target)
+        assert cubin[:4] == b"\x7fELF", f"{target}: {log}"
+        assert not failed
 
 
 def test_without_any_assembler_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
