@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,14 @@ class ParamBlock:
         return twin
 
 
+_LAYOUTS = {
+    name: struct.Struct(f"<{letter}")
+    for name, letter in {
+        "s8": "b", "u8": "B", "s16": "h", "u16": "H", "s32": "i", "u32": "I", "s64": "q", "u64": "Q", "f32": "f", "f64": "d",
+    }.items()
+}  # fmt: skip
+
+
 def slots_of(params: Iterable[Variable]) -> tuple[Slot, ...]:
     """Where the parameters of an entry lie: each at its alignment, after the one before (PTX ISA, "Parameter State
     Space"); for backends that read the layout from the text.
@@ -70,6 +80,10 @@ def slots_of(params: Iterable[Variable]) -> tuple[Slot, ...]:
 
 def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
     """One value as `dtype`; integers must fit, and must be integers. Raises `SpecError`."""
+    layout = _LAYOUTS.get(dtype.name)
+    if layout is not None and type(value) is (float if dtype.is_float else int):
+        with contextlib.suppress(struct.error, OverflowError):
+            return layout.pack(value)
     kind = dtype.numpy
     array = np.asarray(value)
     if array.ndim or array.dtype.kind not in "iufV" + "b" * (not dtype.is_float):
@@ -106,6 +120,7 @@ class Capacities:
     def __init__(self, given: Mapping[str, int]) -> None:
         self.values: dict[str, int] = {}
         self._from: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}  # asked for when all capacities are known
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise SpecError(f"bind({name}): a capacity must be an int ≥ 1 (got {value!r})")
@@ -125,7 +140,10 @@ class Capacities:
 
     def shape(self, param: Param) -> tuple[int, ...]:
         """The shape that `param` must have."""
-        return tuple(self.extent(param.name, e) for e in param.shape)
+        found = self._shapes.get(param.name)
+        if found is None:
+            found = self._shapes[param.name] = tuple(self.extent(param.name, e) for e in param.shape)
+        return found
 
     def extent(self, label: str, extent: Extent) -> int:
         """The value of an extent; `SpecError` asks for the capacity that is missing."""

@@ -41,12 +41,17 @@ class Arguments:
         """The memory that the arguments point to."""
         return tuple(self._known.values())
 
-    def store(self, packed: Sequence[Packed]) -> None:
-        """Write checked values into the block and keep their buffers."""
+    def store(self, packed: Sequence[Packed]) -> bool:
+        """Write checked values into the block and keep their buffers; whether a buffer was replaced."""
+        changed = False
         for index, data, buffers in packed:
             self.block.set(index, data)
-            self.keep[index] = buffers
-        self._register()
+            if buffers != self.keep.get(index, ()):
+                self.keep[index] = buffers
+                changed = True
+        if changed:
+            self._register()
+        return changed
 
     def first_use(self, stream: Stream) -> None:
         """Told by the launcher before the first launch on a stream, and before every recorded one."""
@@ -120,7 +125,8 @@ class BoundKernel:
 
     def store(self, packed: Sequence[Packed]) -> None:
         """Take values that are checked and packed already."""
-        self._arguments.store(packed)
+        if not self._arguments.store(packed):
+            return
         if self._arguments.broken and not any(a.freed for a in self.allocations()):
             self._prepare()  # what was freed has been replaced
         else:
