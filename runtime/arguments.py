@@ -58,7 +58,8 @@ class ParamBlock:
 _LAYOUTS = {
     name: struct.Struct(f"<{letter}")
     for name, letter in {
-        "s8": "b", "u8": "B", "s16": "h", "u16": "H", "s32": "i", "u32": "I", "s64": "q", "u64": "Q", "f32": "f", "f64": "d",
+        "s8": "b", "u8": "B", "s16": "h", "u16": "H", "s32": "i", "u32": "I", "s64": "q", "u64": "Q",
+        "f32": "f", "f64": "d",
     }.items()
 }  # fmt: skip
 

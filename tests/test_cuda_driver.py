@@ -81,6 +81,14 @@ def test_launch_in_a_thread_without_the_context_makes_it_current(device: CudaDev
     bound.launch()
     assert binding.contexts == [0xC0]
     assert len(binding.launched) == 2
+    binding.contexts[:] = [0xDD]
+    binding.fail["cuLaunchKernelEx"] = [400]
+    bound.launch()
+    assert binding.contexts == [0xDD], "another library's context stays the current one"
+    binding.fail["cuLaunchKernelEx"] = [400, 400]
+    with pytest.raises(DriverError, match="a handle"):
+        bound.launch()
+    assert len(binding.launched) == 3
 
 
 def test_calls_restore_the_context_of_other_libraries(device: CudaDevice, binding: Binding) -> None:

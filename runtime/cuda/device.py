@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -103,10 +104,17 @@ class CudaDevice(Device):
                 f"device in the child only, or start it with multiprocessing's 'spawn'"
             )
 
-    def make_current(self) -> None:
-        """Make the context current in this thread and leave it so."""
+    def in_context(self, job: Callable[[], int]) -> int:
+        """Run a native call that found another context current, or none; a thread without one keeps ours."""
         self.check()
-        self.driver.call("cuCtxSetCurrent", self._context)
+        if int(self.driver.call("cuCtxGetCurrent")) == 0:
+            self.driver.call("cuCtxSetCurrent", self._context)
+            return job()
+        self.driver.call("cuCtxPushCurrent", self._context)
+        try:
+            return job()
+        finally:
+            self.driver.ask("cuCtxPopCurrent")
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")

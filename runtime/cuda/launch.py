@@ -127,11 +127,10 @@ class CudaLauncher:
         return stream if isinstance(stream, CudaStream) else self._device.stream(stream)
 
     def _failed(self, code: int, call: Callable[[], int]) -> None:
-        """A launch failed. In a thread without the context, make it current and launch again; else raise."""
+        """A launch failed. Where our context was not the current one, launch again in it; else raise."""
         self._device.check()
         if code in _CONTEXT_CODES:
-            self._device.make_current()
-            code = call()
+            code = self._device.in_context(call)
         if code:
             raise self._device.failed(f"cuLaunchKernelEx({self._function.name})", code)
 
