@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.errors import ModuleLoadError, SpecError
+from ptxgen.errors import IsaError, ModuleLoadError, SpecError
 from ptxgen.runtime.arguments import ParamBlock, pack_raw
 from ptxgen.runtime.backend import Function, Geometry, Resources
 from ptxgen.runtime.bound import BoundKernel, Packed
@@ -75,6 +75,17 @@ class Entry:
         return index, data, () if keep is None else (keep,)
 
 
+def _check(text: str) -> None:
+    """Refuse what the instruction table does not know, rather than run something like it."""
+    from ptxgen.checks import check
+    from ptxgen.parser import parse
+
+    try:
+        check(parse(text))
+    except IsaError as wrong:
+        raise ModuleLoadError(f"module: {wrong}") from None
+
+
 class Module:
     """Any PTX text, loaded: `module["entry"].launch(grid=32, block=128, args=[q, out, np.uint32(7)])`."""
 
@@ -83,6 +94,8 @@ class Module:
             raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
         self.device = device
         self.text = text
+        if device.kind == "cpu":
+            _check(text)  # on a GPU the driver's compiler does
         self._code = device._load(text, "module")
         self._entries: dict[str, Entry] = {}
 
