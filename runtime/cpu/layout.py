@@ -61,7 +61,7 @@ CTA = _offsets(
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
-    "site:4 yields:4 pad:4 age:8 pad2:32 tid_x:128 tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:128 "
+    "site:4 yields:4 safe:4 age:8 pad2:32 tid_x:128 tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:128 "
     "cluster_seen:128 copy_group:128"
 )
 CTA["_stride"] = 1024  # from one CTA of a gang to the next
@@ -72,13 +72,13 @@ READY = WARP["_end"]  # i64 words: bit n is set while block n has lanes to run; 
 BAR = {"arrived": 0, "expected": 4, "and": 8, "or": 12, "popc": 16, "clock": 20}
 # a copy in flight (check mode lands it when somebody waits for it), and what it is
 ASYNC = _offsets(
-    "kind:4 bytes:4 warp:8 target:8 source:8 barrier:8 owner:8 address:8 site:4 lane:4 group:4 count:4 data:16"
+    "kind:4 bytes:4 warp:8 target:8 source:8 barrier:8 address:8 site:4 lane:4 group:4 count:4 data:16"
 )
 ASYNC_RECORDS = 16384  # per host thread; when full, the oldest lands early, as it may on a GPU
 ASYNC_COPY, ASYNC_INLINE = 1, 2
-# check mode's block of a CTA: clocks of the barriers, then the arrays of `support/races.py`, then a clock for each
+# check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of `support/races.py`, then a clock for each
 # 8 bytes of shared memory (at offset `clocks`)
-CHECK = _offsets(f"cells:8 clocks:8 pad:112 bars:{128 * BARRIERS}")
+CHECK = _offsets(f"cells:8 clocks:8 pad:112 cluster:128 bars:{128 * BARRIERS}")
 CHECK["arrays"] = CHECK["_end"]
 PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}
 

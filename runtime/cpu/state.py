@@ -173,7 +173,7 @@ class Gang:
         for rank, block in enumerate(self.races):
             at = rank * CTA["_stride"] + CTA["epoch"]
             if self.ctas.get("I", at) > _MOST_EPOCHS:
-                block.bytes[CHECK["bars"] :] = 0
+                block.bytes[CHECK["cluster"] :] = 0
                 self.ctas.put("I", at, 0)
 
     def warp_states(self) -> bytes:

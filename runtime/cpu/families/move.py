@@ -8,7 +8,7 @@ from ptxgen.runtime.cpu.flow import Op
 from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.layout import LOCAL_WINDOW, SHARED_WINDOW, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.registry import emits
-from ptxgen.runtime.cpu.symbols import Reg, bits_of
+from ptxgen.runtime.cpu.symbols import bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 
 
@@ -58,7 +58,8 @@ def hidden_move(e: Emitter, op: Op) -> None:
     target = op.operands[0]
     reg = e.reg(target)
     assert reg is not None
-    _copy(e, reg, op.operands[1], "pred" if reg.bits == 1 else f"b{reg.bits}")
+    kind = "pred" if reg.bits == 1 else f"b{reg.bits}"
+    e.dst(reg, e.src(op.operands[1], kind), kind)
 
 
 @emits("cvta")

@@ -12,12 +12,12 @@ from ptxgen.runtime.cpu.layout import (
     ASYNC_INLINE,
     ASYNC_RECORDS,
     CTA,
-    LAUNCH,
     PARK_MBARRIER,
     THREAD,
     WARP,
 )
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.mbarrier import checking
 
 _SIZE = ASYNC["_end"]
 _MOVE = "call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)"
@@ -30,12 +30,6 @@ def async_(what: str, *_: str) -> str:
         "copy": _copy, "bulk": _bulk, "store": _store, "append": _append, "land": _land, "land_for": _land_for,
         "land_groups": _land_groups,
     }[what]()  # fmt: skip
-
-
-def _deferred(c: Code) -> str:
-    """Whether this launch checks."""
-    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
-    return c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")
 
 
 def _queue(c: Code) -> tuple[str, str, str]:
@@ -58,7 +52,13 @@ def _copy() -> str:
         from_ = c("call ptr @reach.global(ptr %w, i32 %source_site, i32 %lane, i64 %source, i64 %bytes, i64 %size)")
         c.ret(when=c(f"icmp eq ptr {from_}, null"))
         c.do(_MOVE.format(to=data, source=from_, count="%bytes"))
-    with c.if_(_deferred(c)):
+        with c.if_(checking(c)):
+            row = c("trunc i64 %bytes to i32")
+            c.do(
+                f"call void @shadow.read.global(ptr %w, i32 %source_site, i32 %lane, i32 {row}, ptr {from_}, i64 %source, "
+                "i64 %bytes)"
+            )
+    with c.if_(checking(c)):
         groups = c.at("%w", WARP["copy_group"])
         group = c.load("i32", c(f"getelementptr i32, ptr {groups}, i32 %lane"))
         c.do(
@@ -77,7 +77,7 @@ def _bulk() -> str:
         "define internal void @async.bulk(ptr %w, i32 %site, i32 %lane, i64 %target, ptr %to, ptr %from, i64 %size, "
         "ptr %bar) noinline"
     )
-    waits = c(f"and i1 {_deferred(c)}, {c('icmp ne ptr %bar, null')}")
+    waits = c(f"and i1 {checking(c)}, {c('icmp ne ptr %bar, null')}")
     with c.if_(waits):
         c.do(
             f"call void @async.append(ptr %w, i32 {ASYNC_COPY}, i32 %site, i32 %lane, i64 %target, ptr %to, ptr %from, "
@@ -97,7 +97,7 @@ def _store() -> str:
         "define internal void @async.store(ptr %w, i32 %site, i32 %lane, i64 %target, ptr %to, ptr %data, i64 %size, "
         "ptr %bar) noinline"
     )
-    with c.if_(_deferred(c)):
+    with c.if_(checking(c)):
         c.do(
             f"call void @async.append(ptr %w, i32 {ASYNC_INLINE}, i32 %site, i32 %lane, i64 %target, ptr %to, ptr %data, "
             "i64 %size, ptr %bar, i32 0)"
@@ -133,6 +133,8 @@ def _append() -> str:
     c.store("i64", "%target", record, ASYNC["address"])
     for name in ("site", "lane", "group"):
         c.store("i32", f"%{name}", record, ASYNC[name])
+    row = c("trunc i64 %size to i32")
+    c.do(f"call void @shadow.issue.shared(ptr %w, i32 %site, i32 %lane, i32 {row}, ptr %to, i64 %target, i64 %size)")
     with c.if_(c(f"icmp eq i32 %kind, {ASYNC_INLINE}")):
         c.do(_MOVE.format(to=c.at(record, ASYNC["data"]), source="%from", count="%size"))
     with c.if_(c("icmp ne ptr %bar, null")):  # whoever waits already looks again, and lands it
@@ -152,7 +154,16 @@ def _land() -> str:
     size = c(f"zext i32 {c.load('i32', '%record', ASYNC['bytes'])} to i64")
     c.do(_MOVE.format(to=to, source=source, count=size))
     bar = c.load("ptr", "%record", ASYNC["barrier"])
+    where = f"ptr {w}, i32 {c.load('i32', '%record', ASYNC['site'])}, i32 {c.load('i32', '%record', ASYNC['lane'])}"
+    address, row = c.load("i64", "%record", ASYNC["address"]), c.load("i32", "%record", ASYNC["bytes"])
+    c.do(f"call void @shadow.land.shared({where}, i32 {row}, ptr {to}, i64 {address}, i64 {size})")
     with c.if_(c(f"icmp ne ptr {bar}, null")):
+        cta = c.load("ptr", w, WARP["cta"])
+        begin = c(f"ptrtoint ptr {c.load('ptr', cta, CTA['shared'])} to i64")
+        offset = c(f"sub i64 {c(f'ptrtoint ptr {bar} to i64')}, {begin}")
+        # whoever has waited comes after the copy; an mbarrier of another CTA orders nothing within this one
+        with c.if_(c(f"icmp ult i64 {offset}, {c.load('i64', cta, CTA['shared_bytes'])}")):
+            c.do(f"call void @race.atomic({where}, i32 8, ptr {bar}, i64 {address}, i64 8, i64 {offset})")
         c(f"call i64 @mbarrier.apply(ptr {w}, ptr {bar}, i64 0, i64 {c(f'sub i64 0, {size}')}, i64 0)")
     c.ret()
     return c.text()

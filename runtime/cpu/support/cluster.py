@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, PARK_CLUSTER, WARP
+from ptxgen.runtime.cpu.layout import CHECK, CTA, GANG, LAUNCH, PARK_CLUSTER, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.driver import pop_count
+from ptxgen.runtime.cpu.support.mbarrier import checking
 
 
 def for_each_cta(c: Code, gang: str, body: object) -> None:
@@ -35,9 +36,17 @@ def _gang_of(c: Code) -> str:
     return c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
 
 
+def _order(c: Code, direction: str) -> None:
+    """Check mode: the barrier orders the warps of each CTA too."""
+    with c.if_(checking(c)):
+        block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
+        c.do(f"call void @race.{direction}(ptr %w, ptr {c.at(block, CHECK['cluster'])})")
+
+
 def _arrive() -> str:
     c = Code("define internal void @cluster.arrive(ptr %w, i32 %mask) noinline")
     gang = _gang_of(c)
+    _order(c, "release")
     phase = c.load("i32", gang, GANG["cluster_phase"])
     seen = c.at("%w", WARP["cluster_seen"])
     with c.each_bit("%mask") as lane:
@@ -68,6 +77,7 @@ def _settle() -> str:
 
 def _passed() -> str:
     c = Code("define internal i32 @cluster.passed(ptr %w, i32 %mask) noinline")
+    _order(c, "acquire")
     phase = c.spread("i32", c.load("i32", _gang_of(c), GANG["cluster_phase"]))
     seen = c.load(vec("i32"), "%w", WARP["cluster_seen"], align=4)
     over = c(f"icmp ult {vec('i32')} {seen}, {phase}")

@@ -8,7 +8,7 @@ arrival and no transaction is due.
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code
-from ptxgen.runtime.cpu.layout import CTA, PARK_MBARRIER, THREAD, WARP
+from ptxgen.runtime.cpu.layout import CTA, LAUNCH, PARK_MBARRIER, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS
 
@@ -42,6 +42,18 @@ def reach(space: str) -> str:
     return c.text()
 
 
+def checking(c: Code) -> str:
+    """Whether this launch checks, in a function with a warp `%w`."""
+    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
+    return c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")
+
+
+def _order(c: Code, what: str, bar: str) -> None:
+    """Check mode: the object is written and orders its users (`publish`), or just orders them (`atomic`)."""
+    with c.if_(checking(c)):
+        c.do(f"call void @shadow.{what}.shared(ptr %w, i32 %site, i32 %lane, i32 8, ptr {bar}, i64 %address, i64 8)")
+
+
 @support("mbarrier")
 def mbarrier(what: str) -> str:
     """`mbarrier.init`, `.check`, `.update`, `.apply`, `.passed`, `.inval`: see each."""
@@ -60,6 +72,7 @@ def _init() -> str:
     count = c("zext i32 %count to i64")
     both = c(f"or i64 {c(f'shl i64 {count}, {PENDING_SHIFT}')}, {c(f'shl i64 {count}, {EXPECTED_SHIFT}')}")
     c.store("i64", c(f"or i64 {both}, {TX_BIAS}"), bar, align=8)
+    _order(c, "publish", bar)
     c.ret()
     return c.text()
 
@@ -127,6 +140,7 @@ def _update() -> str:
         lane = c("shl i32 1, %lane")
         c.do(f"call void @fault(ptr %w, i32 %site, i32 {FAULT_ASSERT}, i32 {lane}, i32 8, i64 %address, i64 0)")
         c.ret("i64 0", when="true")
+    _order(c, "atomic", bar)
     c.ret("i64 " + c(f"call i64 @mbarrier.apply(ptr %w, ptr {bar}, i64 %arrive, i64 %transactions, i64 %drop)"))
     return c.text()
 
@@ -142,6 +156,7 @@ def _passed() -> str:
     queued = c.load("i64", c.load("ptr", "%w", WARP["thread"]), THREAD["queued"])
     with c.if_(c(f"icmp ne i64 {queued}, 0"), likely=False):
         c.do(f"call void @async.land_for(ptr %w, ptr {bar})")
+    _order(c, "atomic", bar)
     parity = c(f"trunc i64 {_field(c, c.load('i64', bar, align=8), PARITY_SHIFT, 1)} to i32")
     over = c(f"icmp ne i32 {parity}, {c('and i32 %parity, 1')}")
     c.ret("i32 " + c(f"zext i1 {over} to i32"))
