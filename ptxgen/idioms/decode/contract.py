@@ -129,9 +129,9 @@ class Task:
     tile: Reg  # s32
     tile_end: Reg  # s32
     tile_step: Reg  # s32
-    early: bool = False  # whether `early_loads` and `early_query`, if they are built, stand before `lengths`
-    late_newest: bool = False  # programmatic launch: `lengths` comes first, then `early_loads`, which must leave out the
-    # tile of position length − 1, then the wait for the kernel ahead, then `early_query` and the rest
+    early: bool = False  # whether the loop may start before `lengths`
+    late_newest: bool = False  # programmatic launch: `lengths` comes first, then the early part, which must leave out
+    # position length − 1, then the wait for the kernel ahead, then the query and the rest
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,12 @@ class Partials:
 
 
 class MainLoop(Protocol):
-    """A main loop. `template` is the file to include, without `.ptx.j2`. A loop that can issue loads before the length
-    is known builds a fragment `early_loads`, which the skeleton places before `lengths`."""
+    """A main loop. `template` is the file to include, without `.ptx.j2`.
+
+    A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`: the file to include
+    before `lengths` (K and V only), and may build the fragment `early_query`, which follows it. Without them everything
+    stands in `template`.
+    """
 
     template: str
 

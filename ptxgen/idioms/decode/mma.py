@@ -11,7 +11,7 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.idioms import convert
 from ptxgen.idioms.decode.contract import Attention, LoopShape, Partials, Task
 from ptxgen.idioms.decode.mma_layout import TILE, Ring, TileLayout, ring_of, tile_layout
-from ptxgen.idioms.decode.mma_load import FRESH_LOAD, Loader
+from ptxgen.idioms.decode.mma_load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.idioms.decode.mma_query import Query, query_words
 from ptxgen.idioms.decode.mma_step import Step
 from ptxgen.targets import Target
@@ -24,6 +24,15 @@ _BOOKKEEPING = 26  # pointers, tile numbers, addresses of shared memory
 _MOST_QUERY_REGISTERS = 16  # more are read from shared memory at every tile
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128
 _PARTIALS_LIMIT = 96 * 1024  # bytes; a CTA with more takes half the warps
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A tile loaded ahead of the loop: the step to it, and its loads."""
+
+    name: str
+    move: Fragment
+    loads: Fragment
 
 
 @dataclass(frozen=True)
@@ -118,23 +127,35 @@ def build(
 
 def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:
     """The first tile (early, if the task wants that), then the rest of what is in flight."""
-    with b.fragment("early_loads" if task.early else "kv_first_loads"):
+    units = len(ring.units)
+    with b.fragment("kv_locate"):
         loader.lanes()
         loader.first_tile()
-        for position in range(min(ring.depth, len(ring.units))):
-            loader.issue(position)
+    with b.fragment("kv_first_tile"):
+        for position in range(min(ring.depth, units)):
+            loader.issue(position, sure=True)
+    if task.early:
+        b.expose(early_part="decode_mma_early.ptx.j2")
     if task.late_newest:
         with b.fragment("kv_newest"):
-            loader.newest_tile()
-        with b.fragment("kv_load_newest"):
-            for position in range(min(ring.depth, len(ring.units))):
-                loader.issue(position, FRESH_LOAD)
-    with b.fragment("kv_loads_ahead"):
+            loader.newest_row()
+        for name, load in (("kv_prefetch_newest", PREFETCH), ("kv_load_newest", FRESH_LOAD)):
+            with b.fragment(name):
+                for position in range(min(ring.depth, units)):
+                    loader.issue(position, load)
+        with b.fragment("kv_all_rows"):
+            loader.all_rows()
+    with b.fragment("kv_strides"):
         loader.strides()
-        for position in range(len(ring.units), ring.depth):
-            if position % len(ring.units) == 0:
-                loader.next_tile()
-            loader.issue(position)
+    ahead = []
+    for tile in range(1, ring.unroll):
+        with b.fragment(f"kv_next_{tile}") as move:
+            loader.next_tile()
+        with b.fragment(f"kv_ahead_{tile}") as loads:
+            for position in range(tile * units, (tile + 1) * units):
+                loader.issue(position, sure=True)
+        ahead.append(Ahead(f"ahead_{tile}", move, loads))
+    b.expose(kv_ahead=tuple(ahead))
 
 
 def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ptxgen.builder import Builder
 from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
-from ptxgen.idioms.decode.mma_layout import TILE, Block, Placed, Ring
+from ptxgen.idioms.decode.mma_layout import K_ROWS, TILE, V_ROWS, Block, Placed, Ring
 from ptxgen.values import Reg
 
 LOAD = "ld.global.nc.L1::no_allocate"
+ORDERED_LOAD = "ld.global.L1::no_allocate"  # not before the wait for a kernel ahead; `nc` may move there
 FRESH_LOAD = "ld.relaxed.gpu.global"  # sees what was written while this kernel ran
+PREFETCH = "prefetch.global.L2"  # brings a line nearer; what is read later is what is there then
 Kind = tuple[str, int, bool]  # k or v, bytes a lane, repeated: what decides a lane's offset in a row
 
 
@@ -23,13 +25,14 @@ class Loader:
         self.kv = b.array("kv", "b32", ring.registers)
         self.next = b.reg("tile_next", "s32")
         self.live = b.reg("tile_live", "pred")
-        self.row_guards: dict[str, list[Reg]] = {}
+        self.row_guards: dict[str, list[Reg | None]] = {}
         self.g = b.reg("lane_g", "u32")
         self.q = b.reg("lane_q", "u32")
         self._pointers: dict[Kind, Reg] = {}
         self._scale_pointers: dict[Kind, Reg] = {}
         self._offsets: dict[Reg, Reg] = {}
         self.page = b.reg("tile_page", "s32") if attention.page_size else None
+        self.load = ORDERED_LOAD if task.late_newest else LOAD
 
     @property
     def ragged(self) -> bool:
@@ -87,41 +90,46 @@ class Loader:
 
     def first_tile(self) -> None:
         """Point at the warp's first tile. Where the length is not known yet, every tile of the cache counts as there;
-        the tile of the newest position is left for later where that may still be written."""
+        where the newest position may still be written, its row is left for later."""
         b, task, attention = self.b, self.task, self.attention
         blind = task.early and not task.late_newest
         b.op("mov.b32", self.next, task.tile)
-        if self.ragged:
-            b.note(f"max_len={attention.max_len} ends inside a tile: rows are loaded one by one")
+        if self.ragged or task.late_newest:
+            b.note("rows that are not loaded count as zeros")
             for register in self.kv:
                 b.op("mov.b32", register, 0)
-        end: Reg | int = -(-attention.max_len // TILE) if blind else task.tile_end
-        if task.late_newest:
-            end = b.op("sub.s32", "tile_newest", task.tile_end, 1)
-        b.op("setp.lt.s32", self.live, self.next, end)
+        b.op("setp.lt.s32", self.live, self.next, -(-attention.max_len // TILE) if blind else task.tile_end)
         if attention.page_size:
             assert self.page is not None
-            has_page = self.live
-            if task.late_newest:
-                has_page = b.op("setp.lt.s32", "tile_has_page", self.next, task.tile_end)
             b.op("mov.b32", self.page, 0)
-            self._fetch_page(self.next, has_page)
-            self._point_into_page(has_page)
+            self._fetch_page(self.next, self.live)
+            self._point_into_page()
         else:
             for pointer in self._all_pointers():
                 b.op("mad.wide.u32", pointer, self.next, TILE * self._stride(pointer), pointer)
-        self._guard_rows(attention.max_len if blind else task.length)
-        if task.late_newest and self.row_guards:
-            for guard in (*self.row_guards["k"], *self.row_guards["v"]):
-                b.op("and.pred", guard, guard, self.live)
+        if task.late_newest:
+            self._guard_rows(b.op("sub.s32", "newest", task.length, 1), always=True)
+        else:
+            self._guard_rows(attention.max_len if blind else task.length)
 
-    def newest_tile(self) -> Reg:
-        """Whether the warp's first tile holds the newest position; its rows count as there from now on."""
+    def newest_row(self) -> Reg:
+        """Whether the warp's first tile holds the newest position; guards of that row alone."""
         b, task = self.b, self.task
-        newest: Reg = b.op("setp.eq.s32", "tile_is_newest", task.tile, b.registers["tile_newest"])
-        b.op("setp.lt.s32", self.live, self.next, task.tile_end)
-        self._guard_rows(task.length)
-        return newest
+        place, mine = b.reg("newest_place", "s32"), self._scratch("row_mine", "s32")
+        b.op("mad.lo.s32", place, self.next, -TILE, b.registers["newest"])
+        is_newest: Reg = b.op("setp.lt.u32", "tile_is_newest", place, TILE)
+        for kind, (lane, rows) in self._lane_rows().items():
+            b.op("sub.s32", mine, place, lane)
+            guards = [self._scratch(f"newest_{kind}{row}", "pred") for row in rows]
+            for guard, row in zip(guards, rows, strict=True):
+                b.op("setp.eq.s32", guard, mine, row)
+            self.row_guards[kind] = [*guards]
+        return is_newest
+
+    def all_rows(self) -> None:
+        """From here on every row below the length is loaded as usual."""
+        self.row_guards = {}
+        self._guard_rows(self.task.length)
 
     def strides(self) -> None:
         """What carries a pointer from one of the warp's tiles to its next."""
@@ -136,7 +144,7 @@ class Loader:
         b.op("add.s32", self.next, self.next, self.task.tile_step)
         b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
         if self.attention.page_size:
-            self._point_into_page(self.live)
+            self._point_into_page()
         else:
             for pointer in self._all_pointers():
                 b.op("add.u64", pointer, pointer, b.registers[f"kv_advance{self._stride(pointer)}"])
@@ -155,7 +163,7 @@ class Loader:
         b.op("mad.wide.u32", address, entry, 4, task.page_row)
         b.op("ld.global.s32", self.page, address[0], pred=guard)
 
-    def _point_into_page(self, live: Reg) -> None:
+    def _point_into_page(self) -> None:
         """Pointers from the page number of `next`; then fetch the number of the tile after it."""
         b, attention = self.b, self.attention
         assert self.page is not None
@@ -166,42 +174,51 @@ class Loader:
         for pointer, lane in self._offsets.items():
             stride = self._stride(pointer)
             page_bytes = attention.n_kv_heads * attention.page_size * stride
-            b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=live)
-            b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=live)
+            b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
+            b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=self.live)
         later = self._scratch("tile_later", "s32")
         ahead = self._scratch("tile_ahead", "pred")
         b.op("add.s32", later, self.next, self.task.tile_step)
         b.op("setp.lt.s32", ahead, later, self.task.tile_end)
         self._fetch_page(later, ahead)
 
-    def _guard_rows(self, end: Reg | int) -> None:
-        """Predicates of the rows of `next` that lie below `end`; only where a tile may reach past the cache."""
-        if not self.ragged:
+    def _lane_rows(self) -> dict[str, tuple[Reg, tuple[int, ...]]]:
+        """By kind: the lane's first row in a tile, and the distances of the others it loads."""
+        return {"k": (self.g, K_ROWS), "v": (self.b.registers["lane_token"], V_ROWS)}
+
+    def _guard_rows(self, end: Reg | int, *, always: bool = False) -> None:
+        """Predicates of the rows of `next` that lie below `end`; only where a tile may reach past the cache, unless
+        `always`."""
+        if not (self.ragged or always):
             return
         b = self.b
         left, mine = self._scratch("row_left", "s32"), self._scratch("row_mine", "s32")
         b.op("mad.lo.s32", left, self.next, -TILE, end)
-        lanes = {"k": (self.g, (0, 8)), "v": (b.registers["lane_token"], (0, 1, 8, 9))}
-        for kind, (lane, rows) in lanes.items():
+        for kind, (lane, rows) in self._lane_rows().items():
             b.op("sub.s32", mine, left, lane)
-            self.row_guards[kind] = [self._scratch(f"row_{kind}{row}_exists", "pred") for row in rows]
-            for guard, row in zip(self.row_guards[kind], rows, strict=True):
+            guards = [self._scratch(f"row_{kind}{row}_exists", "pred") for row in rows]
+            for guard, row in zip(guards, rows, strict=True):
                 b.op("setp.gt.s32", guard, mine, row)
+            self.row_guards[kind] = [*guards]
 
-    def issue(self, position: int, load: str = LOAD) -> None:
-        """Start the loads of the unit at this position of the (unrolled) stream."""
+    def issue(self, position: int, load: str = "", *, sure: bool = False) -> None:
+        """Start the loads of the unit at this position of the (unrolled) stream. `sure`: the tile is known to be live."""
+        load = load or self.load
         unit = self.ring.units[position % len(self.ring.units)]
         for placed in unit.blocks:
             block = placed.block
             pointer = self._pointers[_key(block)]
-            guards = self.row_guards.get(block.kind, [self.live] * len(block.rows))
+            guards = self.row_guards.get(block.kind, [None if sure else self.live] * len(block.rows))
             for row, distance in enumerate(block.rows):
                 words = [self.register(position, placed, block.word(row, i)) for i in range(block.words)]
                 offset = distance * self.attention.row_bytes + block.base
+                if load == PREFETCH:
+                    self.b.op(load, pointer[offset], pred=guards[row])
+                    continue
                 vector = f".v{len(words)}.b32" if len(words) > 1 else ".b32" if block.width == 4 else ".u16"
                 into = tuple(words) if len(words) > 1 else words[0]
                 self.b.op(load + vector, into, pointer[offset], pred=guards[row])
-            if block.scaled:
+            if block.scaled and load != PREFETCH:
                 pointer = self._scale_pointers[_key(block)]
                 for row, distance in enumerate(block.rows):
                     offset = 2 * (distance * self.attention.scale_groups + block.first_dim // SCALE_GROUP)

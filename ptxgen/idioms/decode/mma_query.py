@@ -89,13 +89,15 @@ class Query:
 
     def _convert(self, words: tuple[Reg, ...], base: Reg, offset: int) -> None:
         """Load elements of q and leave them as packed pairs of the product's type."""
+        # A relaxed load stays where it is: a weak one would sink below the wait for the length.
+        space = "relaxed.cta.global" if self.task.early else "global"
         b, have = self.b, self.attention.q_dtype
         if have == self.dtype:
-            convert.load_words(b, words, base, offset)
+            convert.load_words(b, words, base, offset, space=space)
             return
         raw = self._temporaries("q_raw", "b32", convert.words_of(have, 2 * len(words)))
         values = self._temporaries("q_value", "f32", 2 * len(words))
-        convert.load_words(b, raw, base, offset)
+        convert.load_words(b, raw, base, offset, space=space)
         convert.unpack(b, values, raw, have)
         convert.pack(b, words, values, self.dtype)
 
