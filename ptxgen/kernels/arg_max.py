@@ -174,6 +174,7 @@ class ArgMax(KernelType):
         return [words[i * len(words) // self.flight : (i + 1) * len(words) // self.flight] for i in range(self.flight)]
 
     def _load(self, b: Builder, words: Sequence[Reg], address: Reg, offset: int, exists: Reg) -> None:
+        convert.clear(b, words)
         if words[0].type == "b16":
             b.op("ld.global.b16", words[0], address[offset], pred=exists)
         else:
