@@ -41,9 +41,9 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
     loader = Loader(b, attention, task, lanes)
     query = Query(b, attention, task, lanes, loader)
     step = Step(b, attention, task, lanes, loader, query)
-    b.expose(lanes=lanes)
     early = task.early and not task.late_newest
-    with b.fragment("early_loads" if early else "kv_first_loads"):
+    b.expose(lanes=lanes, **({"early_part": "decode_simt_early.ptx.j2"} if early else {}))
+    with b.fragment("kv_first_tile"):
         loader.start()
         loader.first_tile()
         loader.issue(loader.k)

@@ -65,10 +65,16 @@ class Query:
             b.op("add.u64", row, task.q_row, head * pitch)
             return row
         index = convert.scratch(b, "q_head", "s32")
-        b.op("sub.s32", index, task.heads_left, 1)
-        b.op("min.s32", index, index, head)
+        b.op("min.s32", index, self.last_head(), head)
         b.op("mad.wide.s32", row, index, pitch, task.q_row)
         return row
+
+    def last_head(self) -> Reg:
+        """The last head of this CTA that the group has."""
+        b = self.b
+        assert self.task.heads_left is not None
+        found = b.registers.get("q_last_head")
+        return found if found is not None else b.op("sub.s32", "q_last_head", self.task.heads_left, 1)
 
     def _piece(self, piece: int) -> Reg:
         """Which piece of a row this is in this lane; a lane without a last piece takes the row's last."""

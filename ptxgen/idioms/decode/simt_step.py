@@ -34,10 +34,11 @@ class Step:
         self.left = b.reg("tile_left", "s32")
         self.edge = b.reg("tile_edge", "pred")
         self.raises = b.reg("run_raises", "pred")
+        slots = lanes.tokens if lanes.staged else 1  # pieces that are widened at a time
         if lanes.element < 4:
-            self.wide = b.array("row_wide", "f32", lanes.elements * (lanes.tokens if lanes.staged else 1))
+            self.wide = b.array("row_wide", "f32", lanes.elements * slots)
         if attention.quantised:
-            self.factor, self.product = b.reg("row_scale", "f32"), b.reg("score_product", "f32")
+            self.factors, self.product = b.array("row_scale", "f32", slots), b.reg("score_product", "f32")
 
     def start(self) -> None:
         """No position seen yet."""
@@ -55,8 +56,7 @@ class Step:
                 b.op("ld.global.f32", slope, task.slopes[4 * head])
             else:
                 index, address = scratch(b, "score_head", "s32"), scratch(b, "score_slope_address", "u64")
-                b.op("sub.s32", index, task.heads_left, 1)
-                b.op("min.s32", index, index, head)
+                b.op("min.s32", index, self.query.last_head(), head)
                 b.op("mad.wide.s32", address, index, 4, task.slopes)
                 b.op("ld.global.f32", slope, address[0])
             b.op("mul.f32", slope, slope, LOG2E)
@@ -75,12 +75,12 @@ class Step:
                 for head in range(lanes.heads):
                     query = self.query.piece(head, piece)
                     for token in range(lanes.tokens):
-                        self._dot(token, head, piece, query, values[token])
+                        self._dot(token, head, piece, query, values[token], token)
             else:
                 for token in range(lanes.tokens):
                     wide = self._widened(self.loader.k, token, piece, 0)
                     for head in range(lanes.heads):
-                        self._dot(token, head, piece, self.query.piece(head, piece), wide)
+                        self._dot(token, head, piece, self.query.piece(head, piece), wide, 0)
         b, other = self.b, scratch(self.b, "score_other", "f32")
         distance = lanes.dim_lanes // 2
         while distance:
@@ -90,16 +90,20 @@ class Step:
             distance //= 2
 
     def _widened(self, rows: Rows, token: int, piece: int, slot: int) -> tuple[Reg, ...]:
-        """The f32 values of a piece: the registers of the load themselves, or converted into `slot`."""
+        """The f32 values of a piece: the registers of the load themselves, or converted into `slot` with the scale."""
         words = self.loader.words(rows, token, piece)
         if self.lanes.element == 4:
             return words
         count = self.lanes.elements
         values: tuple[Reg, ...] = self.wide[slot * count : (slot + 1) * count]
         convert.unpack(self.b, values, words, self.attention.kv_dtype)
+        if self.attention.quantised:
+            self.b.op("cvt.f32.f16", self.factors[slot], self.loader.scale(rows, token, piece))
         return values
 
-    def _dot(self, token: int, head: int, piece: int, query: tuple[Reg, ...], values: tuple[Reg, ...]) -> None:
+    def _dot(
+        self, token: int, head: int, piece: int, query: tuple[Reg, ...], values: tuple[Reg, ...], slot: int
+    ) -> None:
         b, score = self.b, self._score(token, head)
         if not self.attention.quantised:
             for index, (q, k) in enumerate(zip(query, values, strict=True)):
@@ -108,17 +112,15 @@ class Step:
                 else:
                     b.op("fma.rn.f32", score, q, k, score)
             return
-        if head == 0:
-            b.op("cvt.f32.f16", self.factor, self.loader.scale(self.loader.k, token, piece))
         for index, (q, k) in enumerate(zip(query, values, strict=True)):
             if index == 0:
                 b.op("mul.f32", self.product, q, k)
             else:
                 b.op("fma.rn.f32", self.product, q, k, self.product)
         if piece == 0:
-            b.op("mul.f32", score, self.product, self.factor)
+            b.op("mul.f32", score, self.product, self.factors[slot])
         else:
-            b.op("fma.rn.f32", score, self.product, self.factor, score)
+            b.op("fma.rn.f32", score, self.product, self.factors[slot], score)
 
     def bounds(self) -> None:
         """Positions from the tile's first to the length, and whether some of the tile are not visible."""
@@ -251,12 +253,10 @@ class Step:
         for token in range(lanes.tokens):
             for piece in range(lanes.pieces):
                 wide = self._widened(self.loader.v, token, piece, 0)
-                if weight is not None:
-                    b.op("cvt.f32.f16", self.factor, self.loader.scale(self.loader.v, token, piece))
                 for head in range(lanes.heads):
                     score = self._score(token, head)
                     if weight is not None:
-                        b.op("mul.f32", weight, score, self.factor)
+                        b.op("mul.f32", weight, score, self.factors[0])
                         score = weight
                     first = piece * lanes.elements
                     for acc, value in zip(self._acc(head)[first : first + lanes.elements], wide, strict=True):
