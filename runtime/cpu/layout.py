@@ -78,7 +78,7 @@ ASYNC_RECORDS = 16384  # per host thread; when full, the oldest lands early, as 
 ASYNC_COPY, ASYNC_INLINE = 1, 2
 # check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of `support/races.py`, then a clock for each
 # 8 bytes of shared memory (at offset `clocks`)
-CHECK = _offsets(f"cells:8 clocks:8 pad:112 cluster:128 bars:{128 * BARRIERS}")
+CHECK = _offsets(f"cells:8 clocks:8 writes:8 reads:8 last_reads:8 written:8 read:8 pad:8 pad2:64 cluster:128 bars:{128 * BARRIERS}")
 CHECK["arrays"] = CHECK["_end"]
 PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}
 

@@ -189,6 +189,10 @@ def _check_block(shared: int) -> Block:
     block = Block(clocks + 128 * (cells // 2 + 1))
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
+    at = block.address + CHECK["arrays"]
+    for name, size in (("writes", 4), ("reads", 4), ("last_reads", 4 * WARP_LANES), ("written", 1), ("read", 1)):
+        block.put("q", CHECK[name], at)
+        at += cells * size
     return block
 
 

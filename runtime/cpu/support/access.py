@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ptxgen.runtime.cpu.ir import Code, indices, lanes_of, splat, vec
 from ptxgen.runtime.cpu.layout import CTA, LAUNCH, SHARED_BASE, THREAD, WARP
+from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS, site_cache
 
 _CHUNK = 8  # lanes that one shuffle turns from rows of a lane into rows of a register
@@ -229,19 +230,32 @@ def watch_scattered(c: Code, access: Access, what: str, slots: str, pointer: str
     """Tell the shadow of all active lanes, as few runs of bytes: lanes often repeat or continue each other."""
     if not access.check or access.space == "local":
         return
+    name = f"watch.{access.watched(what)}.{access.space}.{access.row}"
     begin, _, _ = window(c, access)
+    c.do(f"call void @{name}(ptr %w, i32 %site, i32 %m, ptr {slots}, ptr {pointer}, i64 {begin})")
+
+
+@support("watch")
+def watch(what: str, space: str, row: str) -> str:
+    """`watch.WHAT.SPACE.ROW(w, site, mask, offsets, pointer, begin)`: lanes at offsets from an address and its pointer."""
+    c = Code(
+        f"define internal void @watch.{what}.{space}.{row}(ptr %w, i32 %site, i32 %m, ptr %offsets, ptr %pointer, "
+        "i64 %begin) noinline"
+    )
+    access = Access("ld", space, "v1", f"b{8 * int(row)}", "check")
     start, end, first = c.var("i64", 0), c.var("i64", 0), c.var("i32", 0)
 
     def flush() -> None:
         from_, to = c.load("i64", start), c.load("i64", end)
         with c.if_(c(f"icmp ne i64 {from_}, {to}")):
-            address = c(f"add i64 {from_}, {begin}")
-            lane = c(f"sub i32 -1, {c.load('i32', first)}")
-            _watch(c, access, what, lane, c.at(pointer, from_), address, c(f"sub i64 {to}, {from_}"))
+            address, lane = c(f"add i64 {from_}, %begin"), c(f"sub i32 -1, {c.load('i32', first)}")
+            head = f"ptr %w, i32 %site, i32 {lane}, i32 {row}, ptr {c.at('%pointer', from_)}"
+            c.do(f"call void @shadow.{what}.{space}({head}, i64 {address}, i64 {c(f'sub i64 {to}, {from_}')})")
 
-    with c.each_bit("%m") as lane:
-        offset = offset_of(c, access, slots, lane)
-        after = c(f"add i64 {offset}, {access.row}")
+    breaks = _breaks(c, access, int(row))
+    with c.each_bit(breaks) as lane:
+        offset = offset_of(c, access, "%offsets", lane)
+        after = _end_of_segment(c, access, breaks, lane, int(row))
         low, high = c.load("i64", start), c.load("i64", end)
         inside = c(f"and i1 {c(f'icmp uge i64 {offset}, {low}')}, {c(f'icmp ule i64 {after}, {high}')}")
         with c.if_(c(f"xor i1 {inside}, true")):
@@ -251,3 +265,26 @@ def watch_scattered(c: Code, access: Access, what: str, slots: str, pointer: str
                 c.store("i32", lane, first)
             c.store("i64", after, end)
     flush()
+    c.ret()
+    return c.text()
+
+
+def _breaks(c: Code, access: Access, row: int) -> str:
+    """The active lanes that neither repeat nor continue the lane before them; of a partial warp, all active lanes."""
+    kind, lanes = access.addresses, vec("i1")
+    now = c.load(kind, "%offsets", align=64)
+    picks = ", ".join(f"i32 {max(n - 1, 0)}" for n in range(32))
+    before = c(f"shufflevector {kind} {now}, {kind} poison, {vec('i32')} <{picks}>")
+    same = c(f"icmp eq {kind} {now}, {before}")
+    next_ = c(f"icmp eq {kind} {now}, {c(f'add {kind} {before}, {splat(access.address, row)}')}")
+    continues = c(f"bitcast {lanes} {c(f'or {lanes} {same}, {next_}')} to i32")
+    breaks = c(f"or i32 {c(f'xor i32 {continues}, -1')}, 1")
+    return c(f"select i1 {c('icmp eq i32 %m, -1')}, i32 {breaks}, i32 %m")
+
+
+def _end_of_segment(c: Code, access: Access, breaks: str, lane: str, row: int) -> str:
+    """Offset behind the last lane before the next break; of a partial warp, behind the lane itself."""
+    later = c(f"and i32 {breaks}, {c(f'shl i32 -2, {lane}')}")
+    next_ = c(f"call i32 @llvm.cttz.i32(i32 {later}, i1 false)")
+    last = c(f"select i1 {c('icmp eq i32 %m, -1')}, i32 {c(f'sub i32 {next_}, 1')}, i32 {lane}")
+    return c(f"add i64 {offset_of(c, access, '%offsets', last)}, {row}")

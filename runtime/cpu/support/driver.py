@@ -201,11 +201,39 @@ def _settle() -> str:
     met = c(f"icmp uge i32 {arrived}, {needed}")
     c.ret(when=c(f"xor i1 {met}, true"))
     c.ret(when=c(f"icmp eq i32 {arrived}, 0"))
+    _all_here(c, bar)
     c(f"call i32 @unpark(ptr %cta, i32 {PARK_BARRIER}, i32 %id, i64 0)")
     reset_barrier(c, bar)
     c.store("i32", c(f"add i32 {c.load('i32', '%cta', CTA['epoch'])}, 1"), "%cta", CTA["epoch"])
     c.ret()
     return c.text()
+
+
+def _all_here(c: Code, bar: str) -> None:
+    """In check mode: warps that wait at the barrier, or have exited, do nothing now, so the barrier covers them whole.
+
+    That leaves one count for all of them, which later look-ups compare with at once.
+    """
+    launch = c.load("ptr", "%cta", CTA["launch"])
+    with c.if_(c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")):
+        offset = c(f"add i32 {c('shl i32 %id, 7')}, {CHECK['bars']}")
+        clock = c.at(c.load("ptr", "%cta", CTA["races"]), c(f"zext i32 {offset} to i64"))
+        now = c.load("i32", "%cta", CTA["epoch"])
+
+        def cover(w: str) -> None:
+            warp = c.load("i32", w, WARP["id"])
+            slot = c(f"getelementptr i32, ptr {clock}, i32 {warp}")
+            with c.if_(c(f"icmp eq i32 {c.load('i32', w, WARP['exited'])}, -1")):
+                c.store("i32", now, slot)
+            with c.count("i32", c.load("i32", w, WARP["parked"])) as index:
+                place = c(f"zext i32 {c(f'mul i32 {index}, {PARK_BYTES}')} to i64")
+                record = c.at(c.at(w, WARP["parks"]), place)
+                kind = c(f"icmp eq i32 {c.load('i32', record, PARK['kind'])}, {PARK_BARRIER}")
+                same = c(f"icmp eq i32 {c.load('i32', record, PARK['id'])}, %id")
+                with c.if_(c(f"and i1 {kind}, {same}")):
+                    c.store("i32", now, slot)
+
+        for_each_warp(c, "%cta", cover)
 
 
 def reset_barrier(c: Code, bar: str) -> None:

@@ -11,15 +11,14 @@ read, and each warp's last read. Stamps of earlier CTAs need no clearing, as cou
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, splat, vec
+from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
 from ptxgen.runtime.cpu.layout import CHECK, CTA, WARP, WARP_LANES
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_RACE
 from ptxgen.runtime.cpu.support.shadow import report
 
 _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n, i64 %offset"
-_CHUNK = 8  # cells that are looked at together
-_STAMPS, _FLAGS, _LANES = vec("i32", _CHUNK), vec("i8", _CHUNK), vec("i1", _CHUNK)
+_CHUNKS = (16, 4)  # cells that are looked at together
 _CLOCK = vec("i32")
 _ALL_BYTES = 0xF
 _SEVERAL = 0x80  # in a cell's read bytes: more than one warp has read it since it was last safe
@@ -33,27 +32,14 @@ class _Cells:
         self.cta = c.load("ptr", "%w", WARP["cta"])
         block = c.load("ptr", self.cta, CTA["races"])
         self.count = c.load("i64", block, CHECK["cells"])
-        first = c.at(block, CHECK["arrays"])
-        four = c(f"shl i64 {self.count}, 2")
-        self.writes = first
-        self.reads = c.at(self.writes, four)
-        self.last_reads = c.at(self.reads, four)  # [warp][cell]
-        self.written = c.at(self.last_reads, c(f"mul i64 {four}, {WARP_LANES}"))
-        self.read = c.at(self.written, self.count)
+        self.writes, self.reads, self.last_reads, self.written, self.read = (
+            c.load("ptr", block, CHECK[name]) for name in ("writes", "reads", "last_reads", "written", "read")
+        )
         self.warp = c.load("i32", "%w", WARP["id"])
         self.now = c.load("i32", self.cta, CTA["epoch"])
         self.stamp = c(f"or i32 {c(f'shl i32 {self.now}, 5')}, {self.warp}")
         self.warps = c.load("i32", self.cta, CTA["warp_count"])
-        # stamps below this are covered, whichever warp they are of
-        clock = c.load(_CLOCK, "%w", WARP["vclock"], align=64)
-        number = "<" + ", ".join(f"i32 {n}" for n in range(WARP_LANES)) + ">"
-        beyond = c(f"icmp uge {_CLOCK} {number}, {c.spread('i32', self.warps)}")
-        own = c(f"icmp eq {_CLOCK} {number}, {c.spread('i32', self.warp)}")
-        ignored = c(f"or {vec('i1')} {beyond}, {own}")
-        others = c(f"select {vec('i1')} {ignored}, {_CLOCK} {splat('i32', -1)}, {_CLOCK} {clock}")
-        least = c(f"call i32 @llvm.vector.reduce.umin.v32i32({_CLOCK} {others})")
-        least = c(f"call i32 @llvm.umin.i32(i32 {least}, i32 {(1 << 27) - 2})")
-        self.safe = c(f"shl i32 {c(f'add i32 {least}, 1')}, 5")
+        self.safe = c.load("i32", "%w", WARP["safe"])  # stamps below this are covered, whichever warp they are of
 
     def mine(self) -> str:
         """The row of last reads of the executing warp."""
@@ -66,13 +52,19 @@ def _at(c: Code, base: str, cell: str, size: int) -> str:
 
 
 @support("race")
-def race(what: str) -> str:
+def race(what: str, mode: str = "") -> str:
     """`race.read|write|atomic(w, site, lane, row, pointer, address, bytes, offset)`, `offset` in shared memory.
 
-    `race.release(w, clock)` adds the warp's knowledge to a clock, `race.acquire(w, clock)` the clock to the warp's.
+    `race.release(w, clock)` adds the warp's knowledge to a clock, `race.acquire(w, clock)` the clock to the warp's;
+    `race.settle(w)` follows every change of a warp's clock. `race.quick.read|write(w, offset, bytes)` enters whole
+    cells where that needs no closer look, and says whether it has.
     """
     if what in ("release", "acquire"):
         return _exchange(what)
+    if what == "settle":
+        return _settle()
+    if what == "quick":
+        return _quick(mode)
     c = Code(f"define internal void @race.{what}({_PARAMETERS}) noinline")
     if what == "atomic":
         _atomic(c)
@@ -88,12 +80,30 @@ def _exchange(what: str) -> str:
     both = c(f"call {_CLOCK} @llvm.umax.v32i32({_CLOCK} {mine}, {_CLOCK} {theirs})")
     if what == "acquire":
         c.store(_CLOCK, both, "%w", WARP["vclock"], align=64)
+        c.do("call void @race.settle(ptr %w)")
     else:
         cta = c.load("ptr", "%w", WARP["cta"])
         now, warp = c.load("i32", cta, CTA["epoch"]), c.load("i32", "%w", WARP["id"])
         c.store(_CLOCK, both, "%clock", align=64)
         c.store("i32", now, c(f"getelementptr i32, ptr %clock, i32 {warp}"))
         c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
+    c.ret()
+    return c.text()
+
+
+def _settle() -> str:
+    """Note the stamp below which the warp's clock covers every other warp of the CTA."""
+    c = Code("define internal void @race.settle(ptr %w) noinline")
+    clock = c.load(_CLOCK, "%w", WARP["vclock"], align=64)
+    number = lanes_of("i32", 1)
+    warps = c.load("i32", c.load("ptr", "%w", WARP["cta"]), CTA["warp_count"])
+    beyond = c(f"icmp uge {_CLOCK} {number}, {c.spread('i32', warps)}")
+    own = c(f"icmp eq {_CLOCK} {number}, {c.spread('i32', c.load('i32', '%w', WARP['id']))}")
+    ignored = c(f"or {vec('i1')} {beyond}, {own}")
+    others = c(f"select {vec('i1')} {ignored}, {_CLOCK} {splat('i32', -1)}, {_CLOCK} {clock}")
+    least = c(f"call i32 @llvm.vector.reduce.umin.v32i32({_CLOCK} {others})")
+    least = c(f"call i32 @llvm.umin.i32(i32 {least}, i32 {(1 << 27) - 2})")
+    c.store("i32", c(f"shl i32 {c(f'add i32 {least}, 1')}, 5"), "%w", WARP["safe"])
     c.ret()
     return c.text()
 
@@ -109,27 +119,53 @@ def _atomic(c: Code) -> None:
 
 
 def _access(c: Code, what: str) -> None:
-    """Cells in chunks where whole ones are accessed and all of a chunk is covered; else one by one."""
+    """Chunks of whole cells at once where all of a chunk is covered, the others cell by cell."""
     cells = _Cells(c)
     first = c("lshr i64 %offset, 2")
     last = _last_cell(c)
     ragged = c(f"and i64 {c('or i64 %offset, %n')}, 3")
     whole = c(f"icmp eq i64 {ragged}, 0")
     at = c.var("i64", first)
+    for size in _CHUNKS:
+        with c.if_(whole), c.loop() as out:
+            cell = c.load("i64", at)
+            c.leave(out, c(f"icmp ugt i64 {c(f'add i64 {cell}, {size - 1}')}, {last}"))
+            covered = _chunk(c, cells, cell, what, size)
+            with c.if_(c(f"xor i1 {covered}, true"), likely=False), c.count("i64", size) as n:
+                _one(c, cells, c(f"add i64 {cell}, {n}"), what)
+            c.store("i64", c(f"add i64 {cell}, {size}"), at)
     with c.loop() as out:
         cell = c.load("i64", at)
         c.leave(out, c(f"icmp ugt i64 {cell}, {last}"))
-        covered = c.var("i1", "false")
-        c.store("i1", "false", covered)
-        fits = c(f"icmp ule i64 {c(f'add i64 {cell}, {_CHUNK - 1}')}, {last}")
-        with c.if_(c(f"and i1 {whole}, {fits}")):
-            c.store("i1", _chunk(c, cells, cell, what), covered)
-        done = c.load("i1", covered)
-        with c.if_(done):
-            c.store("i64", c(f"add i64 {cell}, {_CHUNK}"), at)
-        with c.else_():
-            _one(c, cells, cell, what)
-            c.store("i64", c(f"add i64 {cell}, 1"), at)
+        _one(c, cells, cell, what)
+        c.store("i64", c(f"add i64 {cell}, 1"), at)
+
+
+def _quick(what: str) -> str:
+    """i1: the run of whole cells was written before (for a read), no other warp is in the way, and it is entered."""
+    c = Code(f"define internal i1 @race.quick.{what}(ptr %w, i64 %offset, i64 %n) noinline")
+    ragged = c("or i64 %offset, %n")
+    c.ret("i1 false", when=c(f"icmp ne i64 {c(f'and i64 {ragged}, 3')}, 0"))
+    cells = _Cells(c)
+    valid = c.load("ptr", cells.cta, CTA["valid"])
+    several = c(f"icmp ugt i32 {cells.warps}, 1")
+    last, at = _last_cell(c), c.var("i64", c("lshr i64 %offset, 2"))
+    for size in (*_CHUNKS, 1):
+        kind, lanes = vec("i8", 4 * size), vec("i1", 4 * size)
+        with c.loop() as out:
+            cell = c.load("i64", at)
+            c.leave(out, c(f"icmp ugt i64 {c(f'add i64 {cell}, {size - 1}')}, {last}"))
+            flags = _at(c, valid, cell, 4)
+            if what == "read":
+                missing = c(f"icmp eq {kind} {c.load(kind, flags, align=1)}, zeroinitializer")
+                c.ret("i1 false", when=c(f"icmp ne i{4 * size} {c(f'bitcast {lanes} {missing} to i{4 * size}')}, 0"))
+            with c.if_(several):
+                c.ret("i1 false", when=c(f"xor i1 {_chunk(c, cells, cell, what, size)}, true"))
+            if what == "write":
+                c.store(kind, splat("i8", 1), flags, align=1)
+            c.store("i64", c(f"add i64 {cell}, {size}"), at)
+    c.ret("i1 true")
+    return c.text()
 
 
 def _last_cell(c: Code) -> str:
@@ -137,43 +173,45 @@ def _last_cell(c: Code) -> str:
     return c(f"lshr i64 {c(f'sub i64 {end}, 1')}, 2")
 
 
-def _chunk(c: Code, cells: _Cells, cell: str, what: str) -> str:
+def _chunk(c: Code, cells: _Cells, cell: str, what: str, size: int) -> str:
     """i1: nothing in the chunk needs a closer look; then the access is entered for all of it."""
-    safe = c(f"insertelement {_STAMPS} poison, i32 {cells.safe}, i64 0")
-    safe = c(f"shufflevector {_STAMPS} {safe}, {_STAMPS} poison, {_STAMPS} zeroinitializer")
-    mine = c(f"insertelement {_STAMPS} poison, i32 {cells.warp}, i64 0")
-    mine = c(f"shufflevector {_STAMPS} {mine}, {_STAMPS} poison, {_STAMPS} zeroinitializer")
+    kind, small, lanes = vec("i32", size), vec("i8", size), vec("i1", size)
+
+    def everywhere(value: str) -> str:
+        one = c(f"insertelement {kind} poison, i32 {value}, i64 0")
+        return c(f"shufflevector {kind} {one}, {kind} poison, {kind} zeroinitializer")
+
+    safe, mine = everywhere(cells.safe), everywhere(cells.warp)
 
     def own_or_covered(stamps: str) -> tuple[str, str]:
-        covered = c(f"icmp ult {_STAMPS} {stamps}, {safe}")
-        of = c(f"and {_STAMPS} {stamps}, {splat('i32', 31)}")
-        return covered, c(f"icmp eq {_STAMPS} {of}, {mine}")
+        covered = c(f"icmp ult {kind} {stamps}, {safe}")
+        of = c(f"and {kind} {stamps}, {splat('i32', 31)}")
+        return covered, c(f"icmp eq {kind} {of}, {mine}")
 
     write_place, read_place = _at(c, cells.writes, cell, 4), _at(c, cells.reads, cell, 4)
     written_place, flag_place = _at(c, cells.written, cell, 1), _at(c, cells.read, cell, 1)
-    covered, own = own_or_covered(c.load(_STAMPS, write_place, align=4))
-    fine = c(f"or {_LANES} {covered}, {own}")
-    read_covered, read_own = own_or_covered(c.load(_STAMPS, read_place, align=4))
-    flags = c.load(_FLAGS, flag_place, align=1)
+    covered, own = own_or_covered(c.load(kind, write_place, align=4))
+    fine = c(f"or {lanes} {covered}, {own}")
+    read_covered, read_own = own_or_covered(c.load(kind, read_place, align=4))
+    flags = c.load(small, flag_place, align=1)
     if what == "write":
-        several = c(f"icmp slt {_FLAGS} {flags}, zeroinitializer")
-        alone = c(f"and {_LANES} {read_own}, {c(f'xor {_LANES} {several}, splat (i1 true)')}")
-        fine = c(f"and {_LANES} {fine}, {c(f'or {_LANES} {read_covered}, {alone}')}")
-    every = c(f"icmp eq i8 {c(f'bitcast {_LANES} {fine} to i8')}, -1")
+        several = c(f"icmp slt {small} {flags}, zeroinitializer")
+        alone = c(f"and {lanes} {read_own}, {c(f'xor {lanes} {several}, splat (i1 true)')}")
+        fine = c(f"and {lanes} {fine}, {c(f'or {lanes} {read_covered}, {alone}')}")
+    every = c(f"icmp eq i{size} {c(f'bitcast {lanes} {fine} to i{size}')}, -1")
     with c.if_(every):
-        stamp = c(f"insertelement {_STAMPS} poison, i32 {cells.stamp}, i64 0")
-        stamp = c(f"shufflevector {_STAMPS} {stamp}, {_STAMPS} poison, {_STAMPS} zeroinitializer")
+        stamp = everywhere(cells.stamp)
         if what == "write":
-            c.store(_STAMPS, stamp, write_place, align=4)
-            c.store(_FLAGS, splat("i8", _ALL_BYTES), written_place, align=1)
+            c.store(kind, stamp, write_place, align=4)
+            c.store(small, splat("i8", _ALL_BYTES), written_place, align=1)
         else:
-            c.store(_STAMPS, stamp, read_place, align=4)
-            times = c(f"lshr {_STAMPS} {stamp}, {splat('i32', 5)}")
-            c.store(_STAMPS, times, _at(c, cells.mine(), cell, 4), align=4)
-            kept = c(f"and {_FLAGS} {flags}, {splat('i8', -_SEVERAL)}")
-            marked = c(f"select {_LANES} {read_own}, {_FLAGS} {kept}, {_FLAGS} {splat('i8', -_SEVERAL)}")
-            marked = c(f"select {_LANES} {read_covered}, {_FLAGS} zeroinitializer, {_FLAGS} {marked}")
-            c.store(_FLAGS, c(f"or {_FLAGS} {marked}, {splat('i8', _ALL_BYTES)}"), flag_place, align=1)
+            c.store(kind, stamp, read_place, align=4)
+            times = c(f"lshr {kind} {stamp}, {splat('i32', 5)}")
+            c.store(kind, times, _at(c, cells.mine(), cell, 4), align=4)
+            kept = c(f"and {small} {flags}, {splat('i8', -_SEVERAL)}")
+            marked = c(f"select {lanes} {read_own}, {small} {kept}, {small} {splat('i8', -_SEVERAL)}")
+            marked = c(f"select {lanes} {read_covered}, {small} zeroinitializer, {small} {marked}")
+            c.store(small, c(f"or {small} {marked}, {splat('i8', _ALL_BYTES)}"), flag_place, align=1)
     return every
 
 

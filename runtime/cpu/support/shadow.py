@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, RANK_SHIFT, SHARED_WINDOW, WARP, WINDOW_SHIFT
+from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, RANK_SHIFT, SHARED_BASE, SHARED_WINDOW, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_UNINITIALISED, site_cache
 from ptxgen.runtime.cpu.support.driver import for_each_warp
@@ -95,6 +95,10 @@ def _shared(c: Code, what: str) -> None:
         stride = c.load("i64", c.load("ptr", gang, GANG["launch"]), LAUNCH["cta_stride"])
         place = c(f"mul i64 {c(f'sub i64 {rank}, 1')}, {stride}")
         c.store("ptr", c.at(c.load("ptr", gang, GANG["ctas"]), place), holder)
+    if what in ("read", "write"):  # the commonest case needs the least
+        with c.if_(own):
+            offset = c(f"sub i64 %a, {SHARED_BASE}")
+            c.ret(when=c(f"call i1 @race.quick.{what}(ptr %w, i64 {offset}, i64 %n)"))
     there = c.load("ptr", holder)
     begin = c(f"ptrtoint ptr {c.load('ptr', there, CTA['shared'])} to i64")
     offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
@@ -111,17 +115,18 @@ def _shared(c: Code, what: str) -> None:
 def _missing() -> str:
     c = Code("define internal i64 @shadow.missing(ptr %flags, i64 %n) noinline")
     at = c.var("i64", 0)
-    wide = vec("i8")
-    with c.loop() as out:
-        now = c.load("i64", at)
-        after = c(f"add i64 {now}, 32")
-        c.leave(out, c(f"icmp ugt i64 {after}, %n"))
-        flags = c.load(wide, c.at("%flags", now), align=1)
-        zeros = c(f"bitcast {vec('i1')} {c(f'icmp eq {wide} {flags}, zeroinitializer')} to i32")
-        with c.if_(c(f"icmp ne i32 {zeros}, 0")):
-            first = c(f"zext i32 {c(f'call i32 @llvm.cttz.i32(i32 {zeros}, i1 true)')} to i64")
-            c.ret("i64 " + c(f"add i64 {now}, {first}"), when="true")
-        c.store("i64", after, at)
+    for size in (32, 4):
+        wide, lanes = vec("i8", size), vec("i1", size)
+        with c.loop() as out:
+            now = c.load("i64", at)
+            after = c(f"add i64 {now}, {size}")
+            c.leave(out, c(f"icmp ugt i64 {after}, %n"))
+            zero = c(f"icmp eq {wide} {c.load(wide, c.at('%flags', now), align=1)}, zeroinitializer")
+            zeros = c(f"bitcast {lanes} {zero} to i{size}")
+            with c.if_(c(f"icmp ne i{size} {zeros}, 0"), likely=False):
+                first = c(f"call i{size} @llvm.cttz.i{size}(i{size} {zeros}, i1 true)")
+                c.ret("i64 " + c(f"add i64 {now}, {c(f'zext i{size} {first} to i64')}"), when="true")
+            c.store("i64", after, at)
     with c.loop() as out:
         now = c.load("i64", at)
         c.leave(out, c(f"icmp uge i64 {now}, %n"))
@@ -138,7 +143,12 @@ def _begin() -> str:
     c.do(f"call void @llvm.memset.p0.i64(ptr {c.load('ptr', '%cta', CTA['valid'])}, i8 0, i64 {size}, i1 false)")
     now = c.load("i32", "%cta", CTA["epoch"])
     clocks = c.spread("i32", now)
-    for_each_warp(c, "%cta", lambda w: c.store(vec("i32"), clocks, w, WARP["vclock"], align=64))
+
+    def start(w: str) -> None:
+        c.store(vec("i32"), clocks, w, WARP["vclock"], align=64)
+        c.do(f"call void @race.settle(ptr {w})")
+
+    for_each_warp(c, "%cta", start)
     c.store("i32", c(f"add i32 {now}, 1"), "%cta", CTA["epoch"])
     c.ret()
     return c.text()
