@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.instructions import convert_forms, float_forms, integer_forms, matrix_forms, warp_forms
+from tests.instructions import convert_forms, float_forms, integer_forms, matrix_forms, warp_forms, wgmma_forms
 from tests.instructions.form import Entry, Form, bundle
 
 TOPICS: dict[str, tuple[Form, ...]] = {
@@ -11,6 +11,7 @@ TOPICS: dict[str, tuple[Form, ...]] = {
     "convert": tuple(convert_forms.forms()),
     "warp": tuple(warp_forms.forms()),
     "matrix": tuple(matrix_forms.forms()),
+    "wgmma": tuple(wgmma_forms.forms()),
 }
 FORMS: dict[str, Form] = {f.name: f for forms in TOPICS.values() for f in forms}
 assert len(FORMS) == sum(map(len, TOPICS.values())), "two forms have one name"

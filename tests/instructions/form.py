@@ -11,9 +11,8 @@ import numpy as np
 
 from tests.instructions.inputs import WIDTH, make, register_type
 
-HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
+HEAD = ".version 8.6\n.target {target}\n.address_size 64\n"
 BUNDLE = 24
-SHARED_BYTES = 8192
 _ANY_INTEGER = re.compile(r"\b[us](?=(?:8|16|32|64)$)|(?<=_)[us](?=(?:8|16|32|64)$)")
 
 
@@ -24,7 +23,8 @@ class Form:
     `text` is PTX with `d0`, `d1` … for results, `s0`, `s1` … for sources, `t0` … for scratch registers named in
     `scratch`; `%mem` and `%smem` are 16 bytes of the thread's own in global and shared memory, those of a warp's lanes
     side by side. `results` are register types; `sources` are input kinds. `exact` is False for
-    approximations and rounded sums, which `bounds.py` has the bound of. `threads` is the grid of the form.
+    approximations and rounded sums, which `bounds.py` has the bound of. `threads` is the grid of the form; `space` is
+    a block's shared memory of `shared` bytes.
     """
 
     name: str
@@ -34,11 +34,13 @@ class Form:
     scratch: tuple[str, ...] = ()
     exact: bool = True
     threads: int = 256
+    target: str = "sm_90"
+    shared: int = 8192
 
     @property
     def digest(self) -> int:
         """Changes when what was recorded is no longer what would run."""
-        words = (self.text, self.sources, self.results, self.scratch, self.threads, HEAD)
+        words = (self.text, self.sources, self.results, self.scratch, self.threads, self.target, self.shared, HEAD)
         return zlib.crc32(repr(words).encode()) ^ zlib.crc32(self.inputs().tobytes())
 
     @property
@@ -96,7 +98,7 @@ class Entry:
             f"    .reg .{_declared(register_type(k))} %s{n};" for n, k in enumerate(self.sources)
         )
         return _ENTRY.format(
-            name=self.name, sources=sources, loads="\n".join(loads), body="\n".join(body), shared=SHARED_BYTES
+            name=self.name, sources=sources, loads="\n".join(loads), body="\n".join(body), shared=self.forms[0].shared
         )
 
     def results(self, rows: np.ndarray) -> Iterator[tuple[Form, list[np.ndarray]]]:
@@ -109,7 +111,7 @@ class Entry:
 
 _ENTRY = """.visible .entry {name}(.param .u64 inputs, .param .u64 results, .param .u64 memory)
 {{
-    .shared .align 128 .b8 space[{shared}];
+    .shared .align 1024 .b8 space[{shared}];
     .reg .b64 %in, %out, %mem, %wide;
     .reg .b32 %me, %smem, %warp, %thread;
 {sources}
@@ -175,15 +177,17 @@ def narrowed(row: np.ndarray, type_: str) -> np.ndarray:
 
 def bundle(forms: Iterable[Form], size: int = BUNDLE) -> list[Entry]:
     """Entries of at most `size` forms: those whose sources are the same, or the first of another's."""
-    groups: dict[tuple[int, tuple[str, ...]], list[Form]] = {}
+    groups: dict[tuple[tuple[object, ...], tuple[str, ...]], list[Form]] = {}
     for form in sorted(forms, key=lambda f: -len(f.sources)):
-        kinds = form.kinds
-        fits = (k for k in groups if k[0] == form.threads and k[1][: len(kinds)] == kinds)
-        groups.setdefault(next(fits, (form.threads, kinds)), []).append(form)
+        kinds, frame = form.kinds, (form.threads, form.target, form.shared)
+        fits = (k for k in groups if k[0] == frame and k[1][: len(kinds)] == kinds)
+        groups.setdefault(next(fits, (frame, kinds)), []).append(form)
     parts = [g[n : n + size] for g in groups.values() for n in range(0, len(g), size)]
     return [Entry(f"forms_{n}", tuple(part)) for n, part in enumerate(parts)]
 
 
 def module_text(entries: Iterable[Entry]) -> str:
-    """One module of some entries."""
-    return HEAD + "\n".join(e.ptx() for e in entries)
+    """One module of some entries, all for one target."""
+    chosen = list(entries)
+    (target,) = {f.target for e in chosen for f in e.forms}
+    return HEAD.format(target=target) + "\n".join(e.ptx() for e in chosen)
