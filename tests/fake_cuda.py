@@ -16,12 +16,14 @@ import pytest
 
 real = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are not installed")
 
+from ptxgen.runtime import open_device  # noqa: E402
 from ptxgen.runtime.backend import Slot  # noqa: E402
 from ptxgen.runtime.cuda.device import CudaDevice  # noqa: E402
 from ptxgen.runtime.cuda.driver import Driver  # noqa: E402
 from ptxgen.runtime.cuda.launch import Config  # noqa: E402
 from ptxgen.runtime.diskcache import DiskCache  # noqa: E402
 
+_SLACK = 256  # bytes of an allocation that only align it
 _CONTEXT = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent")  # around every call: not logged
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 TEXT = """.version 7.0
@@ -67,6 +69,26 @@ def fake_device(binding: Binding | None = None, cubins: DiskCache | None = None)
     """A device over a fake driver, with a cache in memory unless one is given."""
     made = Binding() if binding is None else binding
     return CudaDevice(0, Driver(made), DiskCache(None) if cubins is None else cubins), made
+
+
+def running_device() -> CudaDevice:
+    """A device over a fake driver whose kernels run, on the CPU executor."""
+    device, binding = fake_device()
+    cpu: Any = open_device("cpu")
+    modules: dict[str, Any] = {}
+
+    def execute(text: str, launch: Launched) -> None:
+        module = modules.get(text) or modules.setdefault(text, cpu.module(text))
+        live = [(pointer, len(raw) - _SLACK) for pointer, raw in binding.memory.items()]
+        for pointer, size in live:
+            cpu._adopt(pointer, size)
+        cluster = launch.attributes.get(4, (1, 1, 1))
+        module[launch.name].launch(launch.grid, launch.block, launch.arguments, launch.shared, cluster)
+        for pointer, size in live:
+            cpu._disown(pointer, size)
+
+    binding.execute = execute
+    return device
 
 
 class Binding:
@@ -160,7 +182,7 @@ class Binding:
     def _cuMemAllocAsync(self, size: int, stream: object) -> Any:
         if size > self.free_bytes:
             return real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-        raw = (ctypes.c_ubyte * (size + 256))()
+        raw = (ctypes.c_ubyte * (size + _SLACK))()
         pointer = -(-ctypes.addressof(raw) // 256) * 256
         self.memory[pointer] = raw
         return pointer
@@ -328,9 +350,15 @@ class Binding:
         self.graphs[graph].append(lambda: self._run(text, self.nodes[node]))
         return node
 
-    def _cuGraphKernelNodeSetParams(self, node: int, params: Any) -> None: self.nodes[node] = self._launch_of(params)
+    def _cuGraphKernelNodeSetParams(self, node: int, params: Any) -> None:
+        kept = self.nodes[node].attributes
+        self.nodes[node] = self._launch_of(params)
+        self.nodes[node].attributes = kept
+
     def _cuGraphExecKernelNodeSetParams(self, executable: int, node: int, params: Any) -> None: ...
-    def _cuGraphKernelNodeSetAttribute(self, node: int, attribute: Any, value: Any) -> None: ...
+    def _cuGraphKernelNodeSetAttribute(self, node: int, attribute: Any, value: Any) -> None:
+        self.nodes[node].attributes[int(attribute)] = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
+
     def _cuGraphAddDependencies(self, graph: int, before: Any, after: Any, edges: Any, count: int) -> None:
         self.edges = [(b, a, e.type, e.from_port) for b, a, e in zip(before, after, edges, strict=True)]
 
