@@ -19,11 +19,9 @@ from benchmarks.rows import Run, load, markdown
 from ptxgen.generator import clear_cache, generate
 from ptxgen.idioms.prefill import tiles
 from ptxgen.kernels import MultiHeadAttention
-from ptxgen.runtime import open_device
 
 SHAPES = ((32, 8, 128), (32, 4, 64))
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-ROUNDS = 7
 SAMPLED_ROWS = 96
 Case = dict[str, Any]
 
@@ -69,23 +67,6 @@ class Inputs:
         return 4 * self.case["n_heads"] * self.case["head_dim"] * n * (n + 1) / 2
 
 
-def timed(launch: Callable[[], None], calls: int) -> float:
-    """Microseconds of one of the `calls` calls that `launch` submits; the median of some rounds."""
-    import torch
-
-    for _ in range(2):
-        launch()
-    times = []
-    for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        launch()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
-
-
 def calls_for(inputs: Inputs) -> int:
     """Graph nodes that take a few milliseconds together."""
     return max(1, min(64, int(2e12 / inputs.flops)))
@@ -93,17 +74,10 @@ def calls_for(inputs: Inputs) -> int:
 
 def peer(inputs: Inputs, call: Callable[[], Any]) -> tuple[float, Any]:
     """Time of a torch call within a graph, and its result."""
-    import torch
+    from benchmarks.gpu import graph_us
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        result = call()
-    stream.synchronize()
-    calls, graph = calls_for(inputs), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            call()
-    return timed(graph.replay, calls), result
+    result = call()
+    return graph_us([call] * calls_for(inputs)), result
 
 
 def sdpa(backend: str) -> Callable[[Inputs], tuple[float, Any]]:
@@ -138,22 +112,19 @@ def ours(inputs: Inputs) -> tuple[float, Any]:
     """MultiHeadAttention on the same tensors."""
     import torch
 
-    case, device = inputs.case, open_device("cuda")
+    from benchmarks.gpu import Loaded, graph_us
+
+    case = inputs.case
     kind, n = case["dtype"], case["tokens"]
     shape = {x: case[x] for x in ("head_dim", "n_heads", "n_kv_heads")}
     spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kind, layout="heads")
-    ptx, out = generate(spec, device.target), torch.full_like(inputs.q[0], math.nan)
-    entry = device.module(ptx.text)[ptx.entry]
-    pointers = [x.data_ptr() for x in (inputs.q, inputs.k, inputs.v, out)]
-    launch = ptx.launch.at({"n_tokens": n})
-    import numpy as np
-
-    bound = entry.bind(launch.grid, launch.block, [*pointers, *[np.int32(n)] * 4], launch.shared)
-    graph, calls = device.graph(), calls_for(inputs)
-    for _ in range(calls):
-        graph.add(bound)
-    stream = device.stream(torch.cuda.current_stream())
-    return timed(lambda: graph.launch(stream), calls), out
+    major, minor = torch.cuda.get_device_capability()
+    loaded, out = Loaded(generate(spec, f"sm_{major}{minor}"), n_tokens=n), torch.full_like(inputs.q[0], math.nan)
+    lengths = dict.fromkeys(("q_len", "kv_len", "q_rows", "kv_rows"), n)
+    call = loaded.bind(q=inputs.q, k=inputs.k, v=inputs.v, out=out, **lengths)
+    us = graph_us([call] * calls_for(inputs))
+    loaded.close()
+    return us, out
 
 
 IMPLEMENTATIONS = {

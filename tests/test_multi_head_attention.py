@@ -122,6 +122,43 @@ def test_negative_lengths_count_as_none(device: Device) -> None:
     assert (trial(one, device, target="sm_80", arguments=given, **sizes).require().outputs["out"] == 0).all()
 
 
+# -- ragged batches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2, 33, 70])
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_ragged_batches(device: Device, batch: int, kind: str) -> None:
+    """More sequences than lanes, some of them empty, some longer than their keys."""
+    one = spec(n_heads=6, n_kv_heads=2, q_dtype=kind, kv_dtype=kind, max_len=48, batched=True, lse=True)
+    trial(one, device, target="sm_80", n_tokens=120, batch=batch).require()
+
+
+def test_sequences_that_do_not_count_are_left_alone(device: Device) -> None:
+    one = spec(max_len=48, batched=True)
+    given = one.example(np.random.default_rng(0), n_tokens=60, batch=5) | {"n_sequences": np.int32(3)}
+    result = trial(one, device, target="sm_80", arguments=given, n_tokens=60, batch=5).require()
+    assert np.isnan(result.outputs["out"][given["q_starts"][3] :].astype(np.float32)).all()
+    none = given | {"n_sequences": np.int32(0)}
+    result = trial(one, device, target="sm_80", arguments=none, n_tokens=60, batch=5).require()
+    assert np.isnan(result.outputs["out"].astype(np.float32)).all()
+
+
+def test_a_batch_gives_the_bits_of_each_sequence_alone(device: Device) -> None:
+    one, alone = spec(max_len=48, batched=True, n_heads=4), spec(max_len=48, n_heads=4)
+    given = one.example(np.random.default_rng(0), n_tokens=90, batch=4)
+    together = trial(one, device, target="sm_80", arguments=given, n_tokens=90, batch=4).require().outputs["out"]
+    for s in range(4):
+        first, end = map(int, given["q_starts"][s : s + 2])
+        if first == end:
+            continue
+        single = {
+            "q": given["q"][first:end], "k": given["k"][s], "v": given["v"][s], "q_len": np.int32(end - first),
+            "kv_len": given["kv_lens"][s], "out": np.full_like(given["out"][first:end], np.nan),
+        }  # fmt: skip
+        result = trial(alone, device, target="sm_80", arguments=single, n_tokens=end - first).require()
+        assert result.outputs["out"].tobytes() == together[first:end].tobytes()
+
+
 # -- options ---------------------------------------------------------------------------------------------------------
 
 OPTIONS: list[dict[str, Any]] = [
@@ -198,7 +235,7 @@ def test_capacity_decides_the_grid() -> None:
 def test_every_reason_is_given() -> None:
     fields = {
         "head_dim": 100, "n_heads": 6, "n_kv_heads": 4, "q_dtype": "s8", "kv_dtype": "u8", "layout": "rows",
-        "window": 5, "causal": False, "scale": -1.0, "soft_cap": -2.0, "max_len": -1,
+        "window": 5, "causal": False, "scale": -1.0, "soft_cap": -2.0, "max_len": -1, "batched": True, "indirect": True,
     }  # fmt: skip
     with pytest.raises(SpecError) as refused:
         MultiHeadAttention(**fields)
@@ -213,10 +250,12 @@ def test_every_reason_is_given() -> None:
         "scale: must be a positive number",
         "soft_cap: must be a positive number",
         "max_len: must be from 0",
+        "batched: needs max_len and layout='tokens'",
+        "indirect: the lengths of a batch are in device memory already",
     ):
         assert words in text
     reasons = supports({"kernel_type": "multi_head_attention", **fields}, "sm_80").reasons
-    assert len(reasons) == 9
+    assert len(reasons) == 11
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])

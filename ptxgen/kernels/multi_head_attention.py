@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
+    from ptxgen.kernel import Arrays
     from ptxgen.targets import Target
 
 SCALE_GROUP = 32  # int8 values that share a scale
@@ -30,6 +31,10 @@ class MultiHeadAttention(KernelType):
     and n_keys. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in either layout. n_tokens and
     n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]` in device memory when
     `indirect`. The grid follows from n_tokens alone.
+
+    `batched`: a ragged batch over caches `[batch, n_kv_heads, max_len, head_dim]`. q, out `[n_tokens, n_heads,
+    head_dim]` hold the sequences' tokens one after the other: sequence s has rows q_starts[s] … q_starts[s + 1] and
+    kv_lens[s] keys; the scalar n_sequences says how many of the batch count. The grid follows from n_tokens and batch.
 
     `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
@@ -50,13 +55,15 @@ class MultiHeadAttention(KernelType):
     soft_cap: float = 0.0
     window: int = 0
     indirect: bool = False
+    batched: bool = False
     lse: bool = False
 
-    sizes = {"n_tokens": 40, "n_keys": 40, "q_len": -1, "kv_len": -1}  # −1: as many as there is room for
+    sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "q_len": -1, "kv_len": -1}  # −1: all that there is room for
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
         dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),
+        dict(head_dim=8, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=32, batched=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -71,6 +78,10 @@ class MultiHeadAttention(KernelType):
         yield from rules.between("window", self.window, 0, 1 << 30)
         if self.window and not self.causal:
             yield f"window: needs causal=True (got window={self.window}, causal=False; nearest: 0)"
+        if self.batched and not (self.max_len and self.layout == "tokens"):
+            yield f"batched: needs max_len and layout='tokens' (got max_len={self.max_len}, layout={self.layout!r})"
+        if self.batched and self.indirect:
+            yield "indirect: the lengths of a batch are in device memory already (got indirect=True, batched=True)"
         if self.scale is not None and not 0 < self.scale < math.inf:
             yield f"scale: must be a positive number, or None for 1/sqrt(head_dim) (got {self.scale})"
         if not 0 <= self.soft_cap < math.inf:
@@ -93,7 +104,7 @@ class MultiHeadAttention(KernelType):
         rows: tuple[Extent, ...] = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
         keys: tuple[Extent, ...] = ("n_keys", self.n_kv_heads) if tokens else (self.n_kv_heads, "n_keys")
         if self.max_len:
-            keys = (self.n_kv_heads, self.max_len)
+            keys = (*(("batch",) if self.batched else ()), self.n_kv_heads, self.max_len)
         out = [
             buffer("q", self.q_dtype, *rows, self.head_dim),
             buffer("k", self.kv_dtype, *keys, self.head_dim),
@@ -104,6 +115,10 @@ class MultiHeadAttention(KernelType):
         out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
         if self.lse:
             out.append(buffer("lse", f32, *rows, access="out", align=4))
+        if self.batched:
+            starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")
+            lengths = buffer("kv_lens", s32, "batch", align=4, doc="keys of each sequence, its tokens' own among them")
+            return (*out, starts, lengths, scalar("n_sequences", s32, doc="sequences that count"))
         for name, what in (("q_len", "tokens"), ("kv_len", "keys, the tokens' own among them")):
             doc = f"number of {what}"
             out.append(buffer(name, s32, 1, align=4, doc=doc) if self.indirect else scalar(name, s32, doc=doc))
@@ -133,7 +148,10 @@ class MultiHeadAttention(KernelType):
     def launch(self, target: Target) -> Launch:
         tile = self.tile(target)
         rows = f"n_tokens * {self.group}" if self.group > 1 else "n_tokens"
-        ctas = f"{self.n_kv_heads} * ceil_div({rows}, {tile.rows})"
+        tiles_of_rows = f"ceil_div({rows}, {tile.rows})"
+        if self.batched:  # each sequence may leave one tile unfilled
+            tiles_of_rows = f"({tiles_of_rows} + batch)"
+        ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
         return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
 
     def template(self, target: Target) -> str:
@@ -156,45 +174,61 @@ class MultiHeadAttention(KernelType):
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
-        lengths = {name: most if sizes[name] < 0 else sizes[name] for name, most in room.items()}
-        if self.indirect:
-            lengths = {name: np.array([n], np.int32) for name, n in lengths.items()}  # type: ignore[misc]
-        scales = {}
+        out: dict[str, Any] = {"q_rows": sizes["n_tokens"], "kv_rows": sizes["n_keys"]}
+        if self.batched:
+            inner = np.sort(rng.integers(0, sizes["n_tokens"], sizes["batch"] - 1, endpoint=True))
+            out["q_starts"] = np.array([0, *inner, sizes["n_tokens"]], np.int32)
+            out["kv_lens"] = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
+            out["n_sequences"] = sizes["batch"]
+        else:
+            room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
+            for name, most in room.items():
+                length = most if sizes[name] < 0 else sizes[name]
+                out[name] = np.array([length], np.int32) if self.indirect else length
         if self.kv_dtype.name == "s8":
-            shape = self.params()[1].shape[:-1]
-            dims = tuple(sizes[e] if isinstance(e, str) else e for e in shape)
+            shape = tuple(sizes[e] if isinstance(e, str) else e for e in self.params()[1].shape[:-1])
             for name in ("k_scales", "v_scales"):
-                scales[name] = rng.uniform(0.005, 0.02, (*dims, -(-self.head_dim // SCALE_GROUP))).astype(np.float16)
-        return {**lengths, **scales, "q_rows": sizes["n_tokens"], "kv_rows": sizes["n_keys"]}
+                out[name] = rng.uniform(0.005, 0.02, (*shape, -(-self.head_dim // SCALE_GROUP))).astype(np.float16)
+        return out
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        heads_first = self.layout == "heads"
-        q = a["q"].astype(np.float64) if heads_first else a["q"].astype(np.float64).swapaxes(0, 1)
+        out = {"out": a["out"].copy()} | ({"lse": a["lse"].copy()} if self.lse else {})
         k, v = (self._keys(a[x], a.get(f"{x}_scales")) for x in "kv")
-        q_len, kv_len = (max(0, int(np.ravel(a[x])[0])) for x in ("q_len", "kv_len"))
-        kv_len = min(kv_len, k.shape[1])
-        out, lse = a["out"].copy(), a["lse"].copy() if self.lse else None
-        position = np.arange(q_len) + kv_len - q_len
-        seen = np.ones((q_len, kv_len), bool)
+        if not self.batched:
+            q_len, kv_len = (int(np.ravel(a[x])[0]) for x in ("q_len", "kv_len"))
+            self._attend(out, a["q"], k, v, 0, q_len, kv_len)
+            return out
+        for s in range(int(a["n_sequences"])):
+            first, end = map(int, a["q_starts"][s : s + 2])
+            self._attend(out, a["q"], k[s], v[s], first, end - first, int(a["kv_lens"][s]))
+        return out
+
+    def _attend(
+        self, out: Arrays, q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, q_len: int, kv_len: int
+    ) -> None:
+        """Fill in the rows of one sequence: q_len tokens from `first` on, and kv_len keys."""
+        import numpy as np
+
+        q_len, kv_len = max(0, q_len), min(max(0, kv_len), k.shape[1])
+        distance = (np.arange(q_len) + kv_len - q_len)[:, None] - np.arange(kv_len)
+        seen = np.ones(distance.shape, bool)
         if self.causal:
-            distance = position[:, None] - np.arange(kv_len)
             seen = (distance >= 0) & ((distance < self.window) if self.window else True)
+        tokens = slice(first, first + q_len)
         for h in range(self.n_heads):
-            rows = (h, slice(0, q_len)) if heads_first else (slice(0, q_len), h)
-            scores = q[h, :q_len] @ k[h // self.group, :kv_len].T * self.softmax_scale
+            rows = (h, tokens) if self.layout == "heads" else (tokens, h)
+            scores = q[rows].astype(np.float64) @ k[h // self.group, :kv_len].T * self.softmax_scale
             if self.soft_cap:
                 scores = self.soft_cap * np.tanh(scores / self.soft_cap)
             values, sums = softmax_rows(np.where(seen, scores, -np.inf), v[h // self.group, :kv_len])
-            out[rows] = values.astype(out.dtype)
-            if lse is not None:
-                lse[rows] = sums
-        return {"out": out} if lse is None else {"out": out, "lse": lse}
+            out["out"][rows] = values.astype(out["out"].dtype)
+            if self.lse:
+                out["lse"][rows] = sums
 
     def _keys(self, x: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-        """K or V as float64 `[n_kv_heads, keys, head_dim]`; rows that do not count may hold NaN."""
+        """K or V as float64 `[…, n_kv_heads, keys, head_dim]`; rows that do not count may hold NaN."""
         import numpy as np
 
         wide = x.astype(np.float64)

@@ -96,21 +96,22 @@ class RowCopy:
     def aim(self, thread: Reg) -> tuple[Reg, Reg]:
         """This thread's first row and first chunk; also the predicates of its last passes."""
         b, s, name = self.b, self.spread, self.name
-        row = b.op("shr.u32", b.reg(f"{name}_row", "s32"), thread, s.lanes.bit_length() - 1)
-        chunk = b.op("and.b32", b.reg(f"{name}_chunk", "u32"), thread, s.lanes - 1)
+        row = b.op("shr.u32", scratch(b, f"{name}_row", "s32"), thread, s.lanes.bit_length() - 1)
+        chunk = b.op("and.b32", scratch(b, f"{name}_chunk", "u32"), thread, s.lanes - 1)
+        has_chunk, has_row, has_both = (f"{name}_has_{x}" for x in ("chunk", "row", "both"))
         if s.spare_lanes:
-            b.op("setp.lt.u32", f"{name}_has_chunk", chunk, s.chunks - (s.column_passes - 1) * s.lanes)
+            last = s.chunks - (s.column_passes - 1) * s.lanes
+            b.op("setp.lt.u32", scratch(b, has_chunk, "pred"), chunk, last)
         if s.spare_rows:
-            b.op("setp.lt.s32", f"{name}_has_row", row, s.rows - (s.row_passes - 1) * s.rows_per_pass)
+            b.op("setp.lt.s32", scratch(b, has_row, "pred"), row, s.rows - (s.row_passes - 1) * s.rows_per_pass)
             if s.spare_lanes:
-                both = b.reg(f"{name}_has_both", "pred")
-                b.op("and.pred", both, b.registers[f"{name}_has_chunk"], b.registers[f"{name}_has_row"])
+                b.op("and.pred", scratch(b, has_both, "pred"), b.registers[has_chunk], b.registers[has_row])
         return row, chunk
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
         """Byte offset of a row's chunk within the tile in shared memory, into the register `name`."""
-        start = self.b.op("mul.lo.u32", f"{self.name}_row_offset", row, self.pitch)
-        out: Reg = self.b.op("mad.lo.u32", name, chunk, self.target_bytes, start)
+        start = self.b.op("mul.lo.u32", scratch(self.b, f"{self.name}_row_offset", "u32"), row, self.pitch)
+        out: Reg = self.b.op("mad.lo.u32", scratch(self.b, name, "u32"), chunk, self.target_bytes, start)
         return out
 
     def passes(self, row_pass: int) -> Iterator[tuple[int, Reg | None]]:

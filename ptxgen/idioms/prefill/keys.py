@@ -64,15 +64,15 @@ class KeyTiles:
         b.op("sub.s32", "keys_left", rows.kv_len, key)
         index = rows.kv_row("kv_index", key)
         row_bytes = self.spec.head_dim * self.spec.kv_dtype.bytes
-        for x in "kv":
-            source = b.op("mad.lo.u64", f"{x}_from", index, row_bytes, b.ld_param(x))
-            b.op("mad.wide.u32", source, chunk, copy.source_bytes, source)
+        source = b.op("mad.lo.u64", "k_from", index, row_bytes, b.ld_param("k"))
+        b.op("mad.wide.u32", source, chunk, copy.source_bytes, source)
+        b.ld_param("v")
         if self.quantised:
             b.op("mul.lo.u64", index, index, self.scale_groups * f16.bytes)
             group = b.op("shr.u32", "kv_scale_group", chunk, (SCALE_GROUP // copy.elements).bit_length() - 1)
             b.op("mad.wide.u32", index, group, f16.bytes, index)
-            for x in "kv":
-                b.op("add.u64", f"{x}_scales_from", index, b.ld_param(f"{x}_scales"))
+            b.op("add.u64", "k_scales_from", index, b.ld_param("k_scales"))
+            b.ld_param("v_scales")
         to = copy.offset("kv_to", row, chunk)
         b.op("add.u32", to, to, base)
         if self.stages == 2:
@@ -87,6 +87,8 @@ class KeyTiles:
             b.note(f"{self.rows.keys} keys; rows from kv_len on become zeros")
             if self.copy.direct or self.stages == 1:
                 self._aim_at_stage()
+            if not self._fills:
+                self._aim_at_values()
             if self.copy.direct:
                 self._fetch_async()
             elif self.stages == 2:
@@ -132,6 +134,14 @@ class KeyTiles:
         else:
             self.b.op("add.u32", at, self.b.registers["kv_to"], self.b.registers["fill_stage"])
 
+    def _aim_at_values(self) -> None:
+        """V lies as K does: only K's addresses are kept, registers being scarce while a tile is used."""
+        b = self.b
+        for what in ("", "_scales")[: 1 + self.quantised]:
+            at, k, v = scratch(b, f"v{what}_from", "u64"), b.registers[f"k{what}"], b.registers[f"v{what}"]
+            b.op("sub.u64", at, b.registers[f"k{what}_from"], k)
+            b.op("add.u64", at, at, v)
+
     def read_at(self, name: str, lane: Reg) -> Reg:
         """The address `lane` in the stage that is read, into the register `name`; part of an open fragment."""
         if self.stages == 1:
@@ -150,15 +160,13 @@ class KeyTiles:
         return row_pass * s.rows_per_pass * self.row_step + column * s.lanes * self.copy.source_bytes
 
     def _next_rows(self, rows: int) -> None:
-        """Move this thread's sources so many keys on."""
+        """Move this thread's source so many keys on."""
         b = self.b
         b.op("sub.s32", b.registers["keys_left"], b.registers["keys_left"], rows)
-        for x in "kv":
-            source = b.registers[f"{x}_from"]
-            b.op("add.u64", source, source, rows * self.row_step)
-            if self.quantised:
-                scales = b.registers[f"{x}_scales_from"]
-                b.op("add.u64", scales, scales, rows * self.scale_step)
+        b.op("add.u64", b.registers["k_from"], b.registers["k_from"], rows * self.row_step)
+        if self.quantised:
+            scales = b.registers["k_scales_from"]
+            b.op("add.u64", scales, scales, rows * self.scale_step)
 
     def _other_stage(self) -> None:
         b = self.b
@@ -232,6 +240,7 @@ class KeyTiles:
             passes //= 2
         rows = min(passes * s.rows_per_pass, self.rows.keys)
         with b.fragment("fill"):
+            self._aim_at_values()
             for _, i, column, takes_part in self._chunks(passes):
                 present = self._present(i, takes_part)
                 for x in "kv":

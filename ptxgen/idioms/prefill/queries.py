@@ -33,10 +33,7 @@ class QueryTile:
         b, copy = self.b, self.copy
         with b.fragment("stage_q"):
             b.note(f"{self.rows.rows} rows of q: row r is token r / {self.rows.group}; rows past the last are zeros")
-            row, self.chunk = copy.aim(self.rows.thread)
-            self.first = b.op("add.s32", "q_first_row", row, self.rows.first_row)
-            to = copy.offset("q_to", row, self.chunk)
-            b.op("add.u32", to, to, base)
+            to = self._aim(self.rows.thread, base)
             q = b.ld_param("q")
             words = () if copy.direct else copy.chunk_words("q_word")
             for i in range(copy.spread.row_passes):
@@ -51,6 +48,15 @@ class QueryTile:
                     convert.clear(b, words)
                     copy.load(words, source, at, self._both(exists, takes_part))
                     copy.store(words, place, takes_part)
+
+    def _aim(self, thread: Reg, base: Reg) -> Reg:
+        """Point this thread at its first row and chunk; its place in shared memory."""
+        b, copy = self.b, self.copy
+        row, self.chunk = copy.aim(thread)
+        self.first = b.op("add.s32", scratch(b, "q_first_row", "s32"), row, self.rows.first_row)
+        to = copy.offset("q_to", row, self.chunk)
+        b.op("add.u32", to, to, base)
+        return to
 
     def _row(self, row_pass: int, buffer: Reg) -> tuple[Reg, Reg, int]:
         """Of this thread's row in a pass: whether it exists, and where it lies in `buffer` (register and constant)."""
@@ -72,11 +78,12 @@ class QueryTile:
         both: Reg = self.b.op("and.pred", scratch(self.b, "chunk_exists", "pred"), exists, takes_part)
         return both
 
-    def store_out(self) -> None:
+    def store_out(self, base: Reg) -> None:
         """Fragment `store_out`: the tile's rows, written over those of q, to `out` in 16-byte pieces."""
         b, copy = self.b, self.copy
         with b.fragment("store_out"):
-            out, to = b.ld_param("out"), b.registers["q_to"]
+            thread = b.op("mov.u32", scratch(b, "own_thread", "u32"), b.special("tid.x"))
+            out, to = b.ld_param("out"), self._aim(thread, base)
             words = tuple(scratch(b, f"out_word{i}", "b32") for i in range(copy.target_bytes // 4))
             for i in range(copy.spread.row_passes):
                 exists, target, offset = self._row(i, out)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.prefill.ragged import Ragged
 from ptxgen.values import Reg
 
 if TYPE_CHECKING:
@@ -34,25 +35,48 @@ class Rows:
         self.group = spec.n_heads // spec.n_kv_heads
 
     def locate(self) -> None:
-        """Lengths, the KV head and the tile of rows of this CTA, and the range of keys that they see."""
+        """Fragments `locate` and, in a batch, `scan` (a loop's body) and `place`: lengths, the KV head and the tile of
+        rows of this CTA, and the range of keys that they see."""
         b, spec = self.b, self.spec
         with b.fragment("locate"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             index = b.op("mov.u32", "cta", b.special("ctaid.x"))
-            self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
-            if spec.max_len:
-                b.op("min.s32", self.kv_len, self.kv_len, spec.max_len)
-            b.note("long rows first: the last tile of every head before the one that precedes it")
             self.kv_head = b.op("rem.u32", "kv_head", index, spec.n_kv_heads)
-            self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
-            tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
-            divide(b, "row_tiles", tiles, self.rows)
             b.op("div.u32", index, index, spec.n_kv_heads)
-            tile = b.op("sub.s32", "row_tile", tiles, index)
-            self.has_rows = b.op("setp.gt.s32", "has_rows", tile, 0)
-            self.first_row = b.op("mad.lo.s32", "first_row", tile, self.rows, -self.rows)
-            self._key_range()
-            b.op("setp.lt.s32", "has_keys", self.key_begin, self.key_end)
+            if not spec.batched:
+                self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
+                self._tile(index)
+                return
+            ragged = Ragged(b, self)
+            ragged.enter(index)
+        ragged.scan()
+        with b.fragment("place"):
+            self.q_len, self.sequence = b.registers["q_len"], b.registers["sequence"]
+            lengths = b.ld_param("kv_lens")
+            b.op("mad.wide.u32", lengths, self.sequence, 4, lengths)
+            self.kv_len = b.op("mov.s32", "kv_len", 0)
+            b.op("ld.global.s32", self.kv_len, lengths[0], pred=ragged.found)
+            b.op("max.s32", self.kv_len, self.kv_len, 0)
+            b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+            b.op("setp.gt.and.s32", "has_rows", b.registers["row_tile"], 0, ragged.found)
+            self._tile(None)
+
+    def _tile(self, index: Reg | None) -> None:
+        """The tile of rows and its keys; `index` counts tiles from the last, None in a batch, where all is known."""
+        b, spec = self.b, self.spec
+        if spec.max_len:
+            b.op("min.s32", self.kv_len, self.kv_len, spec.max_len)
+        if index is not None:
+            b.note("long rows first: the last tile of every head before the one that precedes it")
+            b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+            tiles = b.op("add.s32", "row_tiles", b.registers["n_rows"], self.rows - 1)
+            divide(b, "row_tiles", tiles, self.rows)
+            b.op("sub.s32", "row_tile", tiles, index)
+            b.op("setp.gt.s32", "has_rows", b.registers["row_tile"], 0)
+        self.n_rows, self.has_rows = b.registers["n_rows"], b.registers["has_rows"]
+        self.first_row = b.op("mad.lo.s32", "first_row", b.registers["row_tile"], self.rows, -self.rows)
+        self._key_range()
+        b.op("setp.lt.s32", "has_keys", self.key_begin, self.key_end)
 
     def _length(self, name: str) -> Reg:
         """A length from a scalar or from device memory; below 0 counts as 0."""
@@ -104,6 +128,8 @@ class Rows:
             member = b.op("rem.u32", scratch(b, "row_head", "u32"), row, self.group)
             head = b.op("add.u32", member, member, head)
         other = scratch(b, "wide_part", "u64")
+        if spec.batched:
+            b.op("add.s32", token, token, b.registers["q_start"])
         if spec.layout == "tokens":
             b.op("mul.wide.u32", out, token, spec.n_heads)
             b.op("cvt.u64.u32", other, head)
@@ -143,7 +169,12 @@ class Rows:
         """The index (64-bit) of a key's row in k and v, into the register `name`; the key is at least 0."""
         b, spec = self.b, self.spec
         out: Reg
-        if spec.max_len:
+        if spec.batched:
+            cache = b.op("mul.wide.u32", "cache_head", self.sequence, spec.n_kv_heads)
+            out = b.op("cvt.u64.u32", name, self.kv_head)
+            b.op("add.u64", out, out, cache)
+            b.op("mul.lo.u64", out, out, spec.max_len)
+        elif spec.max_len:
             out = b.op("mul.wide.u32", name, self.kv_head, spec.max_len)
         elif spec.layout == "heads":
             out = b.op("mul.wide.u32", name, self.kv_head, b.ld_param("kv_rows"))

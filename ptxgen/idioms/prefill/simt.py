@@ -53,7 +53,7 @@ class SimtLoop:
         self._look_ahead()
         self._scores()
         self.softmax.soften()
-        self.softmax.mask(self.rows, self.tile_start, self.first_of_thread, list(range(t.r)), self.lane)
+        self.softmax.mask(self.rows, self.tile_start, lambda: (self.first_of_thread, self.lane), list(range(t.r)))
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self._accumulators())
         self._probabilities()

@@ -8,7 +8,7 @@ Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAtten
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,10 +70,13 @@ class Softmax:
                 b.op("rcp.approx.ftz.f32", score, score)
                 b.op("fma.rn.f32", score, score, -2 * cap, cap)
 
-    def mask(self, rows: Rows, tile_start: Reg, first_row: Reg, row_steps: Sequence[int], first_column: Reg) -> None:
+    def mask(
+        self, rows: Rows, tile_start: Reg, own: Callable[[], tuple[Reg, Reg]], row_steps: Sequence[int]
+    ) -> None:
         """Fragments `look_for_mask`, which sets the predicate `masked`, and `mask`: unseen keys get −inf.
 
-        Row r of the thread is `first_row` + row_steps[r]; its scores' keys start at tile_start + first_column.
+        `own` gives the thread's first row and first column; its row r is row_steps[r] further, and the keys of its
+        scores start at tile_start + first column.
         """
         b, spec = self.b, self.spec
         with b.fragment("look_for_mask"):
@@ -81,6 +84,7 @@ class Softmax:
             if spec.window:
                 b.op("setp.lt.or.s32", masked, tile_start, b.registers["plain_begin"], masked)
         with b.fragment("mask"):
+            first_row, first_column = own()
             start = b.op("add.s32", "mask_start", tile_start, first_column)
             hidden = b.reg("hidden", "pred")
             limit = b.reg("last_seen", "s32")
@@ -118,7 +122,7 @@ class Softmax:
             for largest in self.tile_max:
                 self.over_lanes("max.f32", largest, other)
             if not self.spec.soft_cap:
-                b.note("scale · log2 e")
+                b.note("scale log2 e")
                 for largest in self.tile_max:
                     b.op("mul.f32", largest, largest, self.factor)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType
+from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.keys import KeyTiles
 from ptxgen.idioms.prefill.queries import QueryTile
 from ptxgen.idioms.prefill.rows import Rows
@@ -49,7 +50,7 @@ class TensorLoop:
         self._look_ahead()
         self._scores()
         self.softmax.soften()
-        self.softmax.mask(self.rows, self.tile_start, self.warp_row, self.row_steps(), self.first_column)
+        self.softmax.mask(self.rows, self.tile_start, self._owned, self.row_steps())
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self.accumulators)
         self._values()
@@ -111,17 +112,29 @@ class TensorLoop:
                 b.op("shr.u32", warp, warp, t.column_groups.bit_length() - 1)
             b.op("mul.lo.u32", warp, warp, 16 * t.m_tiles)
             self._aim_matrices(lane, warp, kv_base)
-            b.note("accumulator rows of this thread: lane / 4, and 8 further; columns 2 · (lane % 4) and the next")
-            self.quad_row = b.op("shr.u32", b.reg("quad_row", "s32"), lane, 2)
-            b.op("add.s32", self.quad_row, self.quad_row, warp)
-            self.warp_row = b.op("add.s32", "warp_row", self.quad_row, self.rows.first_row)
-            self.first_column = b.op("and.b32", b.reg("first_column", "s32"), lane, 3)
-            b.op("shl.b32", self.first_column, self.first_column, 1)
             self.tile_start = b.op("mov.s32", "tile_start", self.rows.key_begin)
             if self._skips():
                 last = b.op("add.s32", "warp_last", warp, self.rows.first_row)
                 b.op("add.s32", last, last, 16 * t.m_tiles - 1)
                 self.rows.position("warp_last_position", last)
+
+    def own(self) -> None:
+        """The rows and columns of this thread's accumulators; part of an open fragment.
+
+        Computed where they are needed, at masks and at the end: registers are scarcest in between.
+        """
+        b, t = self.b, self.tile
+        b.note("accumulators: row lane / 4 of the warp's, and 8 further; columns 2 (lane % 4) and the next")
+        thread = b.op("mov.u32", scratch(b, "own_thread", "u32"), b.special("tid.x"))
+        self.quad_row = scratch(b, "quad_row", "s32")
+        self.first_column = scratch(b, "first_column", "s32")
+        self.thread_row = scratch(b, "thread_row", "s32")
+        warp = b.op("shr.u32", scratch(b, "own_warp", "u32"), thread, 5 + t.column_groups.bit_length() - 1)
+        b.op("bfe.u32", self.quad_row, thread, 2, 3)
+        b.op("mad.lo.s32", self.quad_row, warp, 16 * t.m_tiles, self.quad_row)
+        b.op("add.s32", self.thread_row, self.quad_row, self.rows.first_row)
+        b.op("and.b32", self.first_column, thread, 3)
+        b.op("shl.b32", self.first_column, self.first_column, 1)
 
     def _aim_matrices(self, lane: Reg, warp_row: Reg, kv_base: Reg) -> None:
         """Where this lane's row of an ldmatrix lies in q, K and V; part of an open fragment.
@@ -156,6 +169,15 @@ class TensorLoop:
     def _skips(self) -> bool:
         """Whether some warps of a causal tile of rows see none of the last keys."""
         return self.spec.causal and self.tile.rows // self.rows.group >= self.tile.keys
+
+    def own_column_group(self) -> None:
+        """Which of the warps that share rows this is; part of an open fragment, after `own`."""
+        bits = self.tile.column_groups.bit_length() - 1
+        self.b.op("bfe.u32", self.column_group, self.b.registers["own_thread"], 5, bits)
+
+    def _owned(self) -> tuple[Reg, Reg]:
+        self.own()
+        return self.thread_row, self.first_column
 
     def _clear(self) -> None:
         b = self.b

@@ -15,11 +15,14 @@ def output(loop: TensorLoop) -> None:
     """Fragments `finish`, `stage_out` where out has the type of the tile in shared memory, `store_out`, `store_lse`."""
     b, staged = loop.b, loop.spec.q_dtype == loop.dtype
     with b.fragment("finish"):
+        loop.own()
+        if loop.tile.column_groups > 1:
+            loop.own_column_group()
         loop.softmax.finish(loop.accumulators)
     b.expose(staged_out=staged)
     if staged:
         _stage(loop)
-        loop.queries.store_out()
+        loop.queries.store_out(loop.base)
     else:
         _store(loop)
     if loop.spec.lse:
@@ -49,7 +52,7 @@ def _store(loop: TensorLoop) -> None:
     with b.fragment("store_out"):
         out, exists, writes = b.ld_param("out"), b.reg("out_exists", "pred"), b.reg("out_writes", "pred")
         for r, skip in enumerate(loop.row_steps()):
-            row = b.op("add.s32", scratch(b, "out_row", "s32"), loop.warp_row, skip)
+            row = b.op("add.s32", scratch(b, "out_row", "s32"), loop.thread_row, skip)
             b.op("setp.lt.s32", exists, row, loop.rows.n_rows)
             at = loop.rows.address("out_row_at", row, out, loop.spec.head_dim * type.bytes)
             b.op("mad.wide.u32", at, loop.first_column, type.bytes, at)
@@ -96,7 +99,7 @@ def _store_lse(loop: TensorLoop) -> None:
         if loop.tile.column_groups > 1:
             b.op("setp.eq.and.u32", first, loop.column_group, 0, first)
         for r, skip in enumerate(loop.row_steps()):
-            row = b.op("add.s32", scratch(b, "out_row", "s32"), loop.warp_row, skip)
+            row = b.op("add.s32", scratch(b, "out_row", "s32"), loop.thread_row, skip)
             b.op("setp.lt.and.s32", writes, row, loop.rows.n_rows, first)
             at = loop.rows.address("lse_at", row, lse, 4)
             b.op("st.global.f32", at[0], loop.softmax.log_sum(r), pred=writes)

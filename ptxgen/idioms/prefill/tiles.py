@@ -88,7 +88,9 @@ def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, Tensor
         yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_steps=4)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_steps=4)
     elif head_dim <= 128 and not converts:
-        yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
+        if head_dim <= 112:
+            yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
+        yield 2, TensorTile(warps=4, m_tiles=2, keys=48)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32)
     elif head_dim <= 256:  # one row tile a warp leaves registers for wider rows, or for the words on their way in
         if head_dim <= 128 or not converts:
