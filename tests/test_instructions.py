@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.devices import open_device
 from tests.instructions import bounds, record
 from tests.instructions.catalogue import FORMS, TOPICS, entries
 from tests.instructions.form import Entry, Form
@@ -18,15 +19,6 @@ ENTRIES = {f"{topic}-{n}": e for topic in TOPICS for n, e in enumerate(entries(t
 def recorded():
     assert record.OUTPUT.exists(), f"no {record.OUTPUT.name}: python -m tests.instructions.record on a GPU makes it"
     return record.load()
-
-
-@pytest.fixture(scope="module")
-def cpu():
-    from ptxgen.runtime import open_device
-
-    device = open_device("cpu")
-    yield device
-    device.close()
 
 
 def test_every_form_was_recorded_as_it_is_now(recorded):
@@ -63,9 +55,10 @@ def check(entry: Entry, device, recorded) -> None:
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+@pytest.mark.parametrize("mode", ["fast", "check"])
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_cpu_executor_agrees_with_the_gpu(name, cpu, recorded):
-    check(ENTRIES[name], cpu, recorded)
+def test_the_cpu_executor_agrees_with_the_gpu(name, mode, recorded):
+    check(ENTRIES[name], open_device(mode), recorded)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

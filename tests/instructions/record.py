@@ -121,25 +121,42 @@ class Recorder:
             self.waiting += [[n] for n in names]
 
 
-def corpus() -> int:
-    """Runs every corpus case on the GPU; returns how many fail."""
+def corpus(kind: str) -> int:
+    """Runs every corpus case on the device; returns how many fail. A case that breaks the context costs a child."""
     from tests.corpus.cases import CASES
 
-    failed = 0
-    for name in CASES:
-        command = [sys.executable, "-m", "tests.instructions.record", "--case", name]
-        done = subprocess.run(command, timeout=CHILD_SECONDS, capture_output=True, text=True)
-        failed += done.returncode != 0
-        print(f"corpus {name}: {'ok' if done.returncode == 0 else 'FAILED: ' + done.stderr[-600:]}")
+    waiting, failed = list(CASES), 0
+    while waiting:
+        command = [sys.executable, "-m", "tests.instructions.record", "--device", kind, "--cases", *waiting]
+        try:
+            text = subprocess.run(command, timeout=CHILD_SECONDS, capture_output=True, text=True).stdout
+        except subprocess.TimeoutExpired as late:
+            text = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        lines = text.splitlines()
+        told = {line.split()[1] for line in lines if line.startswith("corpus ")}
+        if waiting[0] not in told:
+            lines.append(f"corpus {waiting[0]} FAILED: no word from it")
+            told.add(waiting[0])
+        waiting = [n for n in waiting if n not in told]
+        failed += sum(" FAILED" in line for line in lines)
+        print("\n".join(lines), flush=True)
     return failed
 
 
-def one_case(name: str) -> None:
-    """One corpus case on the GPU."""
+def run_cases(names: list[str], kind: str) -> None:
+    """Corpus cases one after the other, one line each; ends at the first that leaves the context broken."""
     from tests.corpus.cases import CASES
-    from tests.instructions.cuda import CudaDevice
+    from tests.instructions.cuda import LaunchError
 
-    CASES[name].run(CudaDevice())
+    device, _ = open_device(kind)
+    for name in names:
+        try:
+            CASES[name].run(device)
+            print(f"corpus {name} ok", flush=True)
+        except Exception as failure:
+            print(f"corpus {name} FAILED: {type(failure).__name__}: {' '.join(str(failure).split())[:400]}", flush=True)
+            if isinstance(failure, LaunchError):
+                return
 
 
 def record(output: Path, kind: str, only: str = "") -> int:
@@ -162,16 +179,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "oracle"), default="cuda", help="the oracle tries the machinery")
     parser.add_argument("--only", default="", help="forms whose names hold this (with --output elsewhere)")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--cases", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.child:
         child(json.loads((given.child / "work").read_text()), given.child, given.device)
         return 0
-    if given.case:
-        one_case(given.case)
+    if given.cases:
+        run_cases(given.cases, given.device)
         return 0
     failed = record(given.output, given.device, given.only)
-    return int(bool(failed + (corpus() if given.corpus else 0)))
+    return int(bool(failed + (corpus(given.device) if given.corpus else 0)))
 
 
 def load(file: Path = OUTPUT) -> tuple[dict[str, list[np.ndarray]], dict[str, int], dict[str, object]]:
