@@ -137,7 +137,7 @@ class CpuDevice(Device):
     def _fill(self, pointer: int, pattern: bytes, count: int, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         def job() -> None:
             size = len(pattern) * count
-            block = (ctypes.c_uint8 * size).from_address(pointer)
+            block = memoryview((ctypes.c_uint8 * size).from_address(pointer))
             np.frombuffer(block, np.uint8).reshape(count, len(pattern))[:] = np.frombuffer(pattern, np.uint8)
             self.bytes.written(pointer, size)
 
@@ -173,7 +173,8 @@ class CpuDevice(Device):
             self._check()
             if function.code.unloaded:
                 raise CudaError(f"launch: {entry.name} was unloaded")
-            data = np.frombuffer((ctypes.c_uint8 * max(params.size, 1)).from_address(params.address), np.uint8)
+            block = (ctypes.c_uint8 * max(params.size, 1)).from_address(params.address)
+            data = np.frombuffer(memoryview(block), np.uint8)
             program.launch_packed(compiled, made, data, self.bytes, self.mode, self.seed)
 
         assert isinstance(self.default_stream, ImmediateStream)

@@ -18,7 +18,18 @@ SCRATCH_BYTES = 4096  # of the block through which vectors of registers pass to 
 
 
 class Emitter:
-    """What an instruction emitter works with; see `registry.py` for the contract."""
+    """What an instruction emitter works with; see `registry.py` for the contract.
+
+    `cta`, `thread` and `launch` point to native state, `scratch` to memory for vectors of registers, `mask` is the
+    block's lanes.
+    """
+
+    c: Code
+    cta: str
+    thread: str
+    launch: str
+    scratch: str
+    mask: str
 
     def __init__(self, module: nodes.Module, flow: Flow, name: str, check: bool, native_half: bool) -> None:
         self.module, self.flow, self.check, self.native_half = module, flow, check, native_half
@@ -69,7 +80,7 @@ class Emitter:
         self.block = block
         caches = (self._values, self._casts, self._dirty, self._old, self._guards, self._pointers, self._host_nans)
         for cache in caches:
-            cache.clear()  # type: ignore[attr-defined]
+            cache.clear()
         if self.defined:
             self.defined.begin(block)
         c.label(f"enq{block.number}")
@@ -104,8 +115,9 @@ class Emitter:
 
     def unsupported(self, what: str = "") -> IsaError:
         """The error for a form that this executor lacks (R-g2)."""
-        return self.error(f"instruction {'.'.join(self.op.words)}{' ' + what if what else ''} is not supported "
-                          "by the CPU executor")
+        return self.error(
+            f"instruction {'.'.join(self.op.words)}{' ' + what if what else ''} is not supported by the CPU executor"
+        )
 
     def site(self) -> int:
         """A number for the current instruction, by which a fault finds its line."""
@@ -269,7 +281,9 @@ class Emitter:
             else:
                 whole = integer_vector(reg.bits) if kind.startswith("<64") else kind
                 value = self._canonical(self.cast(value, kind, whole))
-                new = c(f"select {vec('i1')} {self.mask_vector()}, {whole} {value}, {whole} {self._from_file(reg, whole)}")
+                new = c(
+                    f"select {vec('i1')} {self.mask_vector()}, {whole} {value}, {whole} {self._from_file(reg, whole)}"
+                )
                 c.store(whole, new, self._slot(reg), align=min(64, 4 * reg.bits))
         self._dirty.clear()
         if self.defined:
@@ -356,7 +370,9 @@ class Emitter:
             self.write(reg, value, vector)
         elif have < reg.bits and reg.bits > 1:
             whole, wide = integer_vector(have), integer_vector(reg.bits)
-            extended = self.c(f"{'sext' if kind in SIGNED else 'zext'} {whole} {self.cast(value, vector, whole)} to {wide}")
+            extended = self.c(
+                f"{'sext' if kind in SIGNED else 'zext'} {whole} {self.cast(value, vector, whole)} to {wide}"
+            )
             self.write(reg, extended, wide)
         else:
             raise self.error(f"operand {reg.name}: a .{reg.type} register cannot hold a .{kind}")
@@ -422,10 +438,12 @@ class Emitter:
         """Report a finding where any lane is in `mask`. `remark` is shown in the report as it is."""
         site = self.new_site(remark) if remark else self.site()
         with self.c.if_(self.c(f"icmp ne i32 {mask}, 0"), likely=False):
-            self.c.do(f"call void @fault(ptr %w, i32 {site}, i32 {kind}, i32 {mask}, i32 {size}, i64 {address}, i64 {extra})")
+            self.c.do(
+                f"call void @fault(ptr %w, i32 {site}, i32 {kind}, i32 {mask}, i32 {size}, i64 {address}, i64 {extra})"
+            )
 
     def check_aligned(self) -> None:
-        """Check mode: report the lanes of the warp that have not exited and are missing from an .aligned instruction."""
+        """Check mode: report lanes of the warp that have not exited and are missing from an .aligned instruction."""
         from ptxgen.runtime.cpu.support.core import FAULT_DIVERGED
 
         if self.check:
@@ -656,4 +674,3 @@ class _DefinedLanes:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
-

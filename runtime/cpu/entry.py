@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
@@ -18,7 +19,8 @@ from ptxgen.runtime.cpu.support import called_by, closure, function_text
 WARP_FUNCTION = "warp"
 # roots of what is compiled once (and kept on disk) and linked to every entry; other support functions come one by one
 _CORE = (
-    "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic", "enqueue", "park", "unpark",
+    "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic", "enqueue", "park",
+    "unpark",
     "barrier.arrive", "barrier.settle", "leave", "next.block", "thread.run", "resume.run",
 )  # fmt: skip
 _DEFINE = re.compile(r"^define (?:internal )?(.*?) @([\w.]+)\((.*)\)(?: \w+)* \{$", re.M)
@@ -66,7 +68,8 @@ class Entry:
     def from_json(cls, text: str) -> Entry:
         """The inverse of `to_json`."""
         data = json.loads(text)
-        return cls(**{f.name: _tuples(data[f.name]) for f in fields(cls)})
+        values: dict[str, Any] = {f.name: _tuples(data[f.name]) for f in fields(cls)}
+        return cls(**values)
 
 
 def _tuples(value: object) -> object:

@@ -107,7 +107,7 @@ class Program:
     def from_text(cls, text: str, file: str = "<ptx>", **options: Any) -> Program:
         """A program of PTX text; text that the disk cache knows is not even parsed."""
         program = cls.__new__(cls)
-        program.__init__(CompiledCache.lazy(text, file), **options)  # type: ignore[misc,arg-type]
+        program.__init__(CompiledCache.lazy(text, file), **options)  # type: ignore[misc]
         return program
 
     @property
@@ -192,7 +192,9 @@ def checked_geometry(
     if required and _padded(required) != made.block:
         raise ExecutionError(f"launch.block: kernel {entry.name} requires {_padded(required)} (got {made.block})")
     if most and made.threads > int(np.prod(most)):
-        raise ExecutionError(f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})")
+        raise ExecutionError(
+            f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})"
+        )
     if made.shared < 0:
         raise ExecutionError(f"launch.shared: must be ≥ 0 bytes (got {made.shared})")
     return made

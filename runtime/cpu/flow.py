@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
@@ -165,7 +166,7 @@ class Flow:
         self._globals.names[variable.name] = var
 
     def _place_shared(self, var: Var, variable: nodes.Variable) -> None:
-        """Give a shared variable its offset; an unsized one begins where the dynamic memory does, once that is known."""
+        """Give a shared variable its offset; an unsized one begins where the dynamic memory does."""
         if variable.dims and variable.dims[0] == 0:
             self.dynamic.append(var)
             self.shared.append(var)
@@ -226,7 +227,7 @@ class Flow:
         for item in items:
             if isinstance(item, nodes.Label):
                 scope.names[item.name] = Code(item.name, (scope.number, item.name))
-        for before, item in zip(items, items[1:], strict=False):
+        for before, item in pairwise(items):
             if isinstance(item, nodes.Directive) and item.name == "branchtargets" and isinstance(before, nodes.Label):
                 names = ",".join(word.strip() for word in item.text.rstrip(";").split(","))
                 scope.names[before.name] = Code(names, (scope.number, before.name))
@@ -282,7 +283,7 @@ class Flow:
             self.reread(op)
             self._touch_written(op)
         yield op
-        if op.family.result:
+        if op.family is not None and op.family.result:
             woken = Op(("wake", *op.words), op.operands, op.scope, op.line, text=op.text)
             woken.family = family_of(woken.words)
             assert woken.family is not None, op.words
@@ -380,9 +381,9 @@ class Flow:
     # calls ------------------------------------------------------------------------------------------------------
     def _call(self, op: Op, caller: Called) -> Iterator[Op | tuple[int, str]]:
         parts = list(op.operands)
-        returns = parts.pop(0).items if isinstance(parts[0], nodes.Group) else ()
+        returns = _items(parts.pop(0)) if isinstance(parts[0], nodes.Group) else ()
         name = parts.pop(0)
-        arguments = parts[0].items if parts and isinstance(parts[0], nodes.Group) else ()
+        arguments = _items(parts[0]) if parts else ()
         target = self.module.functions.get(name.name) if isinstance(name, nodes.Symbol) else None
         if target is None or target.body is None:
             raise IsaError(self._where(op.line, f"a call of {name} (indirect, or without a body in this module)"))
@@ -396,17 +397,17 @@ class Flow:
         yield back
         yield from self._moves(op, [self._place(r, op) for r in returns], callee.returns)
 
-    def _place(self, operand: Source, op: Op) -> Reg | Var | Source:
+    def _place(self, operand: Source, op: Op) -> Source | Var:
         if isinstance(operand, nodes.Register | nodes.Symbol):
             found = op.scope.find(operand.name)
             if isinstance(found, Reg | Var):
                 return found
         return operand
 
-    def _moves(self, op: Op, to: Iterable[object], from_: Iterable[object]) -> Iterator[Op]:
+    def _moves(self, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var]) -> Iterator[Op]:
         for target, source in zip(to, from_, strict=True):
-            targets = target.words if isinstance(target, Var) else [target]
-            sources = source.words if isinstance(source, Var) else [source]
+            targets: Iterable[Source] = target.words if isinstance(target, Var) else [target]
+            sources: Iterable[Source] = source.words if isinstance(source, Var) else [source]
             for t, s in zip(targets, sources, strict=True):
                 move = Op(("$move",), (t, s), op.scope, op.line, text=op.text)
                 move.family = family_of(move.words)
@@ -468,10 +469,53 @@ def module_variables(module: nodes.Module) -> list[nodes.Variable]:
     return list(defined.values())
 
 
+def _items(operand: Source) -> tuple[nodes.Operand, ...]:
+    """Of `(a, b)`; nothing for another operand (an indirect call's prototype)."""
+    return operand.items if isinstance(operand, nodes.Group) else ()
+
+
 SPECIAL = frozenset(
-    "%tid %ntid %laneid %warpid %nwarpid %ctaid %nctaid %smid %nsmid %gridid %is_explicit_cluster %clusterid "
-    "%nclusterid %cluster_ctaid %cluster_nctaid %cluster_ctarank %cluster_nctarank %lanemask_eq %lanemask_le "
-    "%lanemask_lt %lanemask_ge %lanemask_gt %clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi "
-    "%dynamic_smem_size %total_smem_size %aggr_smem_size %current_graph_exec %pm0 %pm1 %pm2 %pm3 %pm4 %pm5 %pm6 %pm7 "
-    "WARP_SZ".split()
+    [
+        "%tid",
+        "%ntid",
+        "%laneid",
+        "%warpid",
+        "%nwarpid",
+        "%ctaid",
+        "%nctaid",
+        "%smid",
+        "%nsmid",
+        "%gridid",
+        "%is_explicit_cluster",
+        "%clusterid",
+        "%nclusterid",
+        "%cluster_ctaid",
+        "%cluster_nctaid",
+        "%cluster_ctarank",
+        "%cluster_nctarank",
+        "%lanemask_eq",
+        "%lanemask_le",
+        "%lanemask_lt",
+        "%lanemask_ge",
+        "%lanemask_gt",
+        "%clock",
+        "%clock_hi",
+        "%clock64",
+        "%globaltimer",
+        "%globaltimer_lo",
+        "%globaltimer_hi",
+        "%dynamic_smem_size",
+        "%total_smem_size",
+        "%aggr_smem_size",
+        "%current_graph_exec",
+        "%pm0",
+        "%pm1",
+        "%pm2",
+        "%pm3",
+        "%pm4",
+        "%pm5",
+        "%pm6",
+        "%pm7",
+        "WARP_SZ",
+    ]
 )

@@ -41,9 +41,13 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
             elif isinstance(item, nodes.Symbol) and item.name in numbers:
                 addresses.append((position * step, numbers[item.name], item.offset))
             else:
-                raise IsaError(f"{module.file}:{variable.line}: initialiser {item} is not supported by the CPU executor")
+                raise IsaError(
+                    f"{module.file}:{variable.line}: initialiser {item} is not supported by the CPU executor"
+                )
         found.append(
-            GlobalVariable(variable.name, variable.space, size, variable_align(variable), bytes(image), tuple(addresses))
+            GlobalVariable(
+                variable.name, variable.space, size, variable_align(variable), bytes(image), tuple(addresses)
+            )
         )
     return found
 

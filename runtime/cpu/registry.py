@@ -17,7 +17,7 @@ Write `families/<name>.py` and add its name to `_FAMILIES`. In it, for every ins
   is listed in `inout`.
 - Native state is reached through `e.warp`, `e.cta`, `e.thread`, `e.launch` (pointers) and the offsets in `layout.py`;
   the `ext` fields there are for new families, zeroed when a CTA, warp or gang starts.
-- Heavy code belongs in a support function (`support/`): noinline IR, shared by all sites; calls to it are found by name.
+- Heavy code belongs in a support function (`support/`): noinline IR, shared by all sites; calls are found by name.
 - A call to `e.fault(mask, kind, …)` reports a finding; the warp stops at its next branch and every access until then
   is still checked, so it is enough to go on with zeros.
 

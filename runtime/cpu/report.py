@@ -1,10 +1,20 @@
-"""What a finding says: kernel, line and its text, CTA, warp and lanes, address, nearest allocation, what would be right."""
+"""What a finding says: kernel, line and text, CTA, warp, lanes, address, nearest allocation, what would be right."""
 
 from __future__ import annotations
 
 from ptxgen.runtime.cpu import layout
 from ptxgen.runtime.cpu.entry import Entry
-from ptxgen.runtime.cpu.layout import CTA, GANG, LOCAL_WINDOW, PARK, PARK_NAMES, SHARED_BASE, SHARED_WINDOW, THREAD, WARP
+from ptxgen.runtime.cpu.layout import (
+    CTA,
+    GANG,
+    LOCAL_WINDOW,
+    PARK,
+    PARK_NAMES,
+    SHARED_BASE,
+    SHARED_WINDOW,
+    THREAD,
+    WARP,
+)
 from ptxgen.runtime.cpu.memory import Memory
 from ptxgen.runtime.cpu.state import Gang, Worker
 from ptxgen.runtime.cpu.support import core
@@ -65,7 +75,9 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
     size, address = thread.get("I", THREAD["bytes"]), thread.get("Q", THREAD["address"])
     line, text, remark = entry.sites[site]
     lines = [f"{_TITLES.get(kind, 'finding')} in kernel {entry.name}", source.at(line, text)]
-    lines.append(f"{_where(gangs, thread.get('Q', THREAD['cta']), thread.get('Q', THREAD['warp']))}, {lanes_text(mask)}")
+    lines.append(
+        f"{_where(gangs, thread.get('Q', THREAD['cta']), thread.get('Q', THREAD['warp']))}, {lanes_text(mask)}"
+    )
     if kind in (core.FAULT_BOUNDS, core.FAULT_ALIGN, core.FAULT_UNINITIALISED, core.FAULT_RACE, core.FAULT_READ_ONLY):
         lines.append(_address_text(entry, memory, text, address, size))
     if kind == core.FAULT_ALIGN:
@@ -128,7 +140,9 @@ def _shared_text(entry: Entry, address: int, size: int) -> str:
     offset = address - SHARED_BASE
     named = [v for v in entry.variables if v[1] <= address]
     near = max(named, key=lambda v: v[1]) if named else None
-    where = f"byte {address - near[1]} of {near[0]}" + (f" ({near[2]} bytes)" if near[2] else "") if near else "no variable"
+    where = (
+        f"byte {address - near[1]} of {near[0]}" + (f" ({near[2]} bytes)" if near[2] else "") if near else "no variable"
+    )
     return f"shared address {address:#x} ({size} bytes), offset {offset} of the CTA's shared memory: {where}"
 
 
@@ -137,7 +151,9 @@ def deadlock_text(entry: Entry, source: Source, gang: Gang) -> str:
     lines = [f"deadlock in kernel {entry.name}: no warp can run"]
     for cta, (x, y, z) in _ctas(gang):
         for number in range(gang.geometry.warps):
-            lines += [f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in _waits(entry, source, gang, cta, number)]
+            lines += [
+                f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in _waits(entry, source, gang, cta, number)
+            ]
     shown = lines[:12]
     if len(lines) > len(shown):
         shown.append(f"… and {len(lines) - len(shown)} more")
@@ -160,7 +176,9 @@ def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> 
     texts = []
     for slot in range(gang.warps.get("I", here + WARP["parked"])):
         at = here + WARP["parks"] + slot * layout.PARK_BYTES
-        kind, which, mask, site, count = (gang.warps.get("I", at + PARK[n]) for n in ("kind", "id", "mask", "site", "count"))
+        kind, which, mask, site, count = (
+            gang.warps.get("I", at + PARK[n]) for n in ("kind", "id", "mask", "site", "count")
+        )
         line, text, _ = entry.sites[site]
         what = PARK_NAMES.get(kind, "event")
         if kind == layout.PARK_BARRIER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxgen.runtime.cpu.ir import lanes_of, vec
@@ -61,11 +62,7 @@ def _ticks(e: Emitter) -> str:
     return now
 
 
-def _cta_field(name: str) -> object:
-    return lambda e: _scalar(e, e.cta, CTA[name])
-
-
-_BY_AXIS = {
+_BY_AXIS: dict[str, Callable[[Emitter, str], str]] = {
     "%tid": lambda e, axis: e.c.load(_I32, "%w", WARP["tid_" + axis], align=64),
     "%ntid": lambda e, axis: _scalar(e, e.launch, LAUNCH["block_" + axis]),
     "%ctaid": lambda e, axis: _scalar(e, e.cta, CTA["id_" + axis]),
@@ -75,7 +72,7 @@ _BY_AXIS = {
     "%cluster_ctaid": _in_cluster,
     "%cluster_nctaid": lambda e, axis: _scalar(e, e.launch, LAUNCH["cluster_" + axis]),
 }
-_SIMPLE = {
+_SIMPLE: dict[str, Callable[[Emitter], str]] = {
     "%laneid": lambda e: lanes_of("i32", 1),
     "WARP_SZ": lambda e: "splat (i32 32)",
     "%warpid": lambda e: _scalar(e, "%w", WARP["id"]),

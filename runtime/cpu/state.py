@@ -65,7 +65,7 @@ class Geometry:
 class Block:
     """Zeroed bytes aligned to 1024, with typed access."""
 
-    __slots__ = ("_data", "address", "bytes", "size")
+    __slots__ = ("_data", "_view", "address", "bytes", "size")
 
     def __init__(self, size: int, fill: int = 0) -> None:
         self._data = np.full(size + 1024, fill, np.uint8) if fill else np.zeros(size + 1024, np.uint8)
@@ -73,14 +73,15 @@ class Block:
         self.bytes = self._data[skip : skip + size]
         self.address = int(self.bytes.ctypes.data)
         self.size = size
+        self._view = memoryview(self.bytes)  # type: ignore[arg-type]
 
     def put(self, kind: str, offset: int, value: int) -> None:
         """Store one value (`struct` format)."""
-        struct.pack_into("<" + kind, self.bytes, offset, value)
+        struct.pack_into("<" + kind, self._view, offset, value)
 
     def get(self, kind: str, offset: int) -> int:
         """Load one value."""
-        return int(struct.unpack_from("<" + kind, self.bytes, offset)[0])
+        return int(struct.unpack_from("<" + kind, self._view, offset)[0])
 
 
 def launch_block(entry: Entry, geometry: Geometry, warp_function: int) -> Block:

@@ -1,4 +1,4 @@
-"""Division, reciprocals and roots are exact where rounded; ex2, lg2, sin, cos, tanh are polynomials (`support/math.py`)."""
+"""Reciprocals and roots, exact where rounded; ex2, lg2, sin, cos, tanh as polynomials (`support/math.py`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""atom and red: every operation and type, scalars and vectors, in any space. Scopes need nothing: memory is coherent."""
+"""atom and red: every operation and type, scalars and vectors, in any space. Scopes need nothing here."""
 
 from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.families.memory import address, space_of
-from ptxgen.runtime.cpu.flow import Op
+from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import vec
 from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.support.memory import address_type
@@ -15,7 +15,7 @@ from ptxgen.runtime.cpu.types import integer_vector
 _OPERATIONS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 
 
-def _emit(e: Emitter, op: Op, place: nodes.Operand, sources: list[nodes.Operand]) -> list[str]:
+def _emit(e: Emitter, op: Op, place: Source, sources: list[Source]) -> list[str]:
     """The old values, one for each element of the vector."""
     if not isinstance(place, nodes.Address):
         raise e.error(f"operand {place}: must be an address")
@@ -42,7 +42,7 @@ def atom(e: Emitter, op: Op) -> None:
     """d = [a]; [a] = op([a], b, c), indivisibly."""
     target = op.operands[0]
     targets = list(target.items) if isinstance(target, nodes.Vector) else [target]
-    values = _emit(e, op, op.operands[1], list(op.operands[2:4]))  # type: ignore[arg-type]
+    values = _emit(e, op, op.operands[1], list(op.operands[2:4]))
     kind = f"b{bits_of(op.words[-1])}"
     for one, value in zip(targets, values, strict=True):
         e.dst(one, value, kind)
@@ -51,4 +51,4 @@ def atom(e: Emitter, op: Op) -> None:
 @emits("red", outputs=0)
 def red(e: Emitter, op: Op) -> None:
     """[a] = op([a], b), indivisibly."""
-    _emit(e, op, op.operands[0], [op.operands[1]])  # type: ignore[list-item]
+    _emit(e, op, op.operands[0], [op.operands[1]])

@@ -134,7 +134,9 @@ def extreme(e: Emitter, form: FloatForm, a: str, b: str, vector: str = "", eleme
     first = e.c(f"fcmp {'olt' if form.name == 'min' else 'ogt'} {vector} {a}, {b}")
     result = e.c(f"select {lanes} {first}, {vector} {a}, {vector} {b}")
     equal = e.c(f"fcmp oeq {vector} {a}, {b}")
-    merged = e.c(f"{'or' if form.name == 'min' else 'and'} {whole} {e.cast(a, vector, whole)}, {e.cast(b, vector, whole)}")
+    merged = e.c(
+        f"{'or' if form.name == 'min' else 'and'} {whole} {e.cast(a, vector, whole)}, {e.cast(b, vector, whole)}"
+    )
     result = e.c(f"select {lanes} {equal}, {vector} {e.cast(merged, whole, vector)}, {vector} {result}")
     if form.nan:
         either = e.c(f"fcmp uno {vector} {a}, {b}")

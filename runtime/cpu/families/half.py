@@ -31,7 +31,7 @@ def widen(e: Emitter, value: str, kind: str) -> str:
 def narrow(e: Emitter, value: str, kind: str) -> str:
     """f32 rounded to nearest even; overflow becomes infinity."""
     n = count_of(kind)
-    small, wide, single = vec("i16", n), vec("i32", n), vec("float", n)
+    small, single = vec("i16", n), vec("float", n)
     if kind in _BF16:
         return e.c(f"call {small} @bf16.narrow.{n}({single} {value})")
     if e.native_half:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.emitter import Emitter
-from ptxgen.runtime.cpu.families.floating import is_float_op
 from ptxgen.runtime.cpu.families.floating import arithmetic as float_arithmetic
+from ptxgen.runtime.cpu.families.floating import is_float_op
 from ptxgen.runtime.cpu.flow import Op
 from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.registry import emits
@@ -288,7 +288,9 @@ def bfe(e: Emitter, op: Op) -> None:
     signed = kind in SIGNED
     # move the field's top to bit 63 of 64 bits, in which a 32-bit value stands extended; then down again
     name = f"bfe.{'s' if signed else 'u'}{bits}"
-    e.dst(op.operands[0], e.c(f"call {vector} @{name}({vector} {a}, {vec('i32')} {start}, {vec('i32')} {length})"), kind)
+    e.dst(
+        op.operands[0], e.c(f"call {vector} @{name}({vector} {a}, {vec('i32')} {start}, {vec('i32')} {length})"), kind
+    )
 
 
 @emits("bfi")

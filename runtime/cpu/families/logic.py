@@ -118,7 +118,7 @@ def shift(e: Emitter, op: Op) -> None:
 
 @emits("shf")
 def funnel(e: Emitter, op: Op) -> None:
-    """The upper (l) or lower (r) word of a shifted pair; `.wrap` takes the amount modulo 32, `.clamp` limits it to 32."""
+    """The upper (l) or lower (r) word of a shifted pair; amounts modulo 32 (`.wrap`) or at most 32 (`.clamp`)."""
     left, wrap = op.words[1] == "l", op.words[2] == "wrap"
     low, high, amount = (e.src(o, "b32") for o in op.operands[1:4])
     name = "fshl" if left else "fshr"

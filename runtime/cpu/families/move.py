@@ -1,4 +1,4 @@
-"""mov, the hidden moves of calls, cvta, isspacep, selp, slct, prefetches and other instructions that change no value."""
+"""mov, the hidden moves of calls, cvta, isspacep, selp, slct, prefetches and other hints."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def cvta(e: Emitter, op: Op) -> None:
     if space in ("shared", "local") and kind == "u64":
         window = SHARED_WINDOW if space == "shared" else LOCAL_WINDOW
         mask = splat("i64", (1 << WINDOW_SHIFT) - 1)
-        value = e.c(f"and {vec('i64')} {value}, {mask}" if towards else f"or {vec('i64')} {value}, {splat('i64', window)}")
+        value = e.c(
+            f"and {vec('i64')} {value}, {mask}" if towards else f"or {vec('i64')} {value}, {splat('i64', window)}"
+        )
     elif space == "shared":
         raise e.unsupported("with 32-bit generic addresses")
     e.dst(op.operands[0], value, kind)
@@ -106,7 +108,11 @@ def slct(e: Emitter, op: Op) -> None:
     kind, test = [w for w in op.words[1:] if w != "ftz"]
     a, b = (e.src(o, _bits(kind)) for o in op.operands[1:3])
     c = e.src(op.operands[3], test)
-    compare = f"fcmp oge {vec('float')} {c}, zeroinitializer" if test == "f32" else f"icmp sge {vec('i32')} {c}, zeroinitializer"
+    compare = (
+        f"fcmp oge {vec('float')} {c}, zeroinitializer"
+        if test == "f32"
+        else f"icmp sge {vec('i32')} {c}, zeroinitializer"
+    )
     whole = integer_vector(bits_of(kind))
     e.dst(op.operands[0], e.c(f"select {vec('i1')} {e.c(compare)}, {whole} {a}, {whole} {b}"), _bits(kind))
 

@@ -1,4 +1,4 @@
-"""Parts of a warp's load or store: where its lanes point, whether they may, rows against columns. Moves no data itself."""
+"""Parts of a warp's load or store: where its lanes point, whether they may, rows against columns. Moves no data."""
 
 from __future__ import annotations
 
@@ -151,7 +151,9 @@ def one_by_one(c: Code, access: Access, move: Callable[[str, str, str], None]) -
     bad_bounds, bad_align = c.var("i32", 0), c.var("i32", 0)
     first_bad = c.var("i64", 0)
     with c.each_bit("%m") as lane:
-        address = widened(c, access, c.load(access.address, c(f"getelementptr {access.address}, ptr {slots}, i32 {lane}")))
+        address = widened(
+            c, access, c.load(access.address, c(f"getelementptr {access.address}, ptr {slots}, i32 {lane}"))
+        )
         bit = c(f"shl i32 1, {lane}")
         head = f"ptr %w, i32 %site, i32 {lane}"
         pointer = c(f"call ptr @resolve.{access.space}({head}, i64 {address}, i64 {access.row})")
@@ -237,7 +239,7 @@ def watch_scattered(c: Code, access: Access, what: str, slots: str, pointer: str
 
 @support("watch")
 def watch(what: str, space: str, row: str) -> str:
-    """`watch.WHAT.SPACE.ROW(w, site, mask, offsets, pointer, begin)`: lanes at offsets from an address and its pointer."""
+    """`watch.WHAT.SPACE.ROW(w, site, mask, offsets, pointer, begin)`: lanes at offsets from `begin`, at `pointer`."""
     c = Code(
         f"define internal void @watch.{what}.{space}.{row}(ptr %w, i32 %site, i32 %m, ptr %offsets, ptr %pointer, "
         "i64 %begin) noinline"

@@ -1,4 +1,4 @@
-"""Read-modify-write of memory, lane after lane: `atom.SPACE.OP.TYPE(w, addresses, offset, mask, site, align, b[, c])`."""
+"""Read-modify-write, lane after lane: `atom.SPACE.OP.TYPE(w, addresses, offset, mask, site, align, b[, c])`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ def atom(space: str, operation: str, kind: str, check: str = "") -> str:
     low, most = c("trunc i64 %off to i32"), c(f"sub i64 {c('zext i32 %align to i64')}, 1")
     with c.each_bit("%m") as lane:
         mine = c.load(address, c(f"getelementptr {address}, ptr {places}, i32 {lane}"))
-        if address == "i32":
-            mine = c(f"zext i32 {c(f'add i32 {mine}, {low}')} to i64")
-        else:
-            mine = c(f"add i64 {mine}, %off")
+        narrow = address == "i32"
+        mine = c(f"zext i32 {c(f'add i32 {mine}, {low}')} to i64") if narrow else c(f"add i64 {mine}, %off")
         pointer = c(f"call ptr @resolve.{space}(ptr %w, i32 %site, i32 {lane}, i64 {mine}, i64 {size})")
         bit = c(f"shl i32 1, {lane}")
         missing = c(f"icmp eq ptr {pointer}, null")
@@ -92,7 +90,7 @@ def _float_loop(c: Code, operation: str, kind: str, pointer: str, value: str) ->
 
 @support("combine")
 def combine(operation: str, kind: str) -> str:
-    """`combine.add.f16x2(old, value)` on bits: the sum, minimum or maximum of one or two small floats, or of f32/f64."""
+    """`combine.add.f16x2(old, value)` on bits: sum, minimum or maximum of one or two small floats, or of f32/f64."""
     bits = bits_of(kind)
     element = f"i{bits}"
     c = Code(f"define internal {element} @combine.{operation}.{kind}({element} %a, {element} %b) noinline")

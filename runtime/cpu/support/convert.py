@@ -73,7 +73,7 @@ def _narrow(name: str, n: int, exponent: int, mantissa: int, element: str) -> st
 
 
 def round_bits(c: Code, value: str, n: int, exponent: int, mantissa: int, mode: str, finite: bool = False) -> str:
-    """f32 → the bits of a smaller format, as i32s. `mode` rn, rz, ra (away from zero at ties), rp, rm; NaN is canonical.
+    """f32 → the bits of a smaller format, as i32s. `mode`: rn, rz, ra (ties away from zero), rp, rm; NaN is canonical.
 
     `finite`: beyond the largest number comes the largest number (e4m3 always; `.satfinite`), else infinity.
     """
@@ -110,8 +110,10 @@ def round_bits(c: Code, value: str, n: int, exponent: int, mantissa: int, mode: 
     if bias == 127:
         base = c(f"call {whole} @llvm.usub.sat.v{n}i32({whole} {power}, {whole} {const(1)})")
     else:
-        base = c(f"call {whole} @llvm.smax.v{n}i32({whole} {c(f'sub {whole} {power}, {const(128 - bias)}')}, {whole} "
-                 f"zeroinitializer)")
+        base = c(
+            f"call {whole} @llvm.smax.v{n}i32({whole} {c(f'sub {whole} {power}, {const(128 - bias)}')}, {whole} "
+            f"zeroinitializer)"
+        )
     result = c(f"add {whole} {c(f'shl {whole} {base}, {const(mantissa)}')}, {kept}")
     has_infinity = not (exponent == 4 and mantissa == 3)
     top = ((1 << exponent) - 1) << mantissa
@@ -136,7 +138,7 @@ def _round_up(c: Code, mode: str, n: int, kept: str, rest: str, unit: str, sign:
     whole, lanes = vec("i32", n), vec("i1", n)
     inexact = c(f"icmp ne {whole} {rest}, zeroinitializer")
     if mode == "rz":
-        return f"zeroinitializer"
+        return "zeroinitializer"
     if mode in ("rp", "rm"):
         test = "eq" if mode == "rp" else "ne"
         return c(f"and {lanes} {inexact}, {c(f'icmp {test} {whole} {sign}, zeroinitializer')}")
@@ -169,7 +171,7 @@ def expand_bits(c: Code, value: str, n: int, exponent: int, mantissa: int) -> st
     down = c(f"lshr {whole} {value}, {splat('i32', width)}")
     sign = c(f"shl {whole} {down}, {splat('i32', 31)}")
     body = c(f"and {whole} {value}, {splat('i32', (1 << width) - 1)}")
-    # as an f32 whose exponent field is too small by 127 − bias; a product with a power of two repairs it, subnormals too
+    # as an f32 whose exponent is too small by 127 − bias; a product with a power of two repairs it, subnormals too
     up = c(f"shl {whole} {body}, {splat('i32', 23 - mantissa)}")
     placed = c(f"bitcast {whole} {up} to {single}")
     factor = f"bitcast ({whole} {splat('i32', (127 + 127 - bias) << 23)} to {single})"

@@ -127,8 +127,10 @@ def _deliver(c: Code, w: str, record: str, mask: str) -> None:
         number = c.load("i32", record, PARK["id"])
         total = c(f"add i32 {c(f'mul i32 {number}, {BARRIER_BYTES}')}, {CTA['bars']}")
         bar = c.at("%cta", c(f"zext i32 {total} to i64"))
-        either = c(f"select i1 {c(f'icmp eq i32 {wanted}, 2')}, i32 {c.load('i32', bar, BAR['and'])}, "
-                   f"i32 {c.load('i32', bar, BAR['or'])}")
+        either = c(
+            f"select i1 {c(f'icmp eq i32 {wanted}, 2')}, i32 {c.load('i32', bar, BAR['and'])}, "
+            f"i32 {c.load('i32', bar, BAR['or'])}"
+        )
         result = c(f"select i1 {c(f'icmp eq i32 {wanted}, 1')}, i32 {c.load('i32', bar, BAR['popc'])}, i32 {either}")
         slots = c.at(w, WARP["wake"])
         with c.each_bit(mask) as lane:
@@ -261,7 +263,8 @@ def leave(*_: str) -> str:
     launch = c.load("ptr", cta, CTA["launch"])
     table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
     with c.count("i32", c.load("i32", launch, LAUNCH["blocks"])) as block:
-        with c.if_(c(f"icmp ne i32 {c.load('i32', c(f'getelementptr i32, ptr {table}, i32 {block}'))}, 0")):
+        stalled = c.load("i32", c(f"getelementptr i32, ptr {table}, i32 {block}"))
+        with c.if_(c(f"icmp ne i32 {stalled}, 0")):
             c.do(f"call void @enqueue(ptr %w, i32 {block}, i32 0)")
     c.ret()
     return c.text()
@@ -285,8 +288,10 @@ def _start() -> str:
     rest = c.var("i64", "%index")
     origin = {}
     for axis in "xyz":  # the gang's coordinates among gangs, x fastest
-        extent = c(f"udiv i32 {c.load('i32', launch, LAUNCH['grid_' + axis])}, "
-                   f"{c.load('i32', launch, LAUNCH['cluster_' + axis])}")
+        extent = c(
+            f"udiv i32 {c.load('i32', launch, LAUNCH['grid_' + axis])}, "
+            f"{c.load('i32', launch, LAUNCH['cluster_' + axis])}"
+        )
         wide = c(f"zext i32 {extent} to i64")
         now = c.load("i64", rest)
         here = c(f"trunc i64 {c(f'urem i64 {now}, {wide}')} to i32")
@@ -402,8 +407,7 @@ def _turn(c: Code, launch: str, w: str, function: str, randomly: str) -> str:
     rotated = c(f"icmp ne i32 {c.load('i32', w, WARP['start'])}, 0")
     behind = c(f"add i32 {c.load('i32', w, WARP['block'])}, 1")
     masked = c(f"and i1 {used_up}, {c(f'xor i1 {rotated}, true')}")
-    c.store("i32", c(f"select i1 {masked}, i32 {behind}, i32 0"),
-            w, WARP["start"])
+    c.store("i32", c(f"select i1 {masked}, i32 {behind}, i32 0"), w, WARP["start"])
     return code
 
 

@@ -124,7 +124,7 @@ def _wide_shift(c: Code, name: str, bits: int, value: str, amount: str) -> str:
 
 @support("fns")
 def fns(*_: str) -> str:
-    """`fns(mask, base, n)`: the n-th set bit at or above (n > 0), at or below (n < 0) `base`; n 0: whether it is set."""
+    """`fns(mask, base, n)`: the n-th set bit at or above (n > 0) or below (n < 0) `base`; n 0: whether it is set."""
     vector = vec("i32")
     c = Code(f"define internal {vector} @fns({vector} %mask, {vector} %base, {vector} %n) noinline")
     slots = [c.var(vector, value, align=64) for value in ("%mask", "%base", "%n")]

@@ -12,7 +12,7 @@ read, and each warp's last read. Stamps of earlier CTAs need no clearing, as cou
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
-from ptxgen.runtime.cpu.layout import CHECK, CTA, WARP, WARP_LANES
+from ptxgen.runtime.cpu.layout import CHECK, CTA, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_RACE
 from ptxgen.runtime.cpu.support.shadow import report
