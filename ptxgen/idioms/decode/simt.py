@@ -19,7 +19,7 @@ from ptxgen.values import Shared
 
 template = "decode_simt"
 
-_PARTIALS_LIMIT = 96 * 1024  # bytes; a CTA with more takes half the warps
+_PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 
 def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape:
@@ -29,7 +29,7 @@ def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape:
     while warps > 1 and warps > tiles:
         warps //= 2
     staged = Query.staged_bytes(attention, lanes)
-    limit = min(_PARTIALS_LIMIT, target.shared_limit) - staged
+    limit = min(_PARTIALS_LIMIT, target.shared_limit * 3 // 4) - staged  # the merges want some, too
     while warps > 1 and Partials(warps, lanes.heads, attention.head_dim).bytes > limit:
         warps //= 2
     return LoopShape(warps, lanes.heads, lanes.tile, staged)

@@ -85,8 +85,9 @@ class Lanes:
         """Estimate of a thread's registers."""
         query = 4 if self.staged else self.heads * self.dims
         scales = 2 * self.tokens * self.pieces if self.quantised else 0
-        widened = 0 if self.element == 4 else (self.elements + 1) * (self.tokens if self.staged else 1) + 4
+        widened = 0 if self.element == 4 else (self.elements + 1) * (self.tokens if self.staged else 1) + 12
         scores = (self.tokens + 2) * self.heads
+        widened += 8 if self.uneven else 0
         return _BOOKKEEPING + self.heads * self.dims + query + 2 * self.kv_registers + scales + widened + scores
 
     @property
