@@ -67,6 +67,11 @@ def test_fma_rounds_once(kind):
         assert r == numbers.round_to(Fraction(x) * Fraction(y) + Fraction(z), kind)
 
 
+def test_fma_sees_an_addend_far_below_a_tie():
+    a, b, c = (np.array([v], ml_dtypes.bfloat16) for v in (9.4375, 3.0, 1e-38))
+    assert [float(numbers.fma(a, b, s, "bf16")[0]) for s in (c, -c, c * 0)] == [28.375, 28.25, 28.25]
+
+
 def test_diverged_threads_meet_again_at_the_join():
     body = """and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra even; mov.u32 %r2, 1; bra join;
               even: mov.u32 %r2, 2; join: activemask.b32 %r9; """ + STORE

@@ -84,12 +84,21 @@ def rounded(values: np.ndarray, format_: str, mode: str) -> np.ndarray:
 def narrow(values: np.ndarray, type_: str) -> np.ndarray:
     """Float64 values to the NumPy dtype of `type_`, nearest even, with one NaN."""
     with np.errstate(all="ignore"):
-        out = values.astype(DTYPES[type_])
+        direct = base(type_) in ("f16", "f32", "f64", "tf32")
+        out = (values if direct else _odd_single(values)).astype(DTYPES[type_])
     bits = NAN_BITS.get(base(type_))
     if bits is not None:
         raw = out.view(f"u{out.dtype.itemsize}")
         raw[np.isnan(values)] = bits
     return out
+
+
+def _odd_single(values: np.ndarray) -> np.ndarray:
+    """Float64 to float32, rounded to odd: ml_dtypes goes by way of float32, and would round twice."""
+    near = values.astype(np.float32)
+    even = np.isfinite(near) & (near != values) & (near.view(np.uint32) & 1 == 0)
+    stepped = np.nextafter(near, np.where(values > near, np.inf, -np.inf).astype(np.float32))
+    return np.where(even, stepped, near)
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, type_: str, mode: str = "rn") -> np.ndarray:

@@ -104,7 +104,7 @@ def selp(e: Emitter, op: Op) -> None:
 
 @emits("slct")
 def slct(e: Emitter, op: Op) -> None:
-    """c ≥ 0 ? a : b; a NaN selects b."""
+    """c ≥ 0 ? a : b; a NaN selects b; with .ftz a negative subnormal is -0, and selects a."""
     kind, test = [w for w in op.words[1:] if w != "ftz"]
     a, b = (e.src(o, _bits(kind)) for o in op.operands[1:3])
     c = e.src(op.operands[3], test)
@@ -113,6 +113,8 @@ def slct(e: Emitter, op: Op) -> None:
         if test == "f32"
         else f"icmp sge {vec('i32')} {c}, zeroinitializer"
     )
+    if "ftz" in op.words:
+        compare = f"fcmp ogt {vec('float')} {c}, {splat('float', '0xB810000000000000')}"  # -2^-126, the first normal
     whole = integer_vector(bits_of(kind))
     e.dst(op.operands[0], e.c(f"select {vec('i1')} {e.c(compare)}, {whole} {a}, {whole} {b}"), _bits(kind))
 
