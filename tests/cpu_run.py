@@ -1,0 +1,55 @@
+"""Small PTX kernels on the executor: a body with its pointers loaded, arrays in place, any mode."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxgen.parser import parse
+from ptxgen.runtime.cpu.executor import Program
+from ptxgen.runtime.cpu.memory import Memory
+
+_REGISTERS = """
+  .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 %r<60>; .reg .f32 %f<20>; .reg .b64 %rd<40>; .reg .f64 %fd<20>;
+  .reg .u32 %tid, %n, %lane, %warp; .reg .u64 %at4, %at8, %a<10>;
+"""
+
+
+def text_of(body: str, arrays: int, before: str = "", target: str = "sm_90a", entry: str = "k") -> str:
+    """A module with one entry. `%a0` … are the arrays' addresses, `%tid` the thread's number in the grid, `%at4` and
+    `%at8` that number times 4 and 8, `%lane` and `%warp` its place in the CTA."""
+    params = ", ".join(f".param .u64 a{n}" for n in range(arrays))
+    loads = "\n".join(f"  ld.param.u64 %a{n}, [a{n}];" for n in range(arrays))
+    return f""".version 8.6
+.target {target}
+.address_size 64
+{before}
+.visible .entry {entry}({params})
+{{{_REGISTERS}{loads}
+  mov.u32 %tid, %ctaid.x; mov.u32 %n, %ntid.x; mov.u32 %lane, %tid.x;
+  mad.lo.u32 %tid, %tid, %n, %lane;
+  shr.u32 %warp, %lane, 5; and.b32 %lane, %lane, 31;
+  mul.wide.u32 %at4, %tid, 4; mul.wide.u32 %at8, %tid, 8;
+{body}
+}}
+"""
+
+
+def run(
+    body: str,
+    *arrays: np.ndarray,
+    grid: int | tuple[int, ...] = 1,
+    block: int | tuple[int, ...] = 32,
+    shared: int = 0,
+    mode: str = "fast",
+    seed: int = 0,
+    threads: int = 1,
+    before: str = "",
+    memory: Memory | None = None,
+    **options: object,
+) -> None:
+    """Launch a body once; the arrays are changed in place and are named `a0`, `a1`, … in findings."""
+    text = text_of(body, len(arrays), before)
+    program = Program(parse(text, "test.ptx"), mode=mode, seed=seed, threads=threads, **options)
+    memory = memory or Memory(track=mode == "check")
+    pointers = [memory.register(array, f"a{n}") for n, array in enumerate(arrays)]
+    program.launch("k", grid, block, pointers, shared=shared, memory=memory)
