@@ -61,7 +61,35 @@ def _(q: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
+# No defaults: torch counts the versions of mutated arguments by position, and leaves trailing defaults out of the count.
 @torch.library.custom_op("ptxgen::kv_append", mutates_args=("k_cache", "v_cache", "k_scales", "v_scales"))
+def _kv_append(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
+    page_table: Tensor | None,
+) -> None:
+    spec = KvCacheScatter(
+        head_dim=k.shape[2], n_kv_heads=k.shape[1], kv_dtype=_kind(k_cache), src_dtype=_kind(k), batched=True,
+        **_storage(k_cache, page_table),
+    )  # fmt: skip
+    tensors = {"k": k.contiguous(), "v": v.contiguous(), "k_cache": k_cache, "v_cache": v_cache, "positions": positions}
+    optional = {"k_scales": k_scales, "v_scales": v_scales, "page_table": page_table}
+    capacities, scalars = {"rows": k.shape[0]}, {}
+    if page_table is not None:
+        capacities["pages"] = scalars["n_pages"] = k_cache.shape[0]
+    _launch(spec, tensors | {n: t for n, t in optional.items() if t is not None}, capacities, scalars)
+
+
+@_kv_append.register_fake
+def _(*_: Any, **__: Any) -> None:
+    return None
+
+
 def kv_append(
     k: Tensor,
     v: Tensor,
@@ -76,21 +104,7 @@ def kv_append(
 
     Caches, scales and pages as `decode_attention` has them. A position outside the cache writes nothing.
     """
-    spec = KvCacheScatter(
-        head_dim=k.shape[2], n_kv_heads=k.shape[1], kv_dtype=_kind(k_cache), src_dtype=_kind(k), batched=True,
-        **_storage(k_cache, page_table),
-    )  # fmt: skip
-    tensors = {"k": k.contiguous(), "v": v.contiguous(), "k_cache": k_cache, "v_cache": v_cache, "positions": positions}
-    optional = {"k_scales": k_scales, "v_scales": v_scales, "page_table": page_table}
-    capacities, scalars = {"rows": k.shape[0]}, {}
-    if page_table is not None:
-        capacities["pages"] = scalars["n_pages"] = k_cache.shape[0]
-    _launch(spec, tensors | {n: t for n, t in optional.items() if t is not None}, capacities, scalars)
-
-
-@kv_append.register_fake
-def _(*_: Any, **__: Any) -> None:
-    return None
+    _kv_append(k, v, k_cache, v_cache, positions, k_scales, v_scales, page_table)
 
 
 @torch.library.custom_op("ptxgen::rope", mutates_args=())

@@ -114,7 +114,9 @@ def test_schemas_and_fakes_pass_torchs_own_checks(where: str) -> None:
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(ops.decode_attention, (q, k, v, lengths), test_utils=checks)
     rows = (q[:, :2].contiguous(), q[:, 2:].contiguous())
-    torch.library.opcheck(ops.kv_append, (*rows, k, v, lengths - 1), test_utils=checks)
+    torch.library.opcheck(
+        torch.ops.ptxgen.kv_append.default, (*rows, k, v, lengths - 1, None, None, None), test_utils=checks
+    )
     torch.library.opcheck(ops.rope, (q, q[:, :2].contiguous(), lengths), test_utils=checks)
     torch.library.opcheck(ops.argmax, (q,), test_utils=checks)
 

@@ -79,13 +79,13 @@ class CudaModule:
     def __init__(self, device: CudaDevice, text: str) -> None:
         self.device = device
         option, size = device.driver.CUjit_option, 8192
-        log = ctypes.create_string_buffer(size)
+        log = bytes(size)  # the bindings take a bytes object, and the driver writes into it
         options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
         image = np.frombuffer(text.encode() + b"\0", np.uint8)
-        values = [ctypes.addressof(log), size]
+        values = [log, size]
         status, self.handle = device.driver.cuModuleLoadDataEx(image.ctypes.data, 2, options, values)
         if int(status) != 0:
-            raise LoadError(f"{status}: {log.value.decode(errors='replace').strip()[:400]}")
+            raise LoadError(f"{status}: {log.rstrip(bytes(1)).decode(errors='replace').strip()[:400]}")
 
     def __getitem__(self, entry: str) -> CudaKernel:
         return CudaKernel(self, check(self.device.driver.cuModuleGetFunction(self.handle, entry.encode())))
