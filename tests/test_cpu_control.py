@@ -356,7 +356,9 @@ def test_trap_names_kernel_line_and_lanes():
 
 
 def test_an_unsupported_instruction_is_named_with_file_line_and_text():
-    with pytest.raises(IsaError, match=r"test.ptx:\d+: instruction tcgen05.*is not supported by the CPU executor: tcgen"):
+    with pytest.raises(
+        IsaError, match=r"test.ptx:\d+: instruction tcgen05.*is not supported by the CPU executor: tcgen"
+    ):
         run("tcgen05.wait::ld.sync.aligned; ret;", u32(1))
 
 
@@ -408,7 +410,9 @@ def test_the_same_seed_gives_the_same_random_order():
 
 
 def test_the_program_stays_usable_after_a_finding():
-    program = Program(parse(text_of("@%p1 trap; st.global.u32 [%a0], 3; ret;".replace("@%p1", "setp.eq.u32 %p1, %n, 2; @%p1"), 1)))
+    program = Program(
+        parse(text_of("@%p1 trap; st.global.u32 [%a0], 3; ret;".replace("@%p1", "setp.eq.u32 %p1, %n, 2; @%p1"), 1))
+    )
     from ptxgen.runtime.cpu.memory import Memory
 
     memory, out = Memory(), u32(1)

@@ -11,7 +11,7 @@ from typing import Any
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.emitter import Emitter
-from ptxgen.runtime.cpu.flow import Flow
+from ptxgen.runtime.cpu.flow import Block, Flow
 from ptxgen.runtime.cpu.host import Host
 from ptxgen.runtime.cpu.layout import SHARED_BASE, Shape
 from ptxgen.runtime.cpu.support import called_by, closure, function_text
@@ -42,7 +42,7 @@ class Entry:
     registers: int
     first_block: int
     sites: tuple[tuple[int, str, str], ...]  # line, text, remark
-    stops: tuple[int, ...]  # line at which each block begins, by number
+    stops: tuple[tuple[int, str], ...]  # line and opcode at which each block begins, by number
     variables: tuple[tuple[str, int, int], ...]  # shared variables: name, window offset, bytes
     performance: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -96,11 +96,15 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         registers=emitter.shape.registers,
         first_block=flow.first.number,
         sites=tuple(emitter.sites),
-        stops=(0, *(block.ops[0].line if block.ops else 0 for block in flow.blocks)),
+        stops=((0, ""), *(_first(block) for block in flow.blocks)),
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
     )
     return entry, text
+
+
+def _first(block: Block) -> tuple[int, str]:
+    return (block.ops[0].line, ".".join(block.ops[0].words)) if block.ops else (0, "")
 
 
 def module_text(functions: list[str]) -> str:

@@ -148,17 +148,35 @@ def _shared_text(entry: Entry, address: int, size: int) -> str:
 
 def deadlock_text(entry: Entry, source: Source, gang: Gang) -> str:
     """Who waits where, when nothing can run."""
-    lines = [f"deadlock in kernel {entry.name}: no warp can run"]
+    lines, torn = [], False
     for cta, (x, y, z) in _ctas(gang):
         for number in range(gang.geometry.warps):
             lines += [
                 f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in _waits(entry, source, gang, cta, number)
             ]
+            torn = torn or _waits_at_aligned_barrier(entry, gang, cta, number)
     shown = lines[:12]
     if len(lines) > len(shown):
         shown.append(f"… and {len(lines) - len(shown)} more")
-    shown.append("each of these needs lanes or arrivals that never come")
-    return "\n  ".join(shown)
+    if torn:
+        title, advice = f"divergent aligned barrier in kernel {entry.name}", _ADVICE[core.FAULT_DIVERGED]
+    else:
+        title = f"deadlock in kernel {entry.name}: no warp can run"
+        advice = "each of these needs lanes or arrivals that never come"
+    return "\n  ".join([title, *shown, advice])
+
+
+def _waits_at_aligned_barrier(entry: Entry, gang: Gang, rank: int, number: int) -> bool:
+    """Whether lanes of a warp wait at an aligned barrier for the rest of their warp."""
+    here = (rank * gang.geometry.warps + number) * gang.shape.stride
+    for block in range(1, gang.shape.blocks):
+        opcode = entry.stops[block][1]
+        aligned = (opcode.startswith("bar.") and not opcode.startswith("bar.warp")) or (
+            opcode.startswith("barrier") and "aligned" in opcode
+        )
+        if aligned and gang.warps.get("I", here + gang.shape.pending + 4 * block):
+            return True
+    return False
 
 
 def _ctas(gang: Gang) -> list[tuple[int, tuple[int, int, int]]]:
@@ -190,7 +208,7 @@ def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> 
     for block in range(1, gang.shape.blocks):
         mask = gang.warps.get("I", here + gang.shape.pending + 4 * block)
         if mask:
-            texts.append(f"{lanes_text(mask)} wait for other lanes of the warp: {source.at(entry.stops[block])}")
+            texts.append(f"{lanes_text(mask)} wait for other lanes of the warp: {source.at(*entry.stops[block])}")
     return texts
 
 
@@ -203,7 +221,7 @@ def spinning_text(entry: Entry, source: Source, gangs: list[Gang]) -> str:
                 here = (rank * gang.geometry.warps + number) * gang.shape.stride
                 if gang.warps.get("I", here + WARP["state"]) == layout.YIELDED:
                     block = gang.warps.get("I", here + WARP["block"])
-                    lines.append(f"CTA ({x}, {y}, {z}), warp {number} spins at {source.at(entry.stops[block])}")
+                    lines.append(f"CTA ({x}, {y}, {z}), warp {number} spins at {source.at(*entry.stops[block])}")
                 else:
                     waits = _waits(entry, source, gang, rank, number)
                     lines += [f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in waits]
