@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from ptxgen import SpecError
+from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.cli._main import invoke
 from ptxgen.dtypes import f32
+from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.models import load_config
@@ -45,6 +47,20 @@ def test_every_kernel_of_every_model_on_every_target(model: str) -> None:
         for kernel in index["kernels"]:
             assert f".target {where}\n" in files[kernel["file"]]
             assert json.loads(files[kernel["manifest"]])["target"] == where
+
+
+@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@pytest.mark.parametrize(("index", "model"), list(enumerate(MODELS)))
+def test_no_kernel_of_a_model_spills(index: int, model: str) -> None:
+    """On the lowest target, which has the fewest means, and on one of the others in turn."""
+    spilling = []
+    for where in ("sm_75", TARGETS[1 + index % (len(TARGETS) - 1)]):
+        for step in plan(load_config(CONFIGS / f"{model}.json"), where):
+            ptx = generate(step.spec, where)
+            taken = assemble(ptx.text, where).resources[ptx.entry]
+            if not taken.clean:
+                spilling.append((where, step.spec.kernel_name, step.spec.slug, taken.stack))
+    assert not spilling
 
 
 @pytest.mark.parametrize("model", MODELS)
