@@ -69,6 +69,8 @@ def main() -> int:
         for line in run(range(start, min(start + given.batch, given.seed + given.count)), device):
             print(line, flush=True)
             found += 1
+        if (start - given.seed) // given.batch % 50 == 49:
+            print(f"… {start - given.seed + given.batch} programs, {time.monotonic() - started:.0f} s", file=sys.stderr)
     print(f"{given.count} programs, {found} differences, {time.monotonic() - started:.0f} s")
     return int(bool(found))
 

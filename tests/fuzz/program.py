@@ -6,7 +6,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from tests.fuzz.writer import BITS, FLOATS, INTS, LOCALS, SLOTS, Writer
+from tests.fuzz.control import Writer
+from tests.fuzz.writer import BITS, FLOATS, INTS, LOCALS, SLOTS
 
 THREADS = 48
 INPUT_BYTES = 2048 + 16

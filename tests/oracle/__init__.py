@@ -11,7 +11,7 @@ import numpy as np
 
 from ptxgen import nodes
 from ptxgen.parser import parse
-from tests.oracle import access, asynchronous, floating, integer, matrix, warp  # noqa: F401  (they fill HANDLERS)
+from tests.oracle import access, asynchronous, fields, floating, integer, matrix, select, warp  # noqa: F401  (HANDLERS)
 from tests.oracle.machine import Machine
 from tests.oracle.memory import Memory, OracleFault
 from tests.oracle.program import Program
