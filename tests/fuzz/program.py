@@ -49,7 +49,7 @@ def make(seed: int) -> Program:
         at = writer.emit("ptr", f"getelementptr {t}, PTR %in, i32 {step}", keep=False)
         writer.emit(t, f"load {t}, PTR {at}, align {BITS[t] // 8}")
     writer.compare()
-    writer.block(rng.randrange(8, 30))
+    writer.block(rng.randrange(5, 20))
     _store_all(writer)
     writer.lines.append("  ret void")
     return Program(seed, "\n".join(writer.lines), "\n".join(helpers), frozenset(declared))
@@ -70,7 +70,7 @@ def _helper(rng, declared, earlier, name: str, result: str, params: list[str]) -
 
 def _store_all(writer: Writer) -> None:
     """A value of every type, each to a slot of its own, and many values mixed into the last slot."""
-    writer.observe(40)
+    writer.observe(24)
     for k, t in enumerate((*INTS, *FLOATS)):
         value = writer.known(t)
         value = writer.definite(t, value) if t in FLOATS else value
