@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen import SpecError, generate, supports
+from ptxgen import ExecutionError, SpecError, generate, supports
 from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.idioms.prefill import tiles
 from ptxgen.kernels import MultiHeadAttention
-from ptxgen.runtime import Device
+from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import Trial, trial
 from ptxgen.targets import target as parse_target
 
@@ -227,6 +227,50 @@ def test_capacity_decides_the_grid() -> None:
     assert launch.capacities == {"n_tokens"}
     rows = tiles.tensor_tile(16, parse_target("sm_80"), False).rows
     assert launch.at({"n_tokens": 100}).grid == (2 * -(-300 // rows), 1, 1)
+
+
+# -- order of memory -------------------------------------------------------------------------------------------------
+
+CHECKED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "tensor": ("sm_80", {"head_dim": 72}, {"n_tokens": 70, "n_keys": 70}),
+    "no keys": ("sm_80", {"head_dim": 72, "max_len": 8}, {"n_tokens": 70, "kv_len": 0}),
+    "column groups": ("sm_80", {"head_dim": 264}, {"n_tokens": 40, "n_keys": 40}),
+    "converted": ("sm_90", {"head_dim": 24, "q_dtype": "f32", "kv_dtype": "s8", "max_len": 200}, {"n_tokens": 70}),
+    "batch": ("sm_80", {"head_dim": 24, "max_len": 30, "batched": True}, {"n_tokens": 70, "batch": 4}),
+    "two stages": ("sm_80", {"head_dim": 24, "q_dtype": "f32", "kv_dtype": "f32"}, {"n_tokens": 70, "n_keys": 70}),
+    "one stage": ("sm_75", {"head_dim": 24}, {"n_tokens": 70, "n_keys": 70}),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_checking_finds_nothing(name: str) -> None:
+    """No race, no byte read before it is written, no access out of bounds."""
+    target, fields, sizes = CHECKED[name]
+    trial(spec(lse=True, **fields), open_device("cpu", mode="check"), target=target, repeat=False, **sizes).require()
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction", "index"),
+    [
+        ("tensor", "bar.sync", 0), ("tensor", "bar.sync", 2), ("tensor", "cp.async.wait_all", 0),
+        ("no keys", "bar.sync", 1), ("column groups", "bar.sync", 0), ("column groups", "bar.sync", 1),
+        ("column groups", "bar.sync", 2), ("converted", "bar.sync", 0), ("two stages", "bar.sync", 0),
+        ("two stages", "cp.async.wait_all", 0), ("one stage", "bar.sync", 0), ("one stage", "bar.sync", 1),
+    ],
+)  # fmt: skip
+def test_a_missing_barrier_is_noticed(name: str, instruction: str, index: int) -> None:
+    target, fields, sizes = CHECKED[name]
+    one = spec(**fields)
+    ptx, given = generate(one, target), one.example(np.random.default_rng(0), **sizes)
+    lines = ptx.text.split("\n")
+    where = [i for i, line in enumerate(lines) if instruction in line][index]
+    checker = open_device("cpu", mode="check")
+    entry = checker.module("\n".join(lines[:where] + lines[where + 1 :]))[ptx.entry]
+    launch = ptx.launch.at({**one.sizes, **sizes})
+    values = (given[p.name] for p in ptx.params)
+    args = [checker.array(v) if isinstance(v, np.ndarray) else v for v in values]
+    with pytest.raises(ExecutionError):
+        entry.launch(launch.grid, launch.block, args, launch.shared)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

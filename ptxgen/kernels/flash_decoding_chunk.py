@@ -98,7 +98,10 @@ class FlashDecodingChunk(KernelType):
         assert chosen is not None, "target_rules refuses what no loop can run"
         loop, shape = chosen
         parts = -(-self.attention.group // shape.heads)
-        return Plan(loop, shape, parts, 1, self.max_chunks, self.max_chunks, 1, self.head_dim)
+        return Plan(
+            loop=loop, shape=shape, parts=parts, cluster=1, splits=self.max_chunks, most_splits=self.max_chunks,
+            least_tiles=1, head_dim=self.head_dim,
+        )  # fmt: skip
 
     def params(self) -> tuple[Param, ...]:
         pointers = [Param(f"{x}_ptrs", self.kv_dtype, "pointers", "in", ("batch",), 8) for x in "kv"]
