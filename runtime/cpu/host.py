@@ -19,6 +19,7 @@ class Host:
     cpu: str
     features: str
     versions: str
+    triple: str = ""
 
     @property
     def native_half(self) -> bool:
@@ -34,7 +35,8 @@ def this_host() -> Host:
     import llvmlite
 
     version = ".".join(map(str, llvm.llvm_version_info))
-    return Host(llvm.get_host_cpu_name(), features, f"llvmlite {llvmlite.__version__} LLVM {version}")
+    versions = f"llvmlite {llvmlite.__version__} LLVM {version}"
+    return Host(llvm.get_host_cpu_name(), features, versions, llvm.get_default_triple())
 
 
 @functools.lru_cache(maxsize=1)

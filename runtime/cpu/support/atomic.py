@@ -62,11 +62,9 @@ def _one(c: Code, operation: str, kind: str, pointer: str, value: str) -> str:
     """One lane's operation; the old value."""
     bits = bits_of(kind)
     element = f"i{bits}"
-    if kind in ("f32", "f64") and operation == "add":
-        real = "float" if kind == "f32" else "double"
-        number = c(f"bitcast {element} {value} to {real}")
-        old = c(f"atomicrmw fadd ptr {pointer}, {real} {number} seq_cst")
-        return c(f"bitcast {real} {old} to {element}")
+    if kind == "f64" and operation == "add":
+        number = c(f"bitcast {element} {value} to double")
+        return c(f"bitcast double {c(f'atomicrmw fadd ptr {pointer}, double {number} seq_cst')} to {element}")
     if kind[0] in "fb" and kind not in ("b16", "b32", "b64", "b128") and operation in ("add", "min", "max"):
         return _float_loop(c, operation, kind, pointer, value)
     if operation in ("min", "max"):
@@ -97,9 +95,14 @@ def combine(operation: str, kind: str) -> str:
     if kind in ("f32", "f64"):
         real = "float" if kind == "f32" else "double"
         x, y = (c(f"bitcast {element} {v} to {real}") for v in ("%a", "%b"))
-        short = "f32" if kind == "f32" else "f64"
-        both = c(f"call {real} @llvm.{operation}imumnum.{short}({real} {x}, {real} {y})")
-        c.ret(f"{element} " + c(f"bitcast {real} {both} to {element}"))
+        if operation == "add":
+            both = c(f"fadd {real} {x}, {y}")
+        else:
+            both = c(f"call {real} @llvm.{operation}imumnum.{kind}({real} {x}, {real} {y})")
+        bits = c(f"bitcast {real} {both} to {element}")
+        if kind == "f32":  # PTX has one NaN
+            bits = c(f"select i1 {c(f'fcmp uno {real} {both}, {both}')}, {element} {0x7FFFFFFF}, {element} {bits}")
+        c.ret(f"{element} {bits}")
         return c.text()
     # through vectors of 64, for which the conversions exist; only the first elements count
     small, single = vec("i16", 64), vec("float", 64)

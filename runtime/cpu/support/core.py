@@ -70,6 +70,7 @@ def find(*_: str) -> str:
         with c.else_():
             c.store("i64", middle, high)
     number = c.load("i64", low)
+    _in_parameters(c, launch)
     c.ret("i1 false", when=c(f"icmp eq i64 {number}, 0"))
     index = c(f"sub i64 {number}, 1")
     begin = c.load("i64", c(f"getelementptr i64, ptr {begins}, i64 {index}"))
@@ -85,6 +86,15 @@ def find(*_: str) -> str:
     c.store("i64", shadow, "%cache", 16)
     c.ret("i1 true")
     return c.text()
+
+
+def _in_parameters(c: Code, launch: str) -> None:
+    """The launch's parameter block has an address too (cvta.param); it moves, so `cache` does not take it."""
+    block = c(f"ptrtoint ptr {c.load('ptr', launch, LAUNCH['params'])} to i64")
+    offset = c(f"sub i64 %address, {block}")
+    size = c.load("i64", launch, LAUNCH["param_bytes"])
+    inside = c(f"icmp ule i64 {offset}, {c(f'sub i64 {size}, %bytes')}")
+    c.ret("i1 true", when=c(f"and i1 {inside}, {c(f'icmp uge i64 {size}, %bytes')}"))
 
 
 def site_cache(c: Code, thread: str) -> str:

@@ -71,8 +71,9 @@ def _global(c: Code, what: str) -> None:
     """The site's last-hit allocation is the one of this access; it may have no shadow."""
     cache = site_cache(c, c.load("ptr", "%w", WARP["thread"]))
     base = c.load("i64", cache, 16)
-    with c.if_(c(f"icmp ne i64 {base}, 0")):
-        offset = c(f"sub i64 %a, {c.load('i64', cache)}")
+    offset = c(f"sub i64 %a, {c.load('i64', cache)}")
+    inside = c(f"icmp ult i64 {offset}, {c.load('i64', cache, 8)}")  # not so for the parameter block
+    with c.if_(c(f"and i1 {inside}, {c(f'icmp ne i64 {base}, 0')}")):
         flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
         _written(c, what, flags)
 
