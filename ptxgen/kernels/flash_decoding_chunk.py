@@ -100,7 +100,7 @@ class FlashDecodingChunk(KernelType):
         parts = -(-self.attention.group // shape.heads)
         return Plan(
             loop=loop, shape=shape, parts=parts, cluster=1, splits=self.max_chunks, most_splits=self.max_chunks,
-            least_tiles=1, head_dim=self.head_dim,
+            head_dim=self.head_dim,
         )  # fmt: skip
 
     def params(self) -> tuple[Param, ...]:

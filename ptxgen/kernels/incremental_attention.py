@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
-from ptxgen.idioms.decode import finish, locate, loops, merge
-from ptxgen.idioms.decode.cluster import Exchange
-from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
+from ptxgen.idioms.decode import locate, loops
+from ptxgen.idioms.decode.compose import build_merges
+from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention
 from ptxgen.idioms.decode.plan import CHIPS, Plan, plan
-from ptxgen.idioms.decode.ticket import RECORD_FLOATS, Splits
+from ptxgen.idioms.decode.reference import attend, visible_rows
+from ptxgen.idioms.decode.ticket import RECORD_FLOATS
+from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.values import Shared
 
 _WHOLE = 1 << 30  # of an example's sizes: the whole cache
 
@@ -64,9 +65,7 @@ class IncrementalAttention(KernelType):
     programmatic: bool = False
 
     sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
-    goldens = (
-        dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),
-    )
+    goldens = (dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),)
 
     # -- what is legal ----------------------------------------------------------------------------------------------
 
@@ -93,8 +92,7 @@ class IncrementalAttention(KernelType):
     def target_rules(self, target: Target) -> Iterator[str]:
         if loops.choose(self.attention, target) is None:
             yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
-        if self.programmatic and not target.includes_any(("sm_90",)):
-            yield f"programmatic: needs sm_90 or later (got {target}; nearest: programmatic=False)"
+        yield from programmatic_rules(self.programmatic, target)
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
@@ -184,85 +182,7 @@ class IncrementalAttention(KernelType):
             locate.lengths(b, attention, plan, task, where, name=name, kind=kind)
         b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2")
         plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
-        self._merges(b, plan, where, arena, task)
-
-    def _merges(self, b: Builder, plan: Plan, where: locate.Place, arena: Shared, task: Task) -> None:
-        elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads)
-        merged = merge.partial(b, "merged")
-        end: Any = elements.count
-        with b.fragment("warps_start"):
-            elements.start(b.registers["thread"], end)
-        with b.fragment("warps_merge"):
-            elements.locate()
-            merge.merge_warps(b, elements, plan.partials, arena, merged)
-        with b.fragment("warps_next"):
-            elements.advance(end)
-        exchange = Exchange(b, elements, plan.cluster) if plan.cluster > 1 else None
-        if exchange is not None:
-            end = self._cluster(b, exchange, merged)
-        self._finish(b, where, elements, merged, task)
-        if plan.most_splits > 1:
-            self._splits(b, plan, where, elements, merged, exchange)
-
-    def _cluster(self, b: Builder, exchange: Exchange, merged: merge.Partial) -> Any:
-        with b.fragment("exchange_prepare"):
-            exchange.prepare()
-        with b.fragment("push"):
-            exchange.push(merged)
-        with b.fragment("inbox_poll"):
-            exchange.poll()
-        with b.fragment("slice_start"):
-            exchange.start()
-        with b.fragment("slice_merge"):
-            exchange.elements.locate()
-            exchange.merge(merged)
-        with b.fragment("slice_next"):
-            exchange.elements.advance(exchange.end)
-        return exchange.end
-
-    def _finish(self, b: Builder, where: locate.Place, elements: merge.Elements, merged: merge.Partial, task: Task) -> None:
-        with b.fragment("output_rows"):
-            rows = b.ld_param("out")
-            b.op("mad.wide.u32", rows, where.query_index, self.head_dim * self.q_dtype.bytes, rows)
-            if self.lse:
-                lse = b.ld_param("lse")
-                b.op("mad.wide.u32", lse, where.query_index, 4, lse)
-            if self.sinks:
-                sinks = b.ld_param("sinks")
-                b.op("mad.wide.u32", sinks, task.first_head, 4, sinks)
-        with b.fragment("finish"):
-            exists = None
-            if task.heads_left is not None:
-                exists = b.op("setp.lt.u32", "head_exists", elements.head, task.heads_left)
-            if self.sinks:
-                finish.apply_sink(b, elements, merged, sinks, exists)
-            if self.lse:
-                finish.store_lse(b, elements, merged, lse, exists)
-            finish.store_output(b, elements, merged, self.q_dtype, rows, exists)
-
-    def _splits(
-        self, b: Builder, plan: Plan, where: locate.Place, elements: merge.Elements, merged: merge.Partial,
-        exchange: Exchange | None,
-    ) -> None:  # fmt: skip
-        assert where.splits is not None and where.active is not None and where.split is not None
-        splits = Splits(b, elements, where.splits, where.active, where.split, plan.most_splits)
-        with b.fragment("records_locate"):
-            b.expose(divided=~b.op("setp.eq.u32", "undivided", where.active, 1))
-            splits.locate(b.ld_param("records"), where.unit)
-        with b.fragment("record_store"):
-            splits.store(merged)
-        with b.fragment("ticket_draw"):
-            tickets, ticket = b.ld_param("tickets"), where.unit
-            if exchange is not None:
-                ticket = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
-            splits.arrive(tickets, ticket)
-        with b.fragment("ticket_read"):
-            splits.read_flag()
-        with b.fragment("records_begin"):
-            elements.locate()
-            splits.begin(merged)
-        with b.fragment("records_merge"):
-            splits.merge(merged)
+        build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks)
 
     # -- behaviour --------------------------------------------------------------------------------------------------------
 
@@ -283,13 +203,12 @@ class IncrementalAttention(KernelType):
             used = -(-np.clip(out["seq_lens"], 0, self.max_len) // self.page_size)
             out["page_table"] = np.where(np.arange(width) < used[:, None], table, -1).astype(np.int32)
         if self.kv_dtype == s8:
-            shape = (sizes["batch"],) if self.batched else ()
+            lead = (sizes["batch"],) if self.batched else ()
+            rows = (*lead, self.n_kv_heads, self.max_len)
             if self.page_size:
-                shape = (sizes["pages"], self.n_kv_heads, self.page_size)
-            else:
-                shape = (*shape, self.n_kv_heads, self.max_len)
+                rows = (sizes["pages"], self.n_kv_heads, self.page_size)
             for x in "kv":
-                scales = rng.uniform(0.5, 1.5, (*shape, -(-self.head_dim // SCALE_GROUP))) / 73
+                scales = rng.uniform(0.5, 1.5, (*rows, -(-self.head_dim // SCALE_GROUP))) / 73
                 out[f"{x}_scales"] = scales.astype(np.float16)
         if self.alibi:
             out["alibi_slopes"] = (2.0 ** -rng.uniform(1, 8, self.n_heads)).astype(np.float32)
@@ -298,51 +217,18 @@ class IncrementalAttention(KernelType):
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
+        attention = self.attention
         lengths = np.clip(np.ravel(a["seq_lens"] if self.batched else a["seq_len"]), 0, self.max_len)
-        q = np.asarray(a["q"], np.float64).reshape(len(lengths), self.n_kv_heads, -1, self.head_dim)
-        out, lse = np.zeros(q.shape), np.full(q.shape[:3], -np.inf)
+        q = a["q"].reshape(len(lengths), self.n_heads, self.head_dim)
+        pairs = []
         for s, length in enumerate(map(int, lengths)):
-            first = max(0, length - self.window) if self.window else 0
-            if length == 0:
-                continue
-            k, v = (self._rows(a, x, s, first, length) for x in "kv")
-            scores = q[s] @ k.swapaxes(1, 2) * self.attention.scale
-            if self.soft_cap:
-                scores = self.soft_cap * np.tanh(scores / self.soft_cap)
-            if self.alibi:
-                slopes = np.float64(a["alibi_slopes"]).reshape(self.n_kv_heads, -1, 1)
-                scores = scores + slopes * (np.arange(first, length) - (length - 1))
-            top = scores.max(-1, keepdims=True)
-            if self.sinks:
-                sinks = np.float64(a["sinks"]).reshape(self.n_kv_heads, -1, 1)
-                top = np.maximum(top, sinks)
-            weights = np.exp(scores - top)
-            total = weights.sum(-1, keepdims=True) + (np.exp(sinks - top) if self.sinks else 0)
-            out[s], lse[s] = weights @ v / total, (top + np.log(total))[..., 0]
-        if self.sinks:
-            lse[lengths == 0] = np.float64(a["sinks"]).reshape(self.n_kv_heads, -1)
-        results = {"out": out.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
+            k, v = (visible_rows(attention, a, x, s if self.batched else None, length) for x in "kv")
+            pairs.append(attend(attention, q[s], k, v, a.get("alibi_slopes"), a.get("sinks")))
+        outs, lses = (np.stack(part) for part in zip(*pairs, strict=True))
+        results = {"out": outs.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
         if self.lse:
-            results["lse"] = lse.reshape(a["q"].shape[:-1]).astype(np.float32)
+            results["lse"] = lses.reshape(a["q"].shape[:-1]).astype(np.float32)
         return results
-
-    def _rows(self, a: Mapping[str, Any], x: str, sequence: int, first: int, end: int) -> np.ndarray:
-        """K or V of the visible positions of a sequence in float64, `[n_kv_heads, end - first, head_dim]`."""
-        import numpy as np
-
-        def visible(name: str) -> np.ndarray:
-            array = a[name]
-            if self.page_size:
-                positions = np.arange(first, end)
-                pages = a["page_table"][sequence, positions // self.page_size]
-                return np.asarray(array[pages, :, positions % self.page_size]).swapaxes(0, 1)
-            return np.asarray((array[sequence] if self.batched else array)[:, first:end])
-
-        rows = np.asarray(visible(f"{x}_cache"), np.float64)
-        if self.kv_dtype == s8:
-            scales = np.repeat(visible(f"{x}_scales").astype(np.float64), SCALE_GROUP, -1)
-            rows *= scales[..., : self.head_dim]
-        return rows
 
 
 def _largest(sizes: list[tuple[int, Extent]]) -> Extent:

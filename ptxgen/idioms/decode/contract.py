@@ -194,9 +194,9 @@ class Partials:
 class MainLoop(Protocol):
     """A main loop. `template` is the file to include, without `.ptx.j2`.
 
-    A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`: the file to include
-    before `lengths` (K and V only), and may build the fragment `early_query`, which follows it. Without them everything
-    stands in `template`.
+    A loop that can issue loads before the length is known builds, when `task.early`, the fragment `early_loads` (K and V
+    only), or exposes `early_part`, a file to include in its place; and it may build `early_query`, which follows. They
+    stand before `lengths`. Without them everything stands in `template`.
     """
 
     template: str

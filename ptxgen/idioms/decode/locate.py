@@ -149,10 +149,9 @@ def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Pla
         b.op("mov.b32", task.tile_step, step)
         return
     assert where.works is not None and where.split is not None and where.splits is not None
-    least = step * plan.least_tiles
-    b.note(f"splits that work now: each warp gets {plan.least_tiles} tiles before another split does")
-    busy = b.op("add.s32", "splits_busy", span, least - 1)
-    b.op("div.u32", busy, busy, least)
+    b.note(f"splits that work now: a tile for each of {step} warps before another split does")
+    busy = b.op("add.s32", "splits_busy", span, step - 1)
+    b.op("div.u32", busy, busy, step)
     b.op("max.u32", busy, busy, 1)
     b.op("min.u32", where.active, busy, where.splits)
     b.op("mul.lo.s32", task.tile_step, where.active, step)

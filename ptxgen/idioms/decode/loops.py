@@ -13,6 +13,7 @@ def _available() -> tuple[MainLoop, ...]:
     found = [cast(MainLoop, mma)]
     try:
         from ptxgen.idioms.decode import simt
+
         found.append(cast(MainLoop, simt))
     except ImportError:
         pass

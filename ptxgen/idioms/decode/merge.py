@@ -33,7 +33,9 @@ def partial(b: Builder, name: str) -> Partial:
 
 def partials(b: Builder, name: str, count: int) -> tuple[Partial, ...]:
     """Declare the registers of several."""
-    maxima, totals, values = (b.array(f"{name}_{x}", "f32", n) for x, n in (("max", count), ("sum", count), ("acc", 4 * count)))
+    maxima, totals, values = (
+        b.array(f"{name}_{x}", "f32", n) for x, n in (("max", count), ("sum", count), ("acc", 4 * count))
+    )
     return tuple(Partial(maxima[i], totals[i], values[4 * i : 4 * i + 4]) for i in range(count))
 
 

@@ -102,9 +102,7 @@ def _registers_left(attention: Attention, heads: int, warps: int = 8) -> int:
     return registers - _BOOKKEEPING - accumulators - query - conversion - 22 * tiles
 
 
-def build(
-    b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
-) -> None:
+def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
     """Build the fragments that `decode_mma.ptx.j2` places."""
     tiles = -(-attention.max_len // TILE)
     budget = min(_registers_left(attention, shape.heads, shape.warps), _MOST_IN_FLIGHT)

@@ -26,7 +26,9 @@ def k_pairs(b: Builder, dtype: str, words: Sequence[Reg], elements: int, scale: 
     return pairs
 
 
-def v_fragments(b: Builder, dtype: str, rows: Sequence[Sequence[Reg]], step: int, scales: Sequence[Reg] | None) -> tuple[Reg, ...]:
+def v_fragments(
+    b: Builder, dtype: str, rows: Sequence[Sequence[Reg]], step: int, scales: Sequence[Reg] | None
+) -> tuple[Reg, ...]:
     """The A fragment of output tile `step` of a V block: `rows` are the words of tokens 2q, 2q+1, 2q+8, 2q+9.
 
     Registers: dims (2·step, 2·step + 1) of the lane's elements for the first token pair, then for the second.

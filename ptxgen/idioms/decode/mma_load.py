@@ -59,7 +59,9 @@ class Loader:
                 column = b.op("and.b32", columns[block.kind], column, 3)
             name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
             base = task.k_rows if block.kind == "k" else task.v_rows
-            self._pointers[key] = self._lane_pointer(name, base, rows[block.kind], self.attention.row_bytes, column, block.width)
+            self._pointers[key] = self._lane_pointer(
+                name, base, rows[block.kind], self.attention.row_bytes, column, block.width
+            )
             if block.scaled:
                 shift = (SCALE_GROUP // block.elements).bit_length() - 1
                 group = b.op("shr.u32", columns[block.kind], column, shift)
@@ -222,7 +224,12 @@ class Loader:
                 pointer = self._scale_pointers[_key(block)]
                 for row, distance in enumerate(block.rows):
                     offset = 2 * (distance * self.attention.scale_groups + block.first_dim // SCALE_GROUP)
-                    self.b.op(f"{load}.u16", self.register(position, placed, block.scale(row)), pointer[offset], pred=guards[row])
+                    self.b.op(
+                        f"{load}.u16",
+                        self.register(position, placed, block.scale(row)),
+                        pointer[offset],
+                        pred=guards[row],
+                    )
 
     def register(self, position: int, placed: Placed, index: int) -> Reg:
         """The register of a block of the unit at this position of the stream."""

@@ -263,7 +263,9 @@ class Step:
 
     def _block_values(self, position: int, placed: Placed) -> None:
         block = placed.block
-        rows = [[self.loader.register(position, placed, block.word(r, i)) for i in range(block.words)] for r in range(4)]
+        rows = [
+            [self.loader.register(position, placed, block.word(r, i)) for i in range(block.words)] for r in range(4)
+        ]
         scales = [self.loader.register(position, placed, block.scale(r)) for r in range(4)] if block.scaled else None
         before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.index])
         for step in range(block.steps):
@@ -294,7 +296,12 @@ class Step:
                 writes = scratch(b, "acc_writes", "pred")
                 b.op("and.pred", writes, first, exists)
             b.op("st.shared.f32", statistics[partials.maximum(0) + 4 * head], self.run_max[column], pred=writes)
-            b.op("st.shared.f32", statistics[partials.total(0) + 4 * head], self.run_sum[4 * (column // 2) + column % 2], pred=writes)
+            b.op(
+                "st.shared.f32",
+                statistics[partials.total(0) + 4 * head],
+                self.run_sum[4 * (column // 2) + column % 2],
+                pred=writes,
+            )
 
     def _head_exists(self, head: int, heads: int) -> Reg | None:
         """Whether head 2q + `head` is one of the CTA's; None when it always is."""
@@ -316,7 +323,9 @@ class Step:
                 if exists is not None:
                     b.op("and.pred", guard, guard, exists)
             values = [
-                self._acc(output + step, column // 2)[half + column % 2] for step in range(block.steps) for half in (0, 2)
+                self._acc(output + step, column // 2)[half + column % 2]
+                for step in range(block.steps)
+                for half in (0, 2)
             ]
             output += block.steps
             for first in range(0, len(values), 4):
@@ -332,4 +341,3 @@ class Step:
         assert isinstance(row.base, Reg)
         made: Reg = self.b.op("mad.lo.u32", name, self.b.registers["lane_g"], 4 * block.elements, row.base)
         return made
-

@@ -43,8 +43,8 @@ class Plan:
 
     A *unit* is a (sequence, KV head, part of the group); `parts` CTA columns share a KV head when the group is too large
     for one. `cluster` CTAs merge through distributed shared memory; `splits` clusters share a unit (an integer, or a
-    formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run time a
-    split works only when every warp gets `least_tiles` tiles.
+    formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run time
+    only as many splits work as the length has tiles for.
     """
 
     loop: MainLoop
@@ -53,7 +53,6 @@ class Plan:
     cluster: int
     splits: Extent
     most_splits: int
-    least_tiles: int
     head_dim: int
 
     @property
@@ -76,23 +75,40 @@ def chip_of(target: Target) -> Chip:
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a plan is a matter of speed: warps of a CTA, CTAs of a cluster, CTAs that share a unit (all splits
-    together), tiles in flight, tiles per warp before another split works. All are upper bounds."""
+    """What of a plan is a matter of speed, all upper bounds: warps of a CTA, CTAs of a cluster, CTAs of the grid that
+    units may be split into, tiles a warp has in flight."""
 
     warps: int
     cluster: int
-    ctas: int
-    in_flight: int = 2
-    least_tiles: int = 2
+    grid: int
+    in_flight: int
 
 
-def default_choice(attention: Attention, chip: Chip, units: int, *, batched: bool) -> Choice:
-    """What to do about an attention that no table names: a CTA for every SM, clusters as large as that allows."""
+# Bounds of the default choice, in tiles of the visible positions and in CTAs; measured on an H200 (docs/performance.md).
+_SHORT = 64  # up to here all is latency: one cluster of small CTAs a unit
+_MIDDLE = 384  # up to here one cluster a unit beats records, where the units' clusters fill a third of the chip
+_MANY = 24  # CTAs a unit gets: from here on pairs of CTAs merge before they leave records
+_BYTES_IN_FLIGHT = 8192  # of a warp
+
+
+def default_choice(attention: Attention, chip: Chip, shape: LoopShape, units: int, *, batched: bool) -> Choice:
+    """What to do about an attention that no table names."""
+    tiles = _visible_tiles(attention, shape)
+    in_flight = max(1, _BYTES_IN_FLIGHT // (2 * shape.tile * attention.row_bytes))
     share = max(1, chip.sms // units)
-    cluster = 1
-    while not batched and cluster * 2 <= min(share, chip.cluster):
-        cluster *= 2
-    return Choice(8, cluster, share)
+    if chip.cluster > 1 and not batched:
+        if tiles <= _SHORT:
+            return Choice(4, chip.cluster, min(chip.cluster, share) * units, in_flight)
+        if tiles <= _MIDDLE and chip.sms // 3 <= chip.cluster * units <= chip.sms:
+            return Choice(8, chip.cluster, chip.cluster * units, in_flight)
+        return Choice(8, 2 if share >= _MANY else 1, chip.sms, in_flight)
+    return Choice(4 if tiles <= _SHORT else 8, 1, chip.sms, in_flight)
+
+
+def _visible_tiles(attention: Attention, shape: LoopShape) -> int:
+    """Tiles that the visible positions of one sequence touch at most."""
+    visible = min(attention.max_len, attention.window + shape.tile) if attention.window else attention.max_len
+    return -(-visible // shape.tile)
 
 
 _forced: Choice | None = None
@@ -114,23 +130,22 @@ def plan(attention: Attention, target: Target, *, batched: bool) -> Plan:
     chip = chip_of(target)
     choice = _forced
     if choice is None:
-        _, _, units = _columns(attention, target, 8)
-        choice = default_choice(attention, chip, units, batched=batched)
+        _, shape, units = _columns(attention, target, 8)
+        choice = default_choice(attention, chip, shape, units, batched=batched)
     loop, shape, units = _columns(attention, target, choice.warps)
     shape = replace(shape, in_flight=choice.in_flight)
-    visible = min(attention.max_len, attention.window + shape.tile) if attention.window else attention.max_len
-    tiles = -(-visible // shape.tile)
-    useful = max(1, -(-tiles // shape.warps))  # CTAs that have a tile for every warp
-    ctas = min(choice.ctas, useful)
+    useful = max(1, -(-_visible_tiles(attention, shape) // shape.warps))  # CTAs that have a tile for every warp
+    ctas = min(useful, max(1, choice.grid // units))
     cluster = 1
     while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.head_dim // 4):
         cluster *= 2
-    most = max(1, ctas // cluster)
+    most = ctas // cluster
     splits: Extent = most
     if batched and most > 1:
-        splits = f"max(1, min({most}, {choice.ctas * units} // ({units * cluster} * batch)))"
-    parts = units // attention.n_kv_heads
-    return Plan(loop, shape, parts, cluster, splits, most, choice.least_tiles, attention.head_dim)
+        splits = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
+    return Plan(
+        loop, shape, units // attention.n_kv_heads, cluster, splits, most, attention.head_dim
+    )
 
 
 def _columns(attention: Attention, target: Target, warps: int) -> tuple[MainLoop, LoopShape, int]:
