@@ -15,9 +15,14 @@ def bit_field(m: Machine, op: Op) -> None:
     m.set(op.args[0], result, wrap([function(*row) for row in zip(*columns, strict=True)], result))
 
 
+def _within(n: int, width: int) -> int:
+    """A position or length: 8 bits of it in the 32-bit forms; the 64-bit forms, which a GPU emulates, take all."""
+    return n & 0xFF if width == 32 else n
+
+
 def _bfe(a: int, position: int, length: int, kind: str) -> int:
     width = WIDTH[kind]
-    position, length = position & 0xFF, length & 0xFF
+    position, length = _within(position, width), _within(length, width)
     raw = a % (1 << width)
     sign = 0
     if kind[0] == "s" and length:
@@ -30,8 +35,9 @@ def _bfe(a: int, position: int, length: int, kind: str) -> int:
 
 
 def _bfi(a: int, b: int, position: int, length: int, kind: str) -> int:
-    width, position, length = WIDTH[kind], position & 0xFF, length & 0xFF
-    for i in range(length):
+    width = WIDTH[kind]
+    position, length = _within(position, width), _within(length, width)
+    for i in range(min(length, width)):
         if position + i < width:
             b = b & ~(1 << position + i) | (a >> i & 1) << position + i
     return b

@@ -24,6 +24,8 @@ from tests.oracle.numbers import (
 )
 from tests.oracle.program import EXTRA_TYPES, WIDTH, Op
 
+# Bits of the fraction.
+_FRACTION = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}
 MODES = ("rn", "rz", "rm", "rp")
 TINY = 2.0**-126
 
@@ -77,6 +79,8 @@ def binary(m: Machine, op: Op) -> None:
     if op.name in ("min", "max"):
         return finish(m, op, kind, _extreme(m, op, kind, a, b))
     mode, compute = mode_of(op), _EXACT[op.name]
+    if "ftz" in op and base(kind) == "f16":
+        return finish(m, op, kind, _tiny_flushed(compute(a.astype(np.float64), b.astype(np.float64)), kind))
     with np.errstate(all="ignore"):
         if mode != "rn":
             out = exactly(compute, (a, b), kind, mode, compute, op.name in ("add", "sub"))
@@ -84,7 +88,21 @@ def binary(m: Machine, op: Op) -> None:
             out = compute(a, b)
         else:
             out = _nearest(compute, a, b, kind)
+        if op.name == "div" and "approx" in op:
+            out = _large_divisor(a, b, out)
     return finish(m, op, kind, out)
+
+
+def _large_divisor(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """div.approx beyond a divisor of 2**126 gives zero, and NaN for an infinite dividend (PTX ISA 9.7.3, div)."""
+    large = (np.abs(b) > 2.0**126) & np.isfinite(b) & ~np.isnan(a)
+    zero = np.copysign(np.float32(0), np.copysign(1, a) * np.copysign(1, b))
+    return np.where(large, np.where(np.isinf(a), narrow(np.array([np.nan]), "f32"), zero), out).astype(np.float32)
+
+
+def _tiny_flushed(exact: np.ndarray, kind: str) -> np.ndarray:
+    """Rounded f16, with what is subnormal before rounding flushed: half-precision .ftz looks before it rounds."""
+    return narrow(np.where(np.abs(exact) < 2.0**-14, np.copysign(0.0, exact), exact), kind)
 
 
 def _nearest(compute, a: np.ndarray, b: np.ndarray, kind: str) -> np.ndarray:
@@ -130,23 +148,22 @@ def signs(m: Machine, op: Op) -> None:
         value = m.get(op.args[1], kind)
         with np.errstate(all="ignore"):
             return m.set(op.args[0], kind, np.abs(value) if op.name == "abs" else (0 - value).astype(value.dtype))
-    raw = f"b{WIDTH[kind]}"
-    top = sum(1 << b for b in ((15, 31) if kind in PAIRS else (WIDTH[kind] - 1,)))
     value = operand(m, op, 1, kind)
-    unsigned = np.ascontiguousarray(value).view(f"u{WIDTH[kind] // 8}").reshape(-1)
-    top = unsigned.dtype.type(top)
-    if op.name == "abs":
-        return m.set(op.args[0], raw, unsigned & ~top)
-    if op.name == "neg":
-        return m.set(op.args[0], raw, unsigned ^ top)
-    return m.set(op.args[0], raw, m.get(op.args[2], raw) & ~top | unsigned & top)
+    unsigned = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+    top = unsigned.dtype.type(1 << 8 * value.dtype.itemsize - 1)
+    if op.name == "copysign":
+        raw = f"b{WIDTH[kind]}"
+        return m.set(op.args[0], raw, m.get(op.args[2], raw) & ~top | unsigned & top)
+    out = (unsigned & ~top if op.name == "abs" else unsigned ^ top).view(value.dtype)
+    nan = np.isnan(value.astype(np.float64))
+    return m.set(op.args[0], kind, np.where(nan, value if kind == "f64" else canonical(value, kind), out))
 
 
 def _test(word: str, v: np.ndarray) -> np.ndarray:
     least = TINY if v.dtype == np.float32 else 2.0**-1022
-    normal = np.isfinite(v) & (np.abs(v) >= least)
+    normal = np.isfinite(v) & ((np.abs(v) >= least) | (v == 0))
     return {"finite": np.isfinite(v), "infinite": np.isinf(v), "number": ~np.isnan(v), "notanumber": np.isnan(v),
-            "normal": normal, "subnormal": np.isfinite(v) & ~normal & (v != 0)}[word]  # fmt: skip
+            "normal": normal, "subnormal": np.isfinite(v) & ~normal}[word]  # fmt: skip
 
 
 def _sqrt_exact(v: float, kind: str, mode: str) -> float:
@@ -220,10 +237,13 @@ def _pack(m: Machine, op: Op) -> None:
 def _to_integer(op: Op, value: np.ndarray, to: str) -> np.ndarray:
     mode = next(w for w in op.mods if w in ("rni", "rzi", "rmi", "rpi"))[:2]
     info = np.iinfo(DTYPES[to])
+    # f32 and narrower to at most 32 bits: zero. Otherwise the top bit, the sign of a signed result.
+    top = 1 << WIDTH[to] - 1
+    nan = 0 if value.dtype.itemsize < 8 and WIDTH[to] <= 32 else (top if to[0] == "u" else -top)
     out = []
     for v in value.astype(np.float64):
         if np.isnan(v):
-            out.append(0)
+            out.append(nan)
         elif np.isinf(v):
             out.append(int(info.max if v > 0 else info.min))
         else:
@@ -233,17 +253,42 @@ def _to_integer(op: Op, value: np.ndarray, to: str) -> np.ndarray:
 
 def _float_to_float(m: Machine, op: Op, to: str, of: str) -> None:
     value = m.get(op.args[1], of)
-    if "ftz" in op and "f32" in (of, to) and of == "f32":
-        value = flush(value, "f32")
+    if "ftz" in op and of == "f32" and to != "f16":
+        value = canonical(flush(value, "f32"), "f32")
     wide = value.astype(np.float64)
     integral = next((w for w in op.mods if w in ("rni", "rzi", "rmi", "rpi")), None)
     if integral:
         round_ = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[integral]
         return finish(m, op, to, narrow(round_(wide), to))
     out = _to_format(op, wide, to)
+    if "sat" not in op and "relu" not in op:
+        out = _moved_nan(op, value, out, of, to)
     if "sat" in op or to == "f32":
         return finish(m, op, to, out)
     m.set(op.args[0], to, out)
+
+
+def _moved_nan(op: Op, value: np.ndarray, out: np.ndarray, of: str, to: str) -> np.ndarray:
+    """NaN keep sign and payload from or to f64, from bf16 to f32, and to tf32 by .rna; elsewhere there is one NaN."""
+    nan = np.isnan(value.astype(np.float64))
+    raw = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}").astype(object)
+    if to == "tf32":
+        kept = [int(v) & 0xFFFFE000 if "rna" in op else 0x7FFFE000 for v in raw]
+    elif (of, to) == ("bf16", "f32"):
+        kept = [int(v) << 16 for v in raw]
+    elif "f64" in (of, to):
+        bits, wide = _FRACTION[of], _FRACTION[to]
+        width, target = WIDTH[of], WIDTH[to]
+        kept = []
+        for v in raw:
+            payload = int(v) & (1 << bits) - 1
+            payload = payload << wide - bits if wide >= bits else payload >> bits - wide
+            exponent = (1 << target - 1 - wide) - 1
+            kept.append(int(v) >> width - 1 << target - 1 | exponent << wide | 1 << wide - 1 | payload)
+    else:
+        return out
+    image = np.array([k if n else 0 for k, n in zip(kept, nan, strict=True)], f"u{out.dtype.itemsize}")
+    return np.where(nan, image.view(out.dtype), out)
 
 
 def _to_format(op: Op, wide: np.ndarray, to: str) -> np.ndarray:
