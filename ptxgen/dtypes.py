@@ -47,7 +47,8 @@ class DType:
             raise SpecError(
                 f"{self.name}: NumPy has no such type; install ml_dtypes (pip install 'ptxgen[cpu]')"
             ) from missing
-        return np.dtype(getattr(ml_dtypes, self.numpy_name))
+        found: np.dtype = np.dtype(getattr(ml_dtypes, self.numpy_name))
+        return found
 
     def __repr__(self) -> str:
         return self.name

@@ -47,5 +47,6 @@ def arguments(
         if param.kind == "scalar":
             raise TypeError(f"{param.name}: a scalar needs a value")
         shape = tuple(evaluate(extent, sizes) for extent in param.shape)
-        out[param.name] = poison(shape, param.dtype) if param.access == "out" else random_values(rng, shape, param.dtype)
+        written = param.access == "out"
+        out[param.name] = poison(shape, param.dtype) if written else random_values(rng, shape, param.dtype)
     return out

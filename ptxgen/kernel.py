@@ -33,7 +33,7 @@ else:
 
 
 class KernelType:
-    """Subclass with `@kernel_type`; give fields, `rules`, `params`, `launch`, `build`, `given`, `reference`, `goldens`."""
+    """Subclass with `@kernel_type`; give fields, rules, params, launch, build, given, reference and goldens."""
 
     kernel_name: ClassVar[str] = ""
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = ()
@@ -75,7 +75,8 @@ class KernelType:
 
         unknown = sizes.keys() - self.sizes.keys()
         if unknown:
-            raise SpecError(f"{type(self).__name__}: sizes are {', '.join(self.sizes)} (got {', '.join(sorted(unknown))})")
+            known = ", ".join(self.sizes)
+            raise SpecError(f"{type(self).__name__}: sizes are {known} (got {', '.join(sorted(unknown))})")
         capacities = {**self.sizes, **sizes}
         return arguments(self.params(), rng, capacities, self.given(rng, capacities))
 
@@ -171,7 +172,7 @@ def kernel_type(cls: type[K]) -> type[K]:
 
 def kernel_types() -> Mapping[str, type[KernelType]]:
     """Every kernel type by its snake-case name, read-only."""
-    import ptxgen.kernels  # fills the registry
+    import ptxgen.kernels  # noqa: F401  (fills the registry)
 
     return MappingProxyType(_REGISTRY)
 
@@ -190,15 +191,16 @@ def find_kernel_type(name: str) -> type[KernelType]:
 
 
 def make_spec(name: str, fields: Mapping[str, object]) -> KernelType:
-    """A spec from a kernel type's name and its fields; unknown or missing fields are a `SpecError` with the known ones."""
+    """A spec from a kernel type's name and fields; unknown or missing fields are a `SpecError` with the known ones."""
     import difflib
 
     cls = find_kernel_type(name)
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     reasons = []
-    for field in fields.keys() - known.keys():
-        close = difflib.get_close_matches(field, known, 1)
-        reasons.append(f"{field}: no such field{f'; nearest: {close[0]}' if close else ''} (fields: {', '.join(known)})")
+    for name_given in fields.keys() - known.keys():
+        close = difflib.get_close_matches(name_given, known, 1)
+        nearest = f"; nearest: {close[0]}" if close else ""
+        reasons.append(f"{name_given}: no such field{nearest} (fields: {', '.join(known)})")
     for field in known.values():
         if field.default is dataclasses.MISSING and field.name not in fields:
             reasons.append(f"{field.name}: is needed and has no default")
@@ -221,7 +223,7 @@ class Support:
 
 
 def supports(spec_fields: KernelType | Mapping[str, object], target: str | Target) -> Support:
-    """Whether a spec, or a mapping of fields with its `kernel_type`, can be generated for `target`; else every reason."""
+    """Whether a spec, or a mapping of fields with its `kernel_type`, can be had for `target`; else every reason."""
     from ptxgen.targets import target as parse_target
 
     where = parse_target(target)

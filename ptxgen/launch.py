@@ -19,7 +19,9 @@ from ptxgen.errors import SpecError
 
 Extent = int | str
 _FUNCTIONS = {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b)}
-_NODES = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Call, ast.Name, ast.Load, ast.Constant)
+_NODES = (
+    ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Call, ast.Name, ast.Load, ast.Constant,
+)  # fmt: skip
 
 
 @lru_cache(maxsize=512)

@@ -61,7 +61,7 @@ def _(q: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-# No defaults: torch counts the versions of mutated arguments by position, and leaves trailing defaults out of the count.
+# No defaults: torch counts versions of mutated arguments by position, and trailing defaults are not passed on.
 @torch.library.custom_op("ptxgen::kv_append", mutates_args=("k_cache", "v_cache", "k_scales", "v_scales"))
 def _kv_append(
     k: Tensor,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def launch_options() -> list[click.Option]:
     """Options of a launch with an example's arguments."""
     return [
-        click.Option(["--device"], default=None, help="cpu, cuda or cuda:N  [default: cuda where there is one, else cpu]"),
+        click.Option(["--device"], default=None, help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]"),
         click.Option(["--target"], default=None, help="architecture to generate for  [default: the device's own]"),
         click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",
                      help="of the CPU executor  [default: check]"),

@@ -1,4 +1,4 @@
-"""cp.async with its groups, cp.async.bulk, st.async, red.async. When copies land is decided in `support/async_copy.py`."""
+"""cp.async with its groups, cp.async.bulk, st.async, red.async. When copies land: `support/async_copy.py`."""
 
 from __future__ import annotations
 

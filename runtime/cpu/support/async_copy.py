@@ -42,8 +42,8 @@ def _copy() -> str:
     """`async.copy(w, target_site, source_site, lane, target, source, size, bytes)`: cp.async of one lane; of `size`
     bytes the first `bytes` come from global memory, the others become zero."""
     c = Code(
-        "define internal void @async.copy(ptr %w, i32 %target_site, i32 %source_site, i32 %lane, i64 %target, i64 %source, "
-        "i64 %size, i64 %bytes) noinline"
+        "define internal void @async.copy(ptr %w, i32 %target_site, i32 %source_site, i32 %lane, i64 %target, "
+        "i64 %source, i64 %size, i64 %bytes) noinline"
     )
     to = c("call ptr @reach.shared(ptr %w, i32 %target_site, i32 %lane, i64 %target, i64 %size, i64 %size)")
     c.ret(when=c(f"icmp eq ptr {to}, null"))
@@ -55,8 +55,8 @@ def _copy() -> str:
         with c.if_(checking(c)):
             row = c("trunc i64 %bytes to i32")
             c.do(
-                f"call void @shadow.read.global(ptr %w, i32 %source_site, i32 %lane, i32 {row}, ptr {from_}, i64 %source, "
-                "i64 %bytes)"
+                f"call void @shadow.read.global(ptr %w, i32 %source_site, i32 %lane, i32 {row}, ptr {from_}, "
+                "i64 %source, i64 %bytes)"
             )
     with c.if_(checking(c)):
         groups = c.at("%w", WARP["copy_group"])
@@ -99,8 +99,8 @@ def _store() -> str:
     )
     with c.if_(checking(c)):
         c.do(
-            f"call void @async.append(ptr %w, i32 {ASYNC_INLINE}, i32 %site, i32 %lane, i64 %target, ptr %to, ptr %data, "
-            "i64 %size, ptr %bar, i32 0)"
+            f"call void @async.append(ptr %w, i32 {ASYNC_INLINE}, i32 %site, i32 %lane, i64 %target, ptr %to, "
+            "ptr %data, i64 %size, ptr %bar, i32 0)"
         )
     with c.else_():
         c.do(_MOVE.format(to="%to", source="%data", count="%size"))
@@ -195,7 +195,7 @@ def _land_for() -> str:
 
 
 def _land_groups() -> str:
-    """`async.land_groups(w, mask, keep)`: cp.async of these lanes, all but their last `keep` groups (−1: all of them)."""
+    """`async.land_groups(w, mask, keep)`: cp.async of these lanes, all but their last `keep` groups (−1: all)."""
     c = Code("define internal void @async.land_groups(ptr %w, i32 %mask, i32 %keep) noinline")
     groups = c.at("%w", WARP["copy_group"])
 

@@ -45,14 +45,14 @@ def _to_one(c: Code, to: str, source: str, target: str, bar: str, tx: bool) -> N
         object_ = c(f"call ptr @mbarrier.check(ptr %w, i32 %target_site, i32 %lane, i64 {bar})")
         c.ret(when=c(f"icmp eq ptr {object_}, null"))
     c.do(
-        f"call void @async.bulk(ptr %w, i32 %target_site, i32 %lane, i64 {target}, ptr {place}, ptr {source}, i64 %size, "
-        f"ptr {object_})"
+        f"call void @async.bulk(ptr %w, i32 %target_site, i32 %lane, i64 {target}, ptr {place}, ptr {source}, "
+        f"i64 %size, ptr {object_})"
     )
 
 
 @support("async_store")
 def async_store(operator: str, kind: str, count: str) -> str:
-    """`async_store.OP.TYPE.vN(w, site, site, lane, target, bar, value…)`: st.async (`store`) and red.async of one lane."""
+    """`async_store.OP.TYPE.vN(w, site, site, lane, target, bar, value…)`: st.async (`store`), red.async of a lane."""
     bits, items = int(kind[1:]), int(count[1:])
     values = ", ".join(f"i{bits} %value{n}" for n in range(items))
     c = Code(

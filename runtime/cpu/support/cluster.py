@@ -64,9 +64,11 @@ def _settle() -> str:
     arrived = c.load("i32", "%gang", GANG["cluster_arrived"])
     c.ret(when=c(f"icmp eq i32 {arrived}, 0"))
     live = c.var("i32", 0)
-    for_each_cta(
-        c, "%gang", lambda cta: c.store("i32", c(f"add i32 {c.load('i32', live)}, {c.load('i32', cta, CTA['live'])}"), live)
-    )
+
+    def count(cta: str) -> None:
+        c.store("i32", c(f"add i32 {c.load('i32', live)}, {c.load('i32', cta, CTA['live'])}"), live)
+
+    for_each_cta(c, "%gang", count)
     c.ret(when=c(f"icmp ult i32 {arrived}, {c.load('i32', live)}"))
     c.store("i32", 0, "%gang", GANG["cluster_arrived"])
     c.store("i32", c(f"add i32 {c.load('i32', '%gang', GANG['cluster_phase'])}, 1"), "%gang", GANG["cluster_phase"])

@@ -109,6 +109,14 @@ def _e5m2(c: Code) -> str:
     return c(f"fpext {vec('half', 128)} {half} to {vec('float', 128)}")
 
 
+def _s8(c: Code) -> str:
+    return _bytes(c, "sext")
+
+
+def _u8(c: Code) -> str:
+    return _bytes(c, "zext")
+
+
 def _hex_float(value: float) -> str:
     import struct
 
@@ -117,5 +125,5 @@ def _hex_float(value: float) -> str:
 
 _WIDEN = {
     "f16": _f16, "bf16": _bf16, "tf32": _tf32, "e4m3": _e4m3, "e5m2": _e5m2,
-    "s8": lambda c: _bytes(c, "sext"), "u8": lambda c: _bytes(c, "zext"),
+    "s8": _s8, "u8": _u8,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """mbarrier objects: 64 bits of shared memory, their phases and transaction counts, and who waits for them.
 
-The word, from bit 0: transactions still due (22 bits, biased by 2²¹), arrivals still due (20), arrivals of a phase (20),
-the phase's parity (1), and a 0 that fresh shared memory does not have. PTX ISA, "mbarrier": a phase ends when no
+The word, from bit 0: transactions still due (22 bits, biased by 2²¹), arrivals still due (20), arrivals of a phase
+(20), the phase's parity (1), and a 0 that fresh shared memory does not have. PTX ISA, "mbarrier": a phase ends when no
 arrival and no transaction is due.
 """
 
@@ -25,7 +25,8 @@ def _field(c: Code, word: str, shift: int, mask: int) -> str:
 def reach(space: str) -> str:
     """`reach.SPACE(w, site, lane, address, bytes, align)`: the host address of an access, or null after a fault."""
     c = Code(
-        f"define internal ptr @reach.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes, i64 %align) noinline"
+        f"define internal ptr @reach.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes, i64 %align) "
+        "noinline"
     )
     pointer = c(f"call ptr @resolve.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes)")
     rest = c(f"and i64 %address, {c('sub i64 %align, 1')}")
@@ -57,7 +58,9 @@ def _order(c: Code, what: str, bar: str) -> None:
 @support("mbarrier")
 def mbarrier(what: str) -> str:
     """`mbarrier.init`, `.check`, `.update`, `.apply`, `.passed`, `.inval`: see each."""
-    return {"init": _init, "check": _check, "update": _update, "apply": _apply, "passed": _passed, "inval": _inval}[what]()
+    return {
+        "init": _init, "check": _check, "update": _update, "apply": _apply, "passed": _passed, "inval": _inval,
+    }[what]()  # fmt: skip
 
 
 def _init() -> str:
@@ -101,11 +104,12 @@ def _inval() -> str:
 
 
 def _apply() -> str:
-    """`mbarrier.apply(w, bar, arrive, transactions, drop) -> i64`: the word before; wakes whoever waits when a phase ends.
+    """`mbarrier.apply(w, bar, arrive, transactions, drop) -> i64`: the word before; a phase that ends wakes who waits.
 
     `arrive` arrivals happen, `transactions` more become due (negative: have happened), `drop` leave all later phases.
     """
-    c = Code("define internal i64 @mbarrier.apply(ptr %w, ptr %bar, i64 %arrive, i64 %transactions, i64 %drop) noinline")
+    parameters = "ptr %w, ptr %bar, i64 %arrive, i64 %transactions, i64 %drop"
+    c = Code(f"define internal i64 @mbarrier.apply({parameters}) noinline")
     word = c.load("i64", "%bar", align=8)
     due = c(f"add i64 {c(f'and i64 {word}, {(1 << 22) - 1}')}, %transactions")
     pending = c(f"sub i64 {_field(c, word, PENDING_SHIFT, COUNT_MASK)}, %arrive")
@@ -130,8 +134,8 @@ def _update() -> str:
     """`mbarrier.update(w, site, lane, address, arrive, transactions, drop) -> i64`: check and apply; more arrivals than
     are due is a fault."""
     c = Code(
-        "define internal i64 @mbarrier.update(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %arrive, i64 %transactions, "
-        "i64 %drop) noinline"
+        "define internal i64 @mbarrier.update(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %arrive, "
+        "i64 %transactions, i64 %drop) noinline"
     )
     bar = c("call ptr @mbarrier.check(ptr %w, i32 %site, i32 %lane, i64 %address)")
     c.ret("i64 0", when=c(f"icmp eq ptr {bar}, null"))
