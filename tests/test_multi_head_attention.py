@@ -133,6 +133,27 @@ def test_ragged_batches(device: Device, batch: int, kind: str) -> None:
     trial(one, device, target="sm_80", n_tokens=120, batch=batch).require()
 
 
+@pytest.mark.parametrize("page_size", [16, 48])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "s8"])
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+def test_paged_caches(device: Device, page_size: int, kv_dtype: str, target: str) -> None:
+    """Pages in any order; entries past a length are −1 and never followed."""
+    one = spec(n_heads=6, n_kv_heads=2, kv_dtype=kv_dtype, head_dim=24, max_len=100, batched=True, page_size=page_size)
+    trial(one, device, target=target, n_tokens=120, batch=5, pages=5 * -(-100 // page_size)).require()
+
+
+def test_pages_give_the_bits_of_rows(device: Device) -> None:
+    paged, plain = (spec(head_dim=72, max_len=64, batched=True, page_size=p) for p in (16, 0))
+    sizes = {"n_tokens": 80, "batch": 3}
+    given = paged.example(np.random.default_rng(0), **sizes, pages=12)
+    first = trial(paged, device, target="sm_90", arguments=given, **sizes, pages=12).require().outputs["out"]
+    for x in "kv":
+        given[x] = np.stack([paged._pages(given[x], table) for table in given["page_table"]])
+    del given["page_table"]
+    second = trial(plain, device, target="sm_90", arguments=given, **sizes).require().outputs["out"]
+    assert first.tobytes() == second.tobytes()
+
+
 def test_sequences_that_do_not_count_are_left_alone(device: Device) -> None:
     one = spec(max_len=48, batched=True)
     given = one.example(np.random.default_rng(0), n_tokens=60, batch=5) | {"n_sequences": np.int32(3)}
@@ -280,6 +301,7 @@ def test_every_reason_is_given() -> None:
     fields = {
         "head_dim": 100, "n_heads": 6, "n_kv_heads": 4, "q_dtype": "s8", "kv_dtype": "u8", "layout": "rows",
         "window": 5, "causal": False, "scale": -1.0, "soft_cap": -2.0, "max_len": -1, "batched": True, "indirect": True,
+        "page_size": 20,
     }  # fmt: skip
     with pytest.raises(SpecError) as refused:
         MultiHeadAttention(**fields)
@@ -295,11 +317,12 @@ def test_every_reason_is_given() -> None:
         "soft_cap: must be a positive number",
         "max_len: must be from 0",
         "batched: needs max_len and layout='tokens'",
+        "page_size: must be a multiple of 16 from 16 to 65536 (got 20; nearest: 16 or 32)",
         "indirect: the lengths of a batch are in device memory already",
     ):
         assert words in text
     reasons = supports({"kernel_type": "multi_head_attention", **fields}, "sm_80").reasons
-    assert len(reasons) == 11
+    assert len(reasons) == 12
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])

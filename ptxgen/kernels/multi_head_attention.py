@@ -35,6 +35,7 @@ class MultiHeadAttention(KernelType):
     `batched`: a ragged batch over caches `[batch, n_kv_heads, max_len, head_dim]`. q, out `[n_tokens, n_heads,
     head_dim]` hold the sequences' tokens one after the other: sequence s has rows q_starts[s] … q_starts[s + 1] and
     kv_lens[s] keys; the scalar n_sequences says how many of the batch count. The grid follows from n_tokens and batch.
+    `page_size`: caches `[pages, n_kv_heads, page_size, head_dim]` with `page_table [batch, ceil(max_len / page_size)]`.
 
     `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
@@ -56,9 +57,11 @@ class MultiHeadAttention(KernelType):
     window: int = 0
     indirect: bool = False
     batched: bool = False
+    page_size: int = 0
     lse: bool = False
 
-    sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "q_len": -1, "kv_len": -1}  # −1: all that there is room for
+    # −1: as many as there is room for
+    sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
@@ -82,6 +85,10 @@ class MultiHeadAttention(KernelType):
             yield f"batched: needs max_len and layout='tokens' (got max_len={self.max_len}, layout={self.layout!r})"
         if self.batched and self.indirect:
             yield "indirect: the lengths of a batch are in device memory already (got indirect=True, batched=True)"
+        if self.page_size:
+            yield from rules.multiple_of("page_size", self.page_size, 16, 16, 1 << 16)
+        if self.page_size and not self.batched:
+            yield f"page_size: needs batched=True (got page_size={self.page_size}, batched=False; nearest: 0)"
         if self.scale is not None and not 0 < self.scale < math.inf:
             yield f"scale: must be a positive number, or None for 1/sqrt(head_dim) (got {self.scale})"
         if not 0 <= self.soft_cap < math.inf:
@@ -105,6 +112,8 @@ class MultiHeadAttention(KernelType):
         keys: tuple[Extent, ...] = ("n_keys", self.n_kv_heads) if tokens else (self.n_kv_heads, "n_keys")
         if self.max_len:
             keys = (*(("batch",) if self.batched else ()), self.n_kv_heads, self.max_len)
+        if self.page_size:
+            keys = ("pages", self.n_kv_heads, self.page_size)
         out = [
             buffer("q", self.q_dtype, *rows, self.head_dim),
             buffer("k", self.kv_dtype, *keys, self.head_dim),
@@ -112,6 +121,8 @@ class MultiHeadAttention(KernelType):
         ]
         if self.kv_dtype.name == "s8":
             out += [buffer(f"{x}_scales", f16, *keys, -(-self.head_dim // SCALE_GROUP), align=2) for x in "kv"]
+        if self.page_size:
+            out.append(buffer("page_table", s32, "batch", -(-self.max_len // self.page_size), align=4))
         out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
         if self.lse:
             out.append(buffer("lse", f32, *rows, access="out", align=4))
@@ -180,6 +191,8 @@ class MultiHeadAttention(KernelType):
             out["q_starts"] = np.array([0, *inner, sizes["n_tokens"]], np.int32)
             out["kv_lens"] = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
             out["n_sequences"] = sizes["batch"]
+            if self.page_size:
+                out["page_table"] = self._page_table(rng, sizes, out["kv_lens"])
         else:
             room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
             for name, most in room.items():
@@ -190,6 +203,14 @@ class MultiHeadAttention(KernelType):
             for name in ("k_scales", "v_scales"):
                 out[name] = rng.uniform(0.005, 0.02, (*shape, -(-self.head_dim // SCALE_GROUP))).astype(np.float16)
         return out
+
+    def _page_table(self, rng: np.random.Generator, sizes: Mapping[str, int], lengths: np.ndarray) -> np.ndarray:
+        """Pages in random order, shared where there are too few, and −1 where a sequence has none."""
+        import numpy as np
+
+        width = -(-self.max_len // self.page_size)
+        table = np.resize(rng.permutation(sizes["pages"]).astype(np.int32), (sizes["batch"], width))
+        return np.where(np.arange(width) < -(-lengths // self.page_size)[:, None], table, -1).astype(np.int32)
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
@@ -202,7 +223,8 @@ class MultiHeadAttention(KernelType):
             return out
         for s in range(int(a["n_sequences"])):
             first, end = map(int, a["q_starts"][s : s + 2])
-            self._attend(out, a["q"], k[s], v[s], first, end - first, int(a["kv_lens"][s]))
+            keys, values = (self._pages(x, a["page_table"][s]) if self.page_size else x[s] for x in (k, v))
+            self._attend(out, a["q"], keys, values, first, end - first, int(a["kv_lens"][s]))
         return out
 
     def _attend(
@@ -211,7 +233,7 @@ class MultiHeadAttention(KernelType):
         """Fill in the rows of one sequence: q_len tokens from `first` on, and kv_len keys."""
         import numpy as np
 
-        q_len, kv_len = max(0, q_len), min(max(0, kv_len), k.shape[1])
+        q_len, kv_len = max(0, q_len), min(max(0, kv_len), self.max_len or k.shape[1])
         distance = (np.arange(q_len) + kv_len - q_len)[:, None] - np.arange(kv_len)
         seen = np.ones(distance.shape, bool)
         if self.causal:
@@ -226,6 +248,11 @@ class MultiHeadAttention(KernelType):
             out["out"][rows] = values.astype(out["out"].dtype)
             if self.lse:
                 out["lse"][rows] = sums
+
+    def _pages(self, x: np.ndarray, table: np.ndarray) -> np.ndarray:
+        """The pages of a sequence as `[n_kv_heads, keys, head_dim]`."""
+        rows: np.ndarray = x[table].swapaxes(0, 1).reshape(self.n_kv_heads, -1, self.head_dim)
+        return rows
 
     def _keys(self, x: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
         """K or V as float64 `[…, n_kv_heads, keys, head_dim]`; rows that do not count may hold NaN."""

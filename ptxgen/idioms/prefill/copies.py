@@ -136,9 +136,10 @@ class RowCopy:
         """Scratch registers for one chunk on its way."""
         return tuple(scratch(self.b, f"{name}{i}", "b32") for i in range(self.source_bytes // 4))
 
-    def load(self, words: tuple[Reg, ...], source: Reg, offset: int, pred: Reg) -> None:
+    def load(self, words: tuple[Reg, ...], at: Addr, pred: Reg) -> None:
         """A chunk's words from global memory; left as they are where `pred` does not hold."""
-        convert.load_words(self.b, words, source, offset, space="global.nc", pred=pred)
+        assert isinstance(at.base, Reg)
+        convert.load_words(self.b, words, at.base, at.offset, space="global.nc", pred=pred)
 
     def store(self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None) -> None:
         """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values."""

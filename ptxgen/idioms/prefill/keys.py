@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.dtypes import DType, f16
+from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
-from ptxgen.idioms.prefill.copies import SCALE_GROUP, Place, RowCopy
+from ptxgen.idioms.prefill.copies import Place, RowCopy
 from ptxgen.idioms.prefill.rows import Rows
+from ptxgen.idioms.prefill.sources import Contiguous, Paged
 from ptxgen.values import Reg
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class KeyTiles:
         self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
         self.copy = RowCopy(b, "kv", spec.head_dim, rows.keys, threads, spec.kv_dtype, dtype)
         self.tile_bytes = rows.keys * self.copy.pitch
-        self.quantised = spec.kv_dtype.name == "s8"
+        self.source = (Paged if spec.page_size else Contiguous)(b, spec, rows, self.copy)
+        self.quantised = self.source.quantised
         self.words: dict[str, list[Words]] = {}
         self.scales: dict[str, list[Reg | None]] = {}
 
@@ -41,38 +43,11 @@ class KeyTiles:
         """Bytes from a stage to the next."""
         return 2 * self.tile_bytes
 
-    @property
-    def row_step(self) -> int:
-        """Bytes from a key to the next in global memory."""
-        return self.rows.kv_step * self.spec.head_dim * self.spec.kv_dtype.bytes
-
-    @property
-    def scale_step(self) -> int:
-        """Bytes from a key's scales to the next key's."""
-        return self.rows.kv_step * self.scale_groups * f16.bytes
-
-    @property
-    def scale_groups(self) -> int:
-        """Scales of a row."""
-        return -(-self.spec.head_dim // SCALE_GROUP)
-
     def aim(self, base: Reg) -> None:
         """Point this thread at its chunks of the first tile; part of an open fragment."""
-        b, rows, copy = self.b, self.rows, self.copy
-        row, chunk = copy.aim(rows.thread)
-        key = b.op("add.s32", "kv_key", rows.key_begin, row)
-        b.op("sub.s32", "keys_left", rows.kv_len, key)
-        index = rows.kv_row("kv_index", key)
-        row_bytes = self.spec.head_dim * self.spec.kv_dtype.bytes
-        source = b.op("mad.lo.u64", "k_from", index, row_bytes, b.ld_param("k"))
-        b.op("mad.wide.u32", source, chunk, copy.source_bytes, source)
-        b.ld_param("v")
-        if self.quantised:
-            b.op("mul.lo.u64", index, index, self.scale_groups * f16.bytes)
-            group = b.op("shr.u32", "kv_scale_group", chunk, (SCALE_GROUP // copy.elements).bit_length() - 1)
-            b.op("mad.wide.u32", index, group, f16.bytes, index)
-            b.op("add.u64", "k_scales_from", index, b.ld_param("k_scales"))
-            b.ld_param("v_scales")
+        b, copy = self.b, self.copy
+        row, chunk = copy.aim(self.rows.thread)
+        self.source.aim(row, chunk)
         to = copy.offset("kv_to", row, chunk)
         b.op("add.u32", to, to, base)
         if self.stages == 2:
@@ -88,13 +63,13 @@ class KeyTiles:
             if self.copy.direct or self.stages == 1:
                 self._aim_at_stage()
             if not self._fills:
-                self._aim_at_values()
+                self.source.start()
             if self.copy.direct:
                 self._fetch_async()
             elif self.stages == 2:
                 self._fetch_words()
             if not self._fills:
-                self._next_rows(self.rows.keys)
+                self.source.advance(self.rows.keys)
             if self.stages == 2 and self.copy.direct:
                 self._other_stage()
         if self._fills:
@@ -105,21 +80,17 @@ class KeyTiles:
         """Whether a tile goes through registers straight into the only stage."""
         return self.stages == 1 and not self.copy.direct
 
-    def _exists(self, row_pass: int) -> Reg:
-        """The predicate that this thread's key of a row pass is below kv_len."""
-        exists = scratch(self.b, "key_exists", "pred")
-        self.b.op("setp.gt.s32", exists, self.b.registers["keys_left"], row_pass * self.copy.spread.rows_per_pass)
-        return exists
-
     def _fetch_async(self) -> None:
         b, copy = self.b, self.copy
         size = b.reg("copy_bytes", "u32")
         for i in range(copy.spread.row_passes):
-            b.op("selp.b32", size, 16, 0, self._exists(i))
+            exists = self.source.exists(i)
+            b.op("selp.b32", size, 16, 0, exists)
+            self.source.row(i, exists)
             for x in "kv":
                 for column, takes_part in copy.passes(i):
-                    source = b.registers[f"{x}_from"][self._offset(i, column)]
-                    copy.copy_async(copy.place(self._to(x), i, column), source, size, takes_part)
+                    to = copy.place(self._to(x), i, column)
+                    copy.copy_async(to, self.source.chunk_at(x, i, column), size, takes_part)
         b.op("cp.async.commit_group")
 
     def _to(self, x: str) -> Place:
@@ -134,14 +105,6 @@ class KeyTiles:
         else:
             self.b.op("add.u32", at, self.b.registers["kv_to"], self.b.registers["fill_stage"])
 
-    def _aim_at_values(self) -> None:
-        """V lies as K does: only K's addresses are kept, registers being scarce while a tile is used."""
-        b = self.b
-        for what in ("", "_scales")[: 1 + self.quantised]:
-            at, k, v = scratch(b, f"v{what}_from", "u64"), b.registers[f"k{what}"], b.registers[f"v{what}"]
-            b.op("sub.u64", at, b.registers[f"k{what}_from"], k)
-            b.op("add.u64", at, at, v)
-
     def read_at(self, name: str, lane: Reg) -> Reg:
         """The address `lane` in the stage that is read, into the register `name`; part of an open fragment."""
         if self.stages == 1:
@@ -153,20 +116,6 @@ class KeyTiles:
         """Read the other stage from now on; part of an open fragment."""
         if self.stages == 2:
             self.b.op("sub.u32", self.read_stage, self.stage_bytes, self.read_stage)
-
-    def _offset(self, row_pass: int, column: int) -> int:
-        """Bytes from this thread's first chunk to that of a pass, in global memory."""
-        s = self.copy.spread
-        return row_pass * s.rows_per_pass * self.row_step + column * s.lanes * self.copy.source_bytes
-
-    def _next_rows(self, rows: int) -> None:
-        """Move this thread's source so many keys on."""
-        b = self.b
-        b.op("sub.s32", b.registers["keys_left"], b.registers["keys_left"], rows)
-        b.op("add.u64", b.registers["k_from"], b.registers["k_from"], rows * self.row_step)
-        if self.quantised:
-            scales = b.registers["k_scales_from"]
-            b.op("add.u64", scales, scales, rows * self.scale_step)
 
     def _other_stage(self) -> None:
         b = self.b
@@ -180,23 +129,23 @@ class KeyTiles:
             for column, takes_part in self.copy.passes(i):
                 yield i * self.copy.spread.column_passes + column, i, column, takes_part
 
-    def _present(self, row_pass: int, takes_part: Reg | None) -> Reg:
-        """The predicate that a chunk exists and is this thread's."""
-        exists = self._exists(row_pass)
-        if takes_part is not None:
-            self.b.op("and.pred", exists, exists, takes_part)
-        return exists
-
     def _load(self, x: str, row_pass: int, column: int, words: Words, scale: Reg | None, present: Reg) -> None:
         """A chunk's words and scale; zeros where it does not exist."""
         clear(self.b, words)
-        self.copy.load(words, self.b.registers[f"{x}_from"], self._offset(row_pass, column), present)
+        at = self.source.chunk_at(x, row_pass, column)
+        self.copy.load(words, at, present)
         if scale is not None:
-            s = self.copy.spread
-            group = column * s.lanes * self.copy.elements // SCALE_GROUP
-            offset = row_pass * s.rows_per_pass * self.scale_step + group * f16.bytes
             self.b.op("mov.b16", scale, 0)
-            self.b.op("ld.global.nc.b16", scale, self.b.registers[f"{x}_scales_from"][offset], pred=present)
+            self.b.op("ld.global.nc.b16", scale, self.source.scale_at(x, row_pass, column), pred=present)
+
+    def _present(self, row_pass: int, column: int, takes_part: Reg | None) -> Reg:
+        """The predicate that a chunk exists and is this thread's; with the first of a row, where the row lies."""
+        exists = self.source.exists(row_pass)
+        if column == 0:
+            self.source.row(row_pass, exists)
+        if takes_part is not None:
+            self.b.op("and.pred", exists, exists, takes_part)
+        return exists
 
     def _store(
         self, x: str, row_pass: int, column: int, words: Words, scale: Reg | None, takes_part: Reg | None
@@ -216,7 +165,7 @@ class KeyTiles:
             self.words[x] = [tuple(words[i * per_chunk : (i + 1) * per_chunk]) for i in range(chunks)]
             self.scales[x] = list(b.array(f"{x}_scale", "b16", chunks)) if self.quantised else [None] * chunks
         for number, i, column, takes_part in self._chunks(self.copy.spread.row_passes):
-            present = self._present(i, takes_part)
+            present = self._present(i, column, takes_part)
             for x in "kv":
                 self._load(x, i, column, self.words[x][number], self.scales[x][number], present)
 
@@ -240,15 +189,15 @@ class KeyTiles:
             passes //= 2
         rows = min(passes * s.rows_per_pass, self.rows.keys)
         with b.fragment("fill"):
-            self._aim_at_values()
+            self.source.start()
             for _, i, column, takes_part in self._chunks(passes):
-                present = self._present(i, takes_part)
+                present = self._present(i, column, takes_part)
                 for x in "kv":
                     words = self.copy.chunk_words(f"{x}_word")
                     scale = scratch(b, f"{x}_scale", "b16") if self.quantised else None
                     self._load(x, i, column, words, scale, present)
                     self._store(x, i, column, words, scale, takes_part)
-            self._next_rows(rows)
+            self.source.advance(rows)
             at = b.registers["kv_fill"]
             b.op("add.u32", at, at, rows * self.copy.pitch)
             end = b.op("add.u32", "kv_fill_end", b.registers["kv_to"], self.tile_bytes)

@@ -46,7 +46,7 @@ class QueryTile:
                         copy.copy_async(place, source[at], size, takes_part)
                         continue
                     convert.clear(b, words)
-                    copy.load(words, source, at, self._both(exists, takes_part))
+                    copy.load(words, source[at], self._both(exists, takes_part))
                     copy.store(words, place, takes_part)
 
     def _aim(self, thread: Reg, base: Reg) -> Reg:

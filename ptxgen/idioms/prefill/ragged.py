@@ -66,8 +66,8 @@ class Ragged:
             first = b.op("brev.b32", b.reg("holder", "b32"), holders)
             b.op("clz.b32", first, first)
             b.op("sub.s32", b.reg("tile_from_end", "s32"), through, self.slot)
-            answers = {"q_start": "scan_start", "q_len": "scan_len", "row_tile": "tile_from_end", "sequence": "scan_mine"}
-            for to, source in answers.items():
+            found = {"q_start": "scan_start", "q_len": "scan_len", "sequence": "scan_mine", "row_tile": "tile_from_end"}
+            for to, source in found.items():
                 b.op("shfl.sync.idx.b32", b.registers[to], b.registers[source], first, 31, -1)
             all_tiles = b.op("shfl.sync.idx.b32", b.reg("all_tiles", "s32"), through, WARP - 1, 31, -1)
             b.op("sub.s32", self.slot, self.slot, all_tiles)
