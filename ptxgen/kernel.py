@@ -172,22 +172,28 @@ def kernel_type(cls: type[K]) -> type[K]:
 
 def kernel_types() -> Mapping[str, type[KernelType]]:
     """Every kernel type by its snake-case name, read-only."""
-    import ptxgen.kernels  # noqa: F401  (fills the registry)
+    from ptxgen.kernels import load_all
 
+    load_all()
     return MappingProxyType(_REGISTRY)
 
 
 def find_kernel_type(name: str) -> type[KernelType]:
     """The kernel type of a name (`incremental-attention`, `incremental_attention` or `IncrementalAttention`)."""
     import difflib
+    import importlib
 
-    known = kernel_types()
+    from ptxgen.kernels import module_names
+
     key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
-    if key not in known:
+    if key not in _REGISTRY and key in module_names():
+        importlib.import_module(f"ptxgen.kernels.{key}")
+    if key not in _REGISTRY:
+        known = sorted(kernel_types())
         close = difflib.get_close_matches(key, known, 1)
         hint = f"; nearest: {close[0]}" if close else ""
-        raise SpecError(f"kernel type: must be one of {', '.join(sorted(known))} (got {name!r}{hint})")
-    return known[key]
+        raise SpecError(f"kernel type: must be one of {', '.join(known)} (got {name!r}{hint})")
+    return _REGISTRY[key]
 
 
 def make_spec(name: str, fields: Mapping[str, object]) -> KernelType:

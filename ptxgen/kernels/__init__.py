@@ -1,19 +1,30 @@
-"""Every kernel type, one module each. A module placed here is found by itself."""
+"""Every kernel type, one module each, found by its name: `KvCacheScatter` lives in `kv_cache_scatter`.
+
+A module is imported when its kernel type is first asked for; `load_all` imports every one.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-
-for _module in pkgutil.iter_modules(__path__):
-    for _name, _value in vars(importlib.import_module(f"{__name__}.{_module.name}")).items():
-        if getattr(_value, "kernel_name", "") and _value.__module__ == f"{__name__}.{_module.name}":
-            globals()[_name] = _value
+import re
+from typing import Any
 
 
-def __getattr__(name: str) -> type:
-    raise AttributeError(f"ptxgen.kernels has no kernel type {name!r}; there are {', '.join(_kernel_names())}")
+def module_names() -> list[str]:
+    """Names of the modules here, which are the snake-case names of the kernel types."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def _kernel_names() -> list[str]:
-    return sorted(name for name, value in globals().items() if getattr(value, "kernel_name", ""))
+def load_all() -> None:
+    """Import every module, so that every kernel type is registered."""
+    for name in module_names():
+        importlib.import_module(f"{__name__}.{name}")
+
+
+def __getattr__(name: str) -> Any:
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    if name[:1].isupper() and module in module_names():
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    known = ", ".join("".join(word.title() for word in m.split("_")) for m in module_names())
+    raise AttributeError(f"ptxgen.kernels has no kernel type {name!r}; there are {known}")
