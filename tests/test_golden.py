@@ -43,7 +43,7 @@ def test_goldens_are_read_by_people(name: str) -> None:
     for case in Goldens(ROOT, (name,)).cases():
         first, *rest = (ROOT / case.file).read_text().splitlines()
         assert first == f"// {case.spec!r} for {case.target}"
-        assert len(rest) <= 500, case.file
+        assert len(rest) <= 900, case.file
         assert not [line for line in rest if len(line) > 140 and "mma" not in line], case.file
 
 
