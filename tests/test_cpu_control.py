@@ -209,6 +209,41 @@ join:
             assert (first, second) == (1000 + tid, 500 if lane <= 15 else lane)
 
 
+POINTERS = """
+.func (.param .b32 out) plus(.param .b32 a, .param .b32 b) {
+  .reg .b32 %r<4>; ld.param.b32 %r1, [a]; ld.param.b32 %r2, [b]; add.u32 %r3, %r1, %r2; st.param.b32 [out], %r3; ret; }
+.func (.param .b32 out) times(.param .b32 a, .param .b32 b) {
+  .reg .b32 %r<4>; .reg .pred %p; ld.param.b32 %r1, [a]; ld.param.b32 %r2, [b]; setp.eq.u32 %p, %r2, 3; @%p bra skip;
+  mul.lo.u32 %r1, %r1, %r2;
+skip:
+  st.param.b32 [out], %r1; ret; }
+.func other(.param .b64 x) { ret; }
+.const .u64 table[3] = {plus, times, other};
+"""
+INDIRECT = """
+  and.b32 %r1, %lane, SELECT; mul.wide.u32 %rd1, %r1, 8; mov.u64 %rd2, table; add.u64 %rd2, %rd2, %rd1;
+  ld.const.u64 %rd3, [%rd2]; and.b32 %r2, %lane, 7; setp.ge.u32 %p1, %lane, 28; mov.u32 %r3, 5; @%p1 bra skip;
+  { .param .b32 a; .param .b32 b; .param .b32 out; st.param.b32 [a], %lane; st.param.b32 [b], %r2;
+proto: .callprototype (.param .b32 _) _ (.param .b32 _, .param .b32 _);
+    call (out), %rd3, (a, b), proto;
+    ld.param.b32 %r3, [out]; }
+skip:
+  add.u64 %rd4, %a0, %at4; st.global.u32 [%rd4], %r3; ret;"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_through_pointers(mode):
+    out = u32(32)
+    run(INDIRECT.replace("SELECT", "1"), out, before=POINTERS, mode=mode)
+    want = [5 if n >= 28 else n + n % 8 if n % 2 == 0 else n if n % 8 == 3 else n * (n % 8) for n in range(32)]
+    np.testing.assert_array_equal(out, want)
+
+
+def test_a_call_through_a_pointer_of_another_shape():
+    with pytest.raises(ExecutionError, match=r"(?s)trap.*lanes 2-3, 6-7.*not of a function that this call may reach"):
+        run(INDIRECT.replace("SELECT", "2"), u32(32), before=POINTERS)
+
+
 def test_a_barrier_inside_a_called_function():
     out = u32(96)
     run(
@@ -235,10 +270,10 @@ def test_a_barrier_inside_a_called_function():
     np.testing.assert_array_equal(out, np.arange(96)[::-1])
 
 
-def test_recursion_and_indirect_calls_are_refused_by_line():
+def test_recursion_and_calls_into_nowhere_are_refused_by_line():
     with pytest.raises(IsaError, match=r"test.ptx:\d+: recursion through f is not supported .*call f;"):
         run("call f; ret;", u32(1), before=".func f { call f; ret; }")
-    with pytest.raises(IsaError, match=r"test.ptx:\d+: a call of %rd1 .* is not supported"):
+    with pytest.raises(IsaError, match=r"test.ptx:\d+: a call of %rd1, as no function that fits .* is not supported"):
         run("proto: .callprototype ()_(); call %rd1, proto; ret;", u32(1))
 
 

@@ -44,7 +44,8 @@ def support_object(name: str, host: Host) -> bytes:
     key = key_of(["support", name, layout.FORMAT, _emitter_digest(), host])
     found = disk().get(key)
     if found is None:
-        found = compile_ir(core_text() if not name else module_text([function_text(name)]), host)
+        text = module_text([function_text(name)]) if name else core_text()
+        found = compile_ir(text, host, level=1 if name else 0)  # the core is large, and runs once a warp or a CTA
         disk().put(key, found)
     return found
 

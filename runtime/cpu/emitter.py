@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.calls import function_address
 from ptxgen.runtime.cpu.flow import Block, Flow, Op, Source
 from ptxgen.runtime.cpu.ir import Code, splat, vec
 from ptxgen.runtime.cpu.layout import DONE, FAULTED, LAUNCH, PARKED, READY, THREAD, WARP, YIELDED, Shape
@@ -40,7 +41,7 @@ class Emitter:
         self.shape = Shape(len(flow.blocks) + 1, 0)
         self.warp = "%w"
         self.block: Block = flow.blocks[0]
-        self.op: Op = self.block.ops[0]
+        self.op: Op = next(op for each in flow.blocks for op in each.ops)
         self._values: dict[int, dict[str, str]] = {}
         self._casts: dict[tuple[str, str], str] = {}
         self._host_nans: set[str] = set()  # f32 values whose NaNs are the host's, not yet PTX's one
@@ -84,7 +85,7 @@ class Emitter:
         if self.defined:
             self.defined.begin(block)
         c.label(f"enq{block.number}")
-        self._enqueue(block, c.load("i32", "%w", WARP["mask"]))
+        self.enqueue(block, c.load("i32", "%w", WARP["mask"]))
         c.do("br label %dispatch")
         c.label(f"b{block.number}")
         self.mask = c.load("i32", "%w", WARP["mask"])
@@ -397,6 +398,9 @@ class Emitter:
     def symbol(self, symbol: nodes.Symbol) -> str:
         """Address of a variable in its own space (for `.param` of the entry: in memory), as `<32 x i64>`."""
         found = self.op.scope.find(symbol.name)
+        function = None if isinstance(found, Var) else function_address(self.module, symbol.name)
+        if function is not None:
+            return splat("i64", function)
         if not isinstance(found, Var) or found.words:
             raise self.error(f"operand {symbol}: has no address here")
         if found.space == "param":
@@ -452,7 +456,7 @@ class Emitter:
             self.fault_if(self.c(f"xor i32 {here}, -1"), FAULT_DIVERGED)
 
     # jumps ------------------------------------------------------------------------------------------------------
-    def _enqueue(self, block: Block, mask: str) -> None:
+    def enqueue(self, block: Block, mask: str) -> None:
         """Lanes continue at a block at the next dispatch."""
         c = self.c
         slot = c.at("%w", self.shape.pending + 4 * block.number)
@@ -493,8 +497,8 @@ class Emitter:
         c.label(f"none{stem}")
         self.goto(other, self.mask)
         c.label(f"both{stem}")
-        self._enqueue(target, taken)
-        self._enqueue(other, rest)
+        self.enqueue(target, taken)
+        self.enqueue(other, rest)
         if min(target.number, other.number) <= self.block.number:
             left = c(f"sub i32 {c.load('i32', '%w', WARP['budget'])}, 1")
             c.store("i32", left, "%w", WARP["budget"])

@@ -1,8 +1,8 @@
 """An entry and the functions it calls, as basic blocks of resolved instructions. Emits nothing.
 
 Calls are not inlined: a call moves its arguments into the callee's parameters, notes its return site in a hidden
-register and jumps; `ret` jumps back by that register. So lanes of several call sites share the callee, and an
-instruction that waits may stand anywhere. Recursion has no frame and is refused.
+register and jumps; `ret` jumps back by that register (`calls.py`). So lanes of several call sites share the callee, and
+an instruction that waits may stand anywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.calls import call
 from ptxgen.runtime.cpu.layout import SHARED_BASE
 from ptxgen.runtime.cpu.registry import Family, family_of
 from ptxgen.runtime.cpu.symbols import (
@@ -45,6 +46,10 @@ class Op:
     writes: list[Reg] = field(default_factory=list)
     targets: tuple[tuple[int, str], ...] = ()  # block keys of a jump
     text: str = ""
+
+    def with_words(self, words: tuple[str, ...], operands: tuple[Source, ...]) -> Op:
+        """Another instruction in this one's place; what it reads and writes is for the caller to say."""
+        return Op(words, operands, self.scope, self.line, family_of(words), text=self.text)
 
 
 @dataclass(slots=True, eq=False)
@@ -89,15 +94,15 @@ class Flow:
         self.functions: dict[str, Called] = {}
         self._scopes = 0
         self._labels = 0
-        self._globals = Scope(None, 0)
+        self.globals = Scope(None, 0)
         self._unplaced: dict[str, nodes.Variable] = {}  # shared variables of the module: placed when first used
         for number, variable in enumerate(module_variables(module)):
             self._declare_global(variable, number)
-        self.root = Scope(self._globals, self._next_scope())
+        self.root = Scope(self.globals, self.next_scope())
         self.param_bytes = self._entry_params(entry)
-        self.carry = self._hidden("CC.CF", 1)
-        site = self._hidden("$return", 32)
-        self.functions[entry.name] = Called(entry, [], [], site, self._fresh_key())
+        self.carry = self.hidden("CC.CF", 1)
+        site = self.hidden("$return", 32)
+        self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
         self._build(self.functions[entry.name], self.root)
         self.shared_align = max([16, *(var.align for var in self.dynamic)])
         for var in self.dynamic:
@@ -105,15 +110,18 @@ class Flow:
         self.blocks = self._ordered()
 
     # names ------------------------------------------------------------------------------------------------------
-    def _next_scope(self) -> int:
+    def next_scope(self) -> int:
+        """A number for one more scope."""
         self._scopes += 1
         return self._scopes
 
-    def _fresh_key(self) -> tuple[int, str]:
+    def fresh_key(self) -> tuple[int, str]:
+        """A key for one more block."""
         self._labels += 1
         return (-self._labels, "")
 
-    def _hidden(self, name: str, bits: int) -> Reg:
+    def hidden(self, name: str, bits: int) -> Reg:
+        """One more register."""
         reg = Reg(len(self.registers), name, bits, f"b{bits}")
         self.registers.append(reg)
         return reg
@@ -129,12 +137,13 @@ class Flow:
             offset += size
         return offset
 
-    def _declare(self, variable: nodes.Variable, scope: Scope) -> None:
+    def declare(self, variable: nodes.Variable, scope: Scope) -> None:
+        """Enter a variable of a function body into its scope."""
         if variable.space == "reg":
             bits = bits_of(variable.type, variable.line)
             names = [f"{variable.name}{n}" for n in range(variable.count)] if variable.count else [variable.name]
             for name in names:
-                scope.names[name] = self._hidden(name, bits)
+                scope.names[name] = self.hidden(name, bits)
                 self.registers[-1].type = variable.type
             return
         size, align = variable_bytes(variable), variable_align(variable)
@@ -146,9 +155,9 @@ class Flow:
             var.offset = self.local_bytes
             self.local_bytes += size
         elif variable.space == "param":
-            var.words = [self._hidden(f"{variable.name}[{n}]", 32) for n in range((size + 3) // 4)]
+            var.words = [self.hidden(f"{variable.name}[{n}]", 32) for n in range((size + 3) // 4)]
         else:
-            raise IsaError(self._where(variable.line, f"a .{variable.space} variable inside a function"))
+            raise IsaError(self.where(variable.line, f"a .{variable.space} variable inside a function"))
         scope.names[variable.name] = var
 
     @property
@@ -163,7 +172,7 @@ class Flow:
             self._unplaced[variable.name] = variable
         else:
             var.symbol = number
-        self._globals.names[variable.name] = var
+        self.globals.names[variable.name] = var
 
     def _place_shared(self, var: Var, variable: nodes.Variable) -> None:
         """Give a shared variable its offset; an unsized one begins where the dynamic memory does."""
@@ -176,7 +185,8 @@ class Flow:
         var.offset = self.shared_end
         self.shared_end += var.size
 
-    def _where(self, line: int, what: str) -> str:
+    def where(self, line: int, what: str) -> str:
+        """The text of an `IsaError` about a line."""
         text = self.module.source_line(line)
         return f"{self.module.file}:{line}: {what} is not supported by the CPU executor" + (f": {text}" if text else "")
 
@@ -192,10 +202,10 @@ class Flow:
                 block = self._begin(called, item)
                 continue
             if item.family is not None and (item.family.converges or item.family.retries) and block.ops:
-                block = self._begin(called, self._fresh_key())
+                block = self._begin(called, self.fresh_key())
             block.ops.append(item)
             if item.words[0] in ("bra", "brx", "ret", "exit", "$go", "$back") or (item.family and item.family.blocks):
-                block = self._begin(called, self._fresh_key())
+                block = self._begin(called, self.fresh_key())
         tail = Op(("exit",) if called.function.kind == "entry" else ("ret",), (), scope, called.function.line)
         block.ops.extend(self._finish(tail, called))
 
@@ -214,11 +224,11 @@ class Flow:
         self._labels_of(items, scope)
         for item in items:
             if isinstance(item, nodes.Variable):
-                self._declare(item, scope)
+                self.declare(item, scope)
             elif isinstance(item, nodes.Label):
                 yield (scope.number, item.name)
             elif isinstance(item, nodes.Scope):
-                inner = Scope(scope, self._next_scope())
+                inner = Scope(scope, self.next_scope())
                 yield from self._flatten(item.items, inner, called)
             elif isinstance(item, nodes.Instruction):
                 yield from self._instruction(item, scope, called)
@@ -238,11 +248,11 @@ class Flow:
         words = tuple(instruction.opcode.split("."))
         op = Op(words, instruction.operands, scope, instruction.line, text=str(instruction))
         if words[0] == "call":
-            yield from self._guarded(op, instruction.guard, self._call(op, called), called)
+            yield from self._guarded(op, instruction.guard, call(self, op, called), called)
             return
         op.family = family_of(words)
         if op.family is None:
-            raise IsaError(self._where(instruction.line, f"instruction {instruction.opcode}"))
+            raise IsaError(self.where(instruction.line, f"instruction {instruction.opcode}"))
         if op.family.blocks or op.family.converges or op.family.retries:
             yield from self._guarded(op, instruction.guard, self._finish(op, called), called)
             return
@@ -257,7 +267,7 @@ class Flow:
         if guard is None:
             yield from inner
             return
-        skip = self._fresh_key()
+        skip = self.fresh_key()
         over = Op(("bra",), (), op.scope, op.line, text=op.text)
         over.family = family_of(over.words)
         over.guard, over.negated, over.targets = self._register(guard.register, op), not guard.negated, (skip,)
@@ -298,9 +308,9 @@ class Flow:
             return
         for position, operand in enumerate(op.operands):
             if position >= op.family.outputs or position in op.family.inout:
-                self._touch(op, operand, op.reads)
+                self.touch(op, operand, op.reads)
             else:  # the registers of an address are read even where the operand is written
-                self._touch(op, operand, [])
+                self.touch(op, operand, [])
         if op.words[0] in ("addc", "subc", "madc"):
             op.reads.append(self.carry)
 
@@ -311,7 +321,7 @@ class Flow:
         reads = op.reads
         for position, operand in enumerate(op.operands):
             if position < op.family.outputs or position in op.family.inout:
-                self._touch(op, operand, op.writes)
+                self.touch(op, operand, op.writes)
         op.reads = reads
         if "cc" in op.words:
             op.writes.append(self.carry)
@@ -322,14 +332,14 @@ class Flow:
         if op.words[0] == "bra":
             op.targets = (self._label(op.operands[0], op).key,)
             return
-        self._touch(op, op.operands[0], op.reads)
+        self.touch(op, op.operands[0], op.reads)
         table = self._label(op.operands[1], op)
         op.targets = tuple(self._label(nodes.Symbol(name), op).key for name in table.name.split(","))
 
     def _label(self, operand: Source, op: Op) -> Code:
         found = op.scope.find(operand.name) if isinstance(operand, nodes.Symbol) else None
         if not isinstance(found, Code):
-            raise IsaError(self._where(op.line, f"a branch to {operand}"))
+            raise IsaError(self.where(op.line, f"a branch to {operand}"))
         return found
 
     def _register(self, name: str, op: Op) -> Reg:
@@ -339,7 +349,7 @@ class Flow:
             raise IsaError(f"{self.module.file}:{op.line}: register {name} is not declared: {text}")
         return found
 
-    def _touch(self, op: Op, operand: Source, into: list[Reg]) -> None:
+    def touch(self, op: Op, operand: Source, into: list[Reg]) -> None:
         """Note the registers of an operand; those inside an address are always read."""
         if isinstance(operand, Reg):
             into.append(operand)
@@ -350,25 +360,25 @@ class Flow:
             elif operand.name != "_" and operand.name.partition(".")[0] not in SPECIAL:
                 self._register(operand.name, op)
         elif isinstance(operand, nodes.Negated):
-            self._touch(op, operand.operand, into)
+            self.touch(op, operand.operand, into)
         elif isinstance(operand, nodes.Pair):
-            self._touch(op, operand.first, into)
-            self._touch(op, operand.second, into)
+            self.touch(op, operand.first, into)
+            self.touch(op, operand.second, into)
         elif isinstance(operand, nodes.Vector | nodes.Group):
             for item in operand.items:
-                self._touch(op, item, into)
+                self.touch(op, item, into)
         elif isinstance(operand, nodes.Symbol):
             variable = self._unplaced.pop(operand.name, None)
             if variable is not None:
-                found = self._globals.names[operand.name]
+                found = self.globals.names[operand.name]
                 assert isinstance(found, Var)
                 self._place_shared(found, variable)
         elif isinstance(operand, nodes.Address):
-            self._touch(op, operand.base, op.reads)
+            self.touch(op, operand.base, op.reads)
             if isinstance(operand.base, nodes.Symbol):
                 self._touch_variable(op, operand.base, into)
             if operand.coordinates is not None:
-                self._touch(op, operand.coordinates, op.reads)
+                self.touch(op, operand.coordinates, op.reads)
 
     def _touch_variable(self, op: Op, symbol: nodes.Symbol, _into: list[Reg]) -> None:
         """`[param0+4]` of a call's parameter reads or, in a store, writes hidden registers."""
@@ -378,69 +388,14 @@ class Flow:
             if op.words[0] == "st":
                 op.writes.extend(found.words)
 
-    # calls ------------------------------------------------------------------------------------------------------
-    def _call(self, op: Op, caller: Called) -> Iterator[Op | tuple[int, str]]:
-        parts = list(op.operands)
-        returns = _items(parts.pop(0)) if isinstance(parts[0], nodes.Group) else ()
-        name = parts.pop(0)
-        arguments = _items(parts[0]) if parts else ()
-        target = self.module.functions.get(name.name) if isinstance(name, nodes.Symbol) else None
-        if target is None or target.body is None:
-            raise IsaError(self._where(op.line, f"a call of {name} (indirect, or without a body in this module)"))
-        callee = self._callee(target, caller, op)
-        back = self._fresh_key()
-        callee.sites.append(back)
-        yield from self._moves(op, callee.params, [self._place(a, op) for a in arguments])
-        go = Op(("$go", str(len(callee.sites) - 1)), (callee.site,), op.scope, op.line, text=op.text)
-        go.family, go.targets, go.writes = family_of(go.words), (callee.first,), [callee.site]
-        yield go
-        yield back
-        yield from self._moves(op, [self._place(r, op) for r in returns], callee.returns)
-
-    def _place(self, operand: Source, op: Op) -> Source | Var:
-        if isinstance(operand, nodes.Register | nodes.Symbol):
-            found = op.scope.find(operand.name)
-            if isinstance(found, Reg | Var):
-                return found
-        return operand
-
-    def _moves(self, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var]) -> Iterator[Op]:
-        for target, source in zip(to, from_, strict=True):
-            targets: Iterable[Source] = target.words if isinstance(target, Var) else [target]
-            sources: Iterable[Source] = source.words if isinstance(source, Var) else [source]
-            for t, s in zip(targets, sources, strict=True):
-                move = Op(("$move",), (t, s), op.scope, op.line, text=op.text)
-                move.family = family_of(move.words)
-                self._touch(move, t, move.writes)
-                self._touch(move, s, move.reads)
-                yield move
-
-    def _callee(self, function: nodes.Function, caller: Called, op: Op) -> Called:
-        caller.calls.add(function.name)
-        called = self.functions.get(function.name)
-        if called is None:
-            scope = Scope(self._globals, self._next_scope())
-            for variable in (*function.params, *function.returns):
-                self._declare(variable, scope)
-            params, returns = ([scope.names[v.name] for v in vs] for vs in (function.params, function.returns))
-            site = self._hidden(f"$return of {function.name}", 32)
-            called = Called(function, params, returns, site, self._fresh_key())  # type: ignore[arg-type]
-            self.functions[function.name] = called
-            self._build(called, scope)
-        if self._reaches(function.name, caller.function.name):
-            raise IsaError(self._where(op.line, f"recursion through {function.name}"))
+    def add_function(
+        self, function: nodes.Function, params: list[Reg | Var], returns: list[Reg | Var], scope: Scope
+    ) -> Called:
+        """Build a called function's blocks."""
+        site = self.hidden(f"$return of {function.name}", 32)
+        called = self.functions[function.name] = Called(function, params, returns, site, self.fresh_key())
+        self._build(called, scope)
         return called
-
-    def _reaches(self, start: str, goal: str) -> bool:
-        seen, todo = set(), [start]
-        while todo:
-            name = todo.pop()
-            if name == goal:
-                return True
-            if name not in seen:
-                seen.add(name)
-                todo += self.functions[name].calls
-        return False
 
     # blocks -----------------------------------------------------------------------------------------------------
     @property
@@ -467,11 +422,6 @@ def module_variables(module: nodes.Module) -> list[nodes.Variable]:
         if isinstance(item, nodes.Variable) and (item.name not in defined or "extern" not in item.linkage):
             defined[item.name] = item
     return list(defined.values())
-
-
-def _items(operand: Source) -> tuple[nodes.Operand, ...]:
-    """Of `(a, b)`; nothing for another operand (an indirect call's prototype)."""
-    return operand.items if isinstance(operand, nodes.Group) else ()
 
 
 SPECIAL = frozenset(

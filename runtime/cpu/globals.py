@@ -9,6 +9,7 @@ import numpy as np
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.calls import function_address
 from ptxgen.runtime.cpu.flow import module_variables
 from ptxgen.runtime.cpu.memory import Memory
 from ptxgen.runtime.cpu.symbols import bits_of, variable_align, variable_bytes
@@ -38,6 +39,8 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
         for position, item in enumerate(variable.init or ()):
             if isinstance(item, nodes.Immediate):
                 image[position * step : (position + 1) * step] = _encoded(item, variable.type, step)
+            elif isinstance(item, nodes.Symbol) and function_address(module, item.name) is not None:
+                image[position * step : (position + 1) * step] = _pointer(module, item.name, step)
             elif isinstance(item, nodes.Symbol) and item.name in numbers:
                 addresses.append((position * step, numbers[item.name], item.offset))
             else:
@@ -50,6 +53,10 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
             )
         )
     return found
+
+
+def _pointer(module: nodes.Module, name: str, step: int) -> bytes:
+    return (function_address(module, name) or 0).to_bytes(8, "little")[:step]
 
 
 def _encoded(item: nodes.Immediate, kind: str, step: int) -> bytes:

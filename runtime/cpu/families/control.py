@@ -37,12 +37,12 @@ def _scatter(e: Emitter, index: str, op: Op, first: int = 0) -> None:
         matching = e.bits(e.c(f"icmp eq {_I32} {index}, {splat('i32', number)}"))
         lanes = e.c(f"and i32 {here}, {matching}")
         with e.c.if_(e.c(f"icmp ne i32 {lanes}, 0")):
-            e._enqueue(e.blocks[key], lanes)
+            e.enqueue(e.blocks[key], lanes)
     if op.guard is not None:
         assert e.block.next is not None
         rest = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {here}, -1')}")
         with e.c.if_(e.c(f"icmp ne i32 {rest}, 0")):
-            e._enqueue(e.block.next, rest)
+            e.enqueue(e.block.next, rest)
     left = e.c(f"sub i32 {e.c.load('i32', '%w', WARP['budget'])}, 1")
     e.c.store("i32", left, "%w", WARP["budget"])
     e.to_dispatch()
@@ -58,12 +58,27 @@ def brx(e: Emitter, op: Op) -> None:
     _scatter(e, index, op)
 
 
-@emits("$go", outputs=1)
+@emits("$go", outputs=0)
 def go(e: Emitter, op: Op) -> None:
-    """Into a called function, noting the call site."""
-    e.dst(op.operands[0], splat("i32", op.words[1]), "u32")
+    """Into a called function, noting the call site; an indirect call sends each lane into its own."""
+    numbers = op.words[1:]
+    for site, number in zip(op.operands, numbers, strict=False):
+        e.dst(site, splat("i32", number), "u32")
+    lanes = [e.pred(o) for o in op.operands[len(numbers) :]]
+    if not lanes:
+        e.spill()
+        e.goto(e.blocks[op.targets[0]], e.mask)
+        return
+    lost = e.mask
+    for held in lanes:
+        lost = e.c(f"and i32 {lost}, {e.c(f'xor i32 {held}, -1')}")
+    e.fault_if(lost, FAULT_TRAP, remark="the pointer is not of a function that this call may reach")
     e.spill()
-    e.goto(e.blocks[op.targets[0]], e.mask)
+    for key, held in zip(op.targets, lanes, strict=True):
+        going = e.c(f"and i32 {e.mask}, {held}")
+        with e.c.if_(e.c(f"icmp ne i32 {going}, 0")):
+            e.enqueue(e.blocks[key], going)
+    e.to_dispatch()
 
 
 @emits("$back", outputs=0)

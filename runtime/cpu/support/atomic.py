@@ -99,10 +99,11 @@ def combine(operation: str, kind: str) -> str:
             both = c(f"fadd {real} {x}, {y}")
         else:
             both = c(f"call {real} @llvm.{operation}imumnum.{kind}({real} {x}, {real} {y})")
-        bits = c(f"bitcast {real} {both} to {element}")
+        image = c(f"bitcast {real} {both} to {element}")
         if kind == "f32":  # PTX has one NaN
-            bits = c(f"select i1 {c(f'fcmp uno {real} {both}, {both}')}, {element} {0x7FFFFFFF}, {element} {bits}")
-        c.ret(f"{element} {bits}")
+            nan = c(f"fcmp uno {real} {both}, {both}")
+            image = c(f"select i1 {nan}, {element} {0x7FFFFFFF}, {element} {image}")
+        c.ret(f"{element} {image}")
         return c.text()
     # through vectors of 64, for which the conversions exist; only the first elements count
     small, single = vec("i16", 64), vec("float", 64)
