@@ -10,6 +10,7 @@ import pytest
 from ptxgen import ExecutionError, SpecError, generate, supports
 from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.idioms.prefill import tiles
+from ptxgen.idioms.prefill.reference import in_pages
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import Trial, trial
@@ -148,7 +149,7 @@ def test_pages_give_the_bits_of_rows(device: Device) -> None:
     given = paged.example(np.random.default_rng(0), **sizes, pages=12)
     first = trial(paged, device, target="sm_90", arguments=given, **sizes, pages=12).require().outputs["out"]
     for x in "kv":
-        given[x] = np.stack([paged._pages(given[x], table) for table in given["page_table"]])
+        given[x] = np.stack([in_pages(given[x], table) for table in given["page_table"]])
     del given["page_table"]
     second = trial(plain, device, target="sm_90", arguments=given, **sizes).require().outputs["out"]
     assert first.tobytes() == second.tobytes()

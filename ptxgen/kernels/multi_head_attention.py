@@ -183,93 +183,11 @@ class MultiHeadAttention(KernelType):
     # -- example and reference -----------------------------------------------------------------------------------------
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        import numpy as np
+        from ptxgen.idioms.prefill import reference
 
-        out: dict[str, Any] = {"q_rows": sizes["n_tokens"], "kv_rows": sizes["n_keys"]}
-        if self.batched:
-            inner = np.sort(rng.integers(0, sizes["n_tokens"], sizes["batch"] - 1, endpoint=True))
-            out["q_starts"] = np.array([0, *inner, sizes["n_tokens"]], np.int32)
-            out["kv_lens"] = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
-            out["n_sequences"] = sizes["batch"]
-            if self.page_size:
-                out["page_table"] = self._page_table(rng, sizes, out["kv_lens"])
-        else:
-            room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
-            for name, most in room.items():
-                length = most if sizes[name] < 0 else sizes[name]
-                out[name] = np.array([length], np.int32) if self.indirect else length
-        if self.kv_dtype.name == "s8":
-            shape = tuple(sizes[e] if isinstance(e, str) else e for e in self.params()[1].shape[:-1])
-            for name in ("k_scales", "v_scales"):
-                out[name] = rng.uniform(0.005, 0.02, (*shape, -(-self.head_dim // SCALE_GROUP))).astype(np.float16)
-        return out
+        return reference.given(self, rng, sizes)
 
-    def _page_table(self, rng: np.random.Generator, sizes: Mapping[str, int], lengths: np.ndarray) -> np.ndarray:
-        """Pages in random order, shared where there are too few, and −1 where a sequence has none."""
-        import numpy as np
+    def reference(self, **arguments: Any) -> Arrays:
+        from ptxgen.idioms.prefill import reference
 
-        width = -(-self.max_len // self.page_size)
-        table = np.resize(rng.permutation(sizes["pages"]).astype(np.int32), (sizes["batch"], width))
-        return np.where(np.arange(width) < -(-lengths // self.page_size)[:, None], table, -1).astype(np.int32)
-
-    def reference(self, **a: Any) -> dict[str, np.ndarray]:
-        import numpy as np
-
-        out = {"out": a["out"].copy()} | ({"lse": a["lse"].copy()} if self.lse else {})
-        k, v = (self._keys(a[x], a.get(f"{x}_scales")) for x in "kv")
-        if not self.batched:
-            q_len, kv_len = (int(np.ravel(a[x])[0]) for x in ("q_len", "kv_len"))
-            self._attend(out, a["q"], k, v, 0, q_len, kv_len)
-            return out
-        for s in range(int(a["n_sequences"])):
-            first, end = map(int, a["q_starts"][s : s + 2])
-            keys, values = (self._pages(x, a["page_table"][s]) if self.page_size else x[s] for x in (k, v))
-            self._attend(out, a["q"], keys, values, first, end - first, int(a["kv_lens"][s]))
-        return out
-
-    def _attend(
-        self, out: Arrays, q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, q_len: int, kv_len: int
-    ) -> None:
-        """Fill in the rows of one sequence: q_len tokens from `first` on, and kv_len keys."""
-        import numpy as np
-
-        q_len, kv_len = max(0, q_len), min(max(0, kv_len), self.max_len or k.shape[1])
-        distance = (np.arange(q_len) + kv_len - q_len)[:, None] - np.arange(kv_len)
-        seen = np.ones(distance.shape, bool)
-        if self.causal:
-            seen = (distance >= 0) & ((distance < self.window) if self.window else True)
-        tokens = slice(first, first + q_len)
-        for h in range(self.n_heads):
-            rows = (h, tokens) if self.layout == "heads" else (tokens, h)
-            scores = q[rows].astype(np.float64) @ k[h // self.group, :kv_len].T * self.softmax_scale
-            if self.soft_cap:
-                scores = self.soft_cap * np.tanh(scores / self.soft_cap)
-            values, sums = softmax_rows(np.where(seen, scores, -np.inf), v[h // self.group, :kv_len])
-            out["out"][rows] = values.astype(out["out"].dtype)
-            if self.lse:
-                out["lse"][rows] = sums
-
-    def _pages(self, x: np.ndarray, table: np.ndarray) -> np.ndarray:
-        """The pages of a sequence as `[n_kv_heads, keys, head_dim]`."""
-        rows: np.ndarray = x[table].swapaxes(0, 1).reshape(self.n_kv_heads, -1, self.head_dim)
-        return rows
-
-    def _keys(self, x: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-        """K or V as float64 `[…, n_kv_heads, keys, head_dim]`; rows that do not count may hold NaN."""
-        import numpy as np
-
-        wide = x.astype(np.float64)
-        if scales is not None:
-            wide *= np.repeat(scales.astype(np.float64), SCALE_GROUP, axis=-1)[..., : self.head_dim]
-        return wide if self.layout == "heads" or self.max_len else wide.swapaxes(0, 1)
-
-
-def softmax_rows(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """softmax(scores) @ values and ln Σ exp(scores) by row; a row of −inf gives zeros and −inf."""
-    import numpy as np
-
-    largest = scores.max(-1, initial=-np.inf, keepdims=True)
-    p = np.exp(scores - np.where(np.isfinite(largest), largest, 0.0))
-    total = p.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        return (p / np.where(total == 0, 1.0, total)) @ values, (np.log(total) + largest)[..., 0]
+        return reference.reference(self, arguments)
