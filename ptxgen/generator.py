@@ -14,7 +14,7 @@ from ptxgen.launch import Launch, Param
 from ptxgen.nodes import Module
 from ptxgen.parser import parse
 from ptxgen.render import render_entry, render_module
-from ptxgen.requires import Requirements, lowest_version, requirements
+from ptxgen.requires import Requirements, requirements
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -82,13 +82,14 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     # The header depends on the instructions: parse under the target's own lowest version, then raise it if needed.
     text = whole(target.lowest_ptx)
     module = parse(text, file=f"{entry}.ptx")
-    version = lowest_version(module, target)
+    requires = requirements(module)
+    version = max(target.lowest_ptx, requires.ptx)
     if version != target.lowest_ptx:
         text = whole(version)
         module.version, module.source = version, text
     check(module, target, lint=True, limits=_index_limits(launch))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Ptx(spec, target, entry, text, spec.params(), launch, requirements(module), digest, module)
+    return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module)
 
 
 def _index_limits(launch: Launch) -> dict[str, int]:
