@@ -58,7 +58,7 @@ def cvt(e: Emitter, op: Op) -> None:
     if form.source in _FLOATS:
         if form.to in _FLOATS:
             result = _float_to_float(e, form, value)
-            if form.to == "f32":
+            if form.to == "f32" and (form.source not in ("f64", "bf16") or form.sat):
                 result = e.result(result)
         else:
             result = _float_to_int(e, form, value)
@@ -123,7 +123,10 @@ def _int_to_float(e: Emitter, form: _Form, value: str) -> str:
 
 
 def _float_to_int(e: Emitter, form: _Form, value: str) -> str:
-    """Rounded to an integral value, clamped to the destination; NaN becomes zero."""
+    """Rounded to an integral value, clamped to the destination.
+
+    NaN becomes zero from f32 or less to 32 bits or less, else the top bit alone (as a GPU has it).
+    """
     kind = form.source
     if kind in ("f16", "bf16"):
         value, kind = widen(e, value, kind), "f32"
@@ -134,7 +137,11 @@ def _float_to_int(e: Emitter, form: _Form, value: str) -> str:
     element = element_of(form.to)
     operation = "fptosi" if form.to in SIGNED else "fptoui"
     target = vec(element)
-    return e.c(f"call {target} @llvm.{operation}.sat.v32{element}.{short}({vector} {rounded})")
+    number = e.c(f"call {target} @llvm.{operation}.sat.v32{element}.{short}({vector} {rounded})")
+    if form.source != "f64" and bits_of(form.to) <= 32:
+        return number
+    nan, top = e.c(f"fcmp uno {vector} {value}, {value}"), splat(element, -(1 << bits_of(form.to) - 1))
+    return e.c(f"select {vec('i1')} {nan}, {target} {top}, {target} {number}")
 
 
 def _float_to_float(e: Emitter, form: _Form, value: str) -> str:
@@ -143,7 +150,7 @@ def _float_to_float(e: Emitter, form: _Form, value: str) -> str:
         return value
     if source in ("f16", "bf16"):
         value, source = widen(e, value, source), "f32"
-    elif form.ftz and source == "f32":
+    elif form.ftz and source == "f32" and to != "f16":
         value = flush(e, value)
     if form.whole:
         short = "v32f32" if source == "f32" else "v32f64"
@@ -151,13 +158,36 @@ def _float_to_float(e: Emitter, form: _Form, value: str) -> str:
         value = e.c(f"call {vector} @llvm.{form.whole}.{short}({vector} {value})")
     if to == "f64":
         if source == "f32":
+            if form.ftz:  # which makes a NaN canonical first
+                value = _with_nan(e, value, value, splat("i32", 0x7FFFFFFF))
             value = e.c(f"fpext {vec('float')} {value} to {vec('double')}")
         return saturate(e, value, "f64") if form.sat else value
     if to == "f32":
         return _to_single(e, form, value, source)
     if source == "f64":
-        value = e.c(f"call {vec('float')} @odd.f64({vec('double')} {value})")
+        odd = e.c(f"call {vec('float')} @odd.f64({vec('double')} {value})")
+        return _keep_nan(e, value, _to_small(e, form, odd), to)
     return _to_tf32(e, form, value) if to == "tf32" else _to_small(e, form, value)
+
+
+def _with_nan(e: Emitter, value: str, result: str, bits: str) -> str:
+    """`result`, but the f32 of these bits where `value` is NaN."""
+    single = vec("float")
+    nan = e.c(f"fcmp uno {single} {value}, {value}")
+    return e.c(f"select {vec('i1')} {nan}, {single} {e.cast(bits, vec('i32'), single)}, {single} {result}")
+
+
+def _keep_nan(e: Emitter, value: str, small: str, to: str) -> str:
+    """A NaN of f64 keeps its sign and the top of its payload in 16 bits, and is quiet."""
+    whole, short, double = vec("i64"), vec("i16"), vec("double")
+    fraction = 10 if to == "f16" else 7
+    bits = e.cast(value, double, whole)
+    sign = e.c(f"and {whole} {e.c(f'lshr {whole} {bits}, splat (i64 48)')}, splat (i64 32768)")
+    payload = e.c(f"lshr {whole} {bits}, {splat('i64', 52 - fraction)}")
+    payload = e.c(f"and {whole} {payload}, {splat('i64', (1 << fraction) - 1)}")
+    quiet = e.c(f"or {whole} {e.c(f'or {whole} {sign}, {payload}')}, {splat('i64', 0x7FFF & -(1 << fraction - 1))}")
+    nan = e.c(f"fcmp uno {double} {value}, {value}")
+    return e.c(f"select {vec('i1')} {nan}, {short} {e.c(f'trunc {whole} {quiet} to {short}')}, {short} {small}")
 
 
 def _to_single(e: Emitter, form: _Form, value: str, source: str) -> str:
@@ -192,7 +222,7 @@ def _to_small(e: Emitter, form: _Form, value: str) -> str:
 
 
 def _to_tf32(e: Emitter, form: _Form, value: str) -> str:
-    """f32 with 10 mantissa bits; the 13 others are zero. NaN is canonical, infinities stay."""
+    """f32 with 10 mantissa bits; the 13 others are zero, in a NaN too. Infinities stay."""
     whole = vec("i32")
     if form.relu:
         value = _relu(e, value)
@@ -216,7 +246,8 @@ def _to_tf32(e: Emitter, form: _Form, value: str) -> str:
     nan = e.c(f"icmp ugt {whole} {magnitude}, {splat('i32', 0x7F800000)}")
     if not form.finite:
         kept = e.c(f"select {vec('i1')} {special}, {whole} {bits}, {whole} {kept}")
-    return e.c(f"select {vec('i1')} {nan}, {whole} {splat('i32', 0x7FFFFFFF)}, {whole} {kept}")
+    quiet = e.c(f"and {whole} {bits}, {splat('i32', -0x2000)}") if form.rounding == "ra" else splat("i32", 0x7FFFE000)
+    return e.c(f"select {vec('i1')} {nan}, {whole} {quiet}, {whole} {kept}")
 
 
 def _pairs(e: Emitter, op: Op, form: _Form) -> None:

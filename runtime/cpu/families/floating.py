@@ -57,7 +57,7 @@ class FloatForm:
         words = op.words[1:-1]
         self.ftz = "ftz" in words
         self.sat = "sat" in words
-        self.approximate = "approx" in words or "full" in words
+        self.approximate = next((w for w in ("approx", "full") if w in words), "")
         self.nan = "NaN" in words
         self.xorsign = "xorsign" in words
         self.relu = "relu" in words
@@ -80,8 +80,11 @@ def arithmetic(e: Emitter, op: Op) -> None:
         result = flush(e, result)
     if form.sat:
         result = saturate(e, result, form.kind)
-    elif form.kind == "f32" and form.name not in ("abs", "neg"):
+    elif form.kind == "f32":
         result = e.result(result)
+    elif form.name in ("abs", "neg"):  # f64: a NaN stays as it is
+        nan = e.c(f"fcmp uno {vec('double')} {values[0]}, {values[0]}")
+        result = e.c(f"select {_LANES} {nan}, {vec('double')} {values[0]}, {vec('double')} {result}")
     e.dst(op.operands[0], result, form.kind)
 
 
@@ -96,7 +99,8 @@ def compute(e: Emitter, form: FloatForm, values: list[str]) -> str:
         arguments = ", ".join(f"{vector} {v}" for v in values)
         return e.c(f"call {vector} @directed.{name}.{form.rounding}.{form.kind}({arguments})")
     if name in _BINARY:
-        return e.c(f"{_BINARY[name]} {vector} {values[0]}, {values[1]}")
+        result = e.c(f"{_BINARY[name]} {vector} {values[0]}, {values[1]}")
+        return large_divisor(e, *values, result) if name == "div" and form.approximate == "approx" else result
     if name == "fma":
         a, b, c = values
         return e.c(f"call {vector} @llvm.fma.{suffix(form.kind)}({vector} {a}, {vector} {b}, {vector} {c})")
@@ -115,6 +119,16 @@ def compute(e: Emitter, form: FloatForm, values: list[str]) -> str:
     if name == "neg":
         return e.c(f"fneg {vector} {values[0]}")
     raise e.unsupported()
+
+
+def large_divisor(e: Emitter, a: str, b: str, quotient: str) -> str:
+    """div.approx beyond a divisor of 2^126: zero, and NaN for an infinite dividend (PTX ISA 9.7.3, "div")."""
+    single = vec("float")
+    size = e.c(f"call {single} @llvm.fabs.v32f32({single} {b})")
+    above = e.c(f"fcmp ogt {single} {size}, {splat('float', '0x47D0000000000000')}")
+    finite = e.c(f"fcmp olt {single} {size}, {splat('float', '0x7FF0000000000000')}")
+    scaled = e.c(f"fmul {single} {quotient}, zeroinitializer")  # a zero of the quotient's sign; NaN from infinity
+    return e.c(f"select {_LANES} {e.c(f'and {_LANES} {above}, {finite}')}, {single} {scaled}, {single} {quotient}")
 
 
 def extreme(e: Emitter, form: FloatForm, a: str, b: str, vector: str = "", element: str = "", bit: int = 0) -> str:
@@ -167,10 +181,10 @@ def copysign(e: Emitter, op: Op) -> None:
 
 @emits("testp")
 def testp(e: Emitter, op: Op) -> None:
-    """Class of a number."""
+    """Class of a number; to a GPU, zero is a normal one."""
     test, kind = op.words[1:3]
     flags = {
-        "finite": 0x1F8, "infinite": 0x204, "number": 0x3FC, "notanumber": 0x003, "normal": 0x108, "subnormal": 0x090,
+        "finite": 0x1F8, "infinite": 0x204, "number": 0x3FC, "notanumber": 0x003, "normal": 0x168, "subnormal": 0x090,
     }[test]  # fmt: skip
     value = e.src(op.operands[1], kind)
     lanes = e.c(f"call {vec('i1')} @llvm.is.fpclass.{suffix(kind)}({vector_of(kind)} {value}, i32 {flags})")

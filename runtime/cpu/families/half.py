@@ -56,17 +56,34 @@ def half_arithmetic(e: Emitter, op: Op, form: FloatForm) -> None:
     if kind == "f32x2":
         raise e.unsupported()
     values = [e.src(o, kind) for o in op.operands[1:]]
-    vector = vector_of(kind)
     if form.ftz:
         values = [flush_half(e, v, kind) for v in values]
     if form.name in ("abs", "neg"):
-        name, mask = ("and", 0x7FFF) if form.name == "abs" else ("xor", -0x8000)
-        e.dst(op.operands[0], e.c(f"{name} {vector} {values[0]}, {splat('i16', mask)}"), kind)
+        e.dst(op.operands[0], _sign_changed(e, values[0], form), kind)
         return
     result = narrow_of(e, form, values)
     if form.ftz:
         result = flush_half(e, result, kind)
     e.dst(op.operands[0], result, kind)
+
+
+def _tiny_flushed(e: Emitter, exact: str, n: int) -> str:
+    """What is subnormal in f16 before it is rounded, as a zero of its sign: where half-precision .ftz looks."""
+    single = vec("float", n)
+    size = e.c(f"call {single} @llvm.fabs.v{n}f32({single} {exact})")
+    tiny = e.c(f"fcmp olt {single} {size}, {splat('float', '0x3F10000000000000')}")
+    zero = e.c(f"fmul {single} {exact}, zeroinitializer")
+    return e.c(f"select {vec('i1', n)} {tiny}, {single} {zero}, {single} {exact}")
+
+
+def _sign_changed(e: Emitter, value: str, form: FloatForm) -> str:
+    """abs or neg of the bits; a NaN becomes the canonical one."""
+    vector, magnitude = vector_of(form.kind), splat("i16", 0x7FFF)
+    name, mask = ("and", magnitude) if form.name == "abs" else ("xor", splat("i16", -0x8000))
+    infinity = splat("i16", 0x7F80 if form.kind in _BF16 else 0x7C00)
+    nan = e.c(f"icmp ugt {vector} {e.c(f'and {vector} {value}, {magnitude}')}, {infinity}")
+    changed = e.c(f"{name} {vector} {value}, {mask}")
+    return e.c(f"select {vec('i1', count_of(form.kind))} {nan}, {vector} {magnitude}, {vector} {changed}")
 
 
 def narrow_of(e: Emitter, form: FloatForm, values: list[str]) -> str:
@@ -89,6 +106,8 @@ def narrow_of(e: Emitter, form: FloatForm, values: list[str]) -> str:
             if name is None:
                 raise e.unsupported()
             wide = e.c(f"{name} {single} {wides[0]}, {wides[1]}")
+            if form.ftz and name == "fmul":
+                wide = _tiny_flushed(e, wide, n)
         result = ""
     if form.sat or form.relu:
         if wide is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.families.floating import arithmetic as float_arithmetic
 from ptxgen.runtime.cpu.families.floating import is_float_op
-from ptxgen.runtime.cpu.flow import Op
+from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.symbols import bits_of
@@ -277,14 +277,21 @@ def _shift(e: Emitter, name: str, vector: str, value: str, amount: str, bits: in
     return e.c(f"select {vec('i1')} {inside}, {vector} {moved}, {vector} zeroinitializer")
 
 
+def _field_number(e: Emitter, operand: Source, bits: int) -> str:
+    """A position or length: 8 bits of it in the 32-bit forms; the 64-bit ones, which a GPU emulates, clamp it."""
+    short, value = vec("i32"), e.src(operand, "u32")
+    if bits == 32:
+        return e.c(f"and {short} {value}, {splat('i32', 255)}")
+    return e.c(f"call {short} @llvm.umin.v32i32({short} {value}, {short} {splat('i32', 255)})")
+
+
 @emits("bfe")
 def bfe(e: Emitter, op: Op) -> None:
     """A bit field, extended by its top bit (by the value's, where the field ends beyond it)."""
     kind = op.words[-1]
     vector, bits = vector_of(kind), bits_of(kind)
-    byte = splat("i32", 255)
     a = e.src(op.operands[1], kind)
-    start, length = (e.c(f"and {vec('i32')} {e.src(o, 'u32')}, {byte}") for o in op.operands[2:4])
+    start, length = (_field_number(e, o, bits) for o in op.operands[2:4])
     signed = kind in SIGNED
     # move the field's top to bit 63 of 64 bits, in which a 32-bit value stands extended; then down again
     name = f"bfe.{'s' if signed else 'u'}{bits}"
@@ -298,9 +305,8 @@ def bfi(e: Emitter, op: Op) -> None:
     """b with `length` low bits of a put at `start`."""
     kind = op.words[-1]
     vector, bits = vector_of(kind), bits_of(kind)
-    byte = splat("i32", 255)
     a, b = e.src(op.operands[1], kind), e.src(op.operands[2], kind)
-    start, length = (e.c(f"and {vec('i32')} {e.src(o, 'u32')}, {byte}") for o in op.operands[3:5])
+    start, length = (_field_number(e, o, bits) for o in op.operands[3:5])
     ones = splat(f"i{bits}", -1)
     beyond = e.c(f"xor {vector} {_shift(e, 'shl', vector, ones, length, bits)}, {ones}")
     mask = _shift(e, "shl", vector, beyond, start, bits)

@@ -126,23 +126,25 @@ def mma(e: Emitter, op: Op) -> None:
     b_tiles = [widen(e, reg, b_type, other) for reg in b_regs]
     results = []
     for half in range(halves):
-        total = accumulator(e, c_regs, half, c_type)
-        for step in range(steps):
-            a_tile = widen(e, a_regs[halves * step + half], a_type, element)
-            total = tile_product(e, element, total, a_tile, b_tiles[step], "satfinite" in op.words)
-        results.append(total)
+        a_tiles = [widen(e, a_regs[halves * step + half], a_type, element) for step in range(steps)]
+        start = accumulator(e, c_regs, half, c_type)
+        results.append(sum_of_tiles(e, element, start, a_tiles, b_tiles, "satfinite" in op.words))
     targets = list(items_of(op.operands[0]))
     for half, total in enumerate(results):
         store_accumulator(e, targets, half, total, d_type)
 
 
-def tile_product(e: Emitter, element: Element, total: str, a_tile: str, b_tile: str, saturates: bool) -> str:
-    """total + a·bᵀ, all 8×8 results."""
+def sum_of_tiles(
+    e: Emitter, element: Element, start: str, a_tiles: list[str], b_tiles: list[str], saturates: bool
+) -> str:
+    """start + Σ a·bᵀ, all 8×8 results; a saturating sum of integers adds the start last, to the exact products."""
     suffix = {"float": "f32", "i32": "s32", "double": "f64"}[element.compute]
     sums, tile = vec(element.compute, 64), vec(element.compute, 8 * element.per_register)
-    flag = f", i1 {'true' if saturates else 'false'}" if suffix == "s32" else ""
-    name = f"mma.{suffix}.k{element.per_register}"
-    return e.c(f"call {sums} @{name}({sums} {total}, {tile} {a_tile}, {tile} {b_tile}{flag})")
+    total = "zeroinitializer" if saturates else start
+    for a_tile, b_tile in zip(a_tiles, b_tiles, strict=True):
+        arguments = f"{sums} {total}, {tile} {a_tile}, {tile} {b_tile}"
+        total = e.c(f"call {sums} @mma.{suffix}.k{element.per_register}({arguments})")
+    return e.c(f"call {sums} @llvm.sadd.sat.v64i32({sums} {total}, {sums} {start})") if saturates else total
 
 
 def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], str, str, str, str]:

@@ -13,7 +13,7 @@ from ptxgen.runtime.cpu.families.matrix import (
     accumulator,
     items_of,
     store_accumulator,
-    tile_product,
+    sum_of_tiles,
     widen,
     widen_value,
 )
@@ -56,10 +56,8 @@ def wgmma(e: Emitter, op: Op) -> None:
         regs = targets[4 * group : 4 * group + 4] if d_type != "f16" else targets[2 * group : 2 * group + 2]
         before = [accumulator(e, regs, half, d_type) for half in range(2)]
         for half in range(2):
-            total = _scaled(e, before[half], scale_d, element.compute)
-            for step in range(2):
-                tile = a_tiles[2 * step + half]
-                total = tile_product(e, element, total, tile, b_tiles[step], "satfinite" in op.words)
+            start = _scaled(e, before[half], scale_d, element.compute)
+            total = sum_of_tiles(e, element, start, a_tiles[half::2], b_tiles, "satfinite" in op.words)
             store_accumulator(e, regs, half, total, d_type)
 
 

@@ -14,12 +14,11 @@ def mma(kind: str, depth: str) -> str:
     """`mma.KIND.kDEPTH(c, a, b)`: c + a·bᵀ, an 8×8 tile; a and b are 8 rows of `depth` elements, k along the row.
 
     Products of f16, bf16, tf32 and fp8 are exact in f32; the sum over k runs in f32 in ascending order, where the
-    hardware adds with an order and a truncation of its own. Integers wrap, or saturate with the flag of `mma.s32`.
+    hardware adds with an order and a truncation of its own. Integers wrap.
     """
     element, k = _COMPUTE[kind], int(depth[1:])
     acc, tile = vec(element, 64), vec(element, 8 * k)
-    flag = ", i1 %saturate" if kind == "s32" else ""
-    c = Code(f"define internal {acc} @mma.{kind}.{depth}({acc} %c, {tile} %a, {tile} %b{flag}) noinline")
+    c = Code(f"define internal {acc} @mma.{kind}.{depth}({acc} %c, {tile} %a, {tile} %b) noinline")
     if kind == "s32":
         return _integer_tile(c, k, acc, tile)
     total = "%c"
@@ -41,14 +40,11 @@ def _columns(c: Code, tile: str, k: int, step: int) -> tuple[str, str]:
 
 
 def _integer_tile(c: Code, k: int, acc: str, tile: str) -> str:
-    """The products of one call cannot pass 32 bits (16 · 128 · 255), so saturation matters only when c is added."""
-    total = "zeroinitializer"
+    total = "%c"
     for step in range(k):
         a, b = _columns(c, tile, k, step)
         total = c(f"add {acc} {total}, {c(f'mul {acc} {a}, {b}')}")
-    wrapped = c(f"add {acc} {total}, %c")
-    held = c(f"call {acc} @llvm.sadd.sat.v64i32({acc} {total}, {acc} %c)")
-    c.ret(f"{acc} " + c(f"select i1 %saturate, {acc} {held}, {acc} {wrapped}"))
+    c.ret(f"{acc} {total}")
     return c.text()
 
 
