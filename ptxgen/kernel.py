@@ -175,7 +175,7 @@ def kernel_types() -> Mapping[str, type[KernelType]]:
     from ptxgen.kernels import load_all
 
     load_all()
-    return MappingProxyType(_REGISTRY)
+    return MappingProxyType(dict(sorted(_REGISTRY.items())))
 
 
 def find_kernel_type(name: str) -> type[KernelType]:
