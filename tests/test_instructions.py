@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.devices import open_device
-from tests.instructions import bounds, record
+from tests.instructions import bounds, record, report
 from tests.instructions.catalogue import FORMS, TOPICS, entries
 from tests.instructions.form import Entry, Form
 from tests.instructions.runner import differences, float_view, run
@@ -99,3 +101,8 @@ def test_the_recorder_takes_a_failing_group_apart_and_goes_on(tmp_path):
     recorder._apart(["add.s32"], "no such entry")
     assert recorder.refused == {"add.s32": "no such entry"}
     assert meta["device"] == "the NumPy oracle"
+
+
+def test_the_documented_errors_are_the_present_ones():
+    page = Path(__file__).parent.parent / "docs" / "approximations.md"
+    assert page.read_text() == report.text()

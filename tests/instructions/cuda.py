@@ -42,7 +42,7 @@ class CudaDevice:
         """Name and driver version."""
         name = check(self.driver.cuDeviceGetName(128, self.handle))
         text = name.decode() if isinstance(name, bytes) else str(name)
-        return f"{text.rstrip(chr(0))}, CUDA driver {check(self.driver.cuDriverGetVersion())}"
+        return f"{text.partition(chr(0))[0].strip()}, CUDA driver {check(self.driver.cuDriverGetVersion())}"
 
     def array(self, source: np.ndarray) -> CudaArray:
         """A copy of `source` on the device."""
