@@ -100,6 +100,8 @@ class Emitter:
                 op.family.function(self, op)
             except IsaError as error:
                 raise self.error(str(error)) from None
+            except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise self.unsupported("with these operands") from error
         if not self.ended:
             self.spill()
             if block.next is None:

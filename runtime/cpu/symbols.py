@@ -91,7 +91,8 @@ def bits_of(kind: str, line: int = 0) -> int:
     """Bits of a PTX type."""
     bits = TYPE_BITS.get(kind)
     if bits is None:
-        raise IsaError(f"line {line}: type .{kind} is not supported by the CPU executor")
+        where = f"line {line}: " if line else ""
+        raise IsaError(f"{where}type .{kind} is not supported by the CPU executor")
     return bits
 
 

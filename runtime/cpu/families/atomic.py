@@ -37,12 +37,17 @@ def _emit(e: Emitter, op: Op, place: Source, sources: list[Source]) -> list[str]
     return found
 
 
+def _sources(op: Op, first: int) -> list[Source]:
+    """The values; a cache policy may follow them."""
+    return list(op.operands[first : first + (2 if "cas" in op.words else 1)])
+
+
 @emits("atom")
 def atom(e: Emitter, op: Op) -> None:
     """d = [a]; [a] = op([a], b, c), indivisibly."""
     target = op.operands[0]
     targets = list(target.items) if isinstance(target, nodes.Vector) else [target]
-    values = _emit(e, op, op.operands[1], list(op.operands[2:4]))
+    values = _emit(e, op, op.operands[1], _sources(op, 2))
     kind = f"b{bits_of(op.words[-1])}"
     for one, value in zip(targets, values, strict=True):
         e.dst(one, value, kind)
@@ -51,4 +56,4 @@ def atom(e: Emitter, op: Op) -> None:
 @emits("red", outputs=0)
 def red(e: Emitter, op: Op) -> None:
     """[a] = op([a], b), indivisibly."""
-    _emit(e, op, op.operands[0], [op.operands[1]])
+    _emit(e, op, op.operands[0], _sources(op, 1))
