@@ -68,6 +68,12 @@ def test_head_dims(device: Device, target: str, head_dim: int) -> None:
     attend(device, target, {"n_tokens": 18, "n_keys": 20}, head_dim=head_dim)
 
 
+@pytest.mark.parametrize("kv_dtype", ["s8", "e4m3"])
+def test_wide_heads_of_a_quantised_cache(device: Device, kv_dtype: str) -> None:
+    """Beyond head_dim 384 such tiles have one stage."""
+    attend(device, "sm_80", {"n_tokens": 18, "kv_len": 40}, head_dim=392, kv_dtype=kv_dtype, max_len=40)
+
+
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 16, 24, 64])
 @pytest.mark.parametrize("layout", ["tokens", "heads"])
 def test_groups(device: Device, group: int, layout: str) -> None:
@@ -258,6 +264,7 @@ CHECKED: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "no keys": ("sm_80", {"head_dim": 72, "max_len": 8}, {"n_tokens": 70, "kv_len": 0}),
     "column groups": ("sm_80", {"head_dim": 264}, {"n_tokens": 40, "n_keys": 40}),
     "converted": ("sm_90", {"head_dim": 24, "q_dtype": "f32", "kv_dtype": "s8", "max_len": 200}, {"n_tokens": 70}),
+    "converted, one stage": ("sm_80", {"head_dim": 392, "kv_dtype": "s8", "max_len": 40}, {"n_tokens": 40}),
     "batch": ("sm_80", {"head_dim": 24, "max_len": 30, "batched": True}, {"n_tokens": 70, "batch": 4}),
     "two stages": ("sm_80", {"head_dim": 24, "q_dtype": "f32", "kv_dtype": "f32"}, {"n_tokens": 70, "n_keys": 70}),
     "one stage": ("sm_75", {"head_dim": 24}, {"n_tokens": 70, "n_keys": 70}),
@@ -277,6 +284,7 @@ def test_checking_finds_nothing(name: str) -> None:
         ("tensor", "bar.sync", 0), ("tensor", "bar.sync", 2), ("tensor", "cp.async.wait_all", 0),
         ("no keys", "bar.sync", 1), ("column groups", "bar.sync", 0), ("column groups", "bar.sync", 1),
         ("column groups", "bar.sync", 2), ("converted", "bar.sync", 0), ("two stages", "bar.sync", 0),
+        ("converted, one stage", "bar.sync", 0), ("converted, one stage", "bar.sync", 1),
         ("two stages", "cp.async.wait_all", 0), ("one stage", "bar.sync", 0), ("one stage", "bar.sync", 1),
     ],
 )  # fmt: skip

@@ -97,9 +97,10 @@ def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, Tensor
             yield 1, TensorTile(warps=8, m_tiles=1, keys=64)
         yield 1, TensorTile(warps=8, m_tiles=1, keys=32)
         yield 1, TensorTile(warps=4, m_tiles=1, keys=16)
-    else:
-        yield 1, TensorTile(warps=8, m_tiles=1, keys=16, column_groups=2)
-        yield 1, TensorTile(warps=4, m_tiles=1, keys=16, column_groups=2)
+    else:  # beyond 384 there are no registers either for words on their way in
+        stages = 1 if converts and head_dim > 384 else 2
+        yield 1, TensorTile(warps=8, m_tiles=1, keys=16, column_groups=2, stages=stages)
+        yield 1, TensorTile(warps=4, m_tiles=1, keys=16, column_groups=2, stages=stages)
 
 
 def _simt_choices(head_dim: int, stages: int) -> Iterator[tuple[int, SimtTile]]:
