@@ -24,7 +24,7 @@ _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape:
     """How this loop runs an attention; it runs all."""
-    lanes = lanes_of(attention)
+    lanes = lanes_of(attention, target)
     tiles = -(-attention.max_len // lanes.tile)
     while warps > 1 and warps > tiles:
         warps //= 2
@@ -37,7 +37,7 @@ def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape:
 
 def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
     """Build the fragments that `decode_simt.ptx.j2` places."""
-    lanes = lanes_of(attention)
+    lanes = lanes_of(attention, b.target)
     loader = Loader(b, attention, task, lanes)
     query = Query(b, attention, task, lanes, loader)
     step = Step(b, attention, task, lanes, loader, query)
