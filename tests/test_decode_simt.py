@@ -1,4 +1,4 @@
-"""The decode main loop without tensor cores: how lanes share a tile, and attention by it over the whole range of shapes."""
+"""The decode main loop without tensor cores: how lanes share a tile, and attention by it over the range of shapes."""
 
 from __future__ import annotations
 

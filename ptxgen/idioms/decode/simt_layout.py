@@ -114,7 +114,8 @@ class Lanes:
         tile = 30 + 6 * self.heads
         slots = (products + sums + 5 * self.heads + widening + loads) / self.token_lanes + tile / self.tile
         in_parts = self.dim_lanes * self.piece < min(_LINE, self.head_dim * self.element)
-        return slots * max(1.0, in_flight / (8 * self.kv_registers)) ** 0.5 * (1.3 if in_parts else 1.0)
+        waiting: float = max(1.0, in_flight / (8 * self.kv_registers)) ** 0.5
+        return slots * waiting * (1.3 if in_parts else 1.0)
 
 
 def budget_of(target: Target) -> Budget:

@@ -1,5 +1,5 @@
-"""The query of the simt main loop in f32, brought to the scores' scale: a lane's dims of every head in registers, or all
-of it in shared memory."""
+"""The query of the simt main loop in f32, brought to the scores' scale: a lane's dims of every head in registers, or
+all of it in shared memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One tile of the simt main loop: scores, masks, the running softmax, the output; and the warp's sums at the end.
 
-A lane holds T positions of a tile and `dims` dims of every head. Maxima are the warp's, so that a rescale is one branch;
-sums and outputs are the lane's own until the end.
+A lane holds some positions of a tile and some dims of every head. Maxima are the warp's, so that a rescale is one
+branch; sums and outputs are the lane's own until the end.
 """
 
 from __future__ import annotations
