@@ -65,7 +65,16 @@ class IncrementalAttention(KernelType):
     programmatic: bool = False
 
     sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
-    goldens = (dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),)
+    goldens = (
+        dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16),
+        dict(max_len=128, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
+        dict(
+            max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=s8, batched=True, page_size=16,
+            window=20, lse=True,
+        ),
+        dict(max_len=30, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, programmatic=True),
+        dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
+    )  # fmt: skip
 
     # -- what is legal ----------------------------------------------------------------------------------------------
 

@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from ptxgen.builder import Builder, Fragment
 from ptxgen.idioms import convert
 from ptxgen.idioms.decode.contract import Attention, LoopShape, Partials, Task
-from ptxgen.idioms.decode.mma_layout import TILE, Ring, TileLayout, ring_of, tile_layout
+from ptxgen.idioms.decode.mma_layout import TILE, UNIT_REGISTERS, Ring, ring_of
 from ptxgen.idioms.decode.mma_load import FRESH_LOAD, PREFETCH, Loader
-from ptxgen.idioms.decode.mma_query import Query, query_words
+from ptxgen.idioms.decode.mma_query import Query
+from ptxgen.idioms.decode.mma_registers import layout_of, left_for_loads, stages_query
 from ptxgen.idioms.decode.mma_step import Step
 from ptxgen.targets import Target
 from ptxgen.values import Shared
 
 template = "decode_mma"
 
-_REGISTER_FILE = 65536
-_BOOKKEEPING = 26  # pointers, tile numbers, addresses of shared memory
-_MOST_QUERY_REGISTERS = 16  # more are read from shared memory at every tile
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128
 _PARTIALS_LIMIT = 96 * 1024  # bytes; a CTA with more takes half the warps
 
@@ -58,57 +56,41 @@ class Turn:
     advance: Fragment
 
 
-def _layout(attention: Attention) -> TileLayout:
-    return tile_layout(attention.head_dim, attention.kv_dtype.bytes, attention.quantised)
-
-
 def head_tiles(attention: Attention) -> int:
     """8-head tiles that one warp carries: as many of the group's as leave registers for the loads in flight."""
     tiles = -(-attention.group // 8)
-    while tiles > 1 and _registers_left(attention, 8 * tiles) < _LEAST_IN_FLIGHT:
+    while tiles > 1 and left_for_loads(attention, 8 * tiles, 8) < _LEAST_IN_FLIGHT:
         tiles -= 1
     return tiles
 
 
 def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape | None:
-    """How this loop runs an attention; None when the target or the cache type is not for it."""
+    """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
     dtype = attention.kv_dtype.name
     needs = {"f16": "sm_80", "bf16": "sm_80", "s8": "sm_80", "e4m3": "sm_89"}.get(dtype)
     if needs is None or not target.includes_any((needs,)):
         return None
     parts = -(-attention.group // (8 * head_tiles(attention)))
     heads = -(-attention.group // parts)
+    if left_for_loads(attention, heads, warps) < 2 * UNIT_REGISTERS:
+        return None
     tiles = -(-attention.max_len // TILE)
     while warps > 1 and warps > tiles:
         warps //= 2
     limit = min(_PARTIALS_LIMIT, target.shared_limit)
-    staged = Query.staged_bytes(attention, heads) if _stages_query(attention, heads) else 0
+    staged = Query.staged_bytes(attention, heads) if stages_query(attention, heads) else 0
     while warps > 1 and Partials(warps, heads, attention.head_dim).bytes + staged > limit:
         warps //= 2
     return LoopShape(warps, heads, TILE, staged)
 
 
-def _stages_query(attention: Attention, heads: int) -> bool:
-    return query_words(_layout(attention)) * -(-heads // 8) > _MOST_QUERY_REGISTERS
-
-
-def _registers_left(attention: Attention, heads: int, warps: int = 8) -> int:
-    """Registers that accumulators, query and bookkeeping leave for loads in flight."""
-    layout, tiles = _layout(attention), -(-heads // 8)
-    query = 4 * tiles if _stages_query(attention, heads) else query_words(layout) * tiles
-    conversion = 16 if attention.kv_dtype.bytes == 1 else 6
-    accumulators = 4 * layout.output_tiles * tiles
-    registers = min(255, _REGISTER_FILE // (32 * warps) // 8 * 8) - 2
-    return registers - _BOOKKEEPING - accumulators - query - conversion - 22 * tiles
-
-
 def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
     """Build the fragments that `decode_mma.ptx.j2` places."""
     tiles = -(-attention.max_len // TILE)
-    budget = min(_registers_left(attention, shape.heads, shape.warps), _MOST_IN_FLIGHT)
-    ring = ring_of(_layout(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
+    budget = min(left_for_loads(attention, shape.heads, shape.warps), _MOST_IN_FLIGHT)
+    ring = ring_of(layout_of(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
     loader = Loader(b, attention, task, ring)
-    staged = _stages_query(attention, shape.heads)
+    staged = stages_query(attention, shape.heads)
     query = Query(b, attention, shape, task, ring.layout, shared=staged)
     step = Step(b, attention, task, ring, loader, query)
     _first_loads(b, task, ring, loader)

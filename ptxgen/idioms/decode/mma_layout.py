@@ -194,7 +194,7 @@ def ring_of(layout: TileLayout, budget: int, most_tiles: int) -> Ring:
     """The deepest ring within `budget` registers: up to `most_tiles` whole tiles, or else a part of a tile."""
     size = sum(u.registers for u in layout.units)
     tiles = min(most_tiles, budget // size)
-    if tiles:
+    if tiles > 0:
         return Ring(layout, layout.units, tiles * len(layout.units))
     depth = max(2, min(budget // UNIT_REGISTERS, 4))
     padding = -len(layout.units) % depth
