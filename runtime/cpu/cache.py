@@ -16,6 +16,7 @@ from ptxgen.runtime.cpu.host import Host, Linked, compile_ir
 from ptxgen.runtime.cpu.support import function_text
 from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
 
+_LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
 _EXPORTS = ["warp", "thread.run", "resume.run"]
 
 
@@ -113,12 +114,17 @@ class CompiledCache:
         if found is None:
             entry, text = emit_entry(self.module, name, check, self.host)
             images = [support_object(part, self.host) for part in needed_by(text)]
-            images.append(compile_ir(module_text([text]), self.host))
+            images.append(compile_ir(module_text([text]), self.host, _level(text)))
             disk().put(key, _joined([entry.to_json().encode(), *images]))
         else:
             described, *images = _split(found)
             entry = Entry.from_json(described.decode())
         return entry, Linked([support_object("", self.host), *images], _EXPORTS, self.host)
+
+
+def _level(text: str) -> int:
+    """Warp functions run as fast without optimisation, whose codegen takes half the time; but their frames grow."""
+    return 0 if text.count("\n") < _LONG_FUNCTION else 1
 
 
 def _joined(parts: list[bytes]) -> bytes:
