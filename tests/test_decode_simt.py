@@ -175,6 +175,22 @@ def test_nan_past_the_length_does_not_come_through(device: Device, kv_dtype: str
         trial(spec, device, target=where, arguments=given, **sizes).require()
 
 
+@pytest.mark.parametrize(("where", "kv_dtype"), [("sm_75", d) for d in KV_DTYPES] + [("sm_80", "e4m3"), ("sm_90", "f32")])
+def test_one_position_gives_its_row_exactly(device: Device, where: str, kv_dtype: str) -> None:
+    """Every 8-bit pattern of a cache, or 256 of the others, NaN and infinities included: how they are widened."""
+    kind = dtype(kv_dtype)
+    spec = IncrementalAttention(1, 256, 1, 1, kv_dtype=kv_dtype)
+    given = spec.example(np.random.default_rng(0), seq_len=1)
+    bits = np.arange(256) * {8: 1, 16: 257, 32: 16843009}[kind.bits]
+    given["v_cache"] = bits.astype(f"uint{kind.bits}").view(kind.numpy).reshape(1, 1, 256)
+    out = trial(spec, device, target=where, arguments=given).outputs["out"][0]
+    want = given["v_cache"][0, 0].astype(np.float32)
+    if kv_dtype == "s8":
+        want = want * np.repeat(given["v_scales"][0, 0].astype(np.float32), 32)
+    normal = ~(np.abs(want) < 2.0**-126)
+    assert np.array_equal(out[normal], want[normal], equal_nan=True)
+
+
 @pytest.mark.parametrize("size", [1e4, 1e5])
 def test_scores_far_apart(device: Device, size: float) -> None:
     """The maximum rises by more than the slack, and back: one key takes all."""
