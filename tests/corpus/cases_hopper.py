@@ -71,3 +71,39 @@ def wgmma_transposed(rng):
 def wgmma_registers(rng):
     a, b = floats(rng, 2, 64, 16).astype(np.float16)
     return Work([a, b, poison(4096, "f4")], {2: _product(a, b.T)})
+
+
+@case("async_variants", 1, 32)
+def copy_sizes(rng):
+    x = rng.integers(0, 256, (32, 32), dtype=np.uint8)
+    valid = rng.integers(0, 17, 32).astype(np.uint32)
+    valid[:4] = [0, 16, 4, 8]
+    tile = np.full((32, 32), 0, np.uint8)
+    tile[:, 4:8] = np.frombuffer(np.uint32(0xDEADBEEF).tobytes(), np.uint8)
+    for t, n in enumerate(valid.astype(int)):
+        for start, size in ((0, 4), (8, 8), (16, 16)):
+            tile[t, start : start + min(n, size)] = x[t, start : start + min(n, size)]
+    return Work([x, valid, poison(256, "u4")], {2: tile[np.arange(32) ^ 1].view(np.uint32)})
+
+
+@case("async_variants", 6, 64, cluster=(2, 1, 1))
+def multicast(rng):
+    x = ints(rng, (3, 64)).astype(np.float32)
+    out = ints(rng, 64).astype(np.float32)
+    return Work([x, out], {1: out + 3 * x.sum(0)})
+
+
+@case("async_variants", 1, 32)
+def arrival_counts(_rng):
+    return Work([poison(3, "u4")], {0: np.array([40, 33, 1], np.uint32)})
+
+
+@case("async_variants", 4, 32, cluster=(2, 1, 1))
+def remote_stores(rng):
+    x = rng.integers(0, 2**20, (2, 2, 32, 4), dtype=np.uint32)
+    theirs = x[:, ::-1]
+    wide = (theirs[..., 0].astype(np.uint64) << np.uint64(32) | theirs[..., 1])[..., ::-1]
+    count = np.full((2, 2), 32 % 21, np.uint32)
+    counters = np.stack([count, np.minimum(1000, theirs[..., 0].min(2)), np.bitwise_xor.reduce(theirs[..., 1], 2)], 2)
+    return Work([x, poison(512, "u4"), poison(128, "u8"), poison(12, "u4")],
+                {1: theirs.copy(), 2: wide.copy(), 3: counters})  # fmt: skip

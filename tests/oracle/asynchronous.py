@@ -94,16 +94,36 @@ def bulk(m: Machine, op: Op) -> None:
     spaces = [w.split(".")[0] for w in op.mods if w.split(".")[0] in ("global", "shared")]
     sizes = m.get(op.args[2], "u32").astype(int)
     to, source = m.at(op.args[0], spaces[0]), m.at(op.args[1], spaces[1])
+    if any("multicast" in w for w in op.mods):
+        return _multicast(m, op, source, sizes)
     for t in range(m.active.size):
         one = m.active[t : t + 1]
         if sizes[t] % 16:
             raise OracleFault(f"a bulk copy of {sizes[t]} bytes")
-        steps = np.arange(0, sizes[t], 16, dtype=np.uint64)
-        who = np.repeat(one, steps.size)
-        data = m.spaces.load(m.spaces.place(source[t] + steps, 16, who), 16)
-        m.spaces.store(m.spaces.place(to[t] + steps, 16, who), data)
+        _copy_bytes(m, one, to[t], source[t], sizes[t])
     if any("complete_tx" in w for w in op.mods):
         complete(m, op.args[3], sizes)
+
+
+def _copy_bytes(m: Machine, one: np.ndarray, to: np.uint64, source: np.uint64, size: int) -> None:
+    steps = np.arange(0, size, 16, dtype=np.uint64)
+    who = np.repeat(one, steps.size)
+    data = m.spaces.load(m.spaces.place(source + steps, 16, who), 16)
+    m.spaces.store(m.spaces.place(to + steps, 16, who), data)
+
+
+def _multicast(m: Machine, op: Op, source: np.ndarray, sizes: np.ndarray) -> None:
+    """The copy and its signal at the same offsets in every CTA of the mask."""
+    everyone, inside = m.active, np.uint64((1 << RANK_SHIFT) - 1)
+    to, bar = (m.at(o, "shared") - np.uint64(SHARED) & inside for o in (op.args[0], op.args[3]))
+    masks = m.get(op.args[4], "u16")
+    for t, mask in enumerate(masks):
+        for rank in (r for r in range(16) if mask >> r & 1):
+            window = np.uint64(SHARED + (rank + 1 << RANK_SHIFT))
+            m.active = everyone[t : t + 1]
+            _copy_bytes(m, m.active, to[t] + window, source[t], sizes[t])
+            complete(m, Place(int(bar[t] + window)), int(sizes[t]))
+    m.active = everyone
 
 
 # mbarriers --------------------------------------------------------------------------------------------------------
@@ -143,14 +163,17 @@ def complete(m: Machine, place: Place, sizes: object) -> None:
 def _arrive(m: Machine, place: Place, counts: np.ndarray, space: str = "shared") -> np.ndarray:
     phases = []
     for barrier, count in zip(_barriers(m, place, space), counts, strict=True):
-        phases.append(barrier.phase)
+        phases.append(barrier.pending << 32 | barrier.phase)
         barrier.update(int(count), 0)
     return np.array(phases, np.uint64)
 
 
 @handles("mbarrier")
 def mbarrier(m: Machine, op: Op) -> None:
-    """init, inval, arrive (expect_tx, drop), expect_tx, complete_tx, test_wait and try_wait; a token is its phase."""
+    """init, inval, arrive (expect_tx, drop), expect_tx, complete_tx, pending_count, test_wait and try_wait.
+
+    A token holds the pending count above the phase.
+    """
     verb = op.mods[0]
     space = space_of(op)
     if verb == "init":
@@ -164,10 +187,12 @@ def mbarrier(m: Machine, op: Op) -> None:
         sign = 1 if verb == "expect_tx" else -1
         for barrier, size in zip(_barriers(m, op.args[0], space), m.get(op.args[1], "u32"), strict=True):
             barrier.update(0, sign * int(size))
+    elif verb == "pending_count":
+        m.set(op.args[0], "u32", (m.get(op.args[1], "u64") >> np.uint64(32)).astype(np.uint32))
     elif verb in ("arrive", "arrive_drop"):
         _arrival(m, op, space)
     elif verb in ("test_wait", "try_wait"):
-        numbers = m.get(op.args[2], "u32" if "parity" in op else "u64")
+        numbers = m.get(op.args[2], "u32" if "parity" in op else "u64") & np.uint32(0xFFFFFFFF)
         done = [b.phase % 2 != n % 2 if "parity" in op else b.phase > n
                 for b, n in zip(_barriers(m, op.args[1], space), numbers.tolist(), strict=True)]  # fmt: skip
         m.set(op.args[0], "pred", np.array(done))
