@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 STEP = 64  # chunks begin at multiples of so many positions
 LEAST = 128  # and hold at least so many
 WARPS = 8  # of a CTA
+IN_FLIGHT = 8192  # bytes of K and V that a warp has on their way
 LEAST_OF_WARP = 16  # positions of a cache that a warp is worth
 
 
@@ -97,6 +99,8 @@ class FlashDecodingChunk(KernelType):
         chosen = loops.choose(self.attention, target, warps)
         assert chosen is not None, "target_rules refuses what no loop can run"
         loop, shape = chosen
+        tile_bytes = 2 * shape.tile * self.attention.row_bytes
+        shape = replace(shape, in_flight=max(1, IN_FLIGHT // tile_bytes))
         parts = -(-self.attention.group // shape.heads)
         return Plan(
             loop=loop, shape=shape, parts=parts, cluster=1, splits=self.max_chunks, most_splits=self.max_chunks,
