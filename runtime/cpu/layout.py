@@ -61,8 +61,8 @@ CTA = _offsets(
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
-    "site:4 yields:4 safe:4 age:8 pad2:32 tid_x:128 tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:128 "
-    "cluster_seen:128 copy_group:128"
+    "site:4 yields:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 pad2:16 tid_x:128 tid_y:128 tid_z:128 wake:128 "
+    "parks:1024 vclock:128 ext:128 cluster_seen:128 copy_group:128"
 )
 CTA["_stride"] = 1024  # from one CTA of a gang to the next
 assert CTA["_end"] <= CTA["_stride"]
@@ -76,9 +76,12 @@ ASYNC = _offsets(
 )
 ASYNC_RECORDS = 16384  # per host thread; when full, the oldest lands early, as it may on a GPU
 ASYNC_COPY, ASYNC_INLINE = 1, 2
-# check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of `support/races.py`, then a clock for each
-# 8 bytes of shared memory (at offset `clocks`)
-CHECK = _offsets(f"cells:8 clocks:8 writes:8 reads:8 last_reads:8 written:8 read:8 pad:8 pad2:64 cluster:128 bars:{128 * BARRIERS}")
+# check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of `support/races.py`,
+# then a clock for each 8 bytes of shared memory (at offset `clocks`)
+CHECK = _offsets(
+    "cells:8 clocks:8 writes:8 reads:8 last_reads:8 written:8 read:8 write_lanes:8 read_lanes:8 pad:56 cluster:128 "
+    f"bars:{128 * BARRIERS}"
+)
 CHECK["arrays"] = CHECK["_end"]
 PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}
 

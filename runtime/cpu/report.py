@@ -31,13 +31,19 @@ _TITLES = {
     core.FAULT_ASSERT: "wrong use",
     core.FAULT_READ_ONLY: "write to read-only memory",
     core.FAULT_CUSTOM: "finding",
+    core.FAULT_IN_FLIGHT: "use of bytes that an asynchronous copy is still writing",
 }
 _ADVICE = {
     core.FAULT_TRAP: "the kernel stops itself here",
     core.FAULT_UNINITIALISED: "write it before it is read",
     core.FAULT_DIVERGED: "every lane of the warp that has not exited must execute an .aligned barrier together",
     core.FAULT_READ_ONLY: "pass a writable buffer",
+    core.FAULT_IN_FLIGHT: "wait for the copy first: cp.async.wait_group in the lanes that issued it, or its mbarrier",
 }
+_WITH_ADDRESS = (
+    core.FAULT_BOUNDS, core.FAULT_ALIGN, core.FAULT_UNINITIALISED, core.FAULT_RACE, core.FAULT_READ_ONLY,
+    core.FAULT_IN_FLIGHT,
+)  # fmt: skip
 
 
 class Source:
@@ -78,7 +84,7 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
     lines.append(
         f"{_where(gangs, thread.get('Q', THREAD['cta']), thread.get('Q', THREAD['warp']))}, {lanes_text(mask)}"
     )
-    if kind in (core.FAULT_BOUNDS, core.FAULT_ALIGN, core.FAULT_UNINITIALISED, core.FAULT_RACE, core.FAULT_READ_ONLY):
+    if kind in _WITH_ADDRESS:
         lines.append(_address_text(entry, memory, text, address, size))
     if kind == core.FAULT_ALIGN:
         lines.append(f"an access of {size} bytes must be aligned to {size} (got {address:#x}, {address % size} over)")
@@ -94,7 +100,13 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
 
 
 def _race_text(extra: int) -> str:
-    other, was_write = extra & 0xFFFF, extra >> 16 & 1
+    other, was_write, lane = extra & 0xFFFF, extra >> 16 & 1, extra >> 24
+    if extra >> 17 & 1:
+        who = f"lane {lane}" if lane < layout.WARP_LANES else "other lanes"
+        return (
+            f"{who} of this warp {'wrote' if was_write else 'read'} these bytes, and nothing has ordered the warp's "
+            "lanes since; a bar.warp.sync between them would"
+        )
     return (
         f"warp {other} has {'written' if was_write else 'read'} these bytes and nothing orders that access before this "
         "one; a barrier between them would"

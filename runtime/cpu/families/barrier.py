@@ -88,5 +88,7 @@ def reduced(e: Emitter, op: Op) -> None:
 
 @emits("bar.warp", outputs=0, converges=True)
 def warp_sync(e: Emitter, op: Op) -> None:
-    """Wait for the lanes of a mask."""
+    """Wait for the lanes of a mask; their accesses of memory are ordered then."""
     gather_members(e, op.operands[0])
+    if e.check:
+        e.c.do("call void @race.turn(ptr %w)")

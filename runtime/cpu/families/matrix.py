@@ -63,8 +63,9 @@ def _row_access(e: Emitter, op: Op, operand: Source, count: int, verb: str) -> s
     space = space_of(op.words)
     addresses, offset = address(e, operand, space)
     rows = e.c(f"and i32 {e.mask}, {(1 << 8 * count) - 1}")
+    name = f"{verb}.{space}.v4.b32{'.collective' if e.check else ''}"
     return (
-        f"call void @{verb}.{space}.v4.b32{e.suffix}(ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, "
+        f"call void @{name}(ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, "
         f"i32 {rows}, i32 {e.new_site()}, ptr {e.scratch})"
     )
 

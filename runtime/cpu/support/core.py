@@ -21,6 +21,7 @@ from ptxgen.runtime.cpu.support import support
 # fault kinds: what the report (report.py) says of each
 FAULT_BOUNDS, FAULT_ALIGN, FAULT_TRAP, FAULT_UNINITIALISED, FAULT_RACE, FAULT_DIVERGED = 1, 2, 3, 4, 5, 6
 FAULT_REGISTER, FAULT_OPERAND, FAULT_ASSERT, FAULT_READ_ONLY, FAULT_CUSTOM = 7, 8, 9, 10, 11
+FAULT_IN_FLIGHT = 12
 
 
 @support("fault")

@@ -138,7 +138,7 @@ def _load_one(c: Code, access: Access) -> None:
         base = lane_0(c, access)
         fine, pointer = reachable(c, access, base, access.row)
         with c.if_(fine):
-            watch_run(c, access, "read", base, access.row, pointer)
+            watch_run(c, access, "read", base, access.row, pointer, shared=True)
             value = c.load(access.row_type, pointer, align=access.host_align)
             if access.simple:
                 c.ret(f"{access.value} " + c.spread(access.element, value), when="true")

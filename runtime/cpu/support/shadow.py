@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, vec
+from ptxgen.runtime.cpu.ir import Code, splat, vec
 from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, RANK_SHIFT, SHARED_BASE, SHARED_WINDOW, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_UNINITIALISED, site_cache
+from ptxgen.runtime.cpu.support.core import FAULT_IN_FLIGHT, FAULT_UNINITIALISED, site_cache
 from ptxgen.runtime.cpu.support.driver import for_each_warp
 
+FLAG_WRITTEN, FLAG_FLYING = 1, 2  # of a byte: written; a copy in flight will write it. 0: never written
 _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n"
 _ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
 
@@ -19,13 +20,14 @@ def shadow(what: str, space: str = "") -> str:
     `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both. For a copy
     that lands later, `issue` enters the write (it races from then on), and `land` says that the bytes are there.
 
-    `lane` ≥ 0: that lane's access of `row` bytes; −1 − f: a run of rows, of which lane f has the first.
-    `shadow.missing(flags, bytes)`: position of the first zero flag, or `bytes`.
+    `lane` below 32: that lane's access of `row` bytes; 32 + f: several lanes', f among them; −1 − f: a run of rows, of
+    which lane f has the first. `shadow.unwritten|flying(flags, bytes)`: position of the first byte that is not written,
+    or that a copy in flight will write, or `bytes`.
     """
     if what == "begin":
         return _begin()
-    if what == "missing":
-        return _missing()
+    if what in ("unwritten", "flying"):
+        return _find(what)
     c = Code(f"define internal void @shadow.{what}.{space}({_PARAMETERS}) noinline")
     {"global": _global, "shared": _shared, "generic": _generic, "local": _local}[space](c, what)
     c.ret()
@@ -50,21 +52,32 @@ def report(c: Code, kind: int, first_bad: str, extra: str = "0") -> None:
     rows = c("zext i32 %row to i64")
     behind = c(f"trunc i64 {c(f'udiv i64 {first_bad}, {rows}')} to i32")
     in_run = c(f"add i32 {c('sub i32 -1, %lane')}, {behind}")
-    lane = c(f"select i1 {c('icmp sge i32 %lane, 0')}, i32 %lane, i32 {in_run}")
+    lane = c(f"select i1 {c('icmp sge i32 %lane, 0')}, i32 %lane, i32 {in_run}")  # bit 5 says "among others"
     bit = c(f"shl i32 1, {c(f'and i32 {lane}, 31')}")
     where = c(f"add i64 %a, {first_bad}")
     c.do(f"call void @fault(ptr %w, i32 %site, i32 {kind}, i32 {bit}, i32 %row, i64 {where}, i64 {extra})")
 
 
 def _demand_written(c: Code, flags: str) -> None:
-    """Report the first byte of the access whose flag is zero."""
-    missing = c(f"call i64 @shadow.missing(ptr {flags}, i64 %n)")
+    """Report the first byte of the access that is not there: never written, or still on its way."""
+    missing = c(f"call i64 @shadow.unwritten(ptr {flags}, i64 %n)")
     with c.if_(c(f"icmp ult i64 {missing}, %n"), likely=False):
-        report(c, FAULT_UNINITIALISED, missing)
+        flies = c(f"icmp eq i8 {c.load('i8', c.at(flags, missing))}, {FLAG_FLYING}")
+        with c.if_(flies):
+            report(c, FAULT_IN_FLIGHT, missing)
+        with c.else_():
+            report(c, FAULT_UNINITIALISED, missing)
 
 
-def _mark_written(c: Code, flags: str) -> None:
-    c.do(f"call void @llvm.memset.p0.i64(ptr {flags}, i8 1, i64 %n, i1 false)")
+def _demand_landed(c: Code, flags: str) -> None:
+    """Report the first byte of the access that a copy in flight will write."""
+    flying = c(f"call i64 @shadow.flying(ptr {flags}, i64 %n)")
+    with c.if_(c(f"icmp ult i64 {flying}, %n"), likely=False):
+        report(c, FAULT_IN_FLIGHT, flying)
+
+
+def _mark(c: Code, flags: str, flag: int) -> None:
+    c.do(f"call void @llvm.memset.p0.i64(ptr {flags}, i8 {flag}, i64 %n, i1 false)")
 
 
 def _global(c: Code, what: str) -> None:
@@ -74,16 +87,21 @@ def _global(c: Code, what: str) -> None:
     offset = c(f"sub i64 %a, {c.load('i64', cache)}")
     inside = c(f"icmp ult i64 {offset}, {c.load('i64', cache, 8)}")  # not so for the parameter block
     with c.if_(c(f"and i1 {inside}, {c(f'icmp ne i64 {base}, 0')}")):
-        flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
-        _written(c, what, flags)
+        _written(c, what, c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr"), may_fly=False)
+    if what in ("order", "publish", "atomic"):  # a lock or a flag, perhaps between lanes
+        c.do("call void @race.turn(ptr %w)")
 
 
-def _written(c: Code, what: str, flags: str) -> None:
-    """What the access means for the flags of written bytes."""
+def _written(c: Code, what: str, flags: str, may_fly: bool) -> None:
+    """What the access means for the flags of written bytes; copies in flight go to shared memory only."""
     if what in ("read", "order", "atomic"):
         _demand_written(c, flags)
-    if what in ("write", "publish", "atomic", "land"):
-        _mark_written(c, flags)
+    elif may_fly and what in ("write", "publish", "issue"):
+        _demand_landed(c, flags)
+    if what == "issue":
+        _mark(c, flags, FLAG_FLYING)
+    elif what in ("write", "publish", "atomic", "land"):
+        _mark(c, flags, FLAG_WRITTEN)
 
 
 def _shared(c: Code, what: str) -> None:
@@ -99,22 +117,20 @@ def _shared(c: Code, what: str) -> None:
     if what in ("read", "write"):  # the commonest case needs the least
         with c.if_(own):
             offset = c(f"sub i64 %a, {SHARED_BASE}")
-            c.ret(when=c(f"call i1 @race.quick.{what}(ptr %w, i64 {offset}, i64 %n)"))
+            c.ret(when=c(f"call i1 @race.quick.{what}(ptr %w, i32 %lane, i32 %row, i64 {offset}, i64 %n)"))
     there = c.load("ptr", holder)
     begin = c(f"ptrtoint ptr {c.load('ptr', there, CTA['shared'])} to i64")
     offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
-    _written(c, what, flags)
-    if what == "land":
-        return
-    several = c(f"icmp ugt i32 {c.load('i32', cta, CTA['warp_count'])}, 1")
-    with c.if_(c(f"and i1 {own}, {several}")):
-        name = {"read": "read", "write": "write", "issue": "write"}.get(what, "atomic")
+    _written(c, what, flags, may_fly=True)
+    with c.if_(own):
+        name = {"read": "read", "write": "write", "issue": "write", "land": "write"}.get(what, "atomic")
         c.do(f"call void @race.{name}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
 
 
-def _missing() -> str:
-    c = Code("define internal i64 @shadow.missing(ptr %flags, i64 %n) noinline")
+def _find(what: str) -> str:
+    c = Code(f"define internal i64 @shadow.{what}(ptr %flags, i64 %n) noinline")
+    test, flag = ("ne", FLAG_WRITTEN) if what == "unwritten" else ("eq", FLAG_FLYING)
     at = c.var("i64", 0)
     for size in (32, 4):
         wide, lanes = vec("i8", size), vec("i1", size)
@@ -122,16 +138,16 @@ def _missing() -> str:
             now = c.load("i64", at)
             after = c(f"add i64 {now}, {size}")
             c.leave(out, c(f"icmp ugt i64 {after}, %n"))
-            zero = c(f"icmp eq {wide} {c.load(wide, c.at('%flags', now), align=1)}, zeroinitializer")
-            zeros = c(f"bitcast {lanes} {zero} to i{size}")
-            with c.if_(c(f"icmp ne i{size} {zeros}, 0"), likely=False):
-                first = c(f"call i{size} @llvm.cttz.i{size}(i{size} {zeros}, i1 true)")
+            matching = c(f"icmp {test} {wide} {c.load(wide, c.at('%flags', now), align=1)}, {splat('i8', flag)}")
+            bits = c(f"bitcast {lanes} {matching} to i{size}")
+            with c.if_(c(f"icmp ne i{size} {bits}, 0"), likely=False):
+                first = c(f"call i{size} @llvm.cttz.i{size}(i{size} {bits}, i1 true)")
                 c.ret("i64 " + c(f"add i64 {now}, {c(f'zext i{size} {first} to i64')}"), when="true")
             c.store("i64", after, at)
     with c.loop() as out:
         now = c.load("i64", at)
         c.leave(out, c(f"icmp uge i64 {now}, %n"))
-        c.leave(out, c(f"icmp eq i8 {c.load('i8', c.at('%flags', now))}, 0"))
+        c.leave(out, c(f"icmp {test} i8 {c.load('i8', c.at('%flags', now))}, {flag}"))
         c.store("i64", c(f"add i64 {now}, 1"), at)
     c.ret("i64 " + c.load("i64", at))
     return c.text()
@@ -143,6 +159,7 @@ def _begin() -> str:
     size = c.load("i64", "%cta", CTA["shared_bytes"])
     c.do(f"call void @llvm.memset.p0.i64(ptr {c.load('ptr', '%cta', CTA['valid'])}, i8 0, i64 {size}, i1 false)")
     now = c.load("i32", "%cta", CTA["epoch"])
+    c.store("i32", c(f"add i32 {now}, 1"), "%cta", CTA["epoch"])
     clocks = c.spread("i32", now)
 
     def start(w: str) -> None:
@@ -150,6 +167,5 @@ def _begin() -> str:
         c.do(f"call void @race.settle(ptr {w})")
 
     for_each_warp(c, "%cta", start)
-    c.store("i32", c(f"add i32 {now}, 1"), "%cta", CTA["epoch"])
     c.ret()
     return c.text()
