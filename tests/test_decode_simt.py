@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from ptxgen.runtime import Device
 from ptxgen.runtime.trial import Trial, trial
 from ptxgen.targets import target
 
+# As many heads as the smallest chip has multiprocessors, so that one CTA takes all of a head: two tiles or more a warp.
+SEVERAL_TILES = IncrementalAttention(512, 16, 40, 40)
 HEAD_DIMS = tuple(range(8, 513, 8))
 GROUPS = (*range(1, 17), 24, 32, 64)
 SM_75, SM_90 = target("sm_75"), target("sm_90")
@@ -194,14 +197,22 @@ def test_one_position_gives_its_row_exactly(device: Device, where: str, kv_dtype
 @pytest.mark.parametrize("size", [1e4, 1e5])
 def test_scores_far_apart(device: Device, size: float) -> None:
     """The maximum rises by more than the slack, and back: one key takes all."""
-    spec = IncrementalAttention(64, 32, 1, 1, scale=1.0)
-    given = spec.example(np.random.default_rng(0), seq_len=64)
+    given = SEVERAL_TILES.example(np.random.default_rng(0))
     given["q"][:] = 0
-    given["q"][0, 0] = 1
-    given["k_cache"][0, :, 0] = size * np.random.default_rng(1).uniform(-1, 1, 64)
-    out = trial(spec, device, target="sm_90", arguments=given).require().outputs["out"]
-    winner = int(given["k_cache"][0, :, 0].argmax())
-    assert np.allclose(out[0], given["v_cache"][0, winner], rtol=1e-6)
+    given["q"][:, 0] = math.sqrt(SEVERAL_TILES.head_dim)
+    apart = np.tile(np.linspace(-size, size, 512), (40, 1))
+    given["k_cache"][:, :, 0] = np.random.default_rng(1).permuted(apart, axis=1)
+    out = trial(SEVERAL_TILES, device, target="sm_75", arguments=given).require().outputs["out"]
+    winners = given["k_cache"][:, :, 0].argmax(1)
+    assert np.allclose(out, given["v_cache"][np.arange(40), winners], rtol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [5.0, 20.0])
+def test_a_maximum_that_rises_from_tile_to_tile(device: Device, spread: float) -> None:
+    """By more than the slack, so that what came before is scaled down, but not to nothing."""
+    given = SEVERAL_TILES.example(np.random.default_rng(0))
+    given["k_cache"] *= np.linspace(0, spread, 512, dtype=np.float32)[:, None]
+    trial(SEVERAL_TILES, device, target="sm_75", arguments=given).require()
 
 
 def test_long_sequences_split_over_ctas(device: Device) -> None:
