@@ -9,7 +9,7 @@ from ptxgen.runtime.cpu.ir import lanes_of, vec
 from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, WARP
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.emitter import Emitter
+    from ptxgen.runtime.cpu.operands import Operands
 
 _I32, _I64 = vec("i32"), vec("i64")
 _CLOCK_STEP = 100  # cycles that a read of the clock adds: deterministic, and loops that wait for a time end
@@ -22,7 +22,7 @@ _CONSTANT_MASKS = {
 }
 
 
-def special_register(e: Emitter, name: str) -> tuple[str, str]:
+def special_register(e: Operands, name: str) -> tuple[str, str]:
     """(value, vector type) of a special register; `IsaError` for one that does not exist here."""
     base, _, axis = name.partition(".")
     if axis in ("x", "y", "z") and base in _BY_AXIS:
@@ -42,27 +42,27 @@ def special_register(e: Emitter, name: str) -> tuple[str, str]:
     raise e.error(f"special register {name} is not supported by the CPU executor")
 
 
-def _scalar(e: Emitter, pointer: str, offset: int) -> str:
+def _scalar(e: Operands, pointer: str, offset: int) -> str:
     return e.c.spread("i32", e.c.load("i32", pointer, offset))
 
 
-def _gang_count(e: Emitter, axis: str) -> str:
+def _gang_count(e: Operands, axis: str) -> str:
     grid, cluster = (e.c.load("i32", e.launch, LAUNCH[f"{what}_{axis}"]) for what in ("grid", "cluster"))
     return e.c.spread("i32", e.c(f"udiv i32 {grid}, {cluster}"))
 
 
-def _in_cluster(e: Emitter, axis: str) -> str:
+def _in_cluster(e: Operands, axis: str) -> str:
     here, extent = e.c.load("i32", e.cta, CTA["id_" + axis]), e.c.load("i32", e.launch, LAUNCH["cluster_" + axis])
     return e.c.spread("i32", e.c(f"urem i32 {here}, {extent}"))
 
 
-def _ticks(e: Emitter) -> str:
+def _ticks(e: Operands) -> str:
     now = e.c(f"add i64 {e.c.load('i64', '%w', WARP['clock'])}, {_CLOCK_STEP}")
     e.c.store("i64", now, "%w", WARP["clock"])
     return now
 
 
-_BY_AXIS: dict[str, Callable[[Emitter, str], str]] = {
+_BY_AXIS: dict[str, Callable[[Operands, str], str]] = {
     "%tid": lambda e, axis: e.c.load(_I32, "%w", WARP["tid_" + axis], align=64),
     "%ntid": lambda e, axis: _scalar(e, e.launch, LAUNCH["block_" + axis]),
     "%ctaid": lambda e, axis: _scalar(e, e.cta, CTA["id_" + axis]),
@@ -72,7 +72,7 @@ _BY_AXIS: dict[str, Callable[[Emitter, str], str]] = {
     "%cluster_ctaid": _in_cluster,
     "%cluster_nctaid": lambda e, axis: _scalar(e, e.launch, LAUNCH["cluster_" + axis]),
 }
-_SIMPLE: dict[str, Callable[[Emitter], str]] = {
+_SIMPLE: dict[str, Callable[[Operands], str]] = {
     "%laneid": lambda e: lanes_of("i32", 1),
     "WARP_SZ": lambda e: "splat (i32 32)",
     "%warpid": lambda e: _scalar(e, "%w", WARP["id"]),
