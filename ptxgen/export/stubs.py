@@ -70,7 +70,9 @@ def _render(
         name=name,
         fields=", ".join(f"{k}={v}" for k, v in contract["spec"].items()),
         parameters=[{**p, "host_type": types[p["type"]]} for p in contract["parameters"]],
-        buffers=[b | {"formula": formula(b["bytes"], call), "needs": sorted(capacities_of(b["bytes"]))} for b in buffers],
+        buffers=[
+            {**b, "formula": formula(b["bytes"], call), "needs": sorted(capacities_of(b["bytes"]))} for b in buffers
+        ],
         grid=[formula(extent, call) for extent in contract["launch"]["grid"]],
         grid_needs=sorted(frozenset().union(*(capacities_of(e) for e in contract["launch"]["grid"]))),
         workspace=formula(contract["workspace"]["bytes"], call),
