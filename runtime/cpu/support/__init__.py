@@ -16,8 +16,8 @@ Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
-    "core", "driver", "access", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "races", "matrix",
-    "cluster", "mbarrier", "async_copy", "bulk", "wgmma",
+    "core", "driver", "gangs", "access", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "races",
+    "matrix", "cluster", "mbarrier", "async_copy", "bulk", "wgmma",
 )  # fmt: skip
 
 

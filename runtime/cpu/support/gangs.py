@@ -1,0 +1,306 @@
+"""Runs gangs of CTAs to their end: starts them, gives warps turns, picks a warp's next block.
+
+A warp keeps its turn until nothing of it is ready or its budget of backward branches is used up; then its next turn
+begins behind the block it was at, so that lanes that poll cannot starve those they wait for.
+"""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.ir import Code
+from ptxgen.runtime.cpu.layout import (
+    BAR,
+    BARRIER_BYTES,
+    BARRIERS,
+    CTA,
+    DONE,
+    FAULTED,
+    GANG,
+    LAUNCH,
+    PARKED,
+    READY,
+    THREAD,
+    WARP,
+    YIELDED,
+)
+from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.driver import for_each_warp, reset_barrier
+
+SPIN_TURNS = 256  # rounds of a gang in which warps only used up their budget, before Python looks at it
+
+
+@support("gang")
+def gang(what: str) -> str:
+    """`gang.start(gang, index)` puts a gang at its beginning; `gang.run(gang)` gives its warps turns.
+
+    `gang.run` returns DONE, FAULTED, PARKED (nothing can run: a deadlock) or YIELDED (all warps spin).
+    """
+    return _start() if what == "start" else _run()
+
+
+def _start() -> str:
+    c = Code("define internal void @gang.start(ptr %gang, i64 %index) noinline")
+    launch = c.load("ptr", "%gang", GANG["launch"])
+    c.store("i64", "%index", "%gang", GANG["index"])
+    c.store("i32", 0, "%gang", GANG["done"])
+    c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
+    rest = c.var("i64", "%index")
+    origin = {}
+    for axis in "xyz":  # the gang's coordinates among gangs, x fastest
+        extent = c(
+            f"udiv i32 {c.load('i32', launch, LAUNCH['grid_' + axis])}, "
+            f"{c.load('i32', launch, LAUNCH['cluster_' + axis])}"
+        )
+        wide = c(f"zext i32 {extent} to i64")
+        now = c.load("i64", rest)
+        here = c(f"trunc i64 {c(f'urem i64 {now}, {wide}')} to i32")
+        c.store("i64", c(f"udiv i64 {now}, {wide}"), rest)
+        c.store("i32", here, "%gang", GANG["id_" + axis])
+        origin[axis] = c(f"mul i32 {here}, {c.load('i32', launch, LAUNCH['cluster_' + axis])}")
+    stride = c.load("i64", launch, LAUNCH["cta_stride"])
+    base = c.load("ptr", "%gang", GANG["ctas"])
+    with c.count("i32", c.load("i32", "%gang", GANG["count"])) as rank:
+        cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {stride}"))
+        left = c.var("i32", rank)
+        for axis in "xyz":
+            extent = c.load("i32", launch, LAUNCH["cluster_" + axis])
+            now32 = c.load("i32", left)
+            c.store("i32", c(f"add i32 {origin[axis]}, {c(f'urem i32 {now32}, {extent}')}"), cta, CTA["id_" + axis])
+            c.store("i32", c(f"udiv i32 {now32}, {extent}"), left)
+        _start_cta(c, cta)
+    c.ret()
+    return c.text()
+
+
+def _start_cta(c: Code, cta: str) -> None:
+    launch = c.load("ptr", cta, CTA["launch"])
+    threads = c.load("i32", cta, CTA["threads"])
+    c.store("i32", threads, cta, CTA["live"])
+    with c.count("i32", BARRIERS) as number:
+        total = c(f"add i32 {c(f'mul i32 {number}, {BARRIER_BYTES}')}, {CTA['bars']}")
+        bar = c.at(cta, c(f"zext i32 {total} to i64"))
+        reset_barrier(c, bar)
+        c.store("i32", 0, bar, BAR["clock"])
+    c.store(f"<{(CTA['_end'] - CTA['ext']) // 8} x i64>", "zeroinitializer", cta, CTA["ext"], align=8)
+    c.store("i32", c.load("i32", cta, CTA["warp_count"]), cta, CTA["alive_warps"])
+    with c.if_(c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")):
+        c.do(f"call void @shadow.begin(ptr {cta})")
+    first = c.load("i32", launch, LAUNCH["first_block"])
+    dynamic = c.load("i64", launch, LAUNCH["cleared"])  # bytes from the ready words on
+
+    def start_warp(w: str) -> None:
+        missing = c.load("i32", w, WARP["all"])  # lanes that the block size leaves out
+        c.store("i32", missing, w, WARP["exited"])
+        for name in ("mask", "parked", "start", "yields", "held"):
+            c.store("i32", 0, w, WARP[name])
+        c.store("i64", 0, w, WARP["summary"])
+        c.store("i64", 0, w, WARP["clock"])
+        c.do(f"call void @llvm.memset.p0.i64(ptr {c.at(w, READY)}, i8 0, i64 {dynamic}, i1 false)")
+        c.store(f"<{(WARP['_end'] - WARP['ext']) // 8} x i64>", "zeroinitializer", w, WARP["ext"], align=8)
+        c.do(f"call void @enqueue(ptr {w}, i32 {first}, i32 {c(f'xor i32 {missing}, -1')})")
+
+    for_each_warp(c, cta, start_warp)
+
+
+def _run() -> str:
+    c = Code("define internal i32 @gang.run(ptr %gang) noinline")
+    launch = c.load("ptr", "%gang", GANG["launch"])
+    function = c.load("ptr", launch, LAUNCH["warp_function"])
+    cta_stride, warp_stride = (c.load("i64", launch, LAUNCH[name]) for name in ("cta_stride", "warp_stride"))
+    base, count = c.load("ptr", "%gang", GANG["ctas"]), c.load("i32", "%gang", GANG["count"])
+    warps = c.load("i32", launch, LAUNCH["warps"])
+    total = c(f"mul i32 {count}, {warps}")
+    randomly = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+    spins = c.var("i32", 0)
+    with c.loop():
+        ran, moved, alive, shift = (c.var("i32", 0) for _ in range(4))
+        for slot in (ran, moved, alive, shift):
+            c.store("i32", 0, slot)
+        with c.if_(randomly):
+            c.store("i32", c(f"urem i32 {c('call i32 @random.next(ptr %gang)')}, {total}"), shift)
+        with c.count("i32", total) as turn:
+            total_ = c(f"add i32 {turn}, {c.load('i32', shift)}")
+            number = c(f"urem i32 {total_}, {total}")
+            rank, index = c(f"udiv i32 {number}, {warps}"), c(f"urem i32 {number}, {warps}")
+            cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {cta_stride}"))
+            w = c.at(c.load("ptr", cta, CTA["warps"]), c(f"mul i64 {c(f'zext i32 {index} to i64')}, {warp_stride}"))
+            state = c.load("i32", w, WARP["state"])
+            with c.if_(c(f"icmp ne i32 {state}, {DONE}")):
+                c.store("i32", c(f"add i32 {c.load('i32', alive)}, 1"), alive)
+            chosen = c.var("i1", c(f"icmp uge i32 {state}, {YIELDED}"))
+            with c.if_(randomly):  # leave out a warp now and then, so that orders differ by more than a rotation
+                masked = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, 3")
+                coin = c(f"icmp ne i32 {masked}, 0")
+                test = c(f"icmp eq i32 {turn}, {c(f'sub i32 {total}, 1')}")
+                kept = c(f"or i1 {coin}, {test}")
+                c.store("i1", c(f"and i1 {c.load('i1', chosen)}, {kept}"), chosen)
+            with c.if_(c.load("i1", chosen)):
+                code = _turn(c, launch, w, function, randomly)
+                c.ret(f"i32 {FAULTED}", when=c(f"icmp eq i32 {code}, {FAULTED}"))
+                c.store("i32", 1, ran)
+                with c.if_(c(f"icmp ne i32 {code}, {YIELDED}")):
+                    c.store("i32", 1, moved)
+        c.ret(f"i32 {DONE}", when=c(f"icmp eq i32 {c.load('i32', alive)}, 0"))
+        test = c(f"icmp eq i32 {c.load('i32', ran)}, 0")
+        with c.if_(c(f"or i1 {randomly}, {test}")):
+            c.ret(f"i32 {PARKED}", when=c("call i1 @stuck(ptr %gang)"))
+        idle = c(f"icmp eq i32 {c.load('i32', moved)}, 0")
+        total = c(f"add i32 {c.load('i32', spins)}, 1")
+        c.store("i32", c(f"select i1 {idle}, i32 {total}, i32 0"), spins)
+        limit = c(f"select i1 {randomly}, i32 4096, i32 {SPIN_TURNS}")
+        c.ret(f"i32 {YIELDED}", when=c(f"icmp uge i32 {c.load('i32', spins)}, {limit}"))
+    c.do("unreachable")
+    return c.text()
+
+
+def _turn(c: Code, launch: str, w: str, function: str, randomly: str) -> str:
+    """Run one warp for its budget; a warp that used it up begins its next turn behind the block it was at."""
+    budget = c.var("i32", c.load("i32", launch, LAUNCH["budget"]))
+    with c.if_(randomly):
+        gang_pointer = "%gang"
+        c.store("i32", c(f"and i32 {c(f'call i32 @random.next(ptr {gang_pointer})')}, 63"), budget)
+        c.store("i32", 1, w, WARP["start"])  # every choice of a block goes through `next.block`
+    c.store("i32", c.load("i32", budget), w, WARP["budget"])
+    code = c(f"call i32 {function}(ptr {w})")
+    c.store("i32", code, w, WARP["state"])
+    used_up = c(f"icmp eq i32 {code}, {YIELDED}")
+    rotated = c(f"icmp ne i32 {c.load('i32', w, WARP['start'])}, 0")
+    behind = c(f"add i32 {c.load('i32', w, WARP['block'])}, 1")
+    masked = c(f"and i1 {used_up}, {c(f'xor i1 {rotated}, true')}")
+    c.store("i32", c(f"select i1 {masked}, i32 {behind}, i32 0"), w, WARP["start"])
+    return code
+
+
+@support("stuck")
+def stuck(*_: str) -> str:
+    """`stuck(gang)`: whether no warp can run, though some have not ended."""
+    c = Code("define internal i1 @stuck(ptr %gang) noinline")
+    launch = c.load("ptr", "%gang", GANG["launch"])
+    stride, base = c.load("i64", launch, LAUNCH["cta_stride"]), c.load("ptr", "%gang", GANG["ctas"])
+    parked = c.var("i32", 0)
+
+    def look(w: str) -> None:
+        state = c.load("i32", w, WARP["state"])
+        c.ret("i1 false", when=c(f"icmp uge i32 {state}, {YIELDED}"))
+        with c.if_(c(f"icmp eq i32 {state}, {PARKED}")):
+            c.store("i32", 1, parked)
+
+    with c.count("i32", c.load("i32", "%gang", GANG["count"])) as rank:
+        for_each_warp(c, c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {stride}")), look)
+    c.ret("i1 " + c(f"trunc i32 {c.load('i32', parked)} to i1"))
+    return c.text()
+
+
+@support("next")
+def next_block(*_: str) -> str:
+    """`next.block(w)`: take the lowest ready block, or while `start` is set the first from there on; −1 for none.
+
+    In random mode any ready block, now and then with a part of its lanes: a warp need not advance together.
+    """
+    c = Code("define internal i32 @next.block(ptr %w) noinline")
+    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
+    words = c.load("i32", launch, LAUNCH["words"])
+    base = c.at("%w", READY)
+    c.ret("i32 0", when=c(f"trunc i64 {c.load('i64', base)} to i1"))
+    begin = c.var("i32", c.load("i32", "%w", WARP["start"]))
+    randomly = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+    gang_ = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
+    with c.if_(randomly, likely=False):
+        _take_back(c)
+        blocks = c.load("i32", launch, LAUNCH["blocks"])
+        c.store("i32", c(f"urem i32 {c(f'call i32 @random.next(ptr {gang_})')}, {blocks}"), begin)
+    with c.loop():
+        start = c.load("i32", begin)
+        first = c(f"lshr i32 {start}, 6")
+        with c.count("i32", words, first) as word:
+            pointer = c(f"getelementptr i64, ptr {base}, i32 {word}")
+            bits = c.load("i64", pointer)
+            wider = c(f"zext i32 {c(f'and i32 {start}, 63')} to i64")
+            lowest = c(f"shl i64 -1, {wider}")
+            wanted = c(f"select i1 {c(f'icmp eq i32 {word}, {first}')}, i64 {lowest}, i64 -1")
+            found = c(f"and i64 {bits}, {wanted}")
+            with c.if_(c(f"icmp ne i64 {found}, 0")):
+                bit = c(f"call i64 @llvm.cttz.i64(i64 {found}, i1 true)")
+                flipped = c(f"xor i64 {c(f'shl i64 1, {bit}')}, -1")
+                left = c(f"and i64 {bits}, {flipped}")
+                c.store("i64", left, pointer)
+                with c.if_(c(f"icmp eq i64 {left}, 0")):
+                    flag = c(f"shl i64 1, {c(f'zext i32 {word} to i64')}")
+                    summary = c.load("i64", "%w", WARP["summary"])
+                    c.store("i64", c(f"and i64 {summary}, {c(f'xor i64 {flag}, -1')}"), "%w", WARP["summary"])
+                chosen = c(f"add i32 {c(f'shl i32 {word}, 6')}, {c(f'trunc i64 {bit} to i32')}")
+                with c.if_(randomly, likely=False):
+                    _leave_some(c, launch, gang_, chosen)
+                c.ret(f"i32 {chosen}", when="true")
+        c.ret("i32 -1", when=c(f"icmp eq i32 {start}, 0"))
+        c.store("i32", 0, begin)
+    c.do("unreachable")
+    return c.text()
+
+
+def _take_back(c: Code) -> None:
+    """Lanes that were left behind may run again."""
+    held = c.load("i32", "%w", WARP["held"])
+    with c.if_(c(f"icmp ne i32 {held}, 0")):
+        c.store("i32", 0, "%w", WARP["held"])
+        c.do(f"call void @enqueue(ptr %w, i32 {c.load('i32', '%w', WARP['held_block'])}, i32 {held})")
+
+
+def _leave_some(c: Code, launch: str, gang_: str, block: str) -> None:
+    """One time in four, some of a block's lanes stay behind until the others have stopped."""
+    table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
+    slot = c(f"getelementptr i32, ptr {table}, i32 {block}")
+    lanes, coin, pick = c.load("i32", slot), *(c(f"call i32 @random.next(ptr {gang_})") for _ in range(2))
+    going = c(f"and i32 {lanes}, {pick}")
+    staying = c(f"xor i32 {lanes}, {going}")
+    rarely = c(f"icmp eq i32 {c(f'and i32 {coin}, 3')}, 0")
+    parts = c(f"and i1 {c(f'icmp ne i32 {going}, 0')}, {c(f'icmp ne i32 {staying}, 0')}")
+    with c.if_(c(f"and i1 {rarely}, {parts}")):
+        c.store("i32", going, slot)
+        c.store("i32", staying, "%w", WARP["held"])
+        c.store("i32", block, "%w", WARP["held_block"])
+
+
+@support("random")
+def random(*_: str) -> str:
+    """`random.next(gang)`: the next of the thread's pseudo-random numbers (xorshift64*, upper half)."""
+    c = Code("define internal i32 @random.next(ptr %gang)")
+    thread = c.load("ptr", "%gang", GANG["thread"])
+    x = c.load("i64", thread, THREAD["random"])
+    for operation, amount in (("lshr", 12), ("shl", 25), ("lshr", 27)):
+        x = c(f"xor i64 {x}, {c(f'{operation} i64 {x}, {amount}')}")
+    c.store("i64", x, thread, THREAD["random"])
+    down = c(f"lshr i64 {c(f'mul i64 {x}, 2685821657736338717')}, 32")
+    c.ret("i32 " + c(f"trunc i64 {down} to i32"))
+    return c.text()
+
+
+@support("thread")
+def thread(*_: str) -> str:
+    """`thread.run(thread, gang)`: start and run gangs until none is left; returns as `gang.run` does."""
+    c = Code("define i32 @thread.run(ptr %thread, ptr %gang)")
+    launch = c.load("ptr", "%thread", THREAD["launch"])
+    gangs = c.load("i64", launch, LAUNCH["gangs"])
+    order = c.load("ptr", launch, LAUNCH["order"])
+    shuffled = c(f"icmp ne ptr {order}, null")
+    with c.loop():
+        number = c(f"atomicrmw add ptr {c.at(launch, LAUNCH['next'])}, i64 1 seq_cst")
+        c.ret(f"i32 {DONE}", when=c(f"icmp uge i64 {number}, {gangs}"))
+        seen = c(f"load volatile i32, ptr {c.at(launch, LAUNCH['abort'])}")
+        c.ret(f"i32 {DONE}", when=c(f"icmp ne i32 {seen}, 0"))
+        chosen = c.var("i64", number)
+        c.store("i64", number, chosen)
+        with c.if_(shuffled):
+            c.store("i64", c.load("i64", c(f"getelementptr i64, ptr {order}, i64 {number}")), chosen)
+        c.do(f"call void @gang.start(ptr %gang, i64 {c.load('i64', chosen)})")
+        code = c("call i32 @gang.run(ptr %gang)")
+        c.ret(f"i32 {code}", when=c(f"icmp ne i32 {code}, {DONE}"))
+    c.do("unreachable")
+    return c.text()
+
+
+@support("resume")
+def resume(*_: str) -> str:
+    """`resume.run(gang)`: more turns for a gang that was left spinning."""
+    c = Code("define i32 @resume.run(ptr %gang)")
+    c.ret("i32 " + c("call i32 @gang.run(ptr %gang)"))
+    return c.text()
