@@ -3,9 +3,10 @@
     python -m benchmarks.small_kernels                measure on a GPU, print, append rows
     python -m benchmarks.small_kernels --report       the table of the last run
 
-`us` with all inputs in the L2 cache, where the kernel before leaves them; `cold_us` over so many inputs that they are not
-(the KV cache stays the same). `programmatic`: the same chain launched programmatically. `empty`: a kernel that does nothing. `torch`: the same by
-torch's own operators, in the same kind of graph. Results are checked against the NumPy reference.
+`us` with all inputs in the L2 cache, where the kernel before leaves them; `cold_us` over so many inputs that they are
+not (the KV cache stays the same). `programmatic`: the same chain launched programmatically. `empty`: a kernel that does
+nothing. `torch`: the same by torch's own operators, in the same kind of graph. Results are checked against the NumPy
+reference.
 """
 
 from __future__ import annotations
