@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import ExecutionError
+from ptxgen.parser import parse
+from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
-from tests.cpu_run import run
+from tests.cpu_run import run, text_of
 
 LANES = np.arange(32)
 PATTERNS = {  # which row of the source each lane reads, and of the target each lane writes
@@ -290,3 +292,15 @@ def test_what_memory_refuses():
     with pytest.raises(ExecutionError, match="not the begin of a live allocation"):
         memory.free(64)
     assert memory.explain(64, 4) == "no allocation is live"
+
+
+def test_variables_are_known_to_every_memory_and_gone_after_unloading():
+    program = Program(parse(text_of("ld.global.u32 %r1, [counter]; st.global.u32 [%a0], %r1; ret;", 1, MODULE)))
+    for _ in range(3):  # memories may get the same id one after the other
+        memory, out = Memory(), np.zeros(1, np.uint32)
+        program.launch("k", 1, 1, [memory.register(out)], memory=memory)
+        assert out[0] == 7
+    held = memory.allocated
+    program.globals.remove(memory)
+    assert memory.allocated == held - 8 - 12 - 4 - 8 - 8
+    program.globals.remove(memory)  # once is enough

@@ -62,6 +62,7 @@ class CpuCode:
     def unload(self) -> None:
         """Drop the code once nothing launches it any more."""
         self.unloaded = True
+        self.program.globals.remove(self.device.bytes)
 
 
 class CpuDevice(Device):

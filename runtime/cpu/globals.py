@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import numpy as np
 
@@ -89,16 +90,24 @@ class Globals:
             for offset, number, addend in variable.addresses:
                 assert block is not None
                 block[offset : offset + 8].view(np.uint64)[0] = int(self.table[number]) + addend
-        self._placed: list[int] = []
+        self._placed: WeakSet[Memory] = WeakSet()
 
     def place(self, memory: Memory) -> None:
         """Make the variables known to a memory; once for each memory."""
-        if id(memory) in self._placed:
+        if memory in self._placed:
             return
         for variable, block in zip(self.variables, self._blocks, strict=True):
             if block is not None:
                 memory.adopt(int(block.ctypes.data), block.nbytes, variable.name, keep=block)
-        self._placed.append(id(memory))
+        self._placed.add(memory)
+
+    def remove(self, memory: Memory) -> None:
+        """The opposite of `place`."""
+        if memory in self._placed:
+            self._placed.discard(memory)
+            for block in self._blocks:
+                if block is not None:
+                    memory.free(int(block.ctypes.data))
 
     def array(self, name: str) -> np.ndarray:
         """The bytes of a variable, to read or to set between launches."""
