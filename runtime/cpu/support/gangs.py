@@ -246,15 +246,15 @@ def _take_back(c: Code) -> None:
 
 
 def _leave_some(c: Code, launch: str, gang_: str, block: str) -> None:
-    """One time in four, some of a block's lanes stay behind until the others have stopped."""
+    """Every other time, some of a block's lanes stay behind until the others have stopped."""
     table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
     slot = c(f"getelementptr i32, ptr {table}, i32 {block}")
     lanes, coin, pick = c.load("i32", slot), *(c(f"call i32 @random.next(ptr {gang_})") for _ in range(2))
     going = c(f"and i32 {lanes}, {pick}")
     staying = c(f"xor i32 {lanes}, {going}")
-    rarely = c(f"icmp eq i32 {c(f'and i32 {coin}, 3')}, 0")
+    often = c(f"trunc i32 {coin} to i1")
     parts = c(f"and i1 {c(f'icmp ne i32 {going}, 0')}, {c(f'icmp ne i32 {staying}, 0')}")
-    with c.if_(c(f"and i1 {rarely}, {parts}")):
+    with c.if_(c(f"and i1 {often}, {parts}")):
         c.store("i32", going, slot)
         c.store("i32", staying, "%w", WARP["held"])
         c.store("i32", block, "%w", WARP["held_block"])
