@@ -223,8 +223,22 @@ def test_geometries_are_what_they_are_called(name: str) -> None:
 
 
 def test_splits_follow_the_batch() -> None:
-    launch = spec(max_len=8192, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
-    assert [launch.at({"batch": batch}).grid for batch in (1, 4, 100)] == [(64, 2, 1), (16, 2, 4), (1, 2, 100)]
+    launch = spec(max_len=4096, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
+    assert [launch.at({"batch": batch}).grid for batch in (1, 4, 100)] == [(32, 2, 1), (16, 2, 4), (1, 2, 100)]
+
+
+def test_long_sequences_of_a_batch_are_split_whatever_the_batch() -> None:
+    launch = spec(max_len=16384, n_kv_heads=2, batched=True).launch(parse_target("sm_90"))
+    assert [launch.at({"batch": batch}).grid[0] for batch in (1, 16, 1000)] == [66, 4, 4]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_long_and_short_sequences_in_one_batch(device: Device, batch: int) -> None:
+    one = spec(max_len=16384, head_dim=8, n_heads=2, n_kv_heads=1, batched=True)
+    given = one.example(np.random.default_rng(8), batch=batch)
+    given["seq_lens"] = np.array([16000, 4097, 0, 4096, 9], np.int32)[:batch]
+    _poison(one, given)
+    trial(one, device, target="sm_90", arguments=given, batch=batch).require()
 
 
 def test_workspaces_are_exact_and_only_where_work_is_split() -> None:

@@ -119,8 +119,8 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
 def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place, *, name: str, kind: str) -> None:
     """The length and what follows from it: visible positions, the warp's tiles, which splits work.
 
-    `name` is the parameter: `kind` "scalar", "buffer" (one value) or "batch" (a value a sequence). Lengths below 0 count
-    as 0, lengths above max_len as max_len.
+    `name` is the parameter: `kind` "scalar", "buffer" (one value) or "batch" (a value a sequence). Lengths below 0
+    count as 0, lengths above max_len as max_len.
     """
     source = b.ld_param(name)
     if kind == "batch":
@@ -148,11 +148,33 @@ def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Pla
     if where.active is None:
         b.op("mov.b32", task.tile_step, step)
         return
-    assert where.works is not None and where.split is not None and where.splits is not None
+    assert where.works is not None
+    assert where.split is not None
+    assert where.splits is not None
     b.note(f"splits that work now: a tile for each of {step} warps before another split does")
-    busy = b.op("add.s32", "splits_busy", span, step - 1)
-    b.op("div.u32", busy, busy, step)
+    busy = _ceil_div(b, "splits_busy", span, step)
+    if plan.split_tiles:
+        busy = _for_long_sequences(b, attention, plan, busy, span)
     b.op("max.u32", busy, busy, 1)
     b.op("min.u32", where.active, busy, where.splits)
     b.op("mul.lo.s32", task.tile_step, where.active, step)
     b.op("setp.lt.u32", where.works, where.split, where.active)
+
+
+def _for_long_sequences(b: Builder, attention: Attention, plan: Plan, busy: Reg, span: Reg) -> Reg:
+    """At most the sequence's equal share of the chip, unless its splits would be longer than `split_tiles` then."""
+    b.note(f"an equal share of the chip; more where a split would get over {plan.split_tiles} tiles")
+    share = b.op("mov.u32", "share", b.special("nctaid.z"))
+    b.op("mul.lo.u32", share, share, attention.n_kv_heads * plan.parts * plan.cluster)
+    b.op("div.u32", share, plan.grid, share)
+    b.op("max.u32", share, share, 1)
+    b.op("min.u32", busy, busy, share)
+    long = _ceil_div(b, "splits_long", span, plan.split_tiles)
+    b.op("max.u32", busy, busy, long)
+    return busy
+
+
+def _ceil_div(b: Builder, name: str, value: Reg, by: int) -> Reg:
+    made: Reg = b.op("add.s32", name, value, by - 1)
+    b.op("div.u32", made, made, by)
+    return made

@@ -41,10 +41,11 @@ CHIPS: dict[str, Chip] = {
 class Plan:
     """Geometry of one attention on one target.
 
-    A *unit* is a (sequence, KV head, part of the group); `parts` CTA columns share a KV head when the group is too large
-    for one. `cluster` CTAs merge through distributed shared memory; `splits` clusters share a unit (an integer, or a
-    formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run time
-    only as many splits work as the length has tiles for.
+    A *unit* is a (sequence, KV head, part of the group); `parts` CTA columns share a KV head when the group is too
+    large for one. `cluster` CTAs merge through distributed shared memory; `splits` clusters share a unit (an integer,
+    or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
+    time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
+    unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
     """
 
     loop: MainLoop
@@ -54,6 +55,8 @@ class Plan:
     splits: Extent
     most_splits: int
     head_dim: int
+    grid: int = 0
+    split_tiles: int = 0
 
     @property
     def partials(self) -> Partials:
@@ -84,11 +87,12 @@ class Choice:
     in_flight: int
 
 
-# Bounds of the default choice, in tiles of the visible positions and in CTAs; measured on an H200 (docs/performance.md).
+# Bounds of the default choice, in tiles of the visible positions and in CTAs, from measurements on an H200.
 _SHORT = 64  # up to here all is latency: one cluster of small CTAs a unit
 _MIDDLE = 384  # up to here one cluster a unit beats records, where the units' clusters fill a third of the chip
 _MANY = 24  # CTAs a unit gets: from here on pairs of CTAs merge before they leave records
 _BYTES_IN_FLIGHT = 8192  # of a warp
+_SPLIT_POSITIONS = 4096  # of a split of a long sequence in a batch
 
 
 def default_choice(attention: Attention, chip: Chip, shape: LoopShape, units: int, *, batched: bool) -> Choice:
@@ -140,11 +144,17 @@ def plan(attention: Attention, target: Target, *, batched: bool) -> Plan:
     while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.head_dim // 4):
         cluster *= 2
     most = ctas // cluster
-    splits: Extent = most
+    share: Extent = most
     if batched and most > 1:
-        splits = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
+        share = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
+    parts = units // attention.n_kv_heads
+    split_tiles = _SPLIT_POSITIONS // shape.tile
+    long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
+    if not batched or long_splits == 1:
+        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim)
+    splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     return Plan(
-        loop, shape, units // attention.n_kv_heads, cluster, splits, most, attention.head_dim
+        loop, shape, parts, cluster, splits, max(most, long_splits), attention.head_dim, choice.grid, split_tiles
     )
 
 
