@@ -205,7 +205,9 @@ def next_block(*_: str) -> str:
     randomly = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
     gang_ = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
     with c.if_(randomly, likely=False):
-        _take_back(c)
+        chance = c(f"and i32 {c(f'call i32 @random.next(ptr {gang_})')}, 7")
+        with c.if_(c(f"icmp eq i32 {chance}, 0")):
+            _take_back(c)
         blocks = c.load("i32", launch, LAUNCH["blocks"])
         c.store("i32", c(f"urem i32 {c(f'call i32 @random.next(ptr {gang_})')}, {blocks}"), begin)
     with c.loop():
@@ -231,7 +233,11 @@ def next_block(*_: str) -> str:
                 with c.if_(randomly, likely=False):
                     _leave_some(c, launch, gang_, chosen)
                 c.ret(f"i32 {chosen}", when="true")
-        c.ret("i32 -1", when=c(f"icmp eq i32 {start}, 0"))
+        at_end = c(f"icmp eq i32 {start}, 0")
+        held = c(f"icmp ne i32 {c.load('i32', '%w', WARP['held'])}, 0")
+        with c.if_(c(f"and i1 {at_end}, {held}"), likely=False):
+            _take_back(c)
+        c.ret("i32 -1", when=c(f"and i1 {at_end}, {c(f'xor i1 {held}, true')}"))
         c.store("i32", 0, begin)
     c.do("unreachable")
     return c.text()
@@ -246,7 +252,7 @@ def _take_back(c: Code) -> None:
 
 
 def _leave_some(c: Code, launch: str, gang_: str, block: str) -> None:
-    """Every other time, some of a block's lanes stay behind until the others have stopped."""
+    """Every other time, some of a block's lanes stay behind for a while, or until the others have stopped."""
     table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
     slot = c(f"getelementptr i32, ptr {table}, i32 {block}")
     lanes, coin, pick = c.load("i32", slot), *(c(f"call i32 @random.next(ptr {gang_})") for _ in range(2))
@@ -254,7 +260,8 @@ def _leave_some(c: Code, launch: str, gang_: str, block: str) -> None:
     staying = c(f"xor i32 {lanes}, {going}")
     often = c(f"trunc i32 {coin} to i1")
     parts = c(f"and i1 {c(f'icmp ne i32 {going}, 0')}, {c(f'icmp ne i32 {staying}, 0')}")
-    with c.if_(c(f"and i1 {often}, {parts}")):
+    nobody = c(f"icmp eq i32 {c.load('i32', '%w', WARP['held'])}, 0")
+    with c.if_(c(f"and i1 {c(f'and i1 {often}, {nobody}')}, {parts}")):
         c.store("i32", going, slot)
         c.store("i32", staying, "%w", WARP["held"])
         c.store("i32", block, "%w", WARP["held_block"])
