@@ -100,7 +100,9 @@ def compute(e: Emitter, form: FloatForm, values: list[str]) -> str:
         return e.c(f"call {vector} @directed.{name}.{form.rounding}.{form.kind}({arguments})")
     if name in _BINARY:
         result = e.c(f"{_BINARY[name]} {vector} {values[0]}, {values[1]}")
-        return large_divisor(e, values[0], values[1], result) if name == "div" and form.approximate == "approx" else result
+        return (
+            large_divisor(e, values[0], values[1], result) if name == "div" and form.approximate == "approx" else result
+        )
     if name == "fma":
         a, b, c = values
         return e.c(f"call {vector} @llvm.fma.{suffix(form.kind)}({vector} {a}, {vector} {b}, {vector} {c})")
