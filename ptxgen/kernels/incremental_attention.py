@@ -41,9 +41,9 @@ class IncrementalAttention(KernelType):
     one above max_len as max_len; what lies past a length is never used.
 
     `scale` (default 1/√head_dim), `soft_cap` (cap · tanh(score / cap)), `window` (only the last so many positions),
-    `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without a
-    value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it has
-    ended, and reads lengths, page table and all positions but the newest at once: these must be final before the
+    `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without
+    a value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it
+    has ended, and reads lengths, page table and all positions but the newest at once: these must be final before the
     first kernel of an unbroken chain of programmatic launches. q and the newest position are read after the wait.
     """
 
@@ -76,7 +76,7 @@ class IncrementalAttention(KernelType):
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
     )  # fmt: skip
 
-    # -- what is legal ----------------------------------------------------------------------------------------------
+    # -- what is legal -----------------------------------------------------------------------------------------------
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("max_len", self.max_len, 1, 1 << 24)
@@ -103,7 +103,7 @@ class IncrementalAttention(KernelType):
             yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
         yield from programmatic_rules(self.programmatic, target)
 
-    # -- parameters and geometry ---------------------------------------------------------------------------------------
+    # -- parameters and geometry -------------------------------------------------------------------------------------
 
     @property
     def attention(self) -> Attention:
@@ -171,7 +171,7 @@ class IncrementalAttention(KernelType):
         cluster = (plan.cluster, 1, 1)
         return Launch(grid, (plan.shape.threads, 1, 1), shared, cluster, programmatic=self.programmatic)
 
-    # -- code ----------------------------------------------------------------------------------------------------------
+    # -- code --------------------------------------------------------------------------------------------------------
 
     def build(self, b: Builder) -> None:
         attention, plan = self.attention, self.plan(b.target)
@@ -193,7 +193,7 @@ class IncrementalAttention(KernelType):
         plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
         build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks)
 
-    # -- behaviour --------------------------------------------------------------------------------------------------------
+    # -- behaviour ---------------------------------------------------------------------------------------------------
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         """`seq_len` is the length, or the largest of a batch. Sequences share pages where there are too few."""

@@ -2,8 +2,8 @@
 
     locate  →  (early loads)  →  lengths  →  main loop  →  CTA merge  →  cluster merge, ticket merge  →  output
 
-The parts before the main loop fill a `Task`; a main loop (`mma`, `simt`) turns the task's tiles into `Partials` in shared
-memory; the merges read nothing but partials. Nobody looks behind these two.
+The parts before the main loop fill a `Task`; a main loop (`mma`, `simt`) turns the task's tiles into `Partials` in
+shared memory; the merges read nothing but partials. Nobody looks behind these two.
 
 A main loop is a module of this package with a `MainLoop` in it, and a template part that the kernel's skeleton includes
 between the fragment `lengths` and the barrier before the CTA merge. Its registers, fragments and labels are its own;
@@ -78,10 +78,11 @@ class Attention:
 @dataclass(frozen=True)
 class LoopShape:
     """How a main loop wants its CTA: `warps`, `heads` (query heads a CTA takes of a group), `tile` (positions a warp
-    takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the arena).
+    takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the
+    arena).
 
-    `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `overlay`: the partials may lie over the loop's own bytes; the loop then has a barrier of the CTA after its last
-    tile and before it writes them.
+    `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `overlay`: the partials may lie over
+    the loop's own bytes; the loop then has a barrier of the CTA after its last tile and before it writes them.
     """
 
     warps: int
@@ -105,7 +106,8 @@ class Task:
     takes tile, tile + tile_step, … below tile_end; warps differ in how many, so a main loop has no barrier of the CTA
     between its first and its last tile. Every tile in range holds at least one visible position; positions below
     `start` or from `length` on are to be masked (their scores −inf, and their V rows made zero: they may hold NaN), and
-    no byte outside the buffers may be read. When there is a page table, tile i lies in page `page_row[i·tile // page_size]`.
+    no byte outside the buffers may be read. When there is a page table, tile i lies in page
+    `page_row[i · tile // page_size]`.
 
     Before `lengths` only these are valid: tid, lane, warp, sequence, kv_head, first_head, k_rows, v_rows, scales,
     page_row, and `tile` unless the attention has a window.
@@ -194,9 +196,9 @@ class Partials:
 class MainLoop(Protocol):
     """A main loop. `template` is the file to include, without `.ptx.j2`.
 
-    A loop that can issue loads before the length is known builds, when `task.early`, the fragment `early_loads` (K and V
-    only), or exposes `early_part`, a file to include in its place; and it may build `early_query`, which follows. They
-    stand before `lengths`. Without them everything stands in `template`.
+    A loop that can issue loads before the length is known builds, when `task.early`, the fragment `early_loads` (K and
+    V only), or exposes `early_part`, a file to include in its place; and it may build `early_query`, which follows.
+    They stand before `lengths`. Without them everything stands in `template`.
     """
 
     template: str

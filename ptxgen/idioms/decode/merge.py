@@ -1,7 +1,7 @@
 """Merging partial softmaxes: the arithmetic, and the merge of a CTA's warps out of shared memory.
 
-Merges work on *elements*: 4 consecutive dims of one head of the CTA; element e is head e // (head_dim / 4). A thread takes
-elements tid, tid + threads, …, and holds the merged maximum, sum and four values in `Merged`.
+Merges work on *elements*: 4 consecutive dims of one head of the CTA; element e is head e // (head_dim / 4). A thread
+takes elements tid, tid + threads, …, and holds the merged maximum, sum and four values in a `Partial`.
 """
 
 from __future__ import annotations

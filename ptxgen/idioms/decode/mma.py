@@ -15,6 +15,7 @@ from ptxgen.idioms.decode.mma_load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.idioms.decode.mma_query import Query
 from ptxgen.idioms.decode.mma_registers import layout_of, left_for_loads, stages_query
 from ptxgen.idioms.decode.mma_step import Step
+from ptxgen.idioms.decode.mma_store import store_partials
 from ptxgen.targets import Target
 from ptxgen.values import Shared
 
@@ -102,7 +103,7 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
             step.load_slopes(shape)
     b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
     with b.fragment("acc_store"):
-        step.store(partials, arena)
+        store_partials(step, partials, arena)
 
 
 def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:

@@ -17,7 +17,7 @@ Kind = tuple[str, int, bool]  # k or v, bytes a lane, repeated: what decides a l
 class Loader:
     """Owns the ring `%kv<n>` and the pointers of the tile that is being issued.
 
-    Units are issued in stream order, `ring.depth` of them ahead of their use; the first of a tile moves the pointers on.
+    Units are issued in stream order, `ring.depth` of them ahead of their use; a tile's first moves the pointers on.
     """
 
     def __init__(self, b: Builder, attention: Attention, task: Task, ring: Ring) -> None:
@@ -39,7 +39,7 @@ class Loader:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
         return self.attention.max_len % TILE != 0 and not self.attention.page_size
 
-    # -- once -----------------------------------------------------------------------------------------------------
+    # -- once --------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> None:
         """Lane numbers, and every lane's pointers to tile 0 (of page 0)."""
@@ -88,7 +88,7 @@ class Loader:
         scale = pointer in self._scale_pointers.values()
         return 2 * self.attention.scale_groups if scale else self.attention.row_bytes
 
-    # -- tile by tile -----------------------------------------------------------------------------------------------
+    # -- tile by tile ------------------------------------------------------------------------------------------------
 
     def first_tile(self) -> None:
         """Point at the warp's first tile. Where the length is not known yet, every tile of the cache counts as there;
@@ -116,7 +116,7 @@ class Loader:
 
     def newest_row(self) -> Reg:
         """Whether the warp's first tile holds the newest position; guards of that row alone."""
-        b, task = self.b, self.task
+        b = self.b
         place, mine = b.reg("newest_place", "s32"), self._scratch("row_mine", "s32")
         b.op("mad.lo.s32", place, self.next, -TILE, b.registers["newest"])
         is_newest: Reg = b.op("setp.lt.u32", "tile_is_newest", place, TILE)
@@ -155,7 +155,8 @@ class Loader:
     def _fetch_page(self, tile: Reg, guard: Reg) -> None:
         """Start reading the page number of a tile, one tile ahead of its use."""
         b, task = self.b, self.task
-        assert self.page is not None and task.page_row is not None
+        assert self.page is not None
+        assert task.page_row is not None
         entry, address = self._scratch("tile_entry", "u32"), self._scratch("tile_entry_address", "u64")
         tiles = self.attention.page_size // TILE
         if tiles > 1:
@@ -204,7 +205,7 @@ class Loader:
             self.row_guards[kind] = [*guards]
 
     def issue(self, position: int, load: str = "", *, sure: bool = False) -> None:
-        """Start the loads of the unit at this position of the (unrolled) stream. `sure`: the tile is known to be live."""
+        """Start the loads of the unit at this position of the (unrolled) stream. `sure`: the tile is live."""
         load = load or self.load
         unit = self.ring.units[position % len(self.ring.units)]
         for placed in unit.blocks:

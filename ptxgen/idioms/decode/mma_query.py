@@ -45,7 +45,7 @@ class Query:
         """Shared memory of a staged query."""
         return 16 * (attention.head_dim * 2 // 16 | 1) * heads
 
-    # -- in registers --------------------------------------------------------------------------------------------------
+    # -- in registers ------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Every fragment into registers, for good."""
@@ -110,7 +110,7 @@ class Query:
         registers: tuple[Reg, ...] = self.b.arrays[name][:count]
         return registers
 
-    # -- in shared memory ----------------------------------------------------------------------------------------------
+    # -- in shared memory --------------------------------------------------------------------------------------------
 
     def stage_start(self) -> None:
         """Where a thread begins: chunk `tid` of all heads' chunks."""
@@ -148,7 +148,7 @@ class Query:
             for tile in range(self.tiles):
                 b.op("mad.lo.u32", f"q_lane{tile}_{elements}", b.registers["lane_q"], 2 * elements, self._bases[tile])
 
-    # -- at the product --------------------------------------------------------------------------------------------------
+    # -- at the product ----------------------------------------------------------------------------------------------
 
     def fragment(self, block: Block, index: int, step: int, tile: int) -> tuple[Reg, ...]:
         """Registers of one B fragment: mma number `step` of block number `index`, head tile `tile`."""

@@ -1,15 +1,15 @@
-"""One tile of the mma main loop: scores, masks, the running softmax, and the output product."""
+"""One tile of the mma main loop: scores, masks, the running softmax, the output product. The end is `mma_store`."""
 
 from __future__ import annotations
 
 from ptxgen.builder import Builder
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode import mma_convert
-from ptxgen.idioms.decode.contract import LOG2E, Attention, LoopShape, Partials, Task
-from ptxgen.idioms.decode.mma_layout import TILE, Block, Placed, Ring
+from ptxgen.idioms.decode.contract import LOG2E, Attention, LoopShape, Task
+from ptxgen.idioms.decode.mma_layout import TILE, Placed, Ring
 from ptxgen.idioms.decode.mma_load import Loader
 from ptxgen.idioms.decode.mma_query import Query
-from ptxgen.values import Addr, Reg, RegArray, Shared
+from ptxgen.values import Reg, RegArray
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
 MINUS_INFINITY = float("-inf")
@@ -51,7 +51,7 @@ class Step:
         self.b.op("mov.b32", self.ones, _ONES[self.query.dtype.name], note="1, 1")
         mma_convert.constants(self.b, self.attention.kv_dtype.name)
 
-    # -- scores ---------------------------------------------------------------------------------------------------------
+    # -- scores ------------------------------------------------------------------------------------------------------
 
     def scores(self, turn: int) -> None:
         """Products of the tile's K with the query; every consumed unit makes room for one further down the stream."""
@@ -97,10 +97,10 @@ class Step:
             self.loader.next_tile()
         self.loader.issue(target)
 
-    # -- softmax ----------------------------------------------------------------------------------------------------------
+    # -- softmax -----------------------------------------------------------------------------------------------------
 
     def bounds(self) -> None:
-        """How many positions from the tile's first are below the length, and whether some of the tile are not visible."""
+        """How many positions from the tile's first are below the length, and whether some of its own are hidden."""
         b = self.b
         b.op("mad.lo.s32", self.left, self.task.tile, -TILE, self.task.length)
         b.op("setp.lt.s32", self.edge, self.left, TILE)
@@ -204,14 +204,14 @@ class Step:
             for half in (0, 2):
                 total = self.run_sum[4 * (column // 2) + half + column % 2]
                 b.op("mul.f32", total, total, factor)
-            for output in range(self.ring.layout.output_tiles):
+            for number in range(self.ring.layout.output_tiles):
                 for half in (0, 2):
-                    acc = self._acc(output, column // 2)[half + column % 2]
+                    acc = self.output(number, column // 2)[half + column % 2]
                     b.op("mul.f32", acc, acc, factor)
 
-    def _acc(self, output: int, tile: int) -> tuple[Reg, ...]:
+    def output(self, number: int, tile: int) -> tuple[Reg, ...]:
         """The four accumulators of an output tile of 16 dims and a head tile."""
-        first = 4 * (output * self.tiles + tile)
+        first = 4 * (number * self.tiles + tile)
         registers: tuple[Reg, ...] = self.acc[first : first + 4]
         return registers
 
@@ -229,10 +229,10 @@ class Step:
             total = self.run_sum[4 * tile : 4 * tile + 4]
             b.op(self._mma("k16"), total, (self.ones,) * 4, self.weight[2 * tile : 2 * tile + 2], total)
 
-    # -- output -----------------------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[list[int]]:
-        """Indices of V's units, in groups that are loaded before the first of them is used; padding goes with the last."""
+        """Indices of V's units, in groups that are loaded before the first is used; padding goes with the last."""
         indices = list(range(self.ring.layout.first_v, len(self.ring.units)))
         if self.ring.ahead:
             return [indices]
@@ -271,73 +271,5 @@ class Step:
         for step in range(block.steps):
             a = mma_convert.v_fragments(self.b, self.attention.kv_dtype.name, rows, step, scales)
             for tile in range(self.tiles):
-                acc = self._acc(before + step, tile)
+                acc = self.output(before + step, tile)
                 self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], acc)
-
-    # -- at the end ---------------------------------------------------------------------------------------------------------
-
-    def store(self, partials: Partials, arena: Shared) -> None:
-        """Maxima, sums and outputs to shared memory."""
-        b, task = self.b, self.task
-        start = b.op("mov.u32", "acc_arena", arena)
-        row = b.op("mad.lo.u32", "acc_row", task.warp, partials.warp_stride, start)
-        b.op("mad.lo.u32", row, b.registers["lane_q"], 2 * partials.pitch_bytes, row)
-        statistics = b.op("mad.lo.u32", "acc_statistics", task.warp, partials.statistics_stride, start)
-        b.op("mad.lo.u32", statistics, b.registers["lane_q"], 8, statistics)
-        first = b.op("setp.eq.u32", "acc_first_lane", b.registers["lane_g"], 0)
-        for column in range(2 * self.tiles):
-            head = 8 * (column // 2) + column % 2
-            if head >= partials.heads:
-                continue
-            exists = self._head_exists(head, partials.heads)
-            self._store_row(Addr(row, partials.row(0) + head * partials.pitch_bytes), column, exists)
-            writes = first
-            if exists is not None:
-                writes = scratch(b, "acc_writes", "pred")
-                b.op("and.pred", writes, first, exists)
-            b.op("st.shared.f32", statistics[partials.maximum(0) + 4 * head], self.run_max[column], pred=writes)
-            b.op(
-                "st.shared.f32",
-                statistics[partials.total(0) + 4 * head],
-                self.run_sum[4 * (column // 2) + column % 2],
-                pred=writes,
-            )
-
-    def _head_exists(self, head: int, heads: int) -> Reg | None:
-        """Whether head 2q + `head` is one of the CTA's; None when it always is."""
-        if head + 6 < heads:
-            return None
-        exists = scratch(self.b, "acc_exists", "pred")
-        self.b.op("setp.lt.u32", exists, self.b.registers["lane_q"], (heads - head + 1) // 2)
-        return exists
-
-    def _store_row(self, row: Addr, column: int, exists: Reg | None) -> None:
-        """One head's output: a lane has `elements` consecutive dims of every block of V."""
-        b, output = self.b, 0
-        for block in self.ring.layout.v_blocks:
-            lane = self._lane_offset(block, row)
-            guard = exists
-            if block.repeats:
-                guard = scratch(b, "acc_lower_half", "pred")
-                b.op("setp.lt.u32", guard, b.registers["lane_g"], 4)
-                if exists is not None:
-                    b.op("and.pred", guard, guard, exists)
-            values = [
-                self._acc(output + step, column // 2)[half + column % 2]
-                for step in range(block.steps)
-                for half in (0, 2)
-            ]
-            output += block.steps
-            for first in range(0, len(values), 4):
-                part = tuple(values[first : first + 4])
-                place = Addr(lane, row.offset + 4 * (block.first_dim + first))
-                b.op(f"st.shared.v{len(part)}.f32", place, part, pred=guard)
-
-    def _lane_offset(self, block: Block, row: Addr) -> Reg:
-        """The lane's row address plus its place in blocks of this width."""
-        name = f"acc_lane{block.elements}"
-        if name in self.b.registers:
-            return self.b.registers[name]
-        assert isinstance(row.base, Reg)
-        made: Reg = self.b.op("mad.lo.u32", name, self.b.registers["lane_g"], 4 * block.elements, row.base)
-        return made

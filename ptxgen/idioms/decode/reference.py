@@ -45,7 +45,7 @@ def attend(
     slopes: np.ndarray | None,
     sinks: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output `[n_heads, head_dim]` and log-sum-exp `[n_heads]` of one query over the rows given, the last the newest."""
+    """Output `[n_heads, head_dim]` and log-sum-exp `[n_heads]` of one query; the last of the rows is the newest."""
     import numpy as np
 
     heads = (attention.n_kv_heads, attention.group)

@@ -1,7 +1,7 @@
 """Merging splits through global memory: every split leaves a record, and the last to arrive merges them all.
 
-Who comes last is known by a ticket, an atomic counter that wraps to zero with the last arrival, ready for the next launch.
-The order of the merge is that of the splits, whoever merges: results do not depend on the order of arrival.
+Who comes last is known by a ticket, an atomic counter that wraps to zero with the last arrival, ready for the next
+launch. The order of the merge is that of the splits, whoever merges: results do not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _AT_ONCE = 16  # records in flight while merging
 class Splits:
     """Records `[unit][split][element]` of values (16 bytes), and behind a unit's values its maxima and sums (8 bytes).
 
-    `unit` numbers (sequence, KV head, part of the group); `splits` (the capacity) and `active` (those that have work now)
-    are registers; `index` is this CTA's split, `ticket` its counter's index.
+    `unit` numbers (sequence, KV head, part of the group); `splits` (the capacity) and `active` (those that have work
+    now) are registers; `index` is this CTA's split, `ticket` its counter's index.
     """
 
     def __init__(self, b: Builder, elements: Elements, splits: Reg, active: Reg, index: Reg, most: int) -> None:
