@@ -33,14 +33,16 @@ def left_for_loads(attention: Attention, heads: int, warps: int) -> int:
     used = _FIXED + _pointers(attention, layout) + 4 * layout.output_tiles * tiles + _SOFTMAX * tiles
     used += 4 * tiles if stages_query(attention, heads) else query_words(layout) * tiles
     used += _BYTE_CONVERSION if attention.kv_dtype.bytes == 1 else _FRAGMENT
-    used += 4 * tiles if attention.alibi else 0
+    used += 8 + 4 * tiles if attention.alibi else 0
     return most - used
 
 
 def _pointers(attention: Attention, layout: TileLayout) -> int:
-    """64-bit addresses: one a kind of block, again for its scales, again for where a lane starts in any page."""
+    """64-bit addresses: one a kind of block, again for its scales, again for where a lane starts in any page; and what
+    vectors of different lengths leave unused between them."""
     kinds = len({(block.kind, block.width, block.repeats) for block in (*layout.k_blocks, *layout.v_blocks)})
+    unused = 2 * (kinds - 2)
     kinds *= 2 if attention.quantised else 1
     if attention.page_size:
-        return 4 * kinds + 4
-    return 2 * kinds + (4 if attention.quantised else 2)
+        return 4 * kinds + 4 + unused
+    return 2 * kinds + (4 if attention.quantised else 2) + unused
