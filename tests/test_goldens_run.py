@@ -15,7 +15,7 @@ import pytest
 from ptxgen.dtypes import dtype
 from ptxgen.examples import poison
 from ptxgen.golden import Case, Goldens
-from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.kernel import kernel_types
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.trial import trial
 
@@ -40,38 +40,58 @@ def test_golden_runs_without_a_finding_and_matches_its_reference_twice(file: str
 
 
 # what lies past a length ------------------------------------------------------------------------------------------
-def _caches(spec: KernelType, a: Arrays) -> Iterator[np.ndarray]:
-    for cache in (a["k_cache"], a["v_cache"]):
-        yield cache[:, a["seq_len"] :]
+Past = Iterator[tuple[np.ndarray, Any]]  # arrays, and where in them
 
 
-def _lists(spec: KernelType, a: Arrays) -> Iterator[np.ndarray]:
-    for name, caches in a.items():
-        if isinstance(caches, list):
-            yield from (cache[:, max(0, length) :] for cache, length in zip(caches, a["seq_lens"], strict=True))
+def _cached(a: Arrays) -> list[np.ndarray]:
+    return [a[name] for name in ("k_cache", "v_cache", "k_scales", "v_scales") if name in a]
 
 
-def _prompts(spec: Any, a: Arrays) -> Iterator[np.ndarray]:
+def _caches(spec: Any, a: Arrays) -> Past:
+    if not spec.batched:
+        length = int(np.ravel(a["seq_len"])[0])
+        yield from ((cache, np.s_[:, length:]) for cache in _cached(a))
+    elif not spec.page_size:
+        for cache in _cached(a):
+            yield from ((cache, np.s_[n, :, length:]) for n, length in enumerate(a["seq_lens"]))
+    else:
+        used = np.zeros((a["k_cache"].shape[0], spec.page_size), bool)
+        for table, length in zip(a["page_table"], a["seq_lens"], strict=True):
+            positions = np.arange(length)
+            used[table[positions // spec.page_size], positions % spec.page_size] = True
+        pages, rows = np.nonzero(~used)
+        yield from ((cache, np.s_[pages, :, rows]) for cache in _cached(a))
+
+
+def _lists(spec: Any, a: Arrays) -> Past:
+    for caches in (value for value in a.values() if isinstance(value, list)):
+        for cache, length in zip(caches, a["seq_lens"], strict=True):
+            yield cache, np.s_[:, max(0, length) :]
+
+
+def _prompts(spec: Any, a: Arrays) -> Past:
     keys = [a[name] for name in ("k", "v", "k_scales", "v_scales") if name in a]
     if spec.batched:
-        yield a["q"][a["q_starts"][-1] :]
-        yield from (x[n, :, length:] for x in keys for n, length in enumerate(a["kv_lens"]))
+        yield a["q"], np.s_[a["q_starts"][-1] :]
+        yield from ((x, np.s_[n, :, length:]) for x in keys for n, length in enumerate(a["kv_lens"]))
         return
     q_len, kv_len = (int(np.ravel(a[name])[0]) for name in ("q_len", "kv_len"))
     by_head = spec.layout == "heads"
-    yield a["q"][:, q_len:] if by_head else a["q"][q_len:]
-    yield from (x[:, kv_len:] if by_head or spec.max_len else x[kv_len:] for x in keys)
+    yield a["q"], np.s_[:, q_len:] if by_head else np.s_[q_len:]
+    yield from ((x, np.s_[:, kv_len:] if by_head or spec.max_len else np.s_[kv_len:]) for x in keys)
 
 
-def _rows_of_slot(spec: Any, a: Arrays) -> Iterator[np.ndarray]:
+def _rows_of_slot(spec: Any, a: Arrays) -> Past:
     length = int(np.ravel(a["seq_len"])[0])
     for name in [n for n in a if n.endswith("_single")]:
-        single, batched = a[name], a[name.replace("single", "batched")]
-        yield single[:, length:] if spec.direction == "to_slot" else batched[:, :, length:]
+        if spec.direction == "to_slot":
+            yield a[name], np.s_[:, length:]
+        else:
+            yield a[name.replace("single", "batched")], np.s_[:, :, length:]
 
 
-TAILS: dict[str, tuple[dict[str, int], Callable[[Any, Arrays], Iterator[np.ndarray]]]] = {
-    "incremental_attention": ({"seq_len": 37}, _caches),
+TAILS: dict[str, tuple[dict[str, int], Callable[[Any, Arrays], Past]]] = {
+    "incremental_attention": ({"seq_len": 19}, _caches),
     "flash_decoding_chunk": ({"seq_len": 19}, _lists),
     "multi_head_attention": ({"q_len": 21, "kv_len": 27}, _prompts),
     "kv_cache_gather": ({"slot": 1, "seq_len": 23}, _rows_of_slot),
@@ -84,9 +104,10 @@ def _arguments(case: Case, fill: Callable[[tuple[int, ...], Any], np.ndarray]) -
     sizes, tails = TAILS[case.spec.kernel_name]
     values = case.spec.example(np.random.default_rng(7), **sizes)
     found = 0
-    for tail in tails(case.spec, values):
-        tail[...] = fill(tail.shape, dtype(tail.dtype))
-        found += tail.size
+    for array, past in tails(case.spec, values):
+        shape = array[past].shape
+        array[past] = fill(shape, dtype(array.dtype))
+        found += int(np.prod(shape))
     assert found, "the example leaves nothing past its lengths"
     return values
 
@@ -98,7 +119,8 @@ def test_what_lies_past_a_length_does_not_matter(file: str, checked: CpuDevice) 
 
     def run(fill: Callable[[tuple[int, ...], Any], np.ndarray]) -> dict[str, np.ndarray]:
         values = _arguments(case, fill)
-        return dict(trial(case.spec, checked, target=case.target, arguments=values, repeat=False, **sizes).require().outputs)
+        made = trial(case.spec, checked, target=case.target, arguments=values, repeat=False, **sizes)
+        return dict(made.require().outputs)
 
     clean, spoiled = run(lambda shape, kind: np.zeros(shape, kind.numpy)), run(poison)
     for name, want in clean.items():
