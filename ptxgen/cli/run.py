@@ -19,7 +19,7 @@ def _options() -> Sequence[click.Option]:
         *launch_options(),
         click.Option(["--inputs"], type=click.Path(exists=True, dir_okay=False), default=None,
                      help="an .npz whose arrays replace arguments of the same name"),
-        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, help="an .npz for what the kernel wrote"),
+        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, help="an .npz for the results"),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for a machine to read."),
     ]  # fmt: skip
 
@@ -71,8 +71,8 @@ def _run(
         rows = [(v.name, "ok" if v.ok else "WRONG", f"{v.error:.3g}", f"{v.limit:.3g}", v.why) for v in result.verdicts]
         table(("buffer", "verdict", "error", "limit", ""), rows, f"{spec!r} for {result.kernel.ptx.target}")
         click.echo(
-            f"{opened.name}: generate and load {result.load_s * 1e3:.1f} ms, first launch {result.first_s * 1e3:.2f} ms,"
-            f" launch {result.run_s * 1e3:.3f} ms"
+            f"{opened.name}: generate and load {result.load_s * 1e3:.1f} ms, first launch {result.first_s * 1e3:.2f} ms"
+            f", launch {result.run_s * 1e3:.3f} ms"
         )
     return 0 if result.ok else 1
 
