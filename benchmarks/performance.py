@@ -27,8 +27,8 @@ Microseconds per call as a graph node, with enough KV sets in turn to defeat the
 the length.
 """
 SHORT = """FlashInfer was not part of this run. Short of the aim (1.45 × the best peer, never below it): 32/8/128 at
-32×2048, and multi-head attention (a group of one) from 134 MB on, where cuDNN is ahead by a few percent. Short contexts are
-bound by the launch, the load of the length and the merge, not by the memory.
+32×2048, and multi-head attention (a group of one) from 134 MB on, where cuDNN is ahead by a few percent. Short contexts
+are bound by the launch, the load of the length and the merge, not by the memory.
 """
 
 
