@@ -4,6 +4,7 @@
     python -m benchmarks.flash_decoding --report       the table of the last run
 
 Both kernels of a pair stand in one graph, over enough KV caches to defeat the L2; results are checked against float32.
+The one launch takes a batch as the pair does; for one sequence also the kernel without batches, which is faster.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.rows import Run, load, markdown
@@ -19,8 +21,9 @@ from ptxgen.generator import generate
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention
 
 SHAPES = ((32, 8, 128), (32, 4, 64), (12, 2, 128), (32, 32, 128))
-CASES = ((1, 512), (1, 4096), (1, 32768), (8, 4096), (32, 2048))
-CHUNKS = (4, 8, 16, 32, 64)
+CASES = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (8, 4096), (32, 2048))
+CHUNKS = (32, 64, 128)
+DEFAULT = 64
 Case = dict[str, Any]
 
 
@@ -72,25 +75,29 @@ def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], None]], out: Any
     return graph_us(calls * max(1, 16 // len(calls))), error
 
 
-def one_launch(inputs: Inputs) -> tuple[float, float]:
-    """IncrementalAttention, batched, lengths from device memory."""
+def one_launch(inputs: Inputs, *, batched: bool = True) -> tuple[float, float]:
+    """IncrementalAttention, lengths from device memory."""
     import torch
 
     from benchmarks.gpu import Loaded
 
     c = inputs.case
     shape = {x: c[x] for x in ("head_dim", "n_heads", "n_kv_heads")}
-    spec = IncrementalAttention(max_len=c["context"], **shape, q_dtype="f16", kv_dtype="f16", batched=True)
+    many = {"batched": True} if batched else {"indirect": True}
+    spec = IncrementalAttention(max_len=c["context"], **shape, q_dtype="f16", kv_dtype="f16", **many)
     loaded, out = Loaded(generate(spec, target()), batch=c["batch"]), torch.empty_like(inputs.q)
+    length = {"seq_lens" if batched else "seq_len": inputs.lengths}
 
     def call_of(caches: Any) -> Callable[[], None]:
-        return loaded.bind(q=inputs.q, k_cache=caches[0], v_cache=caches[1], out=out, seq_lens=inputs.lengths)
+        return loaded.bind(q=inputs.q, k_cache=caches[0], v_cache=caches[1], out=out, **length)
 
     return timed(inputs, call_of, out)
 
 
-def two_launches(max_chunks: int) -> Callable[[Inputs], tuple[float, float]]:
-    """FlashDecodingChunk, then FlashDecodingReduce."""
+def two_launches(
+    max_chunks: int, *, programmatic: bool = False, fitted: bool = False
+) -> Callable[[Inputs], tuple[float, float]]:
+    """FlashDecodingChunk, then FlashDecodingReduce; `fitted`: with room for as many chunks as are launched."""
 
     def measure(inputs: Inputs) -> tuple[float, float]:
         import torch
@@ -98,12 +105,16 @@ def two_launches(max_chunks: int) -> Callable[[Inputs], tuple[float, float]]:
         from benchmarks.gpu import Loaded
 
         c = inputs.case
-        shape = {"head_dim": c["head_dim"], "n_heads": c["n_heads"], "max_chunks": max_chunks, "q_dtype": "f16"}
+        shape = {"head_dim": c["head_dim"], "n_heads": c["n_heads"], "q_dtype": "f16", "programmatic": programmatic}
         cache = {"max_len": c["context"], "n_kv_heads": c["n_kv_heads"], "kv_dtype": "f16"}
-        chunk = Loaded(generate(FlashDecodingChunk(**shape, **cache), target()), batch=c["batch"])
-        reduction = Loaded(generate(FlashDecodingReduce(**shape), target()), batch=c["batch"])
+        spec = FlashDecodingChunk(max_chunks=max_chunks, **shape, **cache)
+        if fitted:
+            spec = replace(spec, max_chunks=spec.chunks(c["batch"]))
+        chunk = Loaded(generate(spec, target()), batch=c["batch"])
+        merge_spec = FlashDecodingReduce(max_chunks=spec.max_chunks, **shape)
+        reduction = Loaded(generate(merge_spec, target()), batch=c["batch"])
         out = torch.empty_like(inputs.q)
-        slots = (c["batch"], c["n_heads"], max_chunks)
+        slots = (c["batch"], c["n_heads"], spec.max_chunks)
         partials, stats = (torch.empty(*slots, width, device="cuda") for width in (c["head_dim"], 2))
         merge = reduction.bind(partials=partials, stats=stats, out=out)
 
@@ -112,42 +123,51 @@ def two_launches(max_chunks: int) -> Callable[[Inputs], tuple[float, float]]:
             given = {"q": inputs.q, "k_ptrs": pointers[0], "v_ptrs": pointers[1], "seq_lens": inputs.lengths}
             attend = chunk.bind(**given, partials=partials, stats=stats)
 
-            def both() -> None:
+            def pair() -> None:
                 attend()
                 merge()
 
-            return both
+            return pair
 
         return timed(inputs, call_of, out)
 
     return measure
 
 
+def implementations(batch: int) -> dict[str, Callable[[Inputs], tuple[float, float]]]:
+    """What is timed for a batch of that size."""
+    single = {"one launch": one_launch}
+    if batch == 1:
+        single["one launch, no batch"] = lambda inputs: one_launch(inputs, batched=False)
+    pairs = {f"max_chunks={n}": two_launches(n) for n in CHUNKS}
+    fitted = two_launches(DEFAULT, fitted=True)
+    return {**single, **pairs, "fitted": fitted, "programmatic": two_launches(DEFAULT, programmatic=True)}
+
+
 def measure_all(run: Run) -> None:
-    """Every case: the one launch, and pairs with each number of chunks."""
+    """Every case: the one launch, and pairs with each `max_chunks`."""
     for h, kv, d in SHAPES:
         for batch, context in CASES:
             case = {"n_heads": h, "n_kv_heads": kv, "head_dim": d, "batch": batch, "context": context}
             inputs = Inputs(case)
-            us, error = one_launch(inputs)
-            run.add(case, "one launch", us=us, bytes=inputs.bytes, error=error)
-            for count in CHUNKS:
-                us, error = two_launches(count)(inputs)
-                run.add(case, f"max_chunks={count}", us=us, bytes=inputs.bytes, error=error)
+            for name, measure in implementations(batch).items():
+                us, error = measure(inputs)
+                run.add(case, name, us=us, bytes=inputs.bytes, error=error)
             print(case, {row["impl"]: row["us"] for row in run.rows if row["case"] == case}, flush=True)
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table, and the best pair of each case over the one launch."""
+    """The rows as a table, and the pairs over the one launch, by their number of chunks."""
     cases: dict[str, dict[str, float]] = {}
     for row in rows:
         cases.setdefault(str(row["case"]), {})[row["impl"]] = row["us"]
-    lines, ratios = [markdown(rows), ""], []
-    for case, us in cases.items():
-        best = min((name for name in us if name != "one launch"), key=us.__getitem__)
-        ratios.append(us[best] / us["one launch"])
-        lines.append(f"{case}: {best}, {ratios[-1]:.2f} of one launch")
-    lines.append(f"geometric mean {math.exp(statistics.fmean(map(math.log, ratios))):.3f}, largest {max(ratios):.2f}")
+    lines = [markdown(rows), ""]
+    for single in ("one launch", "one launch, no batch"):
+        for name in dict.fromkeys(row["impl"] for row in rows if not row["impl"].startswith("one launch")):
+            ratios = [us[name] / us[single] for us in cases.values() if name in us and single in us]
+            if ratios:
+                mean = math.exp(statistics.fmean(map(math.log, ratios)))
+                lines.append(f"{name} / {single}: {mean:.3f} (mean of {len(ratios)}), largest {max(ratios):.2f}")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from benchmarks.rows import Run, load, markdown
 from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernels import KvCacheScatter
+from ptxgen.targets import target
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = KvCacheScatter(max_len=4096, head_dim=128, n_kv_heads=8)
@@ -97,10 +99,40 @@ def numba_seconds() -> float:
     return time.perf_counter() - start
 
 
-PEERS: dict[str, tuple[str, Callable[[], float]]] = {
-    "triton": ("triton", triton_seconds),
-    "numba-cuda": ("numba", numba_seconds),
+def nvcc_seconds() -> float:
+    """nvcc's compilation of the same copy to PTX, a process: the best of five."""
+    import tempfile
+
+    source = (
+        'extern "C" __global__ void copy(const float* src, float* dst, int position) {\n'
+        "    dst[position * 128 + threadIdx.x] = src[threadIdx.x];\n"
+        "}\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "copy.cu"
+        file.write_text(source)
+        return process_seconds(["nvcc", "-arch=sm_90", "-ptx", str(file), "-o", f"{folder}/copy.ptx"])
+
+
+def ours_seconds() -> float:
+    """This library's, of a kernel that copies a row of every head to the cache: the best of five."""
+    return min(cold_seconds(Case(SPEC, target("sm_90"), "")) for _ in range(5))
+
+
+def has_module(name: str) -> bool:
+    """Whether a Python module is installed."""
+    return importlib.util.find_spec(name) is not None
+
+
+# Compilers of a copy kernel: whether it is installed, and what it takes.
+COMPILERS: dict[str, tuple[bool, Callable[[], float]]] = {
+    "ptxgen": (True, ours_seconds),
+    "triton": (has_module("triton"), triton_seconds),
+    "numba-cuda": (has_module("numba"), numba_seconds),
+    "nvcc": (shutil.which("nvcc") is not None, nvcc_seconds),
 }
+# A generator in Rust that formats the text of its kernels, without a check of it: its authors' figure for one kernel.
+TRUENO: dict[str, float | str] = {"us": 27.0, "why": "as its authors state it; not measured here"}
 
 
 PROCESSES = (
@@ -124,11 +156,21 @@ def measure(run: Run) -> None:
     run.add({"what": "repeated spec"}, "ptxgen", us=min(repeated_seconds() for _ in range(5)) * 1e6)
     for what_runs, impl, arguments in PROCESSES:
         run.add({"what": f"process: {what_runs}"}, impl, us=process_seconds([sys.executable, *arguments]) * 1e6)
-    for name, (module, seconds) in PEERS.items():
-        if importlib.util.find_spec(module) is None:
-            print(f"{name}: not installed, no row")
+    compilers(run)
+
+
+def compilers(run: Run) -> None:
+    """Add the rows of a copy kernel: this library's, the compilers' that are installed, and a figure from elsewhere."""
+    for name, (installed, seconds) in COMPILERS.items():
+        what = {"what": "cold, a copy kernel"}
+        if not installed:
+            run.add(what, name, why="not installed")
             continue
-        run.add({"what": "cold, a copy kernel"}, name, us=seconds() * 1e6)
+        try:
+            run.add(what, name, us=seconds() * 1e6)
+        except Exception as refused:  # another library, in whatever version; its own words say what it lacks
+            run.add(what, name, why=(str(refused).strip().splitlines() or [type(refused).__name__])[0])
+    run.add({"what": "one kernel's text"}, "trueno-gpu (Rust)", **TRUENO)
 
 
 def main() -> None:

@@ -72,10 +72,18 @@ def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
     attention = ex._attention(0, buffers["q"], buffers["out"], length)
     cache.set_length(0, length - 1)
     append = cache._scatter(0, *(buffers[n].reshape(1, *buffers[n].shape) for n in "kv"), length - 1)
+    rows_of = {n: buffers[n].reshape(1, *buffers[n].shape) for n in "kv"}
+
+    def checks() -> None:
+        found = ex._buffers(q=q, k=k, v=v, out=out)
+        ex._attention(0, found["q"], found["out"], length)
+        cache._scatter(0, rows_of["k"], rows_of["v"], length - 1)
+
     kernels = {"attention": kernel_us(device, attention), "append": kernel_us(device, append)}
     case = {**SHAPE, "context": length, "kv_dtype": kv_dtype}
     rows = {
         "whole call": median_us(whole),
+        "arguments checked and packed, host": median_us(checks),
         "upload and its wait": median_us(part(lambda: ex._arguments.upload({"q": q, "k": k, "v": v}, stream))),
         "download and its wait": median_us(part(lambda: ex._arguments.download("out", out, stream))),
         "two launches, host": median_us(lambda: (append.launch(stream), attention.launch(stream))),
@@ -84,7 +92,7 @@ def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
     }
     for name, us in rows.items():
         row = run.add(case, name, us=us)
-        print(f"{kv_dtype} {length:6d}  {name:24s} {row['us']:8.2f} µs", flush=True)
+        print(f"{kv_dtype} {length:6d}  {name:36s} {row['us']:8.2f} µs", flush=True)
 
 
 def main() -> None:

@@ -1,35 +1,26 @@
-"""Writes docs/performance.md from the last run of every benchmark's rows: `python -m benchmarks.performance`."""
+"""Writes docs/performance.md, the README's table and the chart from the last run of every benchmark's rows:
+`python -m benchmarks.performance`.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-HEADS = ((32, 4, 64), (32, 8, 128), (12, 2, 128), (28, 4, 128), (32, 32, 128), (32, 32, 80))
-GRID = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (8, 4096), (32, 2048))
-CACHES = ((1, 4096), (1, 32768), (1, 131072), (8, 4096))
-PEERS = ("sdpa-cudnn", "sdpa-flash")
+from benchmarks import decode_document as document
+from benchmarks.decode_report import mean, plot, table
 
+HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
 
-All figures are from one NVIDIA H200 (sm_90a), each beside its peers in one run. The raw rows lie in
-`benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure again with
-`python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `small_kernels`, `launch`, `host_attention`).
+All figures but the last table's are from one NVIDIA H200 (sm_90a), each beside its peers in one run. The raw rows lie
+in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure again with
+`python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`,
+`decode_shapes`, `small_kernels`, `launch`, `host_attention`, `generation`).
 """
-DECODE = """## Decode attention, f16
-
-Microseconds per call as a graph node, with enough KV sets in turn to defeat the L2: **ours** (with programmatic launch)
-/ the better of torch's SDPA with cuDNN and with FlashAttention / the read of the KV cache alone. One launch, whatever
-the length.
-"""
-SHORT = """FlashInfer was not part of this run. Short of the aim (1.45 × the best peer, never below it): 32/8/128 at
-32×2048, and multi-head attention (a group of one) from 134 MB on, where cuDNN is ahead by a few percent. Short contexts
-are bound by the launch, the load of the length and the merge, not by the memory.
-"""
+README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
 
 def last_run(bench: str) -> list[dict[str, Any]]:
@@ -46,56 +37,6 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
     return found
 
 
-def mean(ratios: list[float]) -> float:
-    """Geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def table(head: list[str], lines: Iterable[list[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]) + "\n"
-
-
-def decode() -> Iterable[str]:
-    """The grid of f16 cases, then the other caches."""
-    rows = last_run("decode_attention")
-    cases = by_case(rows)
-
-    def at(heads: tuple[int, int, int], point: tuple[int, int], kind: str) -> dict[str, dict[str, Any]]:
-        shape = dict(zip(("n_heads", "n_kv_heads", "head_dim"), heads, strict=True))
-        case = shape | dict(batch=point[0], context=point[1], kv_dtype=kind)
-        return cases.get(json.dumps(case, sort_keys=True), {})
-
-    peer, floor, programmatic, lines = [], [], [], []
-    for heads in HEADS:
-        cells = ["/".join(map(str, heads))]
-        for point in GRID:
-            us = {impl: row["us"] for impl, row in at(heads, point, "f16").items()}
-            best = min(us[p] for p in PEERS)
-            peer.append(best / us["ptxgen"])
-            floor.append(us["ptxgen"] / us["floor"])
-            programmatic.append(us["ptxgen-programmatic"] / us["floor"])
-            cells.append(f"**{us['ptxgen']:.1f}** ({us['ptxgen-programmatic']:.1f}) / {best:.1f} / {us['floor']:.1f}")
-        lines.append(cells)
-    yield DECODE
-    yield table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in GRID)], lines)
-    yield (
-        f"Geometric means of {len(peer)} cases: best peer / ours {mean(peer):.2f} (least {min(peer):.2f}), ours / read "
-        f"{mean(floor):.2f}, with programmatic launch {mean(programmatic):.2f}. Run {rows[0]['run']}, commit "
-        f"{rows[0]['commit']}.\n"
-    )
-    yield SHORT
-    lines = []
-    for kind in ("f16", "bf16", "e4m3", "s8", "f32"):
-        cells = [kind]
-        for point in CACHES:
-            us = {impl: row["us"] for impl, row in at((32, 8, 128), point, kind).items()}
-            cells.append(f"{us['ptxgen']:.1f} µs, {us['floor'] / us['ptxgen']:.2f}" if us else "–")
-        lines.append(cells)
-    yield "### Other caches, 32/8/128: time, and share of the rate at which the cache can be read\n"
-    yield table(["cache", *(f"{b}×{c}" for b, c in CACHES)], lines)
-
-
 def prefill() -> Iterable[str]:
     """TFLOP/s by heads and length."""
     rows = last_run("prefill")
@@ -110,6 +51,37 @@ def prefill() -> Iterable[str]:
     yield "## Prefill, bf16, causal, TFLOP/s\n\nmma.sync, the sm_80 way; wgmma is not used yet.\n"
     yield table(["heads q/kv/dim", "tokens", "ours", "FlashAttention 2 (torch)", "cuDNN (torch)"], lines)
     yield f"FlashAttention 2 / ours: {mean(ratios):.2f} (geometric mean), least {min(ratios):.2f}.\n"
+
+
+def two_launches() -> Iterable[str]:
+    """FlashDecodingChunk and FlashDecodingReduce over IncrementalAttention."""
+    cases = [{n: r["us"] for n, r in impls.items()} for impls in by_case(last_run("flash_decoding")).values()]
+    names = {
+        "max_chunks=64": "max_chunks=64, the default",
+        "fitted": "room for the chunks that are launched, as Executor does",
+        "programmatic": "max_chunks=64, launched programmatically",
+    }
+    singles = ("one launch", "one launch, no batch")
+    lines = []
+    for name, text in names.items():
+        ratios = [[case[name] / case[single] for case in cases if single in case] for single in singles]
+        lines.append([text, *(f"{mean(r):.2f}, {max(r):.2f}" for r in ratios)])
+    yield "## Decode attention in two launches, f16: times as long as in one\n"
+    yield f"{len(cases)} cases of 1 to 32 sequences, 512 to 131072 positions: geometric mean, largest.\n"
+    yield table(["", "the one launch for a batch", "for one sequence, without batches"], lines)
+
+
+def untuned() -> Iterable[str]:
+    """Head dims and groups that no table names, over the nearest tuned shape."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for row in last_run("decode_shapes"):
+        size = round(row["bytes"] / 2**20)
+        found.setdefault(row["case"]["head_dim"], {}).setdefault(size, []).append(row["ratio"])
+    sizes = sorted(next(iter(found.values())))
+    lines = [[str(dim), *(f"{mean(r[s]):.2f}, {min(r[s]):.2f}" for s in sizes)] for dim, r in sorted(found.items())]
+    yield "## Head dims and groups that nobody tuned: share of the nearest tuned shape's rate over as many bytes\n"
+    yield "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least.\n"
+    yield table(["head_dim", *(f"{size} MiB" for size in sizes)], lines)
 
 
 def small() -> Iterable[str]:
@@ -140,10 +112,38 @@ def launches() -> Iterable[str]:
     yield ""
 
 
+def generation() -> Iterable[str]:
+    """What the text of a kernel costs, on the host."""
+    rows = last_run("generation")
+    lines = [
+        [row["case"]["what"], row["impl"], f"{row['us'] / 1000:.3g}" if "us" in row else "–", row.get("why", "")]
+        for row in rows
+    ]
+    yield f"## Generating a kernel, milliseconds on {rows[0]['device']}\n"
+    yield table(["what", "by", "ms", ""], lines)
+
+
+def between(text: str, marks: tuple[str, str], inside: str) -> str:
+    """The text with what stands between two marks replaced."""
+    head, first, rest = text.partition(marks[0])
+    _, second, tail = rest.partition(marks[1])
+    if not first or not second:
+        raise SystemExit(f"README.md: the marks {marks[0]} and {marks[1]} must be in it")
+    return f"{head}{first}\n{inside}{second}{tail}"
+
+
 def main() -> None:
-    """Write the document."""
-    parts = [INTRODUCTION, *decode(), *prefill(), *small(), *launches()]
-    (HERE.parent / "docs" / "performance.md").write_text("\n".join(parts))
+    """Write the document, the README's table, and the chart where matplotlib is installed."""
+    root, rows = HERE.parent, document.last_grid()
+    parts = [INTRODUCTION, *document.grid(rows), *document.others(rows), *document.counters()]
+    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
+    (root / "docs" / "performance.md").write_text("\n".join(parts))
+    page = root / "README.md"
+    page.write_text(between(page.read_text(), README, document.readme(rows)))
+    try:
+        plot(rows, root / "docs" / "images" / "decode_attention.png")
+    except ImportError as missing:
+        print(f"the chart is as it was: {missing} (pip install 'ptxgen[plot]')")
 
 
 if __name__ == "__main__":

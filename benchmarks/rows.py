@@ -1,7 +1,7 @@
 """Rows of benchmark results: JSON lines in `results/<benchmark>.jsonl`, and the tables made from one run of them.
 
 A row: `bench`, `case` (what was measured), `impl` (whose), the measures (`us`, `bytes`, `error`, …), and what all rows
-of a run share: `run`, `device`, `commit`, `date`.
+of a run share: `run`, `device`, `commit`, `date`. A row with `why` in place of measures says what was not measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Run:
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         }
 
-    def add(self, case: Mapping[str, Any], impl: str, **measures: float) -> dict[str, Any]:
+    def add(self, case: Mapping[str, Any], impl: str, **measures: float | str) -> dict[str, Any]:
         """Keep one row; a measure that is a float is rounded to four significant digits."""
         rounded = {n: float(f"{value:.4g}") if isinstance(value, float) else value for n, value in measures.items()}
         self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})
@@ -88,9 +88,13 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [_line(["case", "impl", *measures]), _line(["---"] * (2 + len(measures)))]
     for row in rows:
         case = ", ".join(f"{k}={v}" for k, v in row["case"].items())
-        lines.append(_line([case, row["impl"], *(f"{row[m]:g}" if m in row else "" for m in measures)]))
+        lines.append(_line([case, row["impl"], *(_cell(row.get(m, "")) for m in measures)]))
     first = rows[0]
     return "\n".join([*lines, "", f"{first['device']}, {first['date']}, commit {first['commit']}, run {first['run']}"])
+
+
+def _cell(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _line(cells: Iterable[object]) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ptxgen.errors import AssembleError
+from ptxgen.errors import AssembleError, TargetError
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -67,7 +67,7 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "") -
     `name` stands in messages. Raises `AssembleError` with the assembler's words and the PTX lines they name, or with
     what to install when there is no assembler.
     """
-    where = parse_target(target) if target is not None else _named_target(text)
+    where = parse_target(target) if target is not None else _named_target(text, name or "PTX")
     found = available_assemblers()
     if not found:
         raise AssembleError(f"{name or 'PTX'}: no assembler is installed; {_HOW_TO_GET_ONE}")
@@ -83,11 +83,14 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "") -
     return Assembly(cubin, where, parse_resources(log), str(chosen), log)
 
 
-def _named_target(text: str) -> Target:
+def _named_target(text: str, name: str) -> Target:
     found = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
     if found is None:
-        raise AssembleError("the text has no .target; pass the target to assemble for")
-    return parse_target(found[1])
+        raise AssembleError(f"{name}: has no .target; pass the target to assemble for")
+    try:
+        return parse_target(found[1])
+    except TargetError as unknown:
+        raise AssembleError(f"{name}: {unknown}") from None
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ ROPE: dict[str, Any] = dict(
 )
 # Contexts to attend over: every one of the first tokens, then around tiles and splits, up to the cache's last position.
 CONTEXTS = (*range(1, 9), 63, 64, 65, 255, 512, 1024, 2048)
+FILLING = """Each line is one step: one token is rotated, appended by the kernel, and attends over the whole context.
+Where the context jumps, the positions in between are random numbers, written to the caches by the host as a
+prefill would leave them; "filled before" counts them. q, k and v of the tokens are random as well: the shape
+is the model's, its weights are not needed.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,17 @@ class Layer:
         self.graph = device.graph()
         self.graph.add(second, after=[self.graph.add(first)])
 
-    def fill(self, context: int) -> None:
-        """Random positions up to `context`, as a prefill would leave them."""
+    def fill(self, context: int) -> int:
+        """Random positions up to `context`, as a prefill would leave them; how many these are."""
         start = int(self.host["seq_len"][0])
         if context <= start:
-            return
+            return 0
         for name in ("k_cache", "v_cache"):
             cache = self.host[name]
             cache[:, start:context] = self.rng.standard_normal((cache.shape[0], context - start, cache.shape[2]))
             self.buffers[name].copy_from(cache)
         self.host["seq_len"][0] = context
+        return context - start
 
     def step(self) -> Step:
         """Append one token and attend; the graph is replayed, only device memory has changed."""
@@ -126,14 +132,15 @@ def main(folder: Path = Path("demo_out")) -> int:
     print(f"Llama 3.2 1B, one layer: {SHAPE['n_heads']} query heads, {SHAPE['n_kv_heads']} KV heads of "
           f"{SHAPE['head_dim']}, f16 cache of {SHAPE['max_len']} positions")  # fmt: skip
     print(f"device {device.name}, PTX for {target}, generated and loaded in {loaded * 1e3:.0f} ms\n")
-    print("context  rotate + append + attend  error against float64")
+    print(FILLING)
+    print("context  filled before  rotate + append + attend  error against float64")
     wrong = 0
     for context in CONTEXTS:
-        layer.fill(context - 1)
+        filled = layer.fill(context - 1)
         step = layer.step()
         wrong += not step.verdict.ok
         note = "" if step.verdict.ok else f"  WRONG: {step.verdict.why}"
-        print(f"{step.context:7d}  {step.microseconds:18.0f} µs    {step.verdict.error:.1e} "
+        print(f"{step.context:7d}  {filled:13d}  {step.microseconds:18.0f} µs    {step.verdict.error:.1e} "
               f"(limit {step.verdict.limit:.0e}){note}")  # fmt: skip
     print(f"\n{len(CONTEXTS) - wrong} of {len(CONTEXTS)} steps match. The PTX that ran:")
     for path in paths:

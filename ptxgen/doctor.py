@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptxgen.errors import TargetError
+from ptxgen.errors import SpecError, TargetError
 from ptxgen.manifest import driver_text
 from ptxgen.targets import ptx_of_driver, target_of_capability
 
@@ -42,7 +42,7 @@ class Line:
 
 def examine() -> list[Line]:
     """Everything, in the order in which it is shown."""
-    return [_python(), *_driver(), _cache(), _assembler(), *_parts()]
+    return [_python(), *_driver(), _cache(), _tuning(), _assembler(), *_parts()]
 
 
 def _python() -> Line:
@@ -110,6 +110,19 @@ def _gpu(driver: _Driver, index: int) -> Line:
         return Line(f"gpu {index}", "ok", f"{described}: generate for {target_of_capability(major, minor)}")
     except TargetError as old:
         return Line(f"gpu {index}", "wrong", f"{described}: {old}")
+
+
+def _tuning() -> Line:
+    from ptxgen.tuning import VARIABLE, Table
+
+    own = os.environ.get(VARIABLE)
+    if not own:
+        return Line("tuning", "ok", f"the shipped table ({VARIABLE} is not set)")
+    try:
+        rows = len(Table.read(own).rows)
+    except SpecError as wrong:
+        return Line("tuning", "wrong", str(wrong))
+    return Line("tuning", "ok", f"{own}: {rows} row{'' if rows == 1 else 's'} before the shipped ones")
 
 
 def _cache() -> Line:

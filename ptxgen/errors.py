@@ -43,6 +43,18 @@ class CapacityError(PtxgenError):
     """A KV cache cannot hold what was asked; nothing was changed."""
 
 
+_LONGEST = 60
+
+
+def brief(value: object) -> str:
+    """A value as the text of an error shows it: its repr, without the middle of a long one."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integers of thousands of digits
+        text = f"{type(value).__name__} too long to print"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]} … {text[-15:]}"
+
+
 __all__ = [
     "AssembleError",
     "CapacityError",
@@ -54,4 +66,5 @@ __all__ = [
     "SpecError",
     "TargetError",
     "TemplateError",
+    "brief",
 ]

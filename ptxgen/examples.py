@@ -1,14 +1,21 @@
-"""Arguments for a run of a kernel: random inputs, and everything the kernel writes filled with what must not remain."""
+"""Arguments for a run of a kernel: random inputs, and everything the kernel writes filled with what must not remain.
+
+Also what is legal in their place: ranges of sizes, and arrays that a caller brings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxgen.dtypes import DType
+from ptxgen.errors import SpecError
 from ptxgen.launch import Param, evaluate
+
+if TYPE_CHECKING:
+    from ptxgen.kernel import KernelType
 
 POISON_BYTE = 0x80  # of an integer output
 
@@ -50,3 +57,101 @@ def arguments(
         written = param.access == "out"
         out[param.name] = poison(shape, param.dtype) if written else random_values(rng, shape, param.dtype)
     return out
+
+
+_MOST = (1 << 31) - 1
+_CAPACITIES = ("batch", "rows", "pages", "n_tokens", "n_keys")
+
+
+def ranges(spec: KernelType, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The least and the largest of every capacity, length and position, by the name of the size or of the argument.
+
+    Kernels count a length beyond its range as the nearest in it, and write nothing at a position outside: inside these
+    ranges a run does what it was told. `sizes` override the spec's own capacities.
+    """
+    known = {**spec.sizes, **sizes}
+    batch, tokens, pages = (known.get(name, 1) for name in ("batch", "n_tokens", "pages"))
+    max_len = getattr(spec, "max_len", 0)
+    keys = max_len or known.get("n_keys", 1)
+    rows, positions = known.get("rows", 1), max_len or _MOST
+    most_rows = max_len if max_len and not getattr(spec, "batched", False) else _MOST
+    return {
+        **dict.fromkeys(_CAPACITIES, (1, _MOST)),
+        **dict.fromkeys(("seq_len", "seq_lens"), (0, max_len)),
+        **dict.fromkeys(("kv_len", "kv_lens"), (0, keys)),
+        **dict.fromkeys(("q_len", "q_starts"), (0, tokens)),
+        "rows": (1, most_rows), "position": (0, max(0, positions - rows)), "positions": (0, positions - 1),
+        "slot": (0, batch - 1), "n_slots": (1, batch), "n_sequences": (0, batch), "n_pages": (0, pages),
+        "q_rows": (tokens, tokens), "kv_rows": (known.get("n_keys", 1),) * 2,
+    }  # fmt: skip
+
+
+def check_sizes(spec: KernelType, sizes: Mapping[str, int]) -> None:
+    """Raise `SpecError` for a size that the spec does not have, or that is outside its range (see `ranges`)."""
+    if unknown := sizes.keys() - spec.sizes.keys():
+        known = ", ".join(spec.sizes)
+        raise SpecError(f"{type(spec).__name__}: sizes are {known} (got {', '.join(sorted(unknown))})")
+    _check_ranges(spec, sizes, sizes, sorted(sizes, key=lambda name: name not in _CAPACITIES))
+
+
+def checked_inputs(
+    spec: KernelType, example: Mapping[str, Any], inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Arrays that replace arguments of `example`, as a launch takes them; zero-dimensional ones are scalars.
+
+    Raises `SpecError` naming every array of another name, shape or dtype, and every length or position outside its
+    range. What a parameter of pointers points to is one array, its members along the first axis. NumPy stores types
+    that it does not have (bf16, e4m3) as bytes of their width, which is taken.
+    """
+    if unknown := sorted(inputs.keys() - example.keys()):
+        raise SpecError(f"{spec.kernel_name} takes {', '.join(sorted(example))} (got {', '.join(unknown)})")
+    fitted = {name: _fitted(value, example[name]) for name, value in inputs.items()}
+    wrong = [f"{name}: must be {_described(example[name])} (got {_described(inputs[name])})"
+             for name, value in fitted.items() if value is None]  # fmt: skip
+    if wrong:
+        raise SpecError("\n".join(wrong))
+    _check_ranges(spec, fitted, sizes, sorted(fitted))
+    return fitted
+
+
+def _check_ranges(spec: KernelType, values: Mapping[str, Any], sizes: Mapping[str, int], names: Sequence[str]) -> None:
+    limits = ranges(spec, sizes)
+    for name in names:
+        if name not in limits:
+            continue
+        least, most = limits[name]
+        outside = [int(v) for v in np.ravel(values[name]) if not least <= v <= most]
+        if outside:
+            what = f"{type(spec).__name__}.{name}"
+            raise SpecError(f"{what}: must be from {least} to {most} (got {', '.join(map(str, outside[:4]))})")
+
+
+def _fitted(value: np.ndarray, like: Any) -> Any:
+    """`value` in the form of an example's argument; None where shape or dtype do not fit."""
+    if isinstance(like, np.ndarray):
+        return _same_type(value, like.dtype) if value.shape == like.shape else None
+    if isinstance(like, list):
+        fits = value.shape == (len(like), *like[0].shape)
+        whole = _same_type(value, like[0].dtype) if fits else None
+        return None if whole is None else list(whole)
+    kind = np.asarray(like).dtype
+    if value.shape or value.dtype.kind not in ("iu" if kind.kind in "iu" else "iuf"):
+        return None
+    if kind.kind in "iu" and not np.iinfo(kind).min <= int(value) <= np.iinfo(kind).max:
+        return None
+    return kind.type(value)
+
+
+def _same_type(value: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:
+    if value.dtype == kind:
+        return value
+    raw = value.dtype.kind == "V" and kind.isbuiltin != 1 and value.dtype.itemsize == kind.itemsize
+    return np.ascontiguousarray(value).view(kind) if raw else None
+
+
+def _described(value: Any) -> str:
+    """`f32 [4, 64]`, `scalar s32`."""
+    if isinstance(value, list):
+        return f"{value[0].dtype} {[len(value), *value[0].shape]}"
+    array = np.asarray(value)
+    return f"{array.dtype} {list(array.shape)}" if array.shape else f"one {array.dtype}"

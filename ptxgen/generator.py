@@ -17,6 +17,7 @@ from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
+from ptxgen.tuning import in_force
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,17 @@ class Ptx:
         return manifest(self)
 
 
-_CACHE: dict[tuple[type, KernelType, Target], Ptx] = {}
+_CACHE: dict[tuple[type, KernelType, Target, str], Ptx] = {}
 
 
 def generate(spec: KernelType, target: str | Target) -> Ptx:
-    """The PTX of a spec for a target; the same spec and target give the same object.
+    """The PTX of a spec for a target; the same spec, target and tuning table give the same object.
 
     Raises `SpecError` when the target cannot run the spec (every reason), `IsaError` or `TemplateError` when the kernel
     type itself is wrong.
     """
     where = parse_target(target)
-    key = (type(spec), spec, where)
+    key = (type(spec), spec, where, in_force().digest)
     found = _CACHE.get(key)
     if found is None:
         found = _CACHE[key] = _generate(spec, where)
@@ -70,8 +71,8 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     b.finish()
     launch = spec.launch(target)
     _check_shared(b, launch)
-    entry = spec.kernel_name
-    body = render_entry(b, entry, spec.template(target), launch)
+    entry, template = spec.kernel_name, spec.template(target)
+    body = render_entry(b, entry, template, launch)
     first_line = f"{spec!r} for {target}"
 
     def whole(version: tuple[int, int]) -> str:
@@ -81,12 +82,11 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
 
     # The header depends on the instructions: parse under the target's own lowest version, then raise it if needed.
     text = whole(target.lowest_ptx)
-    module = parse(text, file=f"{entry}.ptx")
+    module = parse(text, f"{entry}.ptx", f"kernel {entry} (templates/{template}.ptx.j2)")
     requires = requirements(module)
-    version = max(target.lowest_ptx, requires.ptx)
-    if version != target.lowest_ptx:
-        text = whole(version)
-        module.version, module.source = version, text
+    if requires.ptx != target.lowest_ptx:
+        text = whole(requires.ptx)
+        module.version, module.source = requires.ptx, text
     check(module, target, lint=True, limits=_index_limits(launch))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module)

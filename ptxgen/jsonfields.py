@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
+
+MOST = (1 << 31) - 1  # of a count: what a 32-bit index reaches
+NUMBERS = (1e-18, 1e18)  # of a number: products and logarithms of a few of them stay finite
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a JSON value is a number within `NUMBERS` (true and false are none)."""
+    return type(value) in (int, float) and NUMBERS[0] <= value <= NUMBERS[1]  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -19,25 +26,28 @@ class Fields:
 
     def error(self, key: str, rule: str) -> SpecError:
         """`config.json: key: rule (got value)`."""
-        return SpecError(f"{self.source}: {key}: {rule} (got {self.values.get(key)!r})")
+        return SpecError(f"{self.source}: {key}: {rule} (got {brief(self.values.get(key))})")
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """An integer of at least `least`."""
+    def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """An integer from `least` to `most`."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if type(value) is not int or value < least:
-            raise self.error(key, f"must be an integer of at least {least}")
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(key, f"must be an integer from {least} to {most}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+    def number(
+        self, key: str, default: float | None = None, *, above: float | None = None, most: float = NUMBERS[1]
+    ) -> float:
+        """A positive number within `NUMBERS`, above `above` and at most `most`."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self.error(key, "must be a positive number")
-        return float(value)
+        if is_number(value) and value <= most and (above is None or value > above):
+            return float(value)
+        least = f"of at least {NUMBERS[0]:g}" if above is None else f"above {above:g}"
+        raise self.error(key, f"must be a number {least}, at most {most:g}")
 
     def flag(self, key: str) -> bool:
         """A truth value; absent is false."""

@@ -6,14 +6,15 @@ A kernel type is a frozen dataclass; an instance is a *spec*: one specialisation
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ptxgen.dtypes import DType, dtype
+from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
+from ptxgen.field_values import slug_word
+from ptxgen.legality import draft, settle, target_reasons
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,10 +92,7 @@ class KernelType:
     # -- shared behaviour ------------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            object.__setattr__(self, field.name, _coerce(type(self).__name__, field, value))
-        reasons = tuple(self.rules())
+        reasons = settle(self, vars(self).copy())
         if reasons:
             raise spec_error(type(self).__name__, reasons)
 
@@ -102,7 +100,7 @@ class KernelType:
     def slug(self) -> str:
         """File name of this spec: the fields that have no default, then those that differ from it."""
         values = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
-        words = [_slug_word(f.name, value) for f, value in values if value != f.default]
+        words = [slug_word(f.name, value) for f, value in values if value != f.default]
         return "_".join(words).replace(".", "p").replace("-", "m").replace("+", "").lower() or "default"
 
 
@@ -111,50 +109,6 @@ def spec_error(kernel: str, reasons: tuple[str, ...]) -> SpecError:
     error = SpecError("\n".join(f"{kernel}.{reason}" for reason in reasons))
     error.reasons = reasons  # type: ignore[attr-defined]
     return error
-
-
-_SHORT = {"max_len": "l", "head_dim": "d", "n_heads": "h", "n_kv_heads": "kv", "kv_dtype": "", "dtype": ""}
-
-
-def _slug_word(name: str, value: object) -> str:
-    """One field in a file name: `l64`, `f16`, `q_bf16`, `indirect`, `no_causal`, `layout_heads`."""
-    name = _SHORT.get(name, name)
-    if isinstance(value, bool):
-        return name if value else f"no_{name}"
-    if isinstance(value, (int, float)):
-        return f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}"
-    if isinstance(value, tuple):
-        return f"{name}_{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}"
-    return "_".join(filter(None, (name.removesuffix("_dtype"), str(value).lower())))
-
-
-def _coerce(kernel: str, field: dataclasses.Field[Any], value: object) -> object:
-    """Bring a field's value to the annotated type; `SpecError` when it does not fit."""
-    kind = str(field.type).replace(" ", "")
-    if value is None and kind.endswith("|None"):
-        return None
-    kind = kind.removesuffix("|None")
-    if kind == "DType":
-        try:
-            return dtype(value)
-        except SpecError as wrong:
-            raise SpecError(f"{kernel}.{field.name}: {str(wrong).removeprefix('dtype: ')}") from None
-    if kind == "tuple[float,...]":
-        try:
-            return tuple(float(item) for item in value)  # type: ignore[attr-defined]
-        except (TypeError, ValueError):
-            raise SpecError(f"{kernel}.{field.name}: must be a sequence of numbers (got {value!r})") from None
-    wanted: dict[str, type] = {"int": int, "bool": bool, "float": float, "str": str}
-    python = wanted.get(kind)
-    if python is None:
-        return value
-    if hasattr(value, "item"):
-        value = value.item()
-    if python is float and type(value) is int:
-        return float(value)
-    if type(value) is not python:
-        raise SpecError(f"{kernel}.{field.name}: must be {'an' if kind == 'int' else 'a'} {kind} (got {value!r})")
-    return value
 
 
 _REGISTRY: dict[str, type[KernelType]] = {}
@@ -196,23 +150,20 @@ def find_kernel_type(name: str) -> type[KernelType]:
     return _REGISTRY[key]
 
 
-def make_spec(name: str, fields: Mapping[str, object]) -> KernelType:
-    """A spec from a kernel type's name and fields; unknown or missing fields are a `SpecError` with the known ones."""
-    import difflib
+def make_spec(name: str, fields: Mapping[str, object], targets: Iterable[str | Target] = ()) -> KernelType:
+    """A spec from a kernel type's name and fields, which all of `targets` support.
+
+    Raises `SpecError` with every reason: unknown, missing and illegal fields, and what a target lacks.
+    """
+    from ptxgen.targets import target as parse_target
 
     cls = find_kernel_type(name)
-    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    reasons = []
-    for name_given in fields.keys() - known.keys():
-        close = difflib.get_close_matches(name_given, known, 1)
-        nearest = f"; nearest: {close[0]}" if close else ""
-        reasons.append(f"{name_given}: no such field{nearest} (fields: {', '.join(known)})")
-    for field in known.values():
-        if field.default is dataclasses.MISSING and field.name not in fields:
-            reasons.append(f"{field.name}: is needed and has no default")
+    where = [parse_target(each) for each in targets]
+    spec, reasons = draft(cls, fields)
+    reasons += tuple(dict.fromkeys(reason for each in where for reason in target_reasons(spec, reasons, each)))
     if reasons:
-        raise spec_error(cls.__name__, tuple(sorted(reasons)))
-    return cls(**fields)
+        raise spec_error(cls.__name__, reasons)
+    return spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,23 +184,15 @@ def supports(spec_fields: KernelType | Mapping[str, object], target: str | Targe
     from ptxgen.targets import target as parse_target
 
     where = parse_target(target)
-    if not isinstance(spec_fields, KernelType):
-        fields = dict(spec_fields)
-        name = str(fields.pop("kernel_type", ""))
-        try:
-            spec_fields = make_spec(name, fields)
-        except SpecError as error:
-            return Support(getattr(error, "reasons", (str(error),)))
-    return Support(tuple(_target_reasons(spec_fields, where)))
-
-
-def _target_reasons(spec: KernelType, where: Target) -> Iterator[str]:
-    from ptxgen.targets import target as parse_target
-
-    if not where.includes(parse_target(spec.lowest_target)):
-        yield f"target: must be {spec.lowest_target} or later (got {where}; nearest: {spec.lowest_target})"
-        return
-    yield from spec.target_rules(where)
+    if isinstance(spec_fields, KernelType):
+        return Support(tuple(target_reasons(spec_fields, (), where)))
+    fields = dict(spec_fields)
+    try:
+        cls = find_kernel_type(str(fields.pop("kernel_type", "")))
+    except SpecError as unknown:
+        return Support((str(unknown),))
+    spec, reasons = draft(cls, fields)
+    return Support((*reasons, *target_reasons(spec, reasons, where)))
 
 
 __all__ = ["DType", "KernelType", "Support", "find_kernel_type", "kernel_type", "kernel_types", "make_spec", "supports"]

@@ -113,15 +113,13 @@ def workspace(name: str, dtype: DType, *shape: Extent, **more: Any) -> Param:
 class Launch:
     """Geometry of a launch: `grid` in CTAs, `block` in threads, `cluster` in CTAs, `shared` dynamic bytes.
 
-    `min_ctas` is the occupancy the assembler must leave registers for (0: no demand). `programmatic`: the text uses
-    griddepcontrol and may be launched with programmatic stream serialization.
+    `programmatic`: the text uses griddepcontrol and may be launched with programmatic stream serialization.
     """
 
     grid: tuple[Extent, Extent, Extent]
     block: tuple[int, int, int]
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
-    min_ctas: int = 0
     programmatic: bool = False
 
     @property

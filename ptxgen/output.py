@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -29,7 +29,8 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...
                 staged.append((_stage(path, data), path))
         for temporary, path in staged:
             existed = path.exists()
-            os.replace(temporary, path)
+            with _about(path):
+                os.replace(temporary, path)
             new += [] if existed else [path]
     except BaseException:
         for leftover in [*(Path(temporary) for temporary, _ in staged), *new]:
@@ -57,15 +58,27 @@ def _make_directories(folder: Path) -> list[Path]:
 def _stage(path: Path, content: bytes) -> str:
     if path.is_dir():
         raise IsADirectoryError(21, "Is a directory", str(path))
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o666 & ~_UMASK)  # mkstemp makes files that only their owner can read
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with _about(path):
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o666 & ~_UMASK)  # mkstemp makes files that only their owner can read
+        except BaseException:
+            os.unlink(temporary)
+            raise
     return temporary
+
+
+@contextlib.contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """An `OSError` names the file that was asked for, not the temporary one."""
+    try:
+        yield
+    except OSError as wrong:
+        if wrong.errno is None:
+            raise
+        raise OSError(wrong.errno, wrong.strerror, str(path)) from None
 
 
 def _umask() -> int:

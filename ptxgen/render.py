@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, Undefined, UndefinedError
 from jinja2 import TemplateError as JinjaError
 
-from ptxgen.builder import Builder
+from ptxgen.builder import MARK, Builder, Fragment
+from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
-from ptxgen.values import Not, Reg, RegArray, Table, immediate
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -35,10 +35,16 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
         auto_reload=False,
+        finalize=_place,
     )
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
     return env
+
+
+def _place(value: object) -> object:
+    """What an expression of a skeleton prints."""
+    return value.place() if isinstance(value, Fragment) else value
 
 
 def _predicate(value: object) -> Reg | Not:
@@ -60,9 +66,10 @@ def _unless(predicate: object) -> str:
 
 def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
     """The text of the `.entry` function. Raises `TemplateError` naming kernel, template and line."""
+    about = f"kernel {entry} (templates/{template}.ptx.j2)"
     clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
     if clash:
-        raise TemplateError(f"{entry}: fragments, registers and exposed values share no names (got {min(clash)!r})")
+        raise TemplateError(f"{about}: fragments, registers and exposed values share no names (got {min(clash)!r})")
     context: dict[str, Any] = {
         **b.registers,
         **b.arrays,
@@ -82,16 +89,49 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
     try:
         text = environment().get_template(f"{template}.ptx.j2").render(context)
     except TemplateNotFound as missing:
-        raise TemplateError(f"{entry}: template {missing.name} does not exist") from None
+        raise TemplateError(f"{about}: template {missing.name} does not exist") from None
     except UndefinedError as wrong:
-        raise TemplateError(f"{entry}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
+        raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
     except (JinjaError, TemplateError, TypeError) as wrong:
-        raise TemplateError(f"{entry}: {_template_lines(wrong)}: {wrong}") from wrong
-    unplaced = [f for f in b.fragments.values() if not f.placed]
+        raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}") from wrong
+    return "\n".join(_with_fragments(b, about, template, text)) + "\n"
+
+
+def _with_fragments(b: Builder, about: str, template: str, text: str) -> Iterator[str]:
+    """The lines of a rendered skeleton, with the instructions of fragments where they are placed."""
+    placed = dict.fromkeys(b.fragments, 0)
+    for line in text.split("\n"):
+        if MARK in line:
+            name = line.strip().strip(MARK)
+            if name not in placed:  # part of a line, or changed by a filter
+                names = [each for each in b.fragments if f"{MARK}{each}{MARK}".lower() in line.lower()]
+                shown = line.strip().replace(MARK, "")
+                where = _placement(template, names[0]) if names else f"{template}.ptx.j2"
+                raise TemplateError(f"{about}: {where}: a fragment stands on a line of its own (got {shown!r})")
+            placed[name] += 1
+            yield from b.fragments[name].lines
+        elif "/*" in line:
+            raise TemplateError(f"{about}: {template}.ptx.j2: comments are // lines (got {line.strip()!r})")
+        elif line.strip():
+            yield line
+    lost = [f for f in b.fragments.values() if placed[f.name] < f.placed]
+    if lost:
+        places = ", ".join(f"{f.name!r} ({_placement(template, f.name)})" for f in lost)
+        raise TemplateError(f"{about}: placed, but its text is thrown away: fragment {places}")
+    unplaced = [f for f in b.fragments.values() if not placed[f.name]]
     if unplaced:
-        names = ", ".join(f"{f.name!r} ({f.built_at})" for f in unplaced)
-        raise TemplateError(f"{entry}: built, but not placed by {template}.ptx.j2: fragment {names}")
-    return "\n".join(line for line in text.split("\n") if line.strip()) + "\n"
+        names = [f"{f.name!r} ({f.built_at})" for f in unplaced]
+        raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {', '.join(names)}")
+
+
+def _placement(template: str, name: str) -> str:
+    """The line of a skeleton that places a fragment; the skeleton alone where an included part does."""
+    env = environment()
+    source = env.loader.get_source(env, f"{template}.ptx.j2")[0] if env.loader else ""
+    for number, line in enumerate(source.splitlines(), 1):
+        if re.search(rf"{{{{[^}}]*\b{re.escape(name)}\b", line):
+            return f"{template}.ptx.j2:{number}"
+    return f"{template}.ptx.j2"
 
 
 def render_module(*, first_line: str, version: str, target: str, body: str) -> str:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ptxgen.check_names import Names
-from ptxgen.check_operand import choose
+from ptxgen.checks.names import Names
+from ptxgen.checks.operand import choose
 from ptxgen.errors import IsaError, TargetError
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
@@ -39,7 +39,8 @@ _B128 = Demand((8, 3), ())
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Lowest PTX ISA version and target alternatives of a text (`()`: any target).
+    """The lowest `.version` of a text as it stands (`ptx`; its `.target` may force it) and of its instructions alone
+    (`code_ptx`), and the targets that these need: `sm` are alternatives (`()`: any target).
 
     `because` holds (line, word, demand) for what forces them, one entry an opcode or word: the first line that has it.
     """
@@ -47,9 +48,11 @@ class Requirements:
     ptx: IsaVersion
     sm: tuple[str, ...]
     because: tuple[Because, ...]
+    code_ptx: IsaVersion = OLDEST
 
     def __str__(self) -> str:
-        return f"PTX ISA {_dotted(self.ptx)}, {' or '.join(self.sm) or 'any target'}"
+        code = f"PTX ISA {_dotted(self.code_ptx)}, {' or '.join(self.sm) or 'any target'}"
+        return code if self.ptx == self.code_ptx else f"PTX ISA {_dotted(self.ptx)}; its instructions alone {code}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +85,38 @@ def requirements(module: Module, target: Target | None = None) -> Requirements:
 
     Raises `IsaError` with file, line and text for an instruction that the table does not know.
     """
+    where = target or own_target(module)
     first: dict[str, tuple[int, Demand]] = {}
-    for line, word, demand in _demands(module, target or own_target(module)):
+    for line, word, demand in _demands(module, where):
         first.setdefault(word, (line, demand))
-    ptx: IsaVersion = OLDEST
+    code: IsaVersion = OLDEST
     sm: tuple[str, ...] = ()
     for _, demand in first.values():
-        ptx, sm = max(ptx, demand.ptx), strongest(sm, demand.sm)
-    because = tuple(
+        code, sm = max(code, demand.ptx), strongest(sm, demand.sm)
+    ptx = max(code, where.lowest_ptx) if where else code
+    because = [
         (line, word, describe(demand))
         for word, (line, demand) in sorted(first.items(), key=lambda item: item[1][0])
-        if (demand.ptx == ptx and ptx > OLDEST) or (demand.sm and strongest(demand.sm, sm) == demand.sm)
-    )
-    return Requirements(ptx, sm, because)
+        if (demand.ptx == code and code > OLDEST) or (demand.sm and strongest(demand.sm, sm) == demand.sm)
+    ]
+    if where is not None and where.lowest_ptx == ptx > OLDEST:
+        because.insert(0, (module.line_of(".target"), f".target {where}", describe(Demand(ptx, ()))))
+    return Requirements(ptx, sm, tuple(because), code)
 
 
 def lowest_version(module: Module, target: Target) -> IsaVersion:
     """The lowest `.version` under which the module can name this target and use its instructions."""
-    return max(target.lowest_ptx, requirements(module, target).ptx)
+    return requirements(module, target).ptx
+
+
+def spare_suffix(module: Module, needs: Requirements) -> str | None:
+    """A sentence where the suffix of the module's target costs portability and no instruction needs it."""
+    own = own_target(module)
+    if own is None or not own.suffix or not own.base.includes_any(needs.sm):
+        return None
+    runs = f"{own.major}.{own.minor} alone" if own.suffix == "a" else f"{own.major}.{own.minor} and later {own.major}.x"
+    return (f"no instruction needs the suffix of {own}, which runs on compute capability {runs}; "
+            f"{own.base} would do, and run on later GPUs too")  # fmt: skip
 
 
 def own_target(module: Module) -> Target | None:
@@ -134,7 +151,7 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
     for statement in _flat(function.body or ()):
         if isinstance(statement, Instruction):
             opcode = statement.opcode
-            form = forms.get(opcode) or forms.setdefault(opcode, _form(statement, module))
+            form = forms.get(opcode) or forms.setdefault(opcode, _form(statement, module, function))
             if form.also:
                 form = choose(names, form, statement.operands, statement.line) or form
             if form.sm or form.ptx > OLDEST:
@@ -150,12 +167,11 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
                 yield statement.line, ".b128", _B128
 
 
-def _form(instruction: Instruction, module: Module) -> Form:
+def _form(instruction: Instruction, module: Module, function: Function) -> Form:
     try:
         return lookup(instruction.opcode)
     except IsaError as unknown:
-        text = module.source_line(instruction.line) or str(instruction)
-        raise IsaError(f"{module.file}:{instruction.line}: {unknown} ({text})") from None
+        raise IsaError(module.finding(instruction.line, str(unknown), function)) from None
 
 
 def _of_operands(instruction: Instruction) -> Iterator[tuple[int, str, Demand]]:

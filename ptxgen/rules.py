@@ -5,7 +5,12 @@ Each function yields nothing when its rule holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+
+# Between these, whatever `scale` and `soft_cap` are together, the f32 constants that texts make of them
+# (scale · log2 e, 2 · log2 e · scale / soft_cap, soft_cap · log2 e) are normal: not infinite, not 0, all bits there.
+SOFTMAX_FACTORS = (1e-18, 1e18)
 
 
 def between(field: str, value: float, low: float, high: float) -> Iterator[str]:
@@ -32,8 +37,34 @@ def divides(field: str, value: int, other: str, whole: int) -> Iterator[str]:
     yield f"{other}: must be a multiple of {field} (got {other}={whole}, {field}={value}; nearest {field}: {nearest})"
 
 
+class OneOf(str):
+    """The reason that `one_of` gives; `choices` are what would be legal."""
+
+    __slots__ = ("choices",)
+    choices: tuple[str, ...]
+
+
 def one_of(field: str, value: object, choices: Iterable[object]) -> Iterator[str]:
     """`value` is one of the choices."""
     choices = tuple(choices)
     if value not in choices:
-        yield f"{field}: must be one of {', '.join(map(str, choices))} (got {value})"
+        reason = OneOf(f"{field}: must be one of {', '.join(map(str, choices))} (got {value})")
+        reason.choices = tuple(map(str, choices))
+        yield reason
+
+
+def softmax_factors(scale: float | None, soft_cap: float, *, signed: bool = False) -> Iterator[str]:
+    """`scale` (None: the default) and `soft_cap` (0: none) within `SOFTMAX_FACTORS`; `signed`: |scale| counts."""
+    if scale is not None:
+        yield from _factor("scale", scale, "None for 1/sqrt(head_dim)", signed)
+    if soft_cap:
+        yield from _factor("soft_cap", soft_cap, "0 for none")
+
+
+def _factor(field: str, value: float, instead: str, signed: bool = False) -> Iterator[str]:
+    low, high = SOFTMAX_FACTORS
+    size, sign = (abs(value), math.copysign(1.0, value)) if signed else (value, 1.0)
+    if not low <= size <= high:
+        kind = "number of magnitude" if signed else "positive number"
+        nearest = "" if math.isnan(value) else f"; nearest: {sign * min(max(size, low), high)}"
+        yield f"{field}: must be a {kind} from {low} to {high}, or {instead} (got {value}{nearest})"

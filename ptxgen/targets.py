@@ -62,6 +62,25 @@ def ptx_of_driver(driver: int) -> IsaVersion:
     return max(known)
 
 
+# CUDA version that each branch of Linux drivers brings (CUDA Toolkit release notes, "CUDA Toolkit and Corresponding
+# Driver Versions").
+_CUDA_OF_BRANCH: dict[int, tuple[int, int]] = {
+    384: (9, 0), 387: (9, 1), 396: (9, 2), 410: (10, 0), 418: (10, 1), 440: (10, 2), 450: (11, 0), 455: (11, 1),
+    460: (11, 2), 465: (11, 3), 470: (11, 4), 495: (11, 5), 510: (11, 6), 515: (11, 7), 520: (11, 8), 525: (12, 0),
+    530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5), 560: (12, 6), 565: (12, 7), 570: (12, 8),
+    575: (12, 9), 580: (13, 0),
+}  # fmt: skip
+
+
+def cuda_of_driver(branch: int) -> tuple[int, int]:
+    """CUDA version of a driver by its branch (`570` of 570.12: CUDA 12.8). Raises `TargetError` for an unknown one."""
+    known = [(first, version) for first, version in _CUDA_OF_BRANCH.items() if first <= branch]
+    if not known or branch >= max(_CUDA_OF_BRANCH) + 10:
+        first, last = min(_CUDA_OF_BRANCH), max(_CUDA_OF_BRANCH)
+        raise TargetError(f"must be a branch from {first} to {last}, or a CUDA version such as 12.8 (got {branch})")
+    return max(known)[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """An architecture: `sm_90` is (9, 0, ""), `sm_90a` (9, 0, "a"), `sm_120f` (12, 0, "f").

@@ -6,8 +6,7 @@ with `torch.compile(fullgraph=True)`. CPU tensors run on the CPU executor. Nothi
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -183,18 +182,21 @@ def _launch(
     index = first.device.index
     stream = torch.cuda.current_stream(index).cuda_stream
     capturing = torch.cuda.is_current_stream_capturing()
-    key = (spec, index, stream, *capacities.items())
+    layout = tuple((name, t.dtype, t.shape) for name, t in tensors.items())
+    key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
     bound = _bound.get(key)
     if bound is None:
-        device = open_device(f"cuda:{index}")
-        with _lock, _relaxed(device) if capturing else nullcontext():
+        device: Any = open_device(f"cuda:{index}")
+        with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
             bound = device.load(spec).bind(**tensors, **capacities, **scalars or {})
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
             _bound[key] = bound
     if capturing and bound not in _captured:
         _captured.append(bound)
-    bound.update(**{name: tensor.data_ptr() for name, tensor in tensors.items()}).launch(stream)
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    with _lock:  # another thread may launch the same on this stream
+        bound.update(**addresses).launch(stream)
 
 
 def _on_cpu() -> Device:
@@ -203,13 +205,3 @@ def _on_cpu() -> Device:
             _cpu.append(open_device("cpu"))
         return _cpu[0]
 
-
-@contextmanager
-def _relaxed(device: Any) -> Iterator[None]:
-    """Let this thread allocate and load while torch captures; what it does goes to streams that are not captured."""
-    mode = device.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    before = device.call("cuThreadExchangeStreamCaptureMode", mode)
-    try:
-        yield
-    finally:
-        device.call("cuThreadExchangeStreamCaptureMode", before)

@@ -18,11 +18,11 @@ _WHERE = {
     "Graph": "graph",
     "Kernel": "kernel",
     "KvCache": "kvcache",
-    "Model": "model",
     "Module": "module",
     "ModuleCache": "modulecache",
     "Snapshot": "kvcache",
     "Stream": "stream",
+    "TensorMap": "tensormap",
     "open_device": "device",
 }
 __all__ = sorted(_WHERE)

@@ -16,6 +16,7 @@ from ptxgen.errors import SpecError
 from ptxgen.launch import Extent, Param, evaluate
 from ptxgen.runtime.backend import Slot
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from ptxgen.nodes import Variable
@@ -97,13 +98,15 @@ def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
 
 
 def pack_raw(label: str, value: object, size: int) -> tuple[bytes, Buffer | None]:
-    """An argument of an entry that has no `Param`: a buffer, a NumPy scalar, or bytes of exactly `size`.
+    """An argument of an entry that has no `Param`: a buffer, a tensor map, a NumPy scalar, or bytes of exactly `size`.
 
     A Python int stands for a pointer or a 64-bit integer, so it is taken for 8-byte parameters only: for others the
     width must be said (`np.uint32(7)`).
     """
     if isinstance(value, Buffer):
         data, keep = value.pointer.to_bytes(8, "little"), value
+    elif isinstance(value, TensorMap):
+        data, keep = value.data, value.array
     elif isinstance(value, np.generic | bytes):
         data, keep = bytes(value if isinstance(value, bytes) else value.tobytes()), None
     elif isinstance(value, int) and not isinstance(value, bool):

@@ -153,8 +153,8 @@ class BoundKernel:
     def _follow_libraries(self) -> None:
         """With arguments of torch or CuPy, a launch without a stream goes to that library's current one."""
         libraries = sorted({a.library for a in self.allocations() if a.library is not None})
-        if libraries:
-            self.launch = _OnCurrentStream(self.device, self._launcher, libraries).launch
+        follower = _OnCurrentStream(self.device, self._launcher, libraries) if libraries else self._launcher
+        self.launch = follower.launch
 
     def __repr__(self) -> str:
         return f"BoundKernel({self.name}, grid={self.geometry.grid}, block={self.geometry.block}, {self.device.name})"

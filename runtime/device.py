@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.kernel import Kernel
     from ptxgen.runtime.module import Module
     from ptxgen.runtime.modulecache import ModuleCache
+    from ptxgen.runtime.tensormap import TensorMap, Tiling
 
 
 class Device(ABC):
@@ -44,6 +46,7 @@ class Device(ABC):
     default_stream: Stream
     modules: ModuleCache
     strict: bool = False
+    closed: bool = False
 
     # memory -------------------------------------------------------------------------------------------------------
     def empty(self, shape: int | tuple[int, ...], dtype: object, stream: Stream | None = None) -> Buffer:
@@ -96,6 +99,35 @@ class Device(ABC):
         """An uninitialised page-locked host array, which copies run to and from asynchronously."""
         dims, kind = as_shape("Device.pinned", shape), to_dtype(dtype)
         return self._pinned(math.prod(dims) * kind.bytes).view(kind.numpy).reshape(dims)
+
+    def tensor_map(
+        self,
+        array: object,
+        box: Sequence[int],
+        *,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        element_strides: Sequence[int] | None = None,
+        dtype: object = None,
+        swizzle: int = 0,
+        interleave: int = 0,
+        oob_fill: str = "zero",
+        l2_promotion: int = 0,
+    ) -> TensorMap:
+        """A descriptor for `cp.async.bulk.tensor` in tile mode, to be passed as a kernel's 128-byte parameter.
+
+        `array`: a buffer, or what `wrap` takes; `box`: elements of a copy, 1 … 256 a dimension. All lists are in the
+        array's order, outermost dimension first (PTX's coordinates are innermost first). `shape`, `strides` (bytes, of
+        all but the last dimension) and `dtype` describe another view of the same memory. `element_strides`: every n-th
+        element is copied. `swizzle` and `interleave` in bytes (0: none); `oob_fill`: "zero" or "nan" outside of the
+        array; `l2_promotion`: bytes (a hint). The same `SpecError`s on every device; see cuTensorMapEncodeTiled.
+        """
+        from ptxgen.runtime.tensormap import tensor_map
+
+        return tensor_map(
+            self, array, box, shape=shape, strides=strides, element_strides=element_strides, dtype=dtype,
+            swizzle=swizzle, interleave=interleave, oob_fill=oob_fill, l2_promotion=l2_promotion,
+        )  # fmt: skip
 
     # code ---------------------------------------------------------------------------------------------------------
     def load(self, spec: KernelType, target: object = None) -> Kernel:
@@ -182,6 +214,14 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def _encode(self, tiling: Tiling) -> bytes:
+        """The 128 bytes of a tensor map whose rules have been checked."""
+
+    def _load_foreign(self, text: str) -> Code:
+        """`_load` of a text that nobody has checked yet."""
+        return self._load(text, "module")
+
+    @abstractmethod
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
         """Everything that can be done before a launch; the launcher calls `first_use` before a stream's first use."""
 
@@ -217,8 +257,8 @@ _open_lock = threading.Lock()
 def open_device(name: str | None = None, **options: Any) -> Device:
     """A device by name: "cuda", "cuda:1", "cpu"; None is "cuda" where a GPU can be used, else "cpu".
 
-    A GPU has one `Device` object per process, so that modules and memory are shared; the CPU executor gets a new one
-    per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
+    A GPU has one `Device` object per process (until that is closed), so that modules and memory are shared; the CPU
+    executor gets a new one per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
     """
     kind, _, index = (name or "").partition(":")
     if kind not in ("", "cuda", "cpu") or (index and (kind != "cuda" or not index.isdigit())):
@@ -243,6 +283,16 @@ def _open_cuda(index: int, options: dict[str, Any]) -> Device:
         raise SpecError(f"open_device: a CUDA device takes no options (got {', '.join(sorted(options))})")
     with _open_lock:
         device = _open.get(index)
-        if device is None:
+        if device is None or device.closed:
             device = _open[index] = CudaDevice(index)
         return device
+
+
+def _after_fork() -> None:
+    """A thread that held the lock is not in the child."""
+    global _open_lock
+    _open_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

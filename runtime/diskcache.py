@@ -17,11 +17,15 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
+from weakref import WeakSet
 
 _MAGIC = b"PTXGENC\x01"
 _HEAD = struct.Struct("<8sIQ32s")  # magic, key length, payload length, SHA-256 of key and payload
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
 DEFAULT_CAP_BYTES = 1 << 30
+
+
+_caches: WeakSet[DiskCache] = WeakSet()
 
 
 def default_directory(environment: dict[str, str] | None = None) -> Path | None:
@@ -70,6 +74,7 @@ class DiskCache:
         self._on_disk: int | None = None  # bytes, as far as this process knows; None until the first look
         self._warned = False
         self._lock = threading.Lock()
+        _caches.add(self)
 
     def path(self, key: bytes) -> Path | None:
         """Where the entry of a key lies or would lie."""
@@ -233,3 +238,13 @@ def _checked(key: bytes, data: bytes) -> bytes | None:
     if body[:key_length] != key or hashlib.sha256(body).digest() != checksum:
         return None
     return body[key_length:]
+
+
+def _after_fork() -> None:
+    """A thread that held a lock is not in the child."""
+    for cache in list(_caches):
+        cache._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

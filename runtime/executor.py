@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.errors import CudaError
+from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.flashdecoding import FlashDecoding
 from ptxgen.runtime.graph import Graph, Node
+from ptxgen.runtime.interop import after_producers, before_producers
 from ptxgen.runtime.kvcache import KvCache
 from ptxgen.runtime.staging import Arguments, take_back
 from ptxgen.runtime.stream import Stream
@@ -25,9 +27,11 @@ class Executor:
     """Attention over a KV cache that stays on the device; one position at a time, or a chunk of a prompt.
 
     Host arrays are staged, and results are there on return; with device arrays alone nothing synchronises, and work is
-    ordered on `stream` (or the stream of the call). `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's.
-    `max_chunks` is how many parts `flash_decoding` cuts a cache into; `options` are those of `IncrementalAttention`:
-    scale, soft_cap, window.
+    ordered on `stream` (or the stream of the call). Without a stream of the call, arrays of torch, CuPy and others are
+    used after what their library has submitted, and before what it submits next.
+
+    `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's. `max_chunks` is how many parts `flash_decoding`
+    cuts a cache into at most; `options` are those of `IncrementalAttention`: scale, soft_cap, window.
 
     In a graph, record with `stream=graph.stream` and call `step` before each replay: positions and lengths then come
     from device memory.
@@ -43,24 +47,32 @@ class Executor:
         max_len: int,
         kv_dtype: object = "f32",
         q_dtype: object = "f32",
-        max_chunks: int = 16,
+        max_chunks: int = 64,
         **options: Any,
     ) -> None:
         self.device = device
         self.q_dtype = to_dtype(q_dtype)
         self.cache = KvCache(device, n_layers, n_heads, n_kv_heads, head_dim, max_len, kv_dtype)
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
-        self.stream = device.stream()
+        self.stream = self.cache.stream = device.stream()
         self.max_chunks = max_chunks
         self._flash_decoding: FlashDecoding | None = None
         self._options = options
         row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)
         self._arguments = Arguments(device, self.q_dtype, {"q": row, "k": kv_row, "v": kv_row, "out": row})
-        self._spec(indirect=False)  # an option that does not exist is an error here
+        self._check_options()
         self._bound: dict[tuple[str, int], BoundKernel] = {}
         self._workspaces: dict[KernelType, dict[str, Buffer]] = {}
         self.positions = device.zeros(n_layers, "s32")
         self.lengths = device.zeros(n_layers, "s32")
+
+    def _check_options(self) -> None:
+        """An option that does not exist, or that brings arguments which the calls here do not have, is an error."""
+        known = {"q", "out", "seq_len", "k_cache", "v_cache", "k_scales", "v_scales"}
+        more = [p.name for p in self._spec(indirect=False).params() if p.access != "workspace" and p.name not in known]
+        if more:
+            want = "an option that needs no arguments of its own (bind IncrementalAttention itself for the others)"
+            raise SpecError(f"Executor.options: must be {want} (got {self._options}, which needs {', '.join(more)})")
 
     def _spec(self, indirect: bool) -> KernelType:
         from ptxgen.kernels import IncrementalAttention
@@ -83,16 +95,17 @@ class Executor:
         cache a `CapacityError`; both leave lengths and contents as they were. While recording, the length does not
         change: `step` counts.
         """
-        where = self.stream if stream is None else stream
-        if where.capturing:
-            return self._record(layer, q, k, v, out, where)
+        if stream is not None and stream.capturing:
+            return self._record(layer, q, k, v, out, stream)
         length = self.cache.room(layer, 1) + 1
         buffers = self._buffers(q=q, k=k, v=v, out=out)
         attention = self._attention(layer, buffers["q"], buffers["out"], length)
+        where = self._begin(stream, buffers)
         self._arguments.upload({"q": q, "k": k, "v": v}, where)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
         self._arguments.download("out", out, where)
+        self._end(stream, buffers)
         return length
 
     def flash_attention_cached(
@@ -105,15 +118,17 @@ class Executor:
         """
         if len(getattr(q, "shape", ())) < 3:
             return self.incremental_attention(layer, q, k, v, out, stream)
-        where = self.stream if stream is None else stream
         rows = int(q.shape[0])  # type: ignore[attr-defined]
         length = self.cache.room(layer, rows) + rows
         given = {"q": q, "k": k, "v": v, "out": out}
+        where = self.stream if stream is None else stream
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, "qkv")
         attention = self._prefill(layer, buffers["q"], buffers["out"], rows, length)
+        self._begin(stream, buffers)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
         take_back(out, buffers["out"], where)
+        self._end(stream, buffers)
         return length
 
     def flash_decoding(self, layer: int, q: object, out: object, stream: Stream | None = None) -> None:
@@ -122,15 +137,16 @@ class Executor:
         While recording, length comes from device memory (`step`, or `lengths`). `flash_decoding_nodes` adds the same
         to a graph as explicit nodes.
         """
-        where = self.stream if stream is None else stream
         rows = self._rows(q=q, out=out)
-        if where.capturing:
+        if stream is not None and stream.capturing:
             no_host_arrays(q, out)
-            self._flash().record(layer, rows["q"], rows["out"], where)
+            self._flash().record(layer, rows["q"], rows["out"], stream)
             return
+        where = self._begin(stream, rows)
         self._arguments.upload({"q": q}, where)
         self._flash().launch(layer, rows["q"], rows["out"], self.cache.length(layer), where)
         self._arguments.download("out", out, where)
+        self._end(stream, rows)
 
     def flash_decoding_nodes(self, graph: Graph, layer: int, q: object, out: object) -> tuple[Node, Node]:
         """Append chunk and reduction to a graph as explicit nodes; arguments on the device."""
@@ -148,8 +164,11 @@ class Executor:
         counts = {"q": rows, "k": keys, "v": keys, "out": rows}
         buffers = self._arguments.rows({"q": q, "k": k, "v": v, "out": out}, counts, where, "qkv")
         spec = self._multi_head(causal=causal, kv_dtype=buffers["k"].dtype)
-        self.device.load(spec).bind(**buffers, q_len=rows, kv_len=keys).launch(where)
+        attention = self.device.load(spec).bind(**buffers, q_len=rows, kv_len=keys)
+        self._begin(stream, buffers)
+        attention.launch(where)
         take_back(out, buffers["out"], where)
+        self._end(stream, buffers)
 
     def rope(
         self, q: object, k: object = None, position: int = 0, stream: Stream | None = None, **options: Any
@@ -164,9 +183,12 @@ class Executor:
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, "qk")
         heads = 0 if k is None else self.n_kv_heads
         spec = Rope(head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=heads, dtype=self.q_dtype, **options)
-        self.device.load(spec).bind(**buffers, position=position).launch(where)
+        bound = self.device.load(spec).bind(**buffers, position=position)
+        self._begin(stream, buffers)
+        bound.launch(where)
         for name, array in given.items():
             take_back(array, buffers[name], where)
+        self._end(stream, buffers)
 
     # graphs -------------------------------------------------------------------------------------------------------
     def step(self, stream: Stream | None = None) -> None:
@@ -212,6 +234,18 @@ class Executor:
     def _rows(self, **given: object) -> dict[str, Buffer]:
         """The same with a leading 1."""
         return {name: b.reshape(1, *b.shape) for name, b in self._buffers(**given).items()}
+
+    def _begin(self, stream: Stream | None, buffers: Mapping[str, Buffer]) -> Stream:
+        """The stream to work on; without one given, our own, after what other libraries do on arrays of theirs."""
+        if stream is not None:
+            return stream
+        after_producers(self.stream, buffers.values())
+        return self.stream
+
+    def _end(self, stream: Stream | None, buffers: Mapping[str, Buffer]) -> None:
+        """What other libraries do with arrays of theirs from now on comes after our work."""
+        if stream is None:
+            before_producers(self.stream, buffers.values())
 
     # bound kernels ------------------------------------------------------------------------------------------------
     def _attention(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FlashDecoding:
-    """Two launches a layer, without a synchronisation between them; the grid is `max_chunks` whatever the length.
+    """Two launches a layer, without a synchronisation between them; the grid is the same whatever the length.
 
     `lengths` s32 `[n_layers]` on the device is what recorded and explicit launches read; eager ones have a length of
     their own, so that what a graph left behind cannot reach them. All layers share the scratch memory: they run one
@@ -29,23 +30,26 @@ class FlashDecoding:
         cache: KvCache,
         lengths: Buffer,
         q_dtype: DType,
-        max_chunks: int = 16,
+        max_chunks: int = 64,
         programmatic: bool = False,
         **options: Any,
     ) -> None:
+        from ptxgen.idioms.decode.plan import chip_of
         from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce
 
         self.device, self.cache, self.lengths = device, cache, lengths
         heads, dim = cache.n_heads, cache.head_dim
         self.programmatic = programmatic
-        self._chunk = FlashDecodingChunk(
+        wanted = FlashDecodingChunk(
             max_len=cache.max_len, head_dim=dim, n_heads=heads, n_kv_heads=cache.n_kv_heads, max_chunks=max_chunks,
-            q_dtype=q_dtype, kv_dtype=cache.dtype, **options,
+            ctas=chip_of(device.target).sms, q_dtype=q_dtype, kv_dtype=cache.dtype, **options,
         )  # fmt: skip
+        max_chunks = wanted.chunks(batch=1)  # no room for more than are ever used
+        self._chunk = replace(wanted, max_chunks=max_chunks)
         self._reduce = FlashDecodingReduce(
             head_dim=dim, n_heads=heads, max_chunks=max_chunks, q_dtype=q_dtype, programmatic=programmatic
         )
-        self._partials = device.empty((1, heads, max_chunks, dim), "f32")
+        self._partials = device.zeros((1, heads, max_chunks, dim), "f32")  # some are loaded before their sum is known
         self._stats = device.empty((1, heads, max_chunks, 2), "f32")
         self._eager_length = device.zeros(1, "s32")
         self._pointers: dict[int, dict[str, Buffer]] = {}

@@ -119,10 +119,13 @@ class Graph(ABC):
         """Submit everything to `stream` (None: the device's default stream)."""
         self.check()
         target = self.device.default_stream if stream is None else stream
+        if target.capturing:
+            raise CudaError("Graph.launch: a graph inside a capture is not supported; launch its kernels instead")
         if target.handle not in self._marked:
             self._marked.add(target.handle)
             for allocation in self._owned.values():
                 allocation.used_on(target)
+            self._used_on(target)
         self._launch(target)
 
     # ownership ----------------------------------------------------------------------------------------------------
@@ -182,3 +185,7 @@ class Graph(ABC):
 
     @abstractmethod
     def _launch(self, stream: Stream) -> None: ...
+
+    @abstractmethod
+    def _used_on(self, stream: Stream) -> None:
+        """Told before the first launch on a stream."""

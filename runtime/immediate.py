@@ -22,6 +22,10 @@ class ImmediateEvent(Event):
     def synchronize(self) -> None:
         """Nothing is ever pending."""
 
+    def done(self) -> bool:
+        """Always."""
+        return True
+
     def elapsed_us(self, earlier: Event) -> float:
         """Microseconds of wall time."""
         assert isinstance(earlier, ImmediateEvent)
@@ -29,7 +33,12 @@ class ImmediateEvent(Event):
 
 
 class ImmediateStream(Stream):
-    """Runs every job on submission, or hands it to the graph that captures from it."""
+    """Runs every job on submission, or hands it to the graph that captures from it.
+
+    `latest`: the number of the launch that was its last work, 0 for anything else; a backend may use it.
+    """
+
+    latest: int = 0
 
     def submit(self, job: Job) -> None:
         """Run `job` now; while capturing, keep it for the graph."""
@@ -49,14 +58,19 @@ class ImmediateStream(Stream):
         return ImmediateEvent()
 
     def wait(self, other: Stream | Event) -> None:
-        """Nothing is ever pending."""
+        """Nothing is ever pending; what comes next follows more than the last launch."""
+        self.latest = 0
 
 
 class ImmediateLauncher:
-    """A prepared launch: `run(block)` does the work. `first_use(stream)` is told every stream before it is used."""
+    """A prepared launch: `run(block, stream)` does the work. `first_use(stream)` is told every stream before use."""
 
     def __init__(
-        self, default: Stream, run: Callable[[ParamBlock], None], block: ParamBlock, first_use: Callable[[Stream], None]
+        self,
+        default: Stream,
+        run: Callable[[ParamBlock, ImmediateStream], None],
+        block: ParamBlock,
+        first_use: Callable[[Stream], None],
     ) -> None:
         self._default = default
         self._run = run
@@ -72,7 +86,7 @@ class ImmediateLauncher:
         assert isinstance(where, ImmediateStream)
         self._first_use(where)
         block = self._block.copy() if where.capturing else self._block
-        where.submit(lambda: self._run(block))
+        where.submit(lambda: self._run(block, where))
 
     def close(self, reason: str) -> None:
         """From now on `launch` raises."""
@@ -83,10 +97,12 @@ class ImmediateGraph(Graph):
     """A list of jobs; explicit nodes run in the order in which they were added."""
 
     jobs: list[Job]
+    _origin: ImmediateStream | None = None
 
     def _begin(self) -> Stream:
         self.jobs = []
-        return ImmediateStream()
+        self._origin = ImmediateStream()
+        return self._origin
 
     def _end(self, stream: Stream) -> None:
         if not self.jobs:
@@ -103,8 +119,12 @@ class ImmediateGraph(Graph):
     def _update(self, node: Node) -> None:
         """The node's own argument block has already changed."""
 
+    def _used_on(self, stream: Stream) -> None:
+        """Nothing is ever pending."""
+
     def _launch(self, stream: Stream) -> None:
-        if stream.capturing:
-            raise CudaError("Graph.launch: a graph inside a capture is not supported; add its kernels instead")
+        for one in (stream, self._origin):
+            if isinstance(one, ImmediateStream):
+                one.latest = 0
         for job in self.jobs:
             job()

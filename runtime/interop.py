@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +74,10 @@ def _from_dlpack(device: Device, source: Any) -> Buffer:
     except (BufferError, RuntimeError, TypeError, ValueError) as refused:
         return _from_pointer(device, source, refused)
     dtype, _ = _checked("wrap", source, taken)
-    return _buffer(device, source, taken.pointer, taken.shape, dtype, taken.readonly, taken)
+    buffer = _buffer(device, source, taken.pointer, taken.shape, dtype, taken.readonly, taken)
+    if stream not in (None, -1):
+        buffer.allocation.used_on(device.default_stream)  # it waits for the producer, and readers wait for it
+    return buffer
 
 
 def _take(source: Any, stream: int | None) -> dlpack.Taken:
@@ -118,7 +122,34 @@ def _from_cuda_interface(device: Device, source: Any) -> Buffer:
     stream = said.get("stream")
     if stream is not None and _library(source) not in _WITH_CURRENT_STREAM:
         device.default_stream.wait(device.stream(stream))
+        buffer.allocation.used_on(device.default_stream)
     return buffer
+
+
+def after_producers(stream: Stream, buffers: Iterable[Buffer]) -> None:
+    """Order later work of `stream` after what other libraries have submitted on arrays of theirs."""
+    for earlier in _producers(buffers):
+        stream.wait(earlier)
+
+
+def before_producers(stream: Stream, buffers: Iterable[Buffer]) -> None:
+    """Order what other libraries will do with arrays of theirs after the work of `stream`."""
+    for later in _producers(buffers):
+        later.wait(stream)
+
+
+def _producers(buffers: Iterable[Buffer]) -> Iterable[Stream]:
+    """Streams on which the owners of foreign memory may be working; none for our memory."""
+    found: dict[int, Stream] = {}
+    for buffer in buffers:
+        allocation = buffer.allocation
+        if allocation.keep is None:
+            continue
+        found.update(allocation.streams)
+        if allocation.library is not None:
+            current = buffer.device._current_stream_of(allocation.library)
+            found[current.handle] = current
+    return found.values()
 
 
 def _buffer(

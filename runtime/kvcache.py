@@ -12,6 +12,7 @@ from ptxgen.runtime import sizing
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.interop import after_producers, before_producers
 from ptxgen.runtime.layers import KvLayers, kv_dtype, positive, scale_groups
 from ptxgen.runtime.snapshot import Layer, Snapshot, dequantise
 from ptxgen.runtime.stream import Stream
@@ -26,7 +27,9 @@ class KvCache:
     """K and V `[n_kv_heads, max_len, head_dim]` per layer; int8 with f16 scales `[n_kv_heads, max_len, groups]`.
 
     Memory is allocated once and its addresses stay until `free`. Every layer has a length of its own: `append` adds at
-    it. What would go past `max_len` raises `CapacityError` and changes nothing. Bytes past a length are never read.
+    it. What would go past `max_len` raises `CapacityError` and changes nothing. What lies past a length reaches no
+    result; kernels may load it early, so that a checker of reads (initcheck) wants it written once. `stream` is where
+    `append` works without one of its own.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class KvCache:
         self.head_dim, self.max_len = head_dim, max_len
         self.dtype = kv_dtype("KvCache", dtype)
         self.groups = scale_groups(head_dim)
+        self.stream: Stream | None = None
         self._lengths = [0] * n_layers
         self._appends: dict[tuple[int, int, DType], BoundKernel] = {}
         self._store = KvLayers(device, n_layers, (n_kv_heads, max_len), head_dim, self.dtype)
@@ -126,13 +130,20 @@ class KvCache:
     def append(self, layer: int, k: Buffer, v: Buffer, stream: Stream | None = None) -> int:
         """Add positions at the layer's length; the new length. k, v `[rows, n_kv_heads, head_dim]` on the device.
 
-        Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the device's default one.
+        Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the cache's own, which is its
+        executor's; without that, as every launch.
         """
         rows = k.shape[0] if len(k.shape) == 3 else 1
         position = self.room(layer, rows)
         shape = (rows, self.n_kv_heads, self.head_dim)
         k, v = (as_rows(f"append({n})", b, shape) for n, b in (("k", k), ("v", v)))
-        self._scatter(layer, k, v, position).launch(stream)
+        bound = self._scatter(layer, k, v, position)
+        if stream is None and self.stream is not None:
+            after_producers(self.stream, (k, v))
+            bound.launch(self.stream)
+            before_producers(self.stream, (k, v))
+        else:
+            bound.launch(stream)
         self._lengths[layer] = position + rows
         return position + rows
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.errors import IsaError, ModuleLoadError, SpecError
+from ptxgen.errors import ModuleLoadError, SpecError
 from ptxgen.runtime.arguments import ParamBlock, pack_raw
 from ptxgen.runtime.backend import Function, Geometry, Resources
 from ptxgen.runtime.bound import BoundKernel, Packed
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.stream import Stream
+from ptxgen.runtime.tensormap import TensorMap
 
 if TYPE_CHECKING:
     from ptxgen.runtime.device import Device
@@ -69,21 +70,10 @@ class Entry:
         index = int(name.removeprefix("_")) if name.removeprefix("_").isdigit() else -1
         if not 0 <= index < len(self.function.slots):
             raise SpecError(f"{self.function.name}: arguments are _0 … _{len(self.function.slots) - 1} (got {name})")
-        if not isinstance(value, Buffer | int | bytes | np.generic):
+        if not isinstance(value, Buffer | TensorMap | int | bytes | np.generic):
             value = self.device.wrap(value)
         data, keep = pack_raw(f"{self.function.name}({name})", value, self.function.slots[index].size)
         return index, data, () if keep is None else (keep,)
-
-
-def _check(text: str) -> None:
-    """Refuse what the instruction table does not know, rather than run something like it."""
-    from ptxgen.checks import check
-    from ptxgen.parser import parse
-
-    try:
-        check(parse(text))
-    except IsaError as wrong:
-        raise ModuleLoadError(f"module: {wrong}") from None
 
 
 class Module:
@@ -94,9 +84,7 @@ class Module:
             raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
         self.device = device
         self.text = text
-        if device.kind == "cpu":
-            _check(text)  # on a GPU the driver's compiler does
-        self._code = device._load(text, "module")
+        self._code = device._load_foreign(text)
         self._entries: dict[str, Entry] = {}
 
     @property

@@ -1,4 +1,6 @@
-"""`ModuleCache`: loaded kernels of one device, keyed by their specs. Owns no machine code and no files."""
+"""`ModuleCache`: loaded kernels of one device, keyed by their specs, for each tuning table that was in force. Owns no
+machine code and no files.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from weakref import WeakSet
 from ptxgen.errors import ModuleLoadError, PtxgenError, TargetError
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
+from ptxgen.tuning import Table, in_force
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -45,14 +48,19 @@ class ModuleCache:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.history: list[Loaded] = []
-        self._kernels: dict[KernelType, Kernel] = {}  # for the device's own target
-        self._all: dict[tuple[KernelType, Target], Kernel] = {}
-        self._pending: dict[tuple[KernelType, Target], Future[Kernel]] = {}
+        self._kernels: dict[KernelType, Kernel] = {}  # for the device's own target, under the table
+        self._all: dict[tuple[KernelType, Target], Kernel] = {}  # under the table
+        self._table: Table | None = None
+        self._by_table: dict[str, tuple[dict[KernelType, Kernel], dict[tuple[KernelType, Target], Kernel]]] = {}
+        self._pending: dict[tuple[KernelType, Target, str], Future[Kernel]] = {}
         self._lock = threading.Lock()
+        self._generating = threading.Lock()
         _caches.add(self)
 
     def load(self, spec: KernelType, target: object = None) -> Kernel:
         """The kernel of `spec`; `target` (default: the device's) must run on the device. See `Device.load`."""
+        if in_force() is not self._table:
+            self._change_table()
         if target is None:
             found = self._kernels.get(spec)
             return found if found is not None else self._load(spec, self.device.target)
@@ -81,11 +89,18 @@ class ModuleCache:
     def __len__(self) -> int:
         return len(self._all)
 
+    def _change_table(self) -> None:
+        """Go on with the kernels of the table that is in force now."""
+        with self._lock:
+            self._table = in_force()
+            self._kernels, self._all = self._by_table.setdefault(self._table.digest, ({}, {}))
+
     def _load(self, spec: KernelType, target: Target) -> Kernel:
         """One thread loads, the others wait for it."""
-        key = (spec, target)
+        key = (spec, target, in_force().digest)
         with self._lock:
-            ready = self._kernels.get(spec) if target == self.device.target else self._all.get(key)
+            kernels, all_kernels = self._kernels, self._all
+            ready = kernels.get(spec) if target == self.device.target else all_kernels.get((spec, target))
             if ready is not None:
                 return ready
             pending = self._pending.get(key)
@@ -100,9 +115,9 @@ class ModuleCache:
             raise
         else:
             with self._lock:
-                self._all[key] = kernel
+                all_kernels[spec, target] = kernel
                 if target == self.device.target:
-                    self._kernels[spec] = kernel
+                    kernels[spec] = kernel
             mine.set_result(kernel)
             return kernel
         finally:
@@ -120,9 +135,10 @@ class ModuleCache:
             )
         if not device._runs(target):
             raise TargetError(f"target: {device.name} runs what {device.target} includes (got {target})")
-        started = time.perf_counter()
         try:
-            ptx = generate(spec, target)
+            with self._generating:  # Python takes turns anyway, and takes them better here
+                started = time.perf_counter()
+                ptx = generate(spec, target)
         except PtxgenError:
             log.debug("%r for %s on %s: not generated", spec, target, device.name)
             raise
@@ -137,7 +153,7 @@ class ModuleCache:
 
     def _after_fork(self) -> None:
         """A thread that held the lock, or was loading, is not in the child."""
-        self._lock = threading.Lock()
+        self._lock, self._generating = threading.Lock(), threading.Lock()
         self._pending = {}
 
 

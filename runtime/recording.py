@@ -86,7 +86,7 @@ class Recording:
                     Memory(m["pointer"], file[f"before_{i}"], file[f"after_{i}"], m["name"], m["dtype"], m["points"])
                     for i, m in enumerate(meta["memory"])
                 )
-        except (KeyError, ValueError, BadZipFile) as wrong:
+        except (KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as wrong:
             raise SpecError(f"{path}: must be a launch recorded by ptxgen ({wrong})") from None
         return cls(
             meta["text"], meta["entry"], _three(meta["grid"]), _three(meta["block"]), meta["shared"],

@@ -17,6 +17,10 @@ class Event(ABC):
         """Block until the work before the event is done."""
 
     @abstractmethod
+    def done(self) -> bool:
+        """Whether the work before the event is done; does not wait."""
+
+    @abstractmethod
     def elapsed_us(self, earlier: Event) -> float:
         """Microseconds from `earlier` to this event; both must be done."""
 

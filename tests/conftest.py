@@ -29,11 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code is shared by the tests of this session (its workers included) and by nobody else."""
+    """Compiled code is shared by the tests of this session (its workers included) and by nobody else.
+
+    `PTXGEN_TEST_CACHE` names a directory for several sessions to share (see tests/sanitize.py).
+    """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PTXGEN_CACHE_DIR", str(shared / "ptxgen-cache"))
+        patch.setenv("PTXGEN_CACHE_DIR", os.environ.get("PTXGEN_TEST_CACHE") or str(shared / "ptxgen-cache"))
+        patch.delenv("PTXGEN_TUNING", raising=False)
         yield
 
 

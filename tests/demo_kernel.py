@@ -59,14 +59,14 @@ class Demo(KernelType):
 
 
 @contextmanager
-def demo_template(text: str = TEMPLATE) -> Iterator[None]:
-    """Give the renderer this text for `demo.ptx.j2`."""
+def demo_template(text: str = TEMPLATE, name: str = "demo") -> Iterator[None]:
+    """Give the renderer this text for `demo.ptx.j2`, or for another name."""
     env = environment()
     loader = env.loader
     assert loader is not None
     assert env.cache is not None
     with TemporaryDirectory() as folder:
-        Path(folder, "demo.ptx.j2").write_text(text)
+        Path(folder, f"{name}.ptx.j2").write_text(text)
         env.loader = ChoiceLoader([FileSystemLoader(folder), loader])
         env.cache.clear()
         try:

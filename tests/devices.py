@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ptxgen.dtypes import dtype
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.cpu.tensormap import encode
+from ptxgen.runtime.tensormap import tiling
 
 MODES = ("fast", "random", "check")
 
@@ -45,6 +48,10 @@ class ExecutorDevice:
         made.view()[...] = source.reshape(-1).view(np.uint8)
         self.memory.written(begin, source.nbytes)
         return made
+
+    def tensor_map(self, source: ExecutorArray, box: tuple[int, ...], **options: Any) -> bytes:
+        """A tensor map of an array, as a kernel's argument; options as `Device.tensor_map` has them."""
+        return encode(tiling(source.pointer, source.like.shape, dtype(source.like.dtype), box, **options))
 
     def module(self, text: str) -> ExecutorModule:
         """Any PTX of the supported families."""

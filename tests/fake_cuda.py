@@ -24,7 +24,8 @@ from ptxgen.runtime.cuda.launch import Config  # noqa: E402
 from ptxgen.runtime.diskcache import DiskCache  # noqa: E402
 
 _SLACK = 256  # bytes of an allocation that only align it
-_CONTEXT = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent")  # around every call: not logged
+# Around other calls: not logged.
+_CONTEXT = ("cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode")
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 TEXT = """.version 7.0
 .target sm_80
@@ -110,6 +111,8 @@ class Binding:
         self.nodes: dict[int, Launched] = {}
         self.contexts: list[int] = []
         self.driver_compiles = True
+        self.captured_elsewhere: set[int] = set()
+        self.busy = False  # whether events are still to come
         self.execute: Callable[[str, Launched], None] = lambda text, launch: None
         self._next = 0x1000
         self._native = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
@@ -179,6 +182,23 @@ class Binding:
     def _cuMemPoolSetAttribute(self, pool: int, attribute: Any, value: Any) -> None: ...
     def _cuMemGetInfo(self) -> tuple[int, int]: return (self.free_bytes, 1 << 30)
 
+    def _cuTensorMapEncodeTiled(self, dtype: Any, rank: int, address: int, *lists_and_modes: Any) -> Any:
+        """A map that the CPU executor understands, from what the driver would get."""
+        from ptxgen.runtime import tensormap
+        from ptxgen.runtime.cpu.tensormap import encode
+
+        dims, strides, box, steps = (tuple(map(int, numbers)) for numbers in lists_and_modes[:4])
+        tables = (tensormap.INTERLEAVES, tensormap.SWIZZLES, tensormap.PROMOTIONS, tensormap.FILLS)
+        modes = [
+            {number: name for name, number in table.items()}[int(mode)]
+            for table, mode in zip(tables, lists_and_modes[4:], strict=True)
+        ]
+        kind = {number: name for name, number in tensormap.DATA_TYPES.items()}[int(dtype)]
+        data = encode(tensormap.Tiling(address, kind, dims, strides[: rank - 1], box, steps, *modes))
+        made = real.CUtensorMap()
+        ctypes.memmove(int(made.getPtr()), data, len(data))
+        return made
+
     def _cuMemAllocAsync(self, size: int, stream: object) -> Any:
         if size > self.free_bytes:
             return real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
@@ -234,10 +254,13 @@ class Binding:
     def _cuStreamCreate(self, flags: int) -> int: return self.handle()
     def _cuStreamDestroy(self, stream: object) -> None: ...
     def _cuStreamSynchronize(self, stream: object) -> None: ...
+    def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int: return mode
+    def _cuStreamIsCapturing(self, stream: int) -> int: return int(stream in self.captured_elsewhere)
     def _cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> None: ...
     def _cuEventCreate(self, flags: int) -> int: return self.handle()
     def _cuEventRecord(self, event: object, stream: object) -> None: ...
     def _cuEventSynchronize(self, event: object) -> None: ...
+    def _cuEventQuery(self, event: object) -> Any: return real.CUresult(600) if self.busy else None
     def _cuEventDestroy(self, event: object) -> None: ...
     def _cuEventElapsedTime(self, start: object, end: object) -> float: return 1.5
 
@@ -283,6 +306,7 @@ class Binding:
         return {"NUM_REGS": 40, "LOCAL_SIZE_BYTES": 0, "SHARED_SIZE_BYTES": 512,
                 "MAX_THREADS_PER_BLOCK": 512}[attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")]  # fmt: skip
 
+    def _cuFuncLoad(self, function: int) -> None: ...
     def _cuFuncSetAttribute(self, function: int, attribute: Any, value: int) -> None: ...
 
     def _cuFuncGetParamInfo(self, function: int, index: int) -> Any:

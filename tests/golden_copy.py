@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ptxgen.golden import RESOURCES, Finding, Goldens
+from ptxgen.golden import Goldens
+from ptxgen.golden.compare import RESOURCES, Finding
 
 ONE = "kv_cache_scatter"
 FOLDER = f"sm_80/{ONE}"
@@ -14,7 +15,7 @@ FOLDER = f"sm_80/{ONE}"
 def make(root: Path) -> Goldens:
     """The directory, without a difference."""
     made = Goldens(root, only=(ONE,), targets=("sm_80",))
-    changed, removed = made.update()
+    changed, removed = made.update(init=True)
     assert len(changed) == len(made.cases()) + 1
     assert removed == []
     assert not failing(made)

@@ -15,15 +15,11 @@ BANKS = {
     "u64": "%ud", "s64": "%sd",
 }  # fmt: skip
 _WIDE_BANK = 160
-# Literals that mean something to the instruction: by the opcode's start and position, where 1 is not legal.
+# Literals that mean something to the instruction: by the opcode's start and position, where 1 is not legal and the row
+# cannot say so.
 _LITERALS = {
-    ("lop3", 4): "0x96", ("setmaxnreg", 0): "64", ("cp.", 2): "16", ("fence", 1): "128", ("applypriority", 1): "128",
-    ("discard", 1): "128", ("createpolicy.f", 1): "0f3F000000", ("st.bulk", 1): "32", ("st.bulk", 2): "0",
-    ("tensormap.cp", 2): "128", ("shfl", 3): "31", ("shfl", 4): "-1", ("barrier.cta.sync", 1): "64",
-    ("barrier.sync", 1): "64", ("bar.sync", 1): "64", ("bar.cta.sync", 1): "64", ("barrier.arrive", 1): "64",
-    ("barrier.cta.arrive", 1): "64", ("bar.arrive", 1): "64", ("bar.cta.arrive", 1): "64", ("bar.red", 2): "64",
-    ("bar.cta.red", 2): "64", ("barrier.red", 2): "64", ("barrier.cta.red", 2): "64", ("createpolicy.r", 2): "128",
-    ("cp.async.bulk.prefetch.L2.", 1): "16", ("mma", 5): "0", ("mma", 7): "0",
+    ("lop3", 4): "0x96", ("createpolicy.f", 1): "0f3F000000", ("createpolicy.r", 2): "128", ("shfl", 3): "31",
+    ("shfl", 4): "-1", ("mma", 5): "0", ("mma", 7): "0",
 }  # fmt: skip
 
 
@@ -31,8 +27,13 @@ def literal(form: Form, position: int) -> str:
     """An immediate operand that means something at this place of a form."""
     slot = form.operands[position]
     plain = {"f32": "0f3F800000", "f64": "0d3FF0000000000000"}.get(slot.type, "1")
+    if slot.allowed is not None:
+        values = slot.allowed.values
+        plain = str(values[-1] if isinstance(values, tuple) else values[1])
     known = (text for (start, at), text in _LITERALS.items() if at == position and form.opcode.startswith(start))
     return next(known, plain)
+
+
 _TABLES = (
     "table: .branchtargets label;",
     "prototype: .callprototype (.param .b32 _) _ (.param .b32 _);",

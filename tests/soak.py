@@ -1,24 +1,39 @@
 """Random appends, attentions, chunks, rollbacks, snapshots and graph replays against the float64 oracle.
 
-python -m tests.soak --device cuda --steps 100000 [--seed 0]      every shape lives for some hundred steps
+python -m tests.soak --device cuda --steps 100000 [--seed 0] [--jobs 12] [--save]
+
+A shape lives for some hundred steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from ptxgen.examples import poison
 from ptxgen.parity import LIMITS, compare
-from ptxgen.runtime import Device, Executor, open_device
+from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_device
 from tests.kv_oracle import Oracle
 
 KINDS = ("f32", "f16", "bf16", "e4m3", "s8")
 QUERY = "f32"
+
+
+def spoil(cache: KvCache | BatchedKvCache) -> None:
+    """Fill all of a cache with NaN, or what is as bad: what lies past a length must reach no result."""
+    for layer in range(cache.n_layers):
+        for name, buffer in cache.buffers(layer).items():
+            if name != "page_table":
+                buffer.copy_from(poison(buffer.shape, buffer.dtype))
 
 
 class Life:
@@ -34,6 +49,7 @@ class Life:
         self.shape = (heads, dim)
         self.kv_shape = (kv_heads, dim)
         self.executor = Executor(device, self.layers, heads, kv_heads, dim, self.max_len, self.kind, QUERY)
+        spoil(self.executor.cache)
         self.oracle = Oracle(self.layers, heads, kv_heads, dim, self.kind)
         self.worst = 0.0
         self.graph: Any = None
@@ -176,10 +192,58 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--per-life", type=int, default=300, help="steps with one shape")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side, with seeds of their own")
+    parser.add_argument("--save", action="store_true", help="append a row to benchmarks/results/soak.jsonl")
     options = parser.parse_args()
     device = open_device(options.device)
-    for name, value in soak(device, options.steps, options.seed, options.per_life).items():
-        print(f"{name}: {value}")
+    if options.jobs > 1:
+        report = merged(list(side_by_side(options)))
+    else:
+        report = soak(device, options.steps, options.seed, options.per_life)
+    print(json.dumps(report))
+    if options.save:
+        save(report, device, options.seed)
+
+
+def side_by_side(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The reports of processes that share the steps; one that fails fails all."""
+    command = [sys.executable, "-m", "tests.soak", "--steps", str(-(-options.steps // options.jobs))]
+    command += ["--per-life", str(options.per_life)] + (["--device", options.device] if options.device else [])
+    seeds = range(options.seed, options.seed + options.jobs)
+    running = [subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE, text=True) for seed in seeds]
+    for seed, process in zip(seeds, running, strict=True):
+        out, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"soak: the process with seed {seed} failed")
+        yield json.loads(out.splitlines()[-1])
+
+
+def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """One report of several: counts summed, the worst of the rest."""
+    done: Counter[str] = Counter()
+    for report in reports:
+        done.update(report["steps"])
+    first, last = (sum(r["memory used after the first and the last shape"][i] for r in reports) for i in (0, 1))
+    return {
+        "steps": dict(done), "shapes": sum(r["shapes"] for r in reports),
+        "largest error / limit": max(r["largest error / limit"] for r in reports),
+        "memory used after the first and the last shape": (first, last),
+        "seconds": max(r["seconds"] for r in reports),
+    }  # fmt: skip
+
+
+def save(report: dict[str, Any], device: Device, seed: int) -> None:
+    """A row of this run."""
+    from benchmarks.rows import Run
+
+    run = Run("soak", getattr(device, "model", None))
+    first, last = report["memory used after the first and the last shape"]
+    run.add(
+        {"seed": seed, "done": dict(report["steps"])}, "ptxgen", steps=sum(report["steps"].values()),
+        shapes=report["shapes"], of_limit=report["largest error / limit"], used_first=first, used_last=last,
+        seconds=float(report["seconds"]),
+    )  # fmt: skip
+    print(run.save())
 
 
 if __name__ == "__main__":

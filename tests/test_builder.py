@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ptxgen.builder import SINK, Builder
+from ptxgen.builder.values import Addr, Or, Reg, Table, immediate
 from ptxgen.errors import IsaError
 from ptxgen.targets import target
-from ptxgen.values import Addr, Or, Reg, Table, immediate
 from tests.demo_kernel import Demo
 
 SM_75, SM_90 = target("sm_75"), target("sm_90")
@@ -378,3 +378,28 @@ def test_scalar_parameters_load_as_their_type_and_pointers_as_global_addresses()
         return b.ld_param("x")
 
     assert build(code) == ["    ld.param.u64 %x, [x_param];", "    cvta.to.global.u64 %x, %x;"]
+
+
+def test_a_number_that_no_f32_holds() -> None:
+    assert "add.f32: operand 3: no .f32 holds 1e+39" in str(refused(lambda b: b.op("add.f32", "y", 1.0, 1e39)))
+
+
+@pytest.mark.parametrize("text", ["two\n    bra $lines;", "square root √"])
+def test_a_comment_is_one_line_of_ascii(text: str) -> None:
+    assert "note: must be one line of ASCII" in refused(lambda b: b.note(text))
+    assert "note: must be one line of ASCII" in refused(lambda b: b.op("mov.u32", "x", 1, note=text))
+
+
+@pytest.mark.parametrize("name", ["1 bad", "row.x", "x;", "größe", ""])
+def test_a_register_has_a_name_that_ptx_knows(name: str) -> None:
+    assert "register: a name is letters, digits and _" in refused(lambda b: b.op("mov.u32", name, 1))
+    assert "register: a name is letters, digits and _" in refused(lambda b: b.array(name, "u32", 2))
+
+
+def test_a_literal_that_the_instruction_cannot_have() -> None:
+    def copy(b: Builder) -> None:
+        b.op("cp.async.cg.shared.global", b.shared("tile", 64)[0], a(b, "x", "u64")[0], 8)
+
+    assert "cp.async.cg.shared.global: operand 3 must be 16 (got 8)" in refused(copy)
+    limit = "setmaxnreg.dec.sync.aligned.u32: operand 1 must be a multiple of 8 from 24 to 256 (got 41)"
+    assert limit in refused(lambda b: b.op("setmaxnreg.dec.sync.aligned.u32", 41), "sm_90a")

@@ -60,7 +60,12 @@ GOOD = [
     "shfl.sync.bfly.b32 %f1|%p1, %f2, 16, 31, -1;",
     "fma.rn.f32 %f1, %f2, 0f3F800000, %f3;",
     "mov.b32 %r1, 0f3F800000;",
-    "mov.f32 %f1, 1;",
+    "mov.f32 %f1, 1.0;",
+    "mov.b32 %f1, 1;",
+    "bar.sync 15, 96;",
+    "barrier.arrive %r1, 32;",
+    "bfe.u32 %r1, %r2, 255, 1;",
+    "cp.async.ca.shared.global [%r1], [%rd1], 8;",
     "mov.u32 %kv23, %kv20;",
     "and.pred %p1, %p2, !%p3;",
     "bar.sync 0, 64;",
@@ -91,6 +96,15 @@ BAD = {
     "add.s32 %f1, %r2, %r3;": "operand 1 must be .s32 (got %f1, a .f32 register)",
     "add.f32 %f1, %f2, %rd3;": "operand 3 must be .f32 (got %rd3, a .b64 register)",
     "add.f32 %f1, %f2, 1;": "operand 3 must be a floating-point literal",
+    "mov.f32 %f1, 1;": "operand 2 must be a floating-point literal",
+    "st.global.v2.f32 [%rd1], {%f1, 1};": "operand 2 has an element that must be a floating-point literal",
+    "bar.sync 16;": "operand 1 must be an integer from 0 to 15 (got 16)",
+    "bar.sync 0, 33;": "operand 2 must be a multiple of 32 of at least 0 (got 33)",
+    "bar.arrive 0, 0;": "operand 2 must be a multiple of 32 of at least 32 (got 0)",
+    "pmevent 16;": "must be an integer from 0 to 15 (got 16)",
+    "cp.async.cg.shared.global [%r1], [%rd1], 8;": "operand 3 must be 16 (got 8)",
+    "cp.async.ca.shared.global [%r1], [%rd1], 12;": "operand 3 must be 4 or 8 or 16 (got 12)",
+    "bfe.u32 %r1, %r2, 256, 1;": "operand 3 must be an integer from 0 to 255 (got 256)",
     "add.s32 %r1, %r2, 1.5;": "operand 3 must be an integer (got 1.5)",
     "mov.b32 %r1, 1.5;": "operand 2 must be an integer (got 1.5)",
     "add.s32 %r1, %r2, 5000000000;": "does not fit 32 bits (got 5000000000)",
@@ -135,19 +149,19 @@ BAD = {
 def test_a_fault_is_found_with_kernel_line_and_text(body: str) -> None:
     found = findings(body)
     assert found, "no finding"
-    assert all(each.startswith(f"kernel k, line {FIRST_LINE}: ") for each in found), found
+    assert all(each.startswith(f"kernel k, <ptx>:{FIRST_LINE}: ") for each in found), found
     assert all(each.endswith(f" | {body}") for each in found)
     assert any(BAD[body] in each for each in found), found
 
 
 def test_all_findings_come_at_once() -> None:
     found = findings("add.f32 %f1, %f2, 1;\nmov.u32 %zz, 1;\nbra away;\nret;")
-    assert [each.split(":")[0] for each in found] == [f"kernel k, line {FIRST_LINE + i}" for i in range(3)]
+    assert [each.split(": ")[0] for each in found] == [f"kernel k, <ptx>:{FIRST_LINE + i}" for i in range(3)]
 
 
 def test_an_error_in_a_device_function_names_it() -> None:
     module = parse(".version 8.0\n.target sm_90\n.func f() { mov.u32 %r1, 1; ret; }")
-    with pytest.raises(IsaError, match=r"function f, line 3: register %r1 is not declared"):
+    with pytest.raises(IsaError, match=r"function f, <ptx>:3: register %r1 is not declared"):
         check(module)
 
 
@@ -180,7 +194,7 @@ def test_fp8_conversion_is_in_7_8_on_sm_90_but_in_8_1_on_sm_89() -> None:
 
 def test_the_header_must_fit_the_target_asked_for() -> None:
     module = parse(text("ret;"))
-    with pytest.raises(IsaError, match=r"\.target: must be sm_80 \(got sm_90\)"):
+    with pytest.raises(IsaError, match=r"^<ptx>:2: \.target: must be sm_80 \(got sm_90\) \| \.target sm_90$"):
         check(module, target("sm_80"))
     assert any("needs at least 8.0 (got 7.8)" in each for each in findings("ret;", "7.8", "sm_90a"))
     assert any("unknown architecture" in each for each in findings("ret;", "8.0", "sm_42"))
@@ -200,18 +214,26 @@ def test_static_shared_memory_stops_at_48_kib() -> None:
 LOOP = "top: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 9; {} bra top; ret;"
 
 
+# what the bodies below read and do not write
+WRITTEN = "ld.param.u64 %rd1, [out]; mov.f32 %f1, 1.0; "
+
+
+def linted(body: str, **options: object) -> list[str]:
+    return findings(WRITTEN + body, lint=True, **options)
+
+
 def test_lint_refuses_an_unpredicated_branch_back() -> None:
-    assert findings(LOOP.format("@%p1"), lint=True) == []
+    assert linted(LOOP.format("@%p1")) == []
     assert findings(LOOP.format(""), lint=False) == []
-    (found,) = findings(LOOP.format(""), lint=True)
+    (found,) = linted(LOOP.format(""))
     assert "branch back to top is not predicated" in found
-    assert findings("bra.uni over; over: ret;", lint=True) == []
+    assert linted("bra.uni over; over: ret;") == []
 
 
 ADDRESS = "cvt.u64.u32 %rd3, %r3; shl.b64 %rd3, %rd3, 2; add.u64 %rd4, %rd1, %rd3; ld.global.f32 %f1, [%rd4+4];"
 UNSAFE = [
     "ld.global.u32 %r1, [%rd1]; mul.lo.u32 %r3, %r1, 128;",
-    "ld.global.u32 %r1, [%rd1]; mad.lo.s32 %r3, %r1, 128, %r2;",
+    "ld.global.u32 %r1, [%rd1]; mad.lo.s32 %r3, %r1, 128, 7;",
     "mov.u32 %r1, %ctaid.y; mul.lo.u32 %r3, %r1, 65536;",
     "mov.u32 %r1, %tid.x; mul.lo.u32 %r2, %r1, %r1; mul.lo.u32 %r3, %r2, 4096;",
     "mov.u32 %r1, 5; add.u32 %r1, %r1, 1; mul.lo.u32 %r3, %r1, 128;",  # written twice: any value
@@ -229,7 +251,7 @@ SAFE = [
 
 @pytest.mark.parametrize("body", UNSAFE)
 def test_lint_refuses_a_wide_32_bit_product_in_a_global_address(body: str) -> None:
-    found = findings(f"{body} {ADDRESS}", lint=True)
+    found = linted(f"{body} {ADDRESS}")
     assert len(found) == 1
     assert "32-bit product; multiply in 64 bits" in found[0]
     assert findings(f"{body} {ADDRESS}") == []
@@ -237,18 +259,126 @@ def test_lint_refuses_a_wide_32_bit_product_in_a_global_address(body: str) -> No
 
 @pytest.mark.parametrize("body", SAFE)
 def test_lint_lets_bounded_products_and_plain_indices_pass(body: str) -> None:
-    assert findings(f"{body} {ADDRESS}", lint=True) == []
+    assert linted(f"{body} {ADDRESS}") == []
 
 
 def test_lint_takes_the_launchs_limits() -> None:
     body = f"mov.u32 %r1, %ctaid.x; mul.lo.u32 %r3, %r1, 65536; {ADDRESS}"
-    assert len(findings(body, lint=True)) == 1
-    assert findings(body, lint=True, limits={"%ctaid.x": 1023}) == []
+    assert len(linted(body)) == 1
+    assert linted(body, limits={"%ctaid.x": 1023}) == []
 
 
 def test_lint_follows_the_mark_through_mul_wide() -> None:
     body = "ld.global.u32 %r1, [%rd1]; mul.lo.u32 %r3, %r1, 128; mul.wide.u32 %rd3, %r3, 4; add.u64 %rd4, %rd1, %rd3;"
-    assert len(findings(f"{body} st.global.f32 [%rd4], %f1;", lint=True)) == 1
-    assert findings(f"{body} st.shared.f32 [%rd4], %f1;", lint=True) == []
+    assert len(linted(f"{body} st.global.f32 [%rd4], %f1;")) == 1
+    assert linted(f"{body} st.shared.f32 [%rd4], %f1;") == []
     wide = "ld.global.u32 %r1, [%rd1]; mul.wide.u32 %rd3, %r1, 512; add.u64 %rd4, %rd1, %rd3;"
-    assert findings(f"{wide} st.global.f32 [%rd4], %f1;", lint=True) == []
+    assert linted(f"{wide} st.global.f32 [%rd4], %f1;") == []
+
+
+WILD = {
+    "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+4];": "an offset must be a multiple of 16, the bytes of the access",
+    "ld.global.v2.f32 {%f2, %f3}, [%rd1+-4];": "a multiple of 8, the bytes of the access (got [%rd1+-4])",
+    "ld.global.b16 %h1, [%rd1+3];": "a multiple of 2",
+    "st.shared.f32 [tile+256], %f1;": "bytes 256 to 259 are not in tile, which has 256",
+    "st.shared.v4.f32 [tile+248], {%f1, %f1, %f1, %f1};": "a multiple of 16",
+    "ld.shared.b32 %r1, [tile+-4];": "bytes -4 to -1 are not in tile",
+    "ld.global.b64 %rd2, [table+64];": "bytes 64 to 71 are not in table",
+    "ld.param.u64 %rd2, [out+8];": "bytes 8 to 15 are not in out",
+    "mbarrier.inval.shared.b64 [tile+4];": "a multiple of 8",
+    "cp.async.cg.shared.global [tile], [%rd1+8], 16;": "a multiple of 16",
+    "cp.async.ca.shared.global [tile+4], [%rd1+8], 8;": "a multiple of 8, the bytes of the access (got [tile+4])",
+    "cp.async.bulk.global.shared::cta.bulk_group [%rd1+8], [tile], 64;": "a multiple of 16",
+}
+TAME = [
+    "ld.global.v4.f32 {%f2, %f3, %f4, %f5}, [%rd1+16];",
+    "ld.shared.v4.f32 {%f2, %f3, %f4, %f5}, [tile+240];",
+    "ld.global.b8 %h1, [table+63];",
+    "cp.async.ca.shared.global [tile+4], [%rd1+8], 4;",
+    "red.global.add.u32 [%rd1+4], 1;",
+]
+
+
+@pytest.mark.parametrize("body", WILD)
+def test_lint_refuses_offsets_that_are_misaligned_or_outside(body: str) -> None:
+    (found,) = linted(body)
+    assert WILD[body] in found
+    assert findings(WRITTEN + body) == []  # legal PTX: the fault is ours to find
+
+
+@pytest.mark.parametrize("body", TAME)
+def test_lint_lets_aligned_offsets_inside_pass(body: str) -> None:
+    assert linted(body) == []
+
+
+def test_lint_measures_variables_of_inner_scopes_and_parameters() -> None:
+    (found,) = linted("{ .shared .b32 one; st.shared.b32 [one+4], 1; }")
+    assert "bytes 4 to 7 are not in one, which has 4" in found
+
+
+EARLY = {
+    "add.f32 %f3, %f2, %f1; mov.f32 %f2, 1.0;": "register %f2 is read before anything can have written it (line",
+    "mov.f32 %f2, %f3;": "register %f3 is read but no instruction writes it",
+    "@%p1 bra over; over: setp.eq.s32 %p1, 1, 2;": "register %p1 is read before",
+    "st.global.v2.f32 [%rd1], {%f1, %f2};": "register %f2 is read but",
+    "ld.global.f32 %f2, [%rd2];": "register %rd2 is read but",
+    "add.u32 %r1, %r1, 1;": "register %r1 is read before anything can have written it",
+    "mov.u32 %r1, 5; top: add.u32 %r2, %r3, %r1; setp.lt.u32 %p1, %r2, 9; @%p1 bra top; mov.u32 %r3, 1;": "%r3 is read",
+}
+LATE = [
+    "mov.f32 %f2, 1.0; add.f32 %f3, %f2, %f1;",
+    "setp.eq.f32 %p1, %f1, %f1; @%p1 mov.f32 %f2, 1.0; add.f32 %f3, %f2, %f1;",
+    "bra.uni second; first: mov.f32 %f3, %f2; second: mov.f32 %f2, 1.0; setp.eq.f32 %p1, %f1, %f1; @%p1 bra first;",
+    "top: @%p1 mov.f32 %f3, %f2; mov.f32 %f2, 1.0; setp.eq.f32 %p1, %f1, %f1; @%p1 bra top;",
+    "ld.global.v2.f32 {%f2, %f3}, [%rd1]; st.global.v2.f32 [%rd1], {%f3, %f2};",
+]
+
+
+@pytest.mark.parametrize("body", EARLY)
+def test_lint_refuses_a_read_that_nothing_can_have_written(body: str) -> None:
+    (found,) = linted(body)
+    assert EARLY[body] in found
+    assert findings(WRITTEN + body) == []
+
+
+@pytest.mark.parametrize("body", LATE)
+def test_lint_lets_reads_pass_that_some_path_has_written(body: str) -> None:
+    assert linted(body) == []
+
+
+SIZES = {
+    ".reqntid 4096": "must be from 1 to 1024, 1024, 64 threads, 1024 together (got 4096)",
+    ".reqntid 32, 64": "got 32, 64", ".maxntid 1, 1, 65": "got 1, 1, 65", ".maxntid 0": "got 0",
+    ".reqnctapercluster 4, 5": "16 together (got 4, 5)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("directive", SIZES)
+def test_sizes_that_no_launch_can_have(directive: str) -> None:
+    head = ".version 8.0\n.target sm_90\n.entry k()\n"
+    with pytest.raises(IsaError, match=r"^kernel k, <ptx>:3: \.") as error:
+        check(parse(f"{head}{directive}\n{{ ret; }}"))
+    assert SIZES[directive] in str(error.value)
+    for legal in (".reqntid 32, 32, 1", ".maxntid 1, 1, 64", ".reqnctapercluster 16", ".minnctapersm 4"):
+        check(parse(f"{head}{legal}\n{{ ret; }}"))
+
+
+def test_text_is_ascii_in_comments_too() -> None:
+    source = text("ret; // größe")
+    said = rf"^<ptx>:{FIRST_LINE}: PTX is ASCII, comments too \(got 'ö'\) \| ret; // größe$"
+    with pytest.raises(IsaError, match=said):
+        check(parse(source))
+
+
+def test_what_a_text_is_stands_before_every_finding() -> None:
+    """From the parser, the requirements and the checks: one form."""
+    from ptxgen.requires import requirements
+
+    about = "kernel k (templates/k.ptx.j2)"
+    for body, judge in (("mov.u32 %r1, ;", parse), ("frob.u32 %r1;", requirements), ("mov.u32 %zz, 1;", check)):
+        with pytest.raises(IsaError) as error:
+            judge(parse(text(body), "k.ptx", about))  # type: ignore[arg-type]
+        assert str(error.value).startswith(f"{about}, k.ptx:{FIRST_LINE}: ")
+        assert str(error.value).endswith(f" | {body}")
+    with pytest.raises(IsaError, match=rf"^kernel k, k.ptx:{FIRST_LINE}: not an operand"):
+        parse(text("mov.u32 %r1, ;"), "k.ptx")

@@ -87,13 +87,18 @@ def test_a_device_file_is_written_to_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(kernel_types()))
 def test_help_of_every_kernel_type_says_what_each_field_means(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from ptxgen.cli._kernels import field_doc
+    from ptxgen.legality import choices
 
     cls = kernel_types()[name]
     assert invoke(["generate", name, "--help"]) == 0
     shown = capsys.readouterr().out
     for field in dataclasses.fields(cls):
         assert "--" + field.name.replace("_", "-") in shown
-        assert field_doc(cls, field.name), f"{cls.__name__}.{field.name}: no `{field.name}: …` in the docstring"
+        listed = choices(cls, field.name)
+        assert f"[{'|'.join(listed)}]" in "".join(shown.split()) or not listed
+        doc = field_doc(cls, field.name)
+        assert all(doc.count(a) == doc.count(b) for a, b in ("()", "[]")), f"{cls.__name__}.{field.name}: cut: {doc}"
+        assert doc, f"{cls.__name__}.{field.name}: no `{field.name}: …` in the docstring"
 
 
 # -- wrong use: exit 2, one sentence, nothing left ---------------------------------------------------------------------
@@ -106,6 +111,12 @@ WRONG = {
     "not a number": (["generate", *SCATTER[:-1], "two", *TO], "'two'"),
     "missing fields": (["generate", SCATTER[0], *TO], "KvCacheScatter.head_dim: is needed"),
     "head_dim 100": (["generate", *SCATTER, "--head-dim", "100", *TO], "head_dim: must be a multiple of 8"),
+    "several stages": (
+        ["generate", *SCATTER[:3], "--head-dim", "64.5", "--kv-dtype", "q4", "--target", "sm_70"],
+        "must be an int (got '64.5'); KvCacheScatter.n_kv_heads: is needed and has no default; "
+        "KvCacheScatter.kv_dtype: must be one of f32, f16, bf16, e4m3, s8 (got q4); "
+        "KvCacheScatter.target: must be sm_75 or later",
+    ),
     "head_dim 1024": (["generate", *SCATTER, "--head-dim", "1024", *TO], "nearest: 512"),
     "max_len 0": (["generate", *SCATTER, "--max-len", "0", *TO], "max_len: must be from 1"),
     "dtype": (["generate", *SCATTER, "--kv-dtype", "f12", *TO], "kv_dtype: must be one of"),
@@ -118,11 +129,23 @@ WRONG = {
     "config and kernel": (["generate", "--config", "c.json", *SCATTER, *TO], "not both"),
     "no such list": (["list", "nope"], "(got 'nope'"),
     "requires nothing": (["requires", "nowhere.ptx"], "nowhere.ptx: No such file"),
-    "requires a driver": (["requires", "x.ptx", "--driver", "twelve"], "must be two numbers"),
+    "requires a driver": (["requires", "x.ptx", "--driver", "twelve"], "must be a version"),
     "verify nothing": (["verify", "nowhere"], "nowhere: no such file or directory"),
     "golden root": (["golden", "check", "--root", "nowhere"], "must be a directory of goldens"),
     "golden kernel": (["golden", "check", "nope"], "(got 'nope'"),
     "export without -o": (["export", *SCATTER, *TO], "-o: is needed"),
+    "manifest to stdout": (["generate", *SCATTER, *TO, "--manifest"], "--manifest: needs -o"),
+    "empty -o": (["generate", *SCATTER, *TO, "-o", ""], "-o: must be a directory, a file ending in .ptx, or -"),
+    "empty -o of a model": (["generate", "--config", str(CONFIGS / "phi-2.json"), *TO, "-o", ""], "-o: is needed"),
+    "kv dtype of a model": (
+        ["generate", "--config", str(CONFIGS / "phi-2.json"), *TO, "--kv-dtype", "q4", "-o", "out"],
+        "ptxgen: --kv-dtype: must be one of f32, f16, bf16, e4m3, s8 (got q4)\n",
+    ),
+    "head_dim of a model": (
+        ["generate", "--config", str(Path(__file__).parent / "data" / "head_dim_100.json"), *TO, "-o", "out"],
+        "head_dim_100.json: head_dim: must be a multiple of 8 from 8 to 512 (got 100; nearest: 96 or 104)\n",
+    ),
+    "a driver that nobody knows": (["requires", "x.ptx", "--driver", "999.1"], "must be a branch from 384 to 580"),
     "shell": (["completion", "tcsh"], "tcsh"),
 }
 
@@ -194,6 +217,59 @@ def test_an_unwritable_directory_leaves_nothing(
     assert "Permission denied" in capsys.readouterr().err
     assert len(made) == 2
     assert names_below(tmp_path) == []
+
+
+# -- several commands into one directory -------------------------------------------------------------------------------
+
+
+def test_a_second_target_joins_the_index_of_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ptxgen.golden import Goldens
+
+    model = ["generate", "--config", str(CONFIGS / "llama-3.2-1b.json"), "-o", str(tmp_path)]
+    assert invoke([*model, "--target", "sm_80"]) == 0
+    assert invoke([*model, "--target", "sm_90"]) == 0
+    both = json.loads((tmp_path / "index.json").read_text())["kernels"]
+    assert {kernel["target"] for kernel in both} == {"sm_80", "sm_90"}
+    assert len(both) == len(Goldens(tmp_path).cases()) == len(list(tmp_path.rglob("*.ptx")))
+    assert Goldens(tmp_path).orphans() == []
+    before = (tmp_path / "index.json").read_bytes()
+    assert invoke([*model, "--target", "sm_80"]) == 0
+    assert (tmp_path / "index.json").read_bytes() == before
+    capsys.readouterr()
+    assert invoke([*model, "--target", "sm_90", "--max-len", "512"]) == 2
+    err = capsys.readouterr().err
+    assert "index.json: is of another model (max_len: 131072 there, 512 here)" in err
+    assert (tmp_path / "index.json").read_bytes() == before
+    assert len(list(tmp_path.rglob("*.ptx"))) == len(both)
+
+
+def test_a_second_export_joins_the_manifest_of_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in ("sm_80", "sm_90", "sm_80"):
+        assert invoke(["export", *SCATTER, "--target", target, "--no-cubin", "-o", str(tmp_path)]) == 0
+    listed = json.loads((tmp_path / "manifest.json").read_text())["kernels"]
+    assert [kernel["target"] for kernel in listed] == ["sm_80", "sm_90"]
+    for content in ("not JSON", "[]", '{"kernels": [{}]}', '{"format": 0, "kernels": []}'):
+        (tmp_path / "manifest.json").write_text(content)
+        assert invoke(["export", *SCATTER, *TO, "--no-cubin", "-o", str(tmp_path)]) == 2
+        assert "manifest.json: is " in capsys.readouterr().err
+        assert (tmp_path / "manifest.json").read_text() == content
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ptxgen.output import write_files
+
+    (tmp_path / "a").write_text("")
+    with pytest.raises(NotADirectoryError) as refused:
+        write_files(tmp_path / "a", {"b": "", "c": ""})
+    assert refused.value.filename in (str(tmp_path / "a"), str(tmp_path / "a" / "b"))
+
+    def replace(source: str, target: Path) -> None:
+        raise PermissionError(13, "Permission denied", source)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(PermissionError) as refused_too:
+        write_files(tmp_path, {"b": ""})
+    assert refused_too.value.filename == str(tmp_path / "b")
 
 
 def test_a_failure_in_mid_way_takes_back_what_was_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,10 @@ def test_requires_names_the_lines_and_judges_a_driver_and_a_gpu(
     assert ".target sm_90; driver 11.8 or newer" in capsys.readouterr().out
     assert invoke(["requires", str(file), "--driver", "11.8", "--sm", "9.0"]) == 0
     assert "loads" in capsys.readouterr().out
+    assert invoke(["requires", str(file), "--driver", "520.61.05", "--sm", "9.0"]) == 0
+    assert "driver 11.8 on compute capability 9.0" in capsys.readouterr().out
+    assert invoke(["requires", str(file), "--driver", "515"]) == 1
+    assert "11.8 or newer is needed" in capsys.readouterr().out
     assert invoke(["requires", str(file), "--driver", "11.7"]) == 1
     assert "11.8 or newer is needed" in capsys.readouterr().out
     assert invoke(["requires", str(file), "--sm", "8.9", "--json"]) == 1
@@ -130,6 +134,22 @@ def test_verify_for_another_target(tmp_path: Path, capsys: pytest.CaptureFixture
     assert invoke(["verify", str(file), "--target", "sm_90", "--target", "sm_120", "--json"]) == 0
     assert [r["target"] for r in json.loads(capsys.readouterr().out)] == ["sm_90", "sm_120"]
     assert invoke(["verify", str(file), "--target", "sm_75"]) == 1
+
+
+@needs_assembler
+def test_verify_names_the_file_that_it_cannot_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contents = {"none.ptx": b"// nothing\n", "new.ptx": b".version 9.0\n.target sm_42\n", "odd.ptx": b"\xff\xfe\x00"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    text = generate(SPEC, "sm_80").text
+    (tmp_path / "mark.ptx").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert invoke(["verify", str(tmp_path), "--json"]) == 1
+    found = {Path(r["file"]).name: r for r in json.loads(capsys.readouterr().out)}
+    assert [name for name, result in found.items() if result["ok"]] == ["mark.ptx"]
+    for name in contents:
+        assert found[name]["error"].startswith(str(tmp_path / name))
+    assert "has no .target" in found["none.ptx"]["error"]
+    assert "(got 'sm_42')" in found["new.ptx"]["error"]
 
 
 def test_verify_without_an_assembler_says_what_to_install(
@@ -233,6 +253,17 @@ def test_a_shell_completes_kernel_types_and_fields() -> None:
     assert "kv-cache-scatter" in complete("ptxgen generate kv")
     assert "--head-dim" in complete("ptxgen generate kv-cache-scatter --he")
     assert "--head-dim" not in complete("ptxgen generate nope --he")
+    values = {
+        "ptxgen generate kv-cache-scatter --kv-dtype ": "f32 f16 bf16 e4m3 s8",
+        "ptxgen run rope --style n": "norm neox",
+        "ptxgen generate --config c.json --kv-dtype e": "e4m3",
+        "ptxgen export kv-cache-scatter --target sm_90": "sm_90 sm_90a",
+        "ptxgen verify --target sm_90": "sm_90 sm_90a",
+        "ptxgen golden check --target sm_90": "sm_90 sm_90a",
+        "ptxgen run rope --target sm_90": "sm_90 sm_90a",
+    }
+    for line, found in values.items():
+        assert [each.removeprefix("plain,") for each in complete(line).split()] == found.split(), line
 
 
 def test_the_process_imports_only_what_a_command_needs() -> None:

@@ -10,8 +10,6 @@ from tests.corpus.case import HERE
 from tests.corpus.cases import CASES
 from tests.devices import ExecutorDevice, open_device
 
-# What nvcc's kernels do on purpose that a checker has to report: a volatile polling loop and a ticket are races of
-# weak accesses; the lane lock reads its counter with volatile accesses only.
 MODES = ("fast", "random", "check")
 
 
@@ -22,9 +20,14 @@ def test_executor(name, mode):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["single_launch_sum", "lookback_scan", "named_barriers", "every_atomic", "compact"])
+@pytest.mark.parametrize("name", CASES)
 def test_any_order_of_warps_and_blocks_gives_the_same(name, seed):
-    CASES[name].run(ExecutorDevice("random", seed=seed, threads=1))
+    CASES[name].run(ExecutorDevice("random", seed=seed, threads=1 + seed))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_check_mode_finds_nothing_whichever_thread_runs_a_block(name):
+    CASES[name].run(ExecutorDevice("check", threads=4))
 
 
 @pytest.mark.gpu

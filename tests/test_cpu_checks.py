@@ -7,7 +7,8 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu.memory import Memory
-from tests.cpu_run import run
+from tests.cpu_run import run, text_of
+from tests.devices import ExecutorDevice
 
 
 def u32(count, fill=0):
@@ -198,6 +199,30 @@ def test_global_memory_that_nobody_wrote():
     clean(body, u32(1), memory=memory)
 
 
+@pytest.mark.parametrize(("guard", "hole"), [
+    ("setp.ne.u32 %p1, %lane, 5;", 5), ("and.b32 %r9, %lane, 4; setp.eq.u32 %p1, %r9, 0;", 4),
+])  # fmt: skip
+def test_lanes_that_leave_a_hole_do_not_write_it(guard, hole):
+    shared = ".shared .align 16 .b8 s[128]; mov.u32 %r1, s; mad.lo.u32 %r1, %lane, 4, %r1; "
+    body = shared + "{} @%p1 st.shared.u32 [%r1], %lane; bar.warp.sync -1; ld.shared.u32 %r2, [%r1]; ret;"
+    text = finding(body.format(guard), u32(1))
+    assert "read of uninitialised memory" in text
+    assert f"lane {hole}\n" in text
+    assert f"byte {4 * hole} of s" in text
+    clean(body.format("setp.ge.u32 %p1, %lane, 0;"), u32(1))
+
+
+def test_a_hole_in_what_a_warp_writes_to_global_memory_stays_unwritten():
+    memory = Memory(track=True)
+    begin = memory.allocate(128, name="fresh")
+    at = f"mov.u64 %rd1, {begin}; add.u64 %rd1, %rd1, %at4; "
+    run(at + "setp.ne.u32 %p1, %lane, 5; @%p1 st.global.u32 [%rd1], %lane; ret;", u32(1), mode="check", memory=memory)
+    clean(at + "setp.ne.u32 %p1, %lane, 5; @%p1 ld.global.u32 %r1, [%rd1]; ret;", u32(1), memory=memory)
+    text = finding(at + "ld.global.u32 %r1, [%rd1]; ret;", u32(1), memory=memory)
+    assert "lane 5\n" in text
+    assert "byte 20 of fresh" in text
+
+
 def test_what_a_kernel_wrote_counts_as_written():
     memory = Memory(track=True)
     begin = memory.allocate(256)
@@ -248,6 +273,28 @@ def test_two_warps_that_write_the_same_place():
     assert "race" in text
     assert "has written these bytes" in text
     clean(body.format("setp.ne.u32 %p1, %warp, 0; @%p1 ret;"), u32(1), block=64)
+
+
+EVEN_LANES = """
+  and.b32 %r8, %lane, 1; setp.eq.u32 %p1, %r8, 0; setp.eq.u32 %p2, %r8, {odd};
+  @%p1 ld.{space}.u32 %r2, [{place}+4]; @%p2 st.{space}.u32 [{place}], %tid; ret;"""
+
+
+def test_even_lanes_that_write_what_they_alone_have_to_do_not_race_with_their_odd_neighbours():
+    shared = ".shared .align 16 .b8 s[132]; mov.u32 %r1, s; mad.lo.u32 %r1, %lane, 4, %r1; st.shared.u32 [%r1], 0; "
+    shared += "bar.warp.sync -1;" + EVEN_LANES
+    clean(shared.format(odd=0, space="shared", place="%r1"), u32(1))
+    text = finding(shared.format(odd=1, space="shared", place="%r1"), u32(1))
+    assert "lane 1\n" in text
+    assert "lane 0 of this warp read these bytes" in text
+
+
+def test_even_lanes_of_a_warp_and_odd_lanes_of_another_share_global_memory():
+    memory = Memory(track=True)
+    body = f"""and.b32 %r8, %lane, 1; setp.eq.u32 %p1, %warp, 0; @!%p1 xor.b32 %r8, %r8, OTHER; setp.eq.u32 %p2, %r8, 0;
+      mov.u64 %rd1, {memory.allocate(128)}; mad.wide.u32 %rd1, %lane, 4, %rd1; @%p2 st.global.u32 [%rd1], %tid; ret;"""
+    clean(body.replace("OTHER", "1"), u32(1), block=64, memory=memory)
+    assert "warp 0 has written" in finding(body.replace("OTHER", "0"), u32(1), block=64, memory=memory)
 
 
 def test_neighbours_in_one_word_do_not_race():
@@ -349,3 +396,63 @@ def test_a_barrier_number_that_differs_between_lanes():
 def test_the_first_finding_of_several_ctas_is_reported_once():
     text = finding(STORE.format(offset=4), u32(64), grid=64, block=1, threads=2)
     assert text.count("out of bounds") == 1
+
+
+# words of a finding ---------------------------------------------------------------------------------------------------
+def message(body, *arrays, before="", block=32, mode="check"):
+    device = ExecutorDevice(mode, threads=1)
+    given = [device.array(a) if isinstance(a, np.ndarray) else a for a in arrays]
+    with pytest.raises(ExecutionError) as caught:
+        device.module(text_of(body, len(arrays), before))["k"].launch((1,), (block,), given)
+    return str(caught.value)
+
+
+def test_a_finding_names_the_argument_that_points_there():
+    x, y = np.zeros(8, np.uint32), np.zeros(16, np.uint32)
+    past = message("ld.global.u32 %r1, [%a1+64]; ret;", x, y)
+    assert re.search(r"ends 4 bytes past the end of allocation \[0x\w+, \+64 bytes\), argument 1 \(a1\)", past)
+    inside = message("ld.global.u64 %rd1, [%a0+4]; ret;", x, y)
+    assert re.search(r"byte 4 of allocation .*, argument 0 \(a0\)\n.*must be aligned to 8", inside)
+
+
+def test_null_and_wild_pointers():
+    assert "a null pointer and 12 bytes" in message("st.global.u32 [%a1+12], 0; ret;", np.zeros(1, np.uint32), 0)
+    assert "a null pointer" in message("st.u32 [%a1], 0; ret;", np.zeros(1, np.uint32), 0)
+    far = message("st.global.u32 [%a1], 0; ret;", np.zeros(1, np.uint32), 1 << 44)
+    assert "far from every allocation" in far
+
+
+def test_variables_of_functions_have_their_names():
+    shared = ".shared .align 4 .b8 _ZZ6kernelE4tile[64];\n"
+    text = message("mov.u32 %r1, _ZZ6kernelE4tile; ld.shared.u32 %r2, [%r1+8]; ret;", before=shared)
+    assert "byte 8 of tile (64 bytes)" in text
+    generic = """mov.u32 %r1, _ZZ6kernelE4tile; cvt.u64.u32 %rd1, %r1; cvta.shared.u64 %rd1, %rd1;
+      ld.u32 %r2, [%rd1+8]; ret;"""
+    assert "byte 8 of tile (64 bytes)" in message(generic, before=shared)
+
+
+def test_a_deadlock_says_what_an_mbarrier_waits_for():
+    shared = ".shared .align 8 .b64 first;\n.shared .align 8 .b64 full;\n"
+    body = """st.shared.b64 [first], 0;
+      setp.eq.u32 %p1, %lane, 0; @%p1 mbarrier.init.shared.b64 [full], 3; bar.warp.sync -1;
+      @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [full], 96;
+      w: mbarrier.try_wait.parity.shared.b64 %p2, [full], 0; @!%p2 bra w; ret;"""
+    text = message(body, before=shared)
+    assert re.search(r"lanes 0-31 wait at mbarrier at offset 8 .*in full \(2 arrivals and 96 bytes are due", text)
+
+
+def test_a_product_of_the_warp_needs_all_its_lanes():
+    shared = ".shared .align 16 .b8 tile[512];\n"
+    body = """mov.u32 %r1, tile; mad.lo.u32 %r1, %lane, 16, %r1; st.shared.v4.u32 [%r1], {%r1, %r1, %r1, %r1};
+      bar.warp.sync -1; SOME ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1]; ret;"""
+    text = message(body.replace("SOME", "setp.ge.u32 %p1, %lane, 16; @%p1 ret;"), before=shared)
+    assert re.search(r"(?s)wrong use.*ldmatrix.*lanes 0-15\n.*all 32 lanes must take part", text)
+    assert "all 32 lanes must take part" in message(body.replace("SOME", ""), before=shared, block=16)
+
+
+def test_what_a_lane_gets_of_one_that_takes_no_part_is_not_a_number():
+    out = np.zeros(32, np.float32)
+    run("""cvt.rn.f32.u32 %f1, %lane; setp.ge.u32 %p1, %lane, 20; @%p1 bra done;
+      shfl.sync.down.b32 %f1, %f1, 1, 31, -1;
+      done: add.u64 %rd1, %a0, %at4; st.global.f32 [%rd1], %f1; ret;""", out, mode="check")  # fmt: skip
+    assert np.flatnonzero(np.isnan(out)).tolist() == [19]

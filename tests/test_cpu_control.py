@@ -245,6 +245,32 @@ def test_a_call_through_a_pointer_of_another_shape():
         run(INDIRECT.replace("SELECT", "2"), u32(32), before=POINTERS)
 
 
+CHOICE = """
+.func (.param .b32 out) pick(.param .b32 which, .param .b32 one, .param .align 8 .b8 two[16]) {
+  .reg .b32 %r<3>; .reg .b64 %rd<4>; .reg .pred %p;
+  ld.param.b32 %r1, [which]; setp.eq.u32 %p, %r1, 0; mov.b64 %rd1, one; mov.b64 %rd2, two+12;
+  selp.b64 %rd3, %rd1, %rd2, %p; ld.param.b32 %r2, [%rd3]; st.param.b32 [out], %r2; ret; }
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_calls_parameter_has_an_address(mode):
+    out = u32(64)
+    run("""and.b32 %r1, %lane, 1; add.u32 %r2, %tid, 100; add.u32 %r3, %tid, 200; mov.b64 %rd1, 0; mov.u32 %r5, 0;
+      { .param .b32 which; .param .b32 one; .param .align 8 .b8 two[16]; .param .b32 out;
+        st.param.b32 [which], %r1; st.param.b32 [one], %r2; st.param.b64 [two], %rd1; st.param.b32 [two+8], %r5;
+        st.param.b32 [two+12], %r3; call (out), pick, (which, one, two); ld.param.b32 %r4, [out]; }
+      add.u64 %rd2, %a0, %at4; st.global.u32 [%rd2], %r4; ret;""",
+        out, block=64, before=CHOICE, mode=mode)  # fmt: skip
+    np.testing.assert_array_equal(out, np.arange(64) + np.where(np.arange(64) % 2, 200, 100))
+
+
+def test_an_address_in_a_parameter_of_the_entry():
+    out = u32(1)
+    run("mov.b64 %rd1, a0; ld.param.u64 %rd2, [%rd1]; st.global.u32 [%rd2], 9; ret;", out)
+    assert out[0] == 9
+
+
 def test_a_barrier_inside_a_called_function():
     out = u32(96)
     run(

@@ -304,3 +304,15 @@ def test_variables_are_known_to_every_memory_and_gone_after_unloading():
     program.globals.remove(memory)
     assert memory.allocated == held - 8 - 12 - 4 - 8 - 8
     program.globals.remove(memory)  # once is enough
+
+
+@pytest.mark.parametrize(("text", "bits"), [
+    ("mov.b64 %rd1, 0d400F000000000000;", 0x400F000000000000), ("mov.b64 %rd1, 0d0000C00F0F000F0F;", 0xC00F0F000F0F),
+    ("mov.b64 %rd1, 0d7FF4000000000001;", 0x7FF4000000000001), ("mov.f64 %rd1, -0d3FF0000000000000;", 0xBFF << 52),
+    ("setp.eq.u32 %p1, %lane, 99; selp.f64 %rd1, 0d0F0F000000000000, 0dC00F000000000000, %p1;", 0xC00F000000000000),
+    ("mov.b32 %r1, 0f7F8F00F1; cvt.u64.u32 %rd1, %r1;", 0x7F8F00F1), ("mov.b64 %rd1, 1.5;", 0x3FF8000000000000),
+])  # fmt: skip
+def test_float_literals_keep_their_bits_in_any_register(text, bits):
+    out = np.zeros(1, np.uint64)
+    run(text + " st.global.u64 [%a0], %rd1; ret;", out, block=1)
+    assert out[0] == bits

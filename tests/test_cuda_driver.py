@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +100,20 @@ def test_calls_restore_the_context_of_other_libraries(device: CudaDevice, bindin
     assert binding.contexts == [0xDD]
 
 
+def test_the_generator_is_imported_while_the_driver_makes_its_context() -> None:
+    code = """
+import sys
+from ptxgen.runtime.cuda.device import CudaDevice
+from ptxgen.runtime.cuda.driver import Driver
+from tests.fake_cuda import Binding
+before = "ptxgen.generator" in sys.modules
+CudaDevice(0, Driver(Binding()))
+print(before, "ptxgen.generator" in sys.modules, "ptxgen.runtime.kernel" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.stdout == "False True True\n", done.stderr
+
+
 def test_no_driver_and_no_bindings_are_clear(binding: Binding) -> None:
     binding.fail["cuInit"] = [100]
     with pytest.raises(CudaError, match="no GPU is visible"):
@@ -135,6 +152,20 @@ def test_memory_is_released_after_the_streams_that_used_it(device: CudaDevice, b
     binding.log.clear()
     buffer.free()
     assert binding.log == ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy", "cuMemFreeAsync"]
+
+
+def test_memory_released_while_another_library_captures_stays_out_of_its_capture(
+    device: CudaDevice, binding: Binding
+) -> None:
+    buffer = device.zeros(16, "f32")
+    bound = device.module(TEXT)["scale"].bind(1, 32, [buffer, np.float32(1), np.uint32(16)])
+    for handle in (0x70, 0x80):
+        bound.launch(device.stream(handle))
+    binding.captured_elsewhere = {0x80}
+    binding.log.clear()
+    buffer.free()
+    assert binding.log.count("cuStreamWaitEvent") == 1
+    assert binding.log[-1] == "cuMemFreeAsync"
 
 
 def test_collected_buffers_give_their_memory_back(device: CudaDevice, binding: Binding) -> None:

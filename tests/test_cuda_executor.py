@@ -7,6 +7,7 @@ import pytest
 
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import Executor
+from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
 from tests.fake_cuda import running_device
 from tests.kv_oracle import Oracle
@@ -74,3 +75,35 @@ def test_a_short_soak(device: CudaDevice) -> None:
     assert sum(report["steps"].values()) == 40
     first, last = report["memory used after the first and the last shape"]
     assert first == last
+
+
+class Foreign:
+    """A buffer as another library's array, which our default stream is made to wait for."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.__dlpack__ = buffer.__dlpack__
+        self.__dlpack_device__ = buffer.__dlpack_device__
+
+
+def test_foreign_arrays_are_used_in_the_order_of_their_producer(device: CudaDevice) -> None:
+    log = device.driver.api.log
+    ex = Executor(device, 1, 4, 2, 64, 16)
+    q, k, v, out = (device.zeros((n, 64), "f32") for n in (4, 2, 2, 4))
+
+    def calls(*given: object) -> list[str]:
+        log.clear()
+        ex.incremental_attention(0, *given)
+        return [name for name in log if name in ("cuStreamWaitEvent", "cuLaunchKernelEx")]
+
+    calls(q, k, v, out)  # loads and prepares
+    launches = ["cuLaunchKernelEx"] * 2
+    assert calls(q, k, v, out) == launches, "our own memory needs no waits"
+    assert log == launches, "with arrays on the device: no allocation, copy, or synchronisation either"
+    calls(q, k, v, out)
+    ex.cache.append(0, k, v)
+    assert {launch.stream for launch in device.driver.api.launched[-3:]} == {ex.stream.handle}, "in one order"
+    foreign = [Foreign(x) for x in (q, k, v)]
+    ordered = calls(*foreign, out)
+    first = ordered.index("cuLaunchKernelEx")
+    assert set(ordered[:first]) == {"cuStreamWaitEvent"}
+    assert ordered[-1] == "cuStreamWaitEvent"

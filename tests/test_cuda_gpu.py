@@ -145,6 +145,7 @@ def test_launch_from_a_thread_that_never_saw_cuda(gpu: CudaDevice) -> None:
     def work() -> None:
         try:
             bound.launch()
+            gpu.default_stream.synchronize()
             bound.launch(0)
         except BaseException as error:
             failures.append(error)
@@ -171,6 +172,13 @@ def test_clusters_large_shared_memory_and_resources(gpu: CudaDevice) -> None:
     with pytest.raises(SpecError, match="at most"):
         module["last"].bind(1, 1, [out, np.uint32(4)], shared=gpu.shared_limit + 16)
     assert 0 < module["last"].resources.registers < 64
+
+
+def test_a_kernel_is_loaded_before_its_first_launch(gpu: CudaDevice) -> None:
+    if gpu.driver.version < 12040:
+        pytest.skip(f"cuFuncIsLoaded needs a driver of CUDA 12.4 (this is {gpu.driver.version})")
+    entry = gpu.module(SCALE.replace("scale", "lazy"))["lazy"]
+    assert int(gpu.call("cuFuncIsLoaded", entry.function.raw)) == 1
 
 
 def test_graph_capture_explicit_nodes_update_and_recapture(gpu: CudaDevice) -> None:
@@ -350,6 +358,24 @@ for what in (d.synchronize, lambda: d.zeros(4, "f32"), lambda: d.stream()):
     assert all("cannot be used any more in this process" in line for line in later)
 
 
+def test_a_closed_device_is_opened_anew() -> None:
+    code = f"""
+import numpy as np
+from ptxgen.runtime import open_device
+from ptxgen.errors import CudaError
+old = open_device("cuda")
+x = old.zeros(4, "f32")
+old.close()
+try: x.numpy()
+except CudaError as error: print(error)
+new = open_device("cuda")
+y = new.array(np.ones(32, np.float32))
+new.module({SCALE!r})["scale"].launch(1, 32, [y, np.float32(2), np.uint32(32)])
+print(new is old, set(y.numpy().tolist()))
+"""
+    assert run(code).splitlines() == ["cuda:0 was closed", "False {2.0}"]
+
+
 def test_a_fork_is_refused_with_advice(gpu: CudaDevice) -> None:
     code = """
 import os
@@ -366,6 +392,37 @@ os.wait(); d.zeros(4, "f32").numpy(); print("parent is fine")
     out = run(code.replace("os._exit(0)", "import sys; sys.stdout.flush(); os._exit(0)"))
     assert "does not survive a fork" in out
     assert "parent is fine" in out
+
+
+SPAWNED = f"""
+import multiprocessing, sys
+import numpy as np
+from ptxgen.runtime import open_device
+
+def work(pipe):
+    device = open_device("cuda")
+    x = device.array(np.ones(64, np.float32))
+    device.module({SCALE!r})["scale"].launch(1, 64, [x, np.float32(3), np.uint32(64)])
+    pipe.send(sorted(set(x.numpy().tolist())))
+
+if __name__ == "__main__":
+    device = open_device("cuda")
+    device.zeros(4, "f32").numpy()
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=work, args=(there,))
+    child.start()
+    print(here.recv())
+    child.join()
+    print(child.exitcode, device.zeros(4, "f32").numpy().tolist())
+"""
+
+
+def test_a_spawned_process_has_a_device_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["[3.0]", "0 [0.0, 0.0, 0.0, 0.0]"], done.stderr
 
 
 def test_a_cold_process_starts_from_the_disk_cache(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ptxgen.dtypes import dtype
+from ptxgen.runtime import Executor
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.cuda.device import CudaDevice
+from tests.soak import spoil
 from tests.test_cuda_gpu import SCALE
 
 pytestmark = pytest.mark.gpu
@@ -64,6 +67,32 @@ def test_torch_launches_go_to_its_current_stream(gpu: CudaDevice, torch: Any) ->
     side.synchronize()
 
 
+def test_the_executor_works_in_the_order_of_torchs_current_stream(gpu: CudaDevice, torch: Any) -> None:
+    """Without a stream: after what torch has submitted (here: late), and before what it submits next."""
+    shape = {"n_layers": 1, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "max_len": 64}
+    ex, plain = Executor(gpu, **shape), Executor(gpu, **shape)
+    spoil(ex.cache)
+    spoil(plain.cache)
+    rng = np.random.default_rng(0)
+    q, k, v, out = (torch.zeros(n, 64, device="cuda") for n in (8, 2, 2, 8))
+    side = torch.cuda.Stream()
+    for _ in range(5):
+        host = [rng.standard_normal((n, 64), np.float32) for n in (8, 2, 2)]
+        staged = [torch.from_numpy(x).cuda() for x in host]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)  # some ten milliseconds
+            for tensor, values in zip((q, k, v), staged, strict=True):
+                tensor.copy_(values)
+            ex.incremental_attention(0, q, k, v, out)
+            got = out.clone()
+            out.fill_(float("nan"))
+        side.synchronize()
+        want = np.empty((8, 64), np.float32)
+        plain.incremental_attention(0, *host, want)
+        assert np.array_equal(got.cpu().numpy(), want)
+
+
 def test_torch_graph_captures_our_launch(gpu: CudaDevice, torch: Any) -> None:
     x = torch.ones(1000, device="cuda")
     bound = scale(gpu, x, 1000)
@@ -76,6 +105,27 @@ def test_torch_graph_captures_our_launch(gpu: CudaDevice, torch: Any) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert set(x.tolist()) == {7.0}
+
+
+def test_what_goes_while_torch_captures_leaves_the_capture_whole(gpu: CudaDevice, torch: Any) -> None:
+    """Modules, page-locked and device memory whose last reference goes meanwhile."""
+    x = torch.ones(1000, device="cuda")
+    bound = scale(gpu, x, 1000)
+    old = [scale(gpu, gpu.array(np.ones(1000, np.float32)), 1000), gpu.pinned(100, "f32"), gpu.stream(), gpu.graph()]
+    old[0].launch()
+    old[0].launch(old[2])
+    old[3].add(old[0])
+    old[3].launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound.launch()
+        del old
+        gc.collect()
+        x.add_(1)
+    x.fill_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert set(x.tolist()) == {3.0}
 
 
 def test_torch_device_is_left_alone(gpu: CudaDevice, torch: Any) -> None:
@@ -120,6 +170,8 @@ def test_jax_arrays(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     x = jax.numpy.arange(12, dtype=jax.numpy.float32).reshape(3, 4) + 1
     got = gpu.wrap(x)
     assert got.numpy().tolist() == np.asarray(x).tolist()
+    late = jax.jit(lambda a: jax.lax.fori_loop(0, 300, lambda _, y: jax.numpy.sqrt(y), a) + 3)(jax.numpy.ones(1 << 20))
+    assert set(gpu.wrap(late).numpy()) == {4}, "read after JAX has made it"
     bf16 = gpu.wrap(x.astype(jax.numpy.bfloat16))
     assert bf16.dtype == dtype("bf16")
     assert jax.numpy.from_dlpack(gpu.array(np.arange(3, dtype=np.float32))).tolist() == [0, 1, 2]

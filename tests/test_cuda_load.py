@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -119,6 +120,34 @@ def test_modules_go_with_their_last_function() -> None:
     bound.launch()
     del bound
     assert binding.texts == {}
+
+
+def test_modules_wait_for_their_last_launch_and_replay() -> None:
+    device, binding = fake_device()
+    binding.busy = True
+    device.module(TEXT)["nothing"].bind(1, 32).launch()
+    with device.graph() as graph:
+        device.module(TEXT)["nothing"].bind(1, 32).launch(graph.stream)
+    graph.launch(device.stream())
+    del graph
+    gc.collect()
+    device.synchronize()
+    assert len(binding.texts) == 2, "the device is busy with both"
+    binding.busy = False
+    device.synchronize()
+    assert binding.texts == {}
+    assert device.module(TEXT)["nothing"], "never launched"
+    binding.busy = True
+    gc.collect()
+    assert binding.texts == {}, "and gone at once"
+
+
+@pytest.mark.parametrize("version", [12030, 12040])
+def test_functions_are_loaded_before_a_launch_could_have_to(version: int) -> None:
+    device, binding = fake_device(Binding(version=version))
+    entry = device.module(TEXT)["scale"]
+    assert binding.log.count("cuFuncLoad") == (version >= 12040)
+    assert [slot.size for slot in entry.function.slots] == [8, 4, 4]
 
 
 def test_excerpt_marks_the_line_that_a_log_names() -> None:

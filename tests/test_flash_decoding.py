@@ -11,8 +11,8 @@ import pytest
 
 from ptxgen import ExecutionError, SpecError, generate
 from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.idioms.flash_chunks import LEAST, Cut
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce
-from ptxgen.kernels.flash_decoding_chunk import LEAST
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import trial
 
@@ -68,9 +68,49 @@ def test_lengths_outside_the_cache_are_clamped(device: Device, given: int, count
     assert plain.outputs["stats"].tobytes() == clamped.outputs["stats"].tobytes()
 
 
+def test_large_batches_launch_fewer_chunks(device: Device) -> None:
+    """The slots that no CTA has of its own are marked as empty too."""
+    one = chunk(ctas=40, max_chunks=5, max_len=600)
+    assert [generate(one, "sm_80").launch.at({"batch": n}).grid[2] for n in (1, 4, 7, 10, 100)] == [5, 5, 2, 2, 1]
+    stats = trial(one, device, target="sm_80", batch=7).require().outputs["stats"]
+    assert (stats[:, :, 2:, 1] == 0).all()
+    assert (stats[0, :, :2, 1] == 1).all()
+
+
+def test_no_more_chunks_are_launched_than_the_capacity_can_fill() -> None:
+    capacities = {(64, 0): 1, (65, 0): 2, (1024, 0): 16, (1025, 0): 9, (4096, 100): 3, (131072, 0): 66}
+    for (max_len, window), chunks in capacities.items():
+        one = chunk(max_len=max_len, window=window, max_chunks=200, n_kv_heads=2)
+        assert generate(one, "sm_80").launch.at({"batch": 1}).grid[2] == chunks == one.chunks(1)
+
+
+def test_long_sequences_of_a_batch_are_cut_though_others_fill_the_gpu(device: Device) -> None:
+    one = chunk(ctas=2, max_len=9000, n_heads=1, n_kv_heads=1, head_dim=8)
+    given = one.example(np.random.default_rng(0), batch=4)
+    given["seq_lens"][1:] = 100, 4096, 4097
+    assert generate(one, "sm_80").launch.at({"batch": 4}).grid[2] == 3
+    stats = trial(one, device, target="sm_80", arguments=given, batch=4).require().outputs["stats"]
+    assert stats[:, 0, :, 1].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 50])
+def test_chunks_cover_every_position_once(batch: int) -> None:
+    for kv_heads in (1, 2, 8, 64):
+        for max_chunks in (1, 3, 16, 100):
+            for positions in (0, 1, 64, 127, 128, 129, 4095, 4096, 4097, 100_000):
+                cut = Cut(max_chunks, max(positions, 1), kv_heads, 132)
+                chunks = cut.launched(batch)
+                assert 1 <= chunks <= max_chunks
+                for span in {0, 1, positions // 3, positions}:
+                    size = cut.size(span, batch)
+                    assert size % 64 == 0
+                    assert size >= (LEAST if positions > 1024 else 64)
+                    assert size * chunks >= span
+
+
 def test_empty_chunks_say_so_and_write_no_partials(device: Device) -> None:
     """A sequence that fills one chunk: the others hold (−inf, 0), and their accumulators are untouched."""
-    result = trial(chunk(), device, target="sm_80", batch=1, seq_len=LEAST).require()
+    result = trial(chunk(), device, target="sm_80", batch=1, seq_len=chunk().cut.least).require()
     stats, partials = result.outputs["stats"], result.outputs["partials"]
     assert (stats[0, :, 1:, 0] == -np.inf).all()
     assert (stats[0, :, 1:, 1] == 0).all()
@@ -216,7 +256,7 @@ def test_a_missing_barrier_is_noticed(name: str) -> None:
 
 def test_the_grid_is_fixed_by_max_chunks() -> None:
     launch = generate(chunk(), "sm_90").launch
-    assert launch.at({"batch": 5}).grid == (3, 2, 5)
+    assert launch.at({"batch": 5}).grid == (2, 5, 3)
     assert generate(reduction(chunk()), "sm_90").launch.at({"batch": 5}).grid == (4, 5, 1)
 
 

@@ -10,7 +10,9 @@ import pytest
 from ptxgen import PtxgenError, SpecError
 from ptxgen.assembler import available_assemblers
 from ptxgen.cli._main import invoke
-from ptxgen.golden import INDEX, RESOURCES, Goldens, assembler_for
+from ptxgen.golden import INDEX, Goldens
+from ptxgen.golden.compare import RESOURCES
+from ptxgen.golden.record import assembler_for
 from ptxgen.targets import target
 from tests.golden_copy import ONE, edit_resources, failing
 
@@ -33,9 +35,12 @@ def test_files_of_an_index_lie_below_it(tmp_path: Path) -> None:
         (tmp_path / INDEX).write_text(json.dumps({"kernels": [entry | {"file": file}]}))
         with pytest.raises(SpecError, match="files must lie below it"):
             Goldens(tmp_path).cases()
-    (tmp_path / INDEX).write_text('{"kernels": [{"kernel_type": "rope"}]}')
-    with pytest.raises(SpecError, match="must be an index that"):
-        Goldens(tmp_path).cases()
+    bad = ('{"kernels": [{"kernel_type": "rope"}]}', "[", "[" * 100_000, '{"kernels": 7}', '{"kernels": ["x"]}', "\xff",
+           json.dumps({"kernels": [{**entry, "spec": [], "file": "x.ptx"}]}))  # fmt: skip
+    for content in bad:
+        (tmp_path / INDEX).write_bytes(content.encode("latin-1"))
+        with pytest.raises(SpecError, match="must be an index that"):
+            Goldens(tmp_path).cases()
 
 
 def test_a_deleted_golden(goldens: Goldens) -> None:
@@ -100,12 +105,19 @@ def test_resources_of_a_golden_that_is_not_recorded_or_not_there(goldens: Golden
     assert [f.kind for f in failing(goldens)] == ["missing"]
 
 
-def test_another_assembler_is_said_and_is_not_a_failure(goldens: Goldens) -> None:
+def test_another_assembler_is_said_and_fails_only_where_that_is_asked_for(
+    goldens: Goldens, capsys: pytest.CaptureFixture[str]
+) -> None:
     edit_resources(goldens, assembler="nvJitLink 1.0")
     assert failing(goldens) == []
     (found,) = goldens.check()
     assert found.kind == "not compared"
-    assert found.text == f"recorded with nvJitLink 1.0, installed: {assembler_for(target('sm_80'))}"
+    assert found.text == f"measured by nvJitLink 1.0 (committed) and {assembler_for(target('sm_80'))} (generated)"
+    options = [ONE, "--root", str(goldens.root), "--target", "sm_80"]
+    for command in ("check", "diff"):
+        assert invoke(["golden", command, *options]) == 0
+        assert "not compared: " in capsys.readouterr().out
+        assert invoke(["golden", command, *options, "--strict"]) == 1
 
 
 # -- update ------------------------------------------------------------------------------------------------------------
@@ -124,15 +136,32 @@ def test_update_is_refused_where_ci_is_set(goldens: Goldens, monkeypatch: pytest
     assert goldens.update()[0] == [goldens.cases()[0].file]
 
 
-def test_update_writes_only_what_differs_and_removes_orphans(goldens: Goldens) -> None:
+def test_update_writes_only_what_differs_and_removes_what_it_wrote(goldens: Goldens) -> None:
     assert goldens.update() == ([], [])
     folder = goldens.root / "sm_80" / ONE
-    (folder / "old.ptx").write_text("")
-    assert goldens.update() == ([], [f"sm_80/{ONE}/old.ptx"])
+    record = edit_resources(goldens)["kernels"]
+    edit_resources(goldens, kernels={**record, "old": record[goldens.cases()[0].stem]})
+    for name in ("old.ptx", "old.json", "mine.ptx"):
+        (folder / name).write_text("")
+    changed, removed = goldens.update()
+    assert changed == [f"sm_80/{ONE}/{RESOURCES}"]
+    assert removed == [f"sm_80/{ONE}/old.json", f"sm_80/{ONE}/old.ptx"]
+    assert (folder / "mine.ptx").exists()
+    assert goldens.update() == ([], [])
 
 
-def test_update_removes_nothing_that_lies_elsewhere(goldens: Goldens) -> None:
-    kept = [goldens.root / "notes.json", goldens.root / "corpus" / ONE / "x.ptx"]
+def test_update_of_a_kernel_type_that_is_gone_removes_its_record_too(goldens: Goldens) -> None:
+    gone = goldens.root / "sm_80" / "gone"
+    gone.mkdir()
+    for name in ("old.ptx", RESOURCES):
+        (gone / name).write_bytes((goldens.root / "sm_80" / ONE / RESOURCES).read_bytes())
+    (gone / RESOURCES).write_text(json.dumps({"assembler": "x", "kernels": {"old": {}}}))
+    _, removed = Goldens(goldens.root, only=(ONE, "gone"), targets=("sm_80",)).update()
+    assert removed == ["sm_80/gone/old.ptx", f"sm_80/gone/{RESOURCES}"]
+
+
+def test_update_removes_nothing_that_somebody_else_wrote(goldens: Goldens) -> None:
+    kept = [goldens.root / "notes.json", *(goldens.root / f / ONE / "x.ptx" for f in ("corpus", "sm_80", "sm_90"))]
     for path in kept:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
@@ -141,9 +170,47 @@ def test_update_removes_nothing_that_lies_elsewhere(goldens: Goldens) -> None:
     assert all(path.read_text() == "mine" for path in kept)
 
 
+def test_update_needs_a_directory_that_holds_goldens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory of generated kernels, or a mistyped name, becomes no directory of goldens by itself."""
+    monkeypatch.delenv("CI", raising=False)
+    spec = ["kv-cache-scatter", "--max-len", "100", "--head-dim", "64", "--n-kv-heads", "2", "--target", "sm_80"]
+    assert invoke(["generate", *spec, "-o", str(tmp_path / "k")]) == 0
+    (mine,) = (tmp_path / "k").rglob("*.ptx")
+    for root in ("k", "mistyped"):
+        assert invoke(["golden", "update", ONE, "--target", "sm_80", "--root", str(tmp_path / root)]) == 2
+        assert "must be a directory of goldens" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [mine.name]
+    init = ["golden", "update", ONE, "--target", "sm_80", "--root", str(tmp_path / "k"), "--init"]
+    assert invoke(init) == 0
+    assert mine.exists()
+    made = Goldens(tmp_path / "k", (ONE,), ("sm_80",))
+    assert [(f.kind, f.file) for f in failing(made)] == [("orphan", mine.relative_to(made.root).as_posix())]
+    assert invoke(init[:-1]) == 0
+
+
+def test_a_choice_of_no_golden_is_wrong_use(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("check", "diff", "update"):
+        assert invoke(["golden", command, ONE, "--root", str(goldens.root), "--target", "sm_100"]) == 2
+        err = capsys.readouterr().err
+        assert f"nothing to compare: no golden is chosen by {ONE} --target sm_100 (kernels: " in err
+        assert "sm_75, sm_80, sm_90" in err
+
+
 def test_two_goldens_of_one_name_are_refused(tmp_path: Path) -> None:
     entry = {"kernel_type": ONE, "target": "sm_80", "file": "sm_80/x/same.ptx"}
     specs = [{"max_len": n, "head_dim": 64, "n_kv_heads": 2} for n in (64, 128)]
     (tmp_path / INDEX).write_text(json.dumps({"kernels": [entry | {"spec": spec} for spec in specs]}))
     with pytest.raises(SpecError, match=r"same\.ptx: two goldens have this name: .*max_len=64.* and .*max_len=128"):
         Goldens(tmp_path).cases()
+
+
+def test_the_workflow_to_copy_installs_the_assembler_that_recorded() -> None:
+    here = Path(__file__).resolve().parent.parent
+    workflow = (here / ".github" / "workflows" / "golden-diff.yml").read_text()
+    assert "golden check --strict" in workflow
+    for record in (here / "golden_ptx").glob("*/*/resources.json"):
+        name, version = json.loads(record.read_text())["assembler"].split()
+        assert name == "nvJitLink"
+        assert f"nvidia-nvjitlink=={version}.*" in workflow

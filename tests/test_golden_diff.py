@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from ptxgen.assembler import available_assemblers
 from ptxgen.cli._main import invoke
 from ptxgen.golden import Goldens
+from ptxgen.golden.compare import RESOURCES
 from tests.golden_copy import ONE, edit_resources
 
 pytestmark = pytest.mark.skipif(
@@ -66,16 +68,20 @@ def test_check_for_a_machine(goldens: Goldens, capsys: pytest.CaptureFixture[str
     assert (found["kind"], found["file"], found["fails"]) == ("missing", file, True)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git on PATH")
-def test_diff_against_a_revision(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *identity, *arguments], cwd=goldens.root, check=True, capture_output=True)
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git on PATH")
+
+
+@needs_git
+def test_diff_against_a_revision(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:
     changed, removed = (goldens.root / case.file for case in goldens.cases()[:2])
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "goldens")
+    _git(goldens.root, "init", "-q")
+    _git(goldens.root, "add", ".")
+    _git(goldens.root, "commit", "-q", "-m", "goldens")
     options = ["--root", str(goldens.root), "--against", "HEAD"]
     assert invoke(["golden", "diff", *options]) == 0
     changed.write_text(changed.read_text().replace("    ret;", "    bar.sync 0;\n    ret;"))
@@ -89,3 +95,69 @@ def test_diff_against_a_revision(goldens: Goldens, capsys: pytest.CaptureFixture
     assert kinds == {f"{changed.name}`: changed", f"{removed.name}`: removed", "new.ptx`: added"}
     assert invoke(["golden", "diff", "--root", str(goldens.root), "--against", "nowhere"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def _spoil(goldens: Goldens, how: str) -> None:
+    case = goldens.cases()[0]
+    path = goldens.root / case.file
+    if how == "a text":
+        path.write_text(path.read_text().replace("    ret;", "    bar.sync 0;\n    ret;"))
+    elif how == "line ends":
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    elif how == "a missing text":
+        path.unlink()
+    elif how == "a missing record":
+        (path.parent / RESOURCES).unlink()
+    elif how == "an orphan that is no PTX":
+        (path.parent / "forgotten.ptx").write_text("not PTX at all")
+    elif how == "an orphan of another kind":
+        (path.parent / "forgotten.json").write_text("{}")
+    elif how == "a register":
+        record = edit_resources(goldens)["kernels"]
+        record[path.stem]["registers"] += 1  # type: ignore[index]
+        edit_resources(goldens, kernels=record)
+    else:
+        edit_resources(goldens, kernels={})
+
+
+SPOILT = {
+    "a text": "instructions of ", "line ends": "differs in its line ends only", "a missing text": "+++ b/",
+    "a missing record": f"missing: sm_80/{ONE}/{RESOURCES}: resources are not committed",
+    "an orphan that is no PTX": "-not PTX at all", "an orphan of another kind": "--- a/", "a register": "registers ",
+    "nothing recorded": "does not record",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_diff_shows_whatever_check_finds(goldens: Goldens, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _spoil(goldens, how)
+    options = [ONE, "--root", str(goldens.root), "--target", "sm_80"]
+    assert invoke(["golden", "check", *options]) == 1
+    files = {line.split(": ")[1] for line in capsys.readouterr().out.splitlines()}
+    assert invoke(["golden", "diff", *options]) == 1
+    shown = capsys.readouterr().out
+    assert SPOILT[how] in shown
+    assert all(file in shown for file in files)
+    assert invoke(["golden", "diff", *options, "--markdown"]) == 1
+    assert {line.split("`")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("### ")} == files
+
+
+@needs_git
+def test_a_launch_contract_is_compared_like_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifests that an index names: now, and against a revision."""
+    config = Path(__file__).parent / "data" / "configs" / "llama-3.2-1b.json"
+    options = ["--root", str(tmp_path), "arg-max"]
+    assert invoke(["generate", "--config", str(config), "--target", "sm_80", "-o", str(tmp_path)]) == 0
+    Goldens(tmp_path).update()
+    _git(tmp_path, "init", "-q")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-q", "-m", "goldens")
+    capsys.readouterr()
+    (contract,) = (tmp_path / "sm_80" / "arg_max").glob("n*.json")
+    contract.write_text(contract.read_text().replace('"align": 16', '"align": 8', 1))
+    for command in (["check"], ["diff"], ["diff", "--against", "HEAD"]):
+        assert invoke(["golden", *command, *options]) == 1
+        assert contract.name in capsys.readouterr().out
+    invoke(["golden", "diff", "--against", "HEAD", *options])
+    changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("+") and "align" in line]
+    assert [line.split() for line in changed] == [["+", '"align":', "8"]]

@@ -55,12 +55,17 @@ def _caches(spec: Any, a: Arrays) -> Past:
         for cache in _cached(a):
             yield from ((cache, np.s_[n, :, length:]) for n, length in enumerate(a["seq_lens"]))
     else:
-        used = np.zeros((a["k_cache"].shape[0], spec.page_size), bool)
-        for table, length in zip(a["page_table"], a["seq_lens"], strict=True):
-            positions = np.arange(length)
-            used[table[positions // spec.page_size], positions % spec.page_size] = True
-        pages, rows = np.nonzero(~used)
-        yield from ((cache, np.s_[pages, :, rows]) for cache in _cached(a))
+        yield from _pages(spec, _cached(a), a["page_table"], a["seq_lens"])
+
+
+def _pages(spec: Any, caches: list[np.ndarray], tables: np.ndarray, lengths: np.ndarray) -> Past:
+    """The rows of pages that no sequence has a position in."""
+    used = np.zeros((caches[0].shape[0], spec.page_size), bool)
+    for table, length in zip(tables, lengths, strict=True):
+        positions = np.arange(length)
+        used[table[positions // spec.page_size], positions % spec.page_size] = True
+    pages, rows = np.nonzero(~used)
+    yield from ((cache, np.s_[pages, :, rows]) for cache in caches)
 
 
 def _lists(spec: Any, a: Arrays) -> Past:
@@ -73,6 +78,9 @@ def _prompts(spec: Any, a: Arrays) -> Past:
     keys = [a[name] for name in ("k", "v", "k_scales", "v_scales") if name in a]
     if spec.batched:
         yield a["q"], np.s_[a["q_starts"][-1] :]
+        if spec.page_size:
+            yield from _pages(spec, keys, a["page_table"], a["kv_lens"])
+            return
         yield from ((x, np.s_[n, :, length:]) for x in keys for n, length in enumerate(a["kv_lens"]))
         return
     q_len, kv_len = (int(np.ravel(a[name])[0]) for name in ("q_len", "kv_len"))

@@ -16,6 +16,7 @@ from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import Trial, trial
 from ptxgen.targets import target as parse_target
+from ptxgen.tuning import Choice, fixed, using
 
 needs_assembler = pytest.mark.skipif(
     not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
@@ -185,6 +186,62 @@ def test_programmatic_launch_changes_no_number(device: Device, name: str) -> Non
         attend(device, "sm_90", given, programmatic=True, indirect=not fields.get("batched"), **fields)
 
 
+# -- tiles through shared memory ---------------------------------------------------------------------------------------
+
+STAGED: dict[str, Choice] = {
+    "one CTA": Choice(4, 1, 1, 1, 4096, stages=2), "a cluster": Choice(2, 4, 8, 1, 4096, stages=3),
+    "splits": Choice(2, 1, 12, 1, 256, stages=4), "splits of clusters": Choice(2, 2, 12, 1, 256, stages=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"indirect": True}, {"batched": True}, {"programmatic": True}, {"window": 100}, {"head_dim": 80},
+        {"head_dim": 256, "n_heads": 32}, {"kv_dtype": "e4m3"}, {"kv_dtype": "bf16", "alibi": True, "soft_cap": 3.0},
+    ],
+    ids=lambda fields: "-".join(fields) or "plain",
+)  # fmt: skip
+def test_staged_tiles(device: Device, name: str, fields: dict[str, Any]) -> None:
+    with using(fixed(STAGED[name])):
+        assert spec(max_len=512, **fields).plan(parse_target("sm_90")).shape.stages > 0
+        for length in (0, 1, 16, 17, 250, 511, 512):
+            given = [length, max(length - 60, 0)] if fields.get("batched") else length
+            attend(device, "sm_90", given, max_len=512, lse=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("sm_80", {}), ("sm_90", {"max_len": 500}), ("sm_90", {"batched": True, "page_size": 16}),
+        ("sm_90", {"kv_dtype": "s8"}),
+    ],
+)  # fmt: skip
+def test_stages_are_for_whole_contiguous_tiles(target: str, fields: dict[str, Any]) -> None:
+    with using(fixed(STAGED["one CTA"])):
+        assert spec(**{"max_len": 512, **fields}).plan(parse_target(target)).shape.stages == 0
+
+
+@needs_assembler
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_sixteen_warps_merge_many_splits_in_their_registers(cluster: int) -> None:
+    with using(fixed(Choice(16, cluster, 128, 1, 4096))):
+        ptx = generate(spec(max_len=65536, head_dim=64, n_heads=16, n_kv_heads=2, indirect=True), "sm_90")
+    assert assemble(ptx.text, "sm_90").resources[ptx.entry].spill_stores == 0
+
+
+def test_stages_fit() -> None:
+    """However many are asked for: no more than fit beside the merges, no more than a warp has tiles."""
+    for head_dim in (8, 80, 128, 512):
+        for warps in (1, 4, 8):
+            with using(fixed(Choice(warps, 8, 8, 1, 4096, stages=64))):
+                ptx = generate(spec(max_len=4096, head_dim=head_dim, n_kv_heads=1, n_heads=16), "sm_90")
+                assert ptx.launch.shared > 64 * 1024 or head_dim == 8
+                if available_assemblers():
+                    assert assemble(ptx.text, "sm_90").resources[ptx.entry].spill_stores == 0
+
+
 # -- numerics ----------------------------------------------------------------------------------------------------------
 
 
@@ -295,10 +352,17 @@ def test_partials_do_not_overlap() -> None:
 # -- what is chosen, refused, assembled --------------------------------------------------------------------------------
 
 
+def test_a_warp_has_no_more_tiles_in_flight_than_it_gets() -> None:
+    """Short capacities: the loop is not unrolled for tiles that never come."""
+    for max_len, unrolled in ((512, 1), (131072, 2)):
+        spec = IncrementalAttention(max_len, 64, 32, 4, q_dtype="f16", kv_dtype="f16", indirect=True)
+        assert spec.plan(parse_target("sm_90")).shape.in_flight == unrolled
+
+
 @pytest.mark.parametrize(
     ("target", "kv_dtype", "loop"),
     [
-        ("sm_75", "f16", simt), ("sm_80", "f16", mma), ("sm_80", "e4m3", simt), ("sm_89", "e4m3", mma),
+        ("sm_75", "f16", simt), ("sm_80", "f16", mma), ("sm_75", "e4m3", simt), ("sm_80", "e4m3", mma),
         ("sm_90", "f32", simt), ("sm_80", "s8", mma),
     ],
 )  # fmt: skip

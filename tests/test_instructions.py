@@ -106,3 +106,15 @@ def test_the_recorder_takes_a_failing_group_apart_and_goes_on(tmp_path):
 def test_the_documented_errors_are_the_present_ones():
     page = Path(__file__).parent.parent / "docs" / "approximations.md"
     assert page.read_text() == report.text()
+
+
+def test_the_documents_count_the_forms_that_were_recorded(recorded):
+    docs = Path(__file__).parent.parent / "docs"
+    made = report.counts()
+    with np.load(record.OUTPUT) as file:
+        names = len(set(file["names"].tolist()))
+    assert made["recorded"] == names == len(recorded[0]) == made["exact"] + made["approximate"] + made["sums"]
+    page = (docs / "approximations.md").read_text(encoding="utf-8")
+    assert f"results of {names} instruction forms were recorded" in page
+    assert page.count("\n| `") == made["approximate"]
+    assert f"Of {names} recorded instruction forms" in (docs / "cpu-executor.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ OLDEST_HERE = target("sm_75")
 # stated higher here.
 LAX_VERSION = {
     "mbarrier arrive_drop": "the sink _ for the state came with 7.1; arrive_drop takes it from 7.0 on",
-    "cp async ca|cg": "shared::cta came with 7.8 for every instruction; cp.async takes the word from 7.0 on",
+    "cp async c": "shared::cta came with 7.8 for every instruction; cp.async takes the word from 7.0 on",
 }
 LAX_TARGET = {
     "cvt rm|rp bf16 f32": "the document gives cvt.{rm,rp}.bf16 from 7.8 and sm_90; taken from sm_80 on, as .rn is",
@@ -283,6 +283,39 @@ def test_every_kind_of_operand_that_a_slot_takes_is_taken() -> None:
         wrong += [f"{version} {where}: {distinct[i]} {said}" for i, said in refusals(distinct, version, where).items()]
     assert not wrong, "\n".join(wrong)
     assert sum(map(len, groups.values())) > 2000
+
+
+def limited() -> Iterator[tuple[Form, str, bool]]:
+    """Every slot whose literals the table limits, with literals at its limits (True) and next to them (False)."""
+    for _, form in layouts():
+        operands = [operand(form, i, slot) for i, slot in enumerate(form.operands)]
+        for position, slot in enumerate(form.operands):
+            if slot.allowed is None:
+                continue
+            values = slot.allowed.values
+            ends = [values[0]] if "..@" in f"{slot.allowed.text.split('/')[0]}@" else [values[0], values[-1]]
+            between = values[0] + values.step // 2 if isinstance(values, range) else values[0] + 1
+            outside = [ends[0] - 1, *(end + 1 for end in ends[1:]), between]
+            for value in [*ends, *(v for v in outside if v not in values and v >= min(0, values[0]))]:
+                changed = ", ".join([*operands[:position], str(value), *operands[position + 1 :]])
+                yield form, f"{form.opcode} {changed};", value in values
+
+
+@needs_assembler
+def test_literals_are_limited_as_the_assembler_limits_them() -> None:
+    groups: dict[tuple[IsaVersion, Target], dict[str, bool]] = defaultdict(dict)
+    known = set(assemblable())
+    for form, text, legal in limited():
+        where = next(t for t in home(form) if t in known)
+        groups[max(form.ptx_on(where), where.lowest_ptx), where][text] = legal
+    wrong = []
+    for (version, where), statements in groups.items():
+        texts = list(statements)
+        refused = refusals(texts, version, where)
+        wrong += [f"{version} {where}: {t} {refused.get(i, 'is accepted')}" for i, t in enumerate(texts)
+                  if statements[t] == (i in refused)]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+    assert sum(map(len, groups.values())) > 100
 
 
 def _special(name: str, type: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.models import FAMILIES, LayerKind, load_config, model_shape
-from ptxgen.models_rope import RopeSettings
+from ptxgen.models.rope import RopeSettings
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 LLAMA: dict[str, Any] = {
@@ -173,7 +173,7 @@ REFUSED = {
     "no model_type": ({}, "model_type: must be one of .* (got None)"),
     "a list": ([1], "must be a JSON object (got list)"),
     "text for a number": (config(num_attention_heads="32"), "num_attention_heads: must be an integer .* (got '32')"),
-    "zero layers": (config(num_hidden_layers=0), "num_hidden_layers: must be an integer of at least 1 (got 0)"),
+    "zero layers": (config(num_hidden_layers=0), "num_hidden_layers: must be an integer from 1 to 10000 (got 0)"),
     "true for a number": (config(num_hidden_layers=True), "num_hidden_layers: must be an integer .* (got True)"),
     "missing": ({k: v for k, v in LLAMA.items() if k != "vocab_size"}, "vocab_size: must be .* (got None)"),
     "uneven groups": (config(num_key_value_heads=5), "num_key_value_heads: must divide num_attention_heads=32 (got 5)"),
@@ -186,10 +186,34 @@ REFUSED = {
     ),
     "half a scaling": (config(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling: low_freq_factor:"),
     "a scaling that is text": (config(rope_scaling="llama3"), "rope_scaling: must be a JSON object (got 'llama3')"),
-    "infinite theta": (config(rope_theta=float("inf")), "rope_theta: must be a positive number (got inf)"),
+    "infinite theta": (config(rope_theta=float("inf")), "rope_theta: must be a number above 1, at most .* (got inf)"),
     "layer types": (
         config(model_type="gemma2", sliding_window=64, layer_types=["full_attention"]),
         "layer_types: must list full_attention or sliding_attention for 4 layers",
+    ),
+    "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers: must be an integer from 1 to 10000"),
+    "head_dim no kernel has": (
+        config(head_dim=100), "head_dim: must be a multiple of 8 from 8 to 512 (got 100; nearest: 96 or 104)"
+    ),
+    "yarn without a base": (
+        config(rope_theta=1.0, rope_scaling={"type": "yarn", "factor": 4.0}), "rope_theta: must be a number above 1,"
+    ),
+    "yarn of a huge beta": (
+        config(rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 1e308}), "rope_scaling: beta_fast: must be "
+    ),
+    "longrope from one position": (
+        config(original_max_position_embeddings=1, rope_scaling={"type": "longrope"}),
+        "original_max_position_embeddings: must be an integer from 2 ",
+    ),
+    "infinite factors": (
+        config(rope_scaling={"type": "longrope", "short_factor": [10**400] * 32}), "rope_scaling: short_factor: must be"
+    ),
+    "more than a head rotates": (
+        config(partial_rotary_factor=1e17), "partial_rotary_factor: must be a number of .*, at most 1 "
+    ),
+    "nothing rotates": (
+        config(partial_rotary_factor=1e-9),
+        "partial_rotary_factor=1e-09 of head_dim=64: rotary_dim: must be a multiple of 8",
     ),
     "no text model": ({"model_type": "gemma3"}, "text_config: must be a JSON object (got None)"),
 }
@@ -201,6 +225,18 @@ def test_refusals_name_source_key_and_value(case: str) -> None:
     pattern = said.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(SpecError, match=rf"^somewhere: {pattern}"):
         model_shape(given, "somewhere")
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}"])
+def test_a_file_that_json_cannot_hold_is_a_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(SpecError, match=r"^[^\n]*config\.json: must be JSON of a sane size \([^\n]*\)$"):
+        load_config(tmp_path / "config.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(config()).encode())
+    assert load_config(tmp_path / "config.json") == model_shape(config())
 
 
 def test_a_file_that_is_not_json_is_named_with_the_place(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from ptxgen.nodes import Group, Immediate, Pair, Register
-from ptxgen.parse_operand import parse_operand
+from ptxgen.parser.operand import parse_operand
 
 
 @pytest.mark.parametrize(("text", "node"), [

@@ -127,3 +127,24 @@ def test_the_benchmark_of_generation_keeps_its_promises() -> None:
     assert statistics.median(min(generation.cold_seconds(case, clock) for _ in range(3)) for case in cases) < 10e-3
     assert min(generation.repeated_seconds() for _ in range(3)) < 15e-6
     assert generation.process_seconds([sys.executable, "-m", "ptxgen", "generate", *generation.COMMAND]) < 1.0
+
+
+def test_the_benchmark_of_generation_has_a_row_for_every_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import generation, rows
+
+    def broken() -> float:
+        raise RuntimeError("no driver\nand more")
+
+    others = {"triton": (False, broken), "nvcc": (True, broken), "numba-cuda": (True, lambda: 0.25)}
+    monkeypatch.setattr(generation, "COMPILERS", {"ptxgen": generation.COMPILERS["ptxgen"], **others})
+    run = rows.Run("generation", "a processor")
+    generation.compilers(run)
+    found = {row["impl"]: (row.get("us"), row.get("why")) for row in run.rows}
+    assert 0 < found.pop("ptxgen")[0] < 1e6
+    assert found == {
+        "triton": (None, "not installed"),
+        "nvcc": (None, "no driver"),
+        "numba-cuda": (250000.0, None),
+        "trueno-gpu (Rust)": (27.0, "as its authors state it; not measured here"),
+    }
+    assert "| one kernel's text" in rows.markdown(run.rows).replace("what=", "")

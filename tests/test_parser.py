@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from ptxgen.nodes import (
     Variable,
     Vector,
 )
-from ptxgen.parse_operand import evaluate, parse_operand
 from ptxgen.parser import parse
+from ptxgen.parser.operand import evaluate, parse_operand
 from ptxgen.targets import target
 
 FOREIGN = sorted((Path(__file__).parent / "data" / "foreign_ptx").glob("*.ptx"))
@@ -273,8 +274,23 @@ def test_an_error_names_file_line_and_text(text: str) -> None:
     closing = "" if text.startswith("{ ret") else "\n}"
     with pytest.raises(IsaError) as error:
         parse(f"{HEAD}.entry k()\n{{\n{text}{closing}\n", "mine.ptx")
-    assert f"mine.ptx:{line}: " in str(error.value)
+    assert re.match(rf"(kernel k, )?mine\.ptx:{line}: ", str(error.value))
     assert what in str(error.value)
+
+
+UNREADABLE = {
+    "scopes without end": f"{HEAD}.entry k()\n{{\n{'{' * 20_000}",
+    "a count without end": f"{HEAD}.entry k()\n{{\n.reg .b32 %r<{'9' * 5000}>;\n}}\n",
+    "a literal without end": f"{HEAD}.entry k()\n{{\nmov.u32 %r1, {'9' * 5000};\n}}\n",
+    "brackets without end": f"{HEAD}.entry k()\n{{\nmov.u32 %r1, {'(' * 20_000}1{')' * 20_000};\n}}\n",
+    "a shift without end": f"{HEAD}.entry k()\n{{\nmov.u32 %r1, 1 << -1;\n}}\n",
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_what_cannot_be_read_is_an_error_with_its_place(how: str) -> None:
+    with pytest.raises(IsaError, match=r"^kernel k, mine\.ptx:\d+: "):
+        parse(UNREADABLE[how], "mine.ptx")
 
 
 @pytest.mark.parametrize("text", ["", "hello", ".version 8.0\n.entry k() { ret; }", ".target sm_90"])

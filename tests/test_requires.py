@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ptxgen.errors import IsaError
+from ptxgen.generator import generate
+from ptxgen.kernel import kernel_types
 from ptxgen.parser import parse
-from ptxgen.requires import explain_load, lowest_version, requirements
+from ptxgen.requires import explain_load, lowest_version, requirements, spare_suffix
 from ptxgen.sizes import parameter_bytes
 from ptxgen.targets import target
 
@@ -14,8 +16,9 @@ HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param
 
 
 def needs(body: str, head: str = HEAD) -> tuple[tuple[int, int], tuple[str, ...], tuple[tuple[int, str, str], ...]]:
+    """Of the instructions and directives alone, without what the `.target` line adds."""
     found = requirements(parse(f"{head}{body}\nret;\n}}\n"))
-    return found.ptx, found.sm, found.because
+    return found.code_ptx, found.sm, tuple(each for each in found.because if not each[1].startswith(".target"))
 
 
 def test_plain_text_needs_the_oldest_version_and_any_target() -> None:
@@ -75,7 +78,7 @@ def test_a_functions_head_has_demands(head: str, ptx: tuple[int, int], sm: tuple
 
 def test_the_alias_directive_needs_6_3() -> None:
     module = parse(".version 9.0\n.target sm_90\n.func f() { ret; }\n.func g();\n.alias g, f;")
-    assert requirements(module).because == ((5, ".alias", "PTX ISA 6.3"),)
+    assert requirements(module).because == ((2, ".target sm_90", "PTX ISA 7.8"), (5, ".alias", "PTX ISA 6.3"))
 
 
 def test_parameters_are_aligned() -> None:
@@ -93,13 +96,48 @@ def test_lowest_version_minds_the_target_and_the_text() -> None:
 
 
 def test_an_unknown_form_is_named_with_file_line_and_text() -> None:
-    with pytest.raises(IsaError, match=r"mine\.ptx:6: frob\.b32: unknown opcode 'frob'.*\(frob\.b32 %r1;\)"):
+    said = r"^kernel k, mine\.ptx:6: frob\.b32: unknown opcode 'frob'.* \| frob\.b32 %r1;$"
+    with pytest.raises(IsaError, match=said):
         requirements(parse(f"{HEAD}frob.b32 %r1;\n}}\n", "mine.ptx"))
 
 
 def test_requirements_read_as_a_sentence() -> None:
     assert str(requirements(parse(f"{HEAD}wgmma.fence.sync.aligned;\n}}\n"))) == "PTX ISA 8.0, sm_90a"
-    assert str(requirements(parse(f"{HEAD}ret;\n}}\n"))) == "PTX ISA 6.0, any target"
+    alone = "PTX ISA 8.0; its instructions alone PTX ISA 6.0, any target"
+    assert str(requirements(parse(f"{HEAD}ret;\n}}\n"))) == alone
+
+
+def test_the_target_line_is_named_where_it_forces_the_version() -> None:
+    needed = requirements(parse(f"// a comment\n{HEAD}cp.async.commit_group;\n}}\n"))
+    assert (needed.ptx, needed.code_ptx, needed.sm) == ((8, 0), (7, 0), ("sm_80",))
+    assert needed.because == ((3, ".target sm_90a", "PTX ISA 8.0"), (7, "cp.async.commit_group", "PTX ISA 7.0, sm_80"))
+    copy = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 16, [%r2];"
+    newer = requirements(parse(f"{HEAD}{copy}\n}}\n"))
+    assert [line for line, *_ in newer.because] == [6]
+
+
+def test_a_suffix_that_no_instruction_needs_is_said() -> None:
+    def said(body: str, where: str) -> str | None:
+        module = parse(f"{HEAD}{body}\n}}\n".replace("sm_90a", where))
+        return spare_suffix(module, requirements(module))
+
+    assert said("wgmma.fence.sync.aligned;", "sm_90a") is None
+    assert said("cp.async.commit_group;", "sm_90") is None
+    spare = said("cp.async.commit_group;", "sm_90a")
+    assert spare is not None
+    assert "needs the suffix of sm_90a, which runs on compute capability 9.0 alone; sm_90 would do" in spare
+    family = said("ret;", "sm_120f")
+    assert family is not None
+    assert "12.0 and later 12.x" in family
+
+
+@pytest.mark.parametrize("name", sorted(kernel_types()))
+def test_every_version_of_a_manifest_has_a_line_that_forces_it(name: str) -> None:
+    cls = kernel_types()[name]
+    for where in ("sm_75", "sm_90", "sm_90a", "sm_120"):
+        contract = generate(cls(**cls.goldens[0]), where).manifest()
+        version = contract["requires"]["ptx"]
+        assert any(version in each["demand"] for each in contract["requires"]["because"]), (name, where, contract)
 
 
 def ptx(version: str, where: str) -> str:

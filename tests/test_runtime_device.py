@@ -231,6 +231,20 @@ def test_failed_captures_leave_a_usable_device(device: Device) -> None:
     assert set(x.numpy()) == {4}
 
 
+def test_a_graph_inside_a_capture_is_an_error_that_leaves_both_usable(device: Device) -> None:
+    x, bound = scaled(device)
+    inner, outer = device.graph(), device.graph()
+    with inner:
+        bound.launch(inner.stream)
+    with pytest.raises(CudaError, match="a graph inside a capture is not supported"), outer:
+        inner.launch(outer.stream)
+    inner.launch()
+    with outer:
+        bound.launch(outer.stream)
+    outer.launch()
+    assert set(x.numpy()) == {4}
+
+
 def test_graphs_own_their_buffers(device: Device) -> None:
     x, bound = scaled(device)
     y = device.zeros(1000, "f32")

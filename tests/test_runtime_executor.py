@@ -11,7 +11,7 @@ from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, Executor
 from tests.kv_oracle import Oracle, attention
-from tests.soak import KINDS, soak
+from tests.soak import KINDS, soak, spoil
 
 RNG = np.random.default_rng(0)
 
@@ -23,7 +23,9 @@ def rand(*shape: int) -> np.ndarray:
 def executor(device: Device, kind: str = "f32", **changes: int) -> tuple[Executor, Oracle]:
     shape = {"n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "max_len": 48} | changes
     oracle = Oracle(shape["n_layers"], shape["n_heads"], shape["n_kv_heads"], shape["head_dim"], kind)
-    return Executor(device, **shape, kv_dtype=kind), oracle
+    made = Executor(device, **shape, kv_dtype=kind)
+    spoil(made.cache)
+    return made, oracle
 
 
 def check(got: np.ndarray, want: np.ndarray, kind: str = "f32") -> None:
@@ -188,24 +190,25 @@ def test_unknown_options_and_impossible_shapes(device: Device) -> None:
         Executor(device, 1, 4, 2, 64, 16, sofft_cap=3.0)
     with pytest.raises(SpecError, match="head_dim"):
         Executor(device, 1, 4, 2, 63, 16)
+    with pytest.raises(SpecError, match=r"Executor.options: .* \(got \{'alibi': True\}, which needs alibi_slopes\)"):
+        Executor(device, 1, 4, 2, 64, 16, alibi=True)
 
 
-def test_bytes_past_the_length_are_never_trusted(device: Device) -> None:
-    ex, oracle = executor(device)
-    for layer in range(2):
-        for buffer in ex.cache.buffers(layer).values():
-            buffer.fill(np.nan)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_past_the_length_are_never_trusted(device: Device, kind: str) -> None:
+    ex, oracle = executor(device, kind)
+    assert np.isnan(ex.cache.buffers(0)["k_scales" if kind == "s8" else "k_cache"].numpy().astype(np.float32)).all()
     for _ in range(3):
         q, k, v, out = rand(4, 64), rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32)
         oracle.append(0, k, v)
         ex.incremental_attention(0, q, k, v, out)
-        check(out, oracle.attend(0, q))
+        check(out, oracle.attend(0, q), kind)
     ex.cache.rollback(1)
     oracle.rollback(1)
     k, v = rand(2, 64), rand(2, 64)
     oracle.append(0, k, v)
     ex.incremental_attention(0, q, k, v, out)
-    check(out, oracle.attend(0, q))
+    check(out, oracle.attend(0, q), kind)
 
 
 def test_a_graph_takes_device_arrays_only(device: Device) -> None:
@@ -224,6 +227,7 @@ def test_batched_steps(device: Device, kind: str, page: int) -> None:
         oracle.append(0, k, v)
         ex.incremental_attention(0, rand(4, 64), k, v, out)
     batched = BatchedKvCache(ex.cache, 3, page_size=page)
+    spoil(batched)
     batched.scatter_from(ex.cache, 1, 15)
     batched.scatter_from(ex.cache, 2, 17)
     oracles = [Oracle(1, 4, 2, 64, kind) for _ in range(3)]
@@ -260,8 +264,8 @@ def test_rope_in_place_and_on_host_arrays(device: Device) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_short_soak(device: Device, seed: int) -> None:
-    steps = 60 if device.kind == "cpu" else 2000
-    report = soak(device, steps, seed, per_life=30 if device.kind == "cpu" else 200)
+    steps = 60 if device.kind == "cpu" else 1000
+    report = soak(device, steps, seed, per_life=30 if device.kind == "cpu" else 250)
     assert sum(report["steps"].values()) == steps
     first, last = report["memory used after the first and the last shape"]
     assert first == last

@@ -100,6 +100,17 @@ def test_the_producer_is_told_our_stream(fake: tuple[CudaDevice, Binding]) -> No
     assert producer.streams == [device.default_stream.handle]
 
 
+def test_reading_what_a_producer_made_waits_for_the_producer(fake: tuple[CudaDevice, Binding]) -> None:
+    """Our default stream waits for the producer; reads without a stream run elsewhere, and wait for that one."""
+    device, binding = fake
+    x = device.zeros(4, "f32")
+    for source in (Producer(x), Interface(x, stream=1)):
+        got = device.wrap(source)
+        binding.log.clear()
+        got.numpy()
+        assert binding.log.index("cuStreamWaitEvent") < binding.log.index("cuMemcpyDtoHAsync")
+
+
 def test_the_consumers_stream_waits_for_our_work(fake: tuple[CudaDevice, Binding]) -> None:
     device, binding = fake
     buffer = device.zeros(4, "f32")

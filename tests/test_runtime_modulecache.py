@@ -80,8 +80,15 @@ def test_a_failure_reaches_everyone_and_is_not_remembered(generator: Generator, 
     assert device.load(Sample()) is device.load(Sample())
 
 
-def test_warmup_loads_in_parallel_and_strict_guards_it(monkeypatch: pytest.MonkeyPatch, device: CudaDevice) -> None:
-    monkeypatch.setattr("ptxgen.generator.generate", Generator(seconds=0.1))
+def test_warmup_loads_in_parallel_and_strict_guards_it(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, binding = fake_device()
+    link = type(binding)._cuLinkComplete
+
+    def slow(self: Binding, state: object) -> object:
+        time.sleep(0.1)
+        return link(self, state)
+
+    monkeypatch.setattr(Binding, "_cuLinkComplete", slow)
     specs = [Sample(dim=8 * i) for i in range(1, 9)]
     started = time.perf_counter()
     kernels = device.warmup(specs, workers=8)

@@ -6,7 +6,9 @@ Driven by the registry: a new kernel type is drawn from as soon as its file is t
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -18,7 +20,9 @@ from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.kernel import KernelType, kernel_types, make_spec
 
 NAMES = sorted(kernel_types())
-TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+TARGETS = (
+    "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
+)  # fmt: skip
 GROUPS = (*range(1, 17), 24, 32, 64)  # R-c1
 HEAD_DIMS = tuple(range(8, 513, 8))  # R-c2
 SIZES = st.integers(0, 17).flatmap(lambda bits: st.integers(1 << bits, (2 << bits) - 1))
@@ -87,12 +91,12 @@ def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(nam
         seen["legal" if answer else "illegal"] += 1
         if answer:
             ptx = generate(make_spec(name, fields), where)
-            assert ptx.entry in assemble(ptx.text, where).resources
+            assert assemble(ptx.text, where).resources[ptx.entry].clean, (ptx.spec, where)
             return
         known = {"target", *(f.name for f in dataclasses.fields(cls))}  # type: ignore[arg-type]
         assert all(reason.partition(":")[0].rpartition(".")[2] in known for reason in answer.reasons), answer
         with pytest.raises(SpecError) as refused:
-            generate(make_spec(name, fields), where)
+            generate(make_spec(name, fields, [where]), where)
         assert all(reason in str(refused.value) for reason in answer.reasons)
 
     each()
@@ -112,26 +116,97 @@ def least(name: str, **fields: Any) -> KernelType:
     return cls(**{**needed, **halves, **fields})
 
 
+# What `with_options` adds, in this order: what needs another comes after it.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "kv_dtype": ("f16", "bf16", "e4m3", "s8", "f32"),
+    "q_dtype": ("f16", "bf16", "f32"),
+    "max_len": (1000, 131072),
+    "batched": (True,),
+    "page_size": (16, 48),
+    "causal": (False,),
+    "window": (100,),
+    "soft_cap": (30.0,),
+    "lse": (True,),
+    "indirect": (True,),
+    "programmatic": (True,),
+    "alibi": (True,),
+    "sinks": (True,),
+    "precise": (True,),
+    "style": ("norm",),
+    "in_place": (False,),
+    "batch_invariant": (True,),
+    "ctas": (1, 40),
+    "layout": ("heads",),
+    "rotary_dim": (8, 48),
+    "dtype": ("f32", "bf16"),
+    "src_dtype": ("f32", "bf16"),
+    "direction": ("from_slot",),
+    "max_chunks": (1, 100),
+    "scaling": ("linear", "llama3"),
+    "n_kv_heads": (1, 2),
+    "with_value": (True,),
+}
+# Fields that are nothing but a number in the text, or in a table of it.
+NUMBERS = {
+    "scale", "theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_len", "freq_factors",
+    "attention_factor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_with_a_default_is_among_the_options(name: str) -> None:
+    fields = dataclasses.fields(kernel_types()[name])  # type: ignore[arg-type]
+    assert {f.name for f in fields if f.default is not dataclasses.MISSING} <= OPTIONS.keys() | NUMBERS
+
+
+def with_options(name: str, where: str, rng: random.Random, **fields: Any) -> KernelType:
+    """`least`, and each option that goes with the others on this target, or not: half of them."""
+    for option, values in OPTIONS.items():
+        more = {**fields, option: rng.choice(values)}
+        if rng.random() < 0.5 and takes(name, option):
+            try:
+                fields = more if supports(least(name, **more), where) else fields
+            except SpecError:
+                continue
+    return least(name, **fields)
+
+
+def spilling(specs: Iterable[tuple[KernelType, str]]) -> list[tuple[KernelType, str]]:
+    """Those that do not assemble clean: without spills and local memory."""
+    texts = [generate(spec, where) for spec, where in specs]
+    return [(p.spec, p.target.name) for p in texts if not assemble(p.text, p.target).resources[p.entry].clean]
+
+
 @pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
 @pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "head_dim")])
 def test_every_head_dim_assembles_without_spills(name: str) -> None:
-    spilling = []
-    for index, head_dim in enumerate(HEAD_DIMS):
-        ptx = generate(least(name, head_dim=head_dim), TARGETS[index % len(TARGETS)])
-        if not assemble(ptx.text, ptx.target).resources[ptx.entry].clean:
-            spilling.append((head_dim, ptx.target))
-    assert not spilling
+    rng = random.Random(0)
+    wheres = [TARGETS[index % len(TARGETS)] for index in range(len(HEAD_DIMS))]
+    specs = (with_options(name, where, rng, head_dim=d) for d, where in zip(HEAD_DIMS, wheres, strict=True))
+    assert not spilling(zip(specs, wheres, strict=True))
 
 
 @pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
 @pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "n_heads", "n_kv_heads")])
 def test_every_group_assembles_without_spills(name: str) -> None:
-    spilling = []
-    for index, group in enumerate(GROUPS):
-        ptx = generate(least(name, n_heads=2 * group, n_kv_heads=2), TARGETS[index % len(TARGETS)])
-        if not assemble(ptx.text, ptx.target).resources[ptx.entry].clean:
-            spilling.append((group, ptx.target))
-    assert not spilling
+    wheres = [TARGETS[index % len(TARGETS)] for index in range(len(GROUPS))]
+    specs = (least(name, n_heads=2 * group, n_kv_heads=2) for group in GROUPS)
+    assert not spilling(zip(specs, wheres, strict=True))
+
+
+LLAMA = {"head_dim": 128, "n_heads": 32, "n_kv_heads": 8}
+SPILLED_ONCE = (
+    ("multi_head_attention", "sm_80", {**LLAMA, "max_len": 4096, "batched": True, "lse": True}),
+    ("multi_head_attention", "sm_89", {**LLAMA, "max_len": 4096, "batched": True, "page_size": 16, "window": 20}),
+    ("flash_decoding_chunk", "sm_121a", {"max_len": 4097, "head_dim": 136, "n_heads": 768, "n_kv_heads": 32}),
+    ("flash_decoding_chunk", "sm_120", {"max_len": 131072, "head_dim": 504, "n_heads": 1, "n_kv_heads": 1,
+                                        "q_dtype": "f32", "kv_dtype": "bf16"}),
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+def test_what_spilled_once_does_no_more() -> None:
+    assert not spilling((least(name, **fields), where) for name, where, fields in SPILLED_ONCE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,7 +225,7 @@ def test_unknown_and_missing_fields_are_named_together(name: str) -> None:
     cls = kernel_types()[name]
     needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
     reasons = supports({"kernel_type": name, "hed_dim": 64, "colour": "red"}, "sm_90").reasons
-    assert [r.partition(":")[0] for r in reasons] == sorted([*needed, "hed_dim", "colour"])
+    assert sorted(r.partition(":")[0] for r in reasons) == sorted([*needed, "hed_dim", "colour"])
 
 
 def test_a_value_of_the_wrong_type_is_named() -> None:

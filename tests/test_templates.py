@@ -12,8 +12,9 @@ from ptxgen.builder import Builder
 from ptxgen.errors import IsaError, SpecError, TemplateError
 from ptxgen.generator import _generate
 from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.launch import Launch
 from ptxgen.render import TEMPLATES, render_entry
-from ptxgen.targets import target
+from ptxgen.targets import Target, target
 from tests import demo_kernel
 from tests.demo_kernel import TEMPLATE, Demo, demo_template
 
@@ -108,7 +109,8 @@ def test_a_syntax_error() -> None:
 
 
 def test_a_template_that_does_not_exist() -> None:
-    with pytest.raises(TemplateError, match=r"demo: template demo\.ptx\.j2 does not exist"):
+    said = r"^kernel demo \(templates/demo\.ptx\.j2\): template demo\.ptx\.j2 does not exist"
+    with pytest.raises(TemplateError, match=said):
         _generate(Demo(), SM_90)
 
 
@@ -138,17 +140,67 @@ def with_line(line: str) -> str:
 )
 def test_text_that_is_not_legal_names_kernel_and_line(line: str, what: str) -> None:
     message = refused(with_line(line), IsaError)
-    assert re.search(r"(kernel demo, line \d+|demo\.ptx:\d+): ", message), message
+    assert re.match(r"kernel demo \(templates/demo\.ptx\.j2\), demo\.ptx:\d+: ", message), message
     assert what in message
-    assert line in message
+    assert message.splitlines()[0].endswith(f" | {line}")
 
 
 def test_an_instruction_of_the_template_that_the_target_lacks() -> None:
     template = with_line("barrier.cluster.arrive.release.aligned;")
     message = refused(template, IsaError, where="sm_80")
-    assert "kernel demo, line" in message
+    assert message.startswith("kernel demo (templates/demo.ptx.j2), demo.ptx:")
     assert "sm_90" in message
     assert "barrier.cluster.arrive" in text(template)
+
+
+def test_a_fragment_that_is_placed_before_what_it_reads() -> None:
+    broken = TEMPLATE.replace("{{ load }}\n{{ store }}", "{{ store }}\n{{ load }}")
+    message = refused(broken, IsaError)
+    assert "register %value is read before anything can have written it" in message
+    assert message.splitlines()[0].endswith("| st.global.f32 [%x], %value;") or "register %x is read" in message
+
+
+def test_text_that_is_not_ascii() -> None:
+    message = refused(with_line("// √n"), IsaError)
+    assert re.match(r"kernel demo .*, demo\.ptx:\d+: PTX is ASCII, comments too \(got '√'\) \| // √n", message)
+
+
+def test_a_block_that_no_launch_can_have() -> None:
+    class Wide(Demo):
+        def launch(self, target: Target) -> Launch:
+            return Launch((1, 1, 1), (4096, 1, 1))
+
+    assert ".reqntid: must be from 1 to 1024, 1024, 64 threads, 1024 together (got 4096, 1, 1)" in refused(
+        TEMPLATE, IsaError, Wide()
+    )
+
+
+# -- a placement that loses instructions -------------------------------------------------------------------------------
+
+LOST = {
+    "/* {{ store }} */": "a fragment stands on a line of its own (got '/* store */')",
+    "/*\n{{ store }}\n*/": "comments are // lines (got '/*')",
+    "// {{ store }}": "a fragment stands on a line of its own (got '// store')",
+    "{{ store }} // and so on": "a fragment stands on a line of its own",
+    "{{ store | upper }}": "a fragment is placed as it is: no filter, no operator (got one around 'store')",
+    "{{ store | replace('st.global', 'ld.global') }}": "a fragment is placed as it is",
+    "{{ (store ~ '').split('st.')[0] }}": "a fragment is placed as it is",
+    "{% set kept %}\n{{ store }}\n{% endset %}": "placed, but its text is thrown away: fragment 'store'",
+}
+
+
+@pytest.mark.parametrize("placement", LOST)
+def test_a_placement_that_loses_instructions(placement: str) -> None:
+    broken = TEMPLATE.replace("{{ store }}", placement)
+    message = refused(broken)
+    assert LOST[placement] in message
+    assert message.startswith("kernel demo (templates/demo.ptx.j2): ")
+    if "/*\n" not in placement:
+        assert f"demo.ptx.j2:{line_of(broken, next(x for x in placement.splitlines() if 'store' in x))}" in message
+
+
+def test_an_indented_placement_is_one() -> None:
+    assert text(TEMPLATE.replace("{{ store }}", "        {{ store }}")) == text()
 
 
 def test_an_unpredicated_loop() -> None:

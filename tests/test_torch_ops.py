@@ -85,6 +85,21 @@ def test_wrong_tensors_are_named(where: str) -> None:
         ops.decode_attention(q[..., :60], k, v, lengths)
 
 
+def test_wrong_tensors_are_named_after_right_ones_too(where: str) -> None:
+    """A launch that is prepared already is for tensors of the same types and shapes alone."""
+    q, k, v, lengths = caches(where)
+    ops.decode_attention(q, k, v, lengths)
+    for wrong, says in (
+        ((q, k, v, lengths.long()), r"bind\(seq_lens\): must be s32 \(got s64"),
+        ((q, k, v[:, :, :24].contiguous(), lengths), r"bind\(v_cache\): must have shape"),
+        ((q, k, v.float(), lengths), r"bind\(v_cache\): must be f16 \(got f32"),
+        ((q, k, v, lengths[:2]), r"capacity batch|bind\(seq_lens\): must have shape"),
+    ):
+        with pytest.raises(Exception, match=says):
+            ops.decode_attention(*wrong)
+    assert np.allclose(ops.decode_attention(q, k, v, lengths).cpu().numpy(), expected(q, k, v, lengths), atol=4e-3)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_with_fullgraph(where: str, dynamic: bool) -> None:
     backend = "inductor" if where == "cuda" else "aot_eager"  # inductor needs a C++ compiler for CPU tensors

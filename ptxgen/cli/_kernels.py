@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from ptxgen.cli._complete import choices_of
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
+from ptxgen.legality import choices
 
 # What the shared words mean. A kernel type says more in its docstring, as "`field`: …",
 # "`field` "value": …" or "`field` (…)".
-_SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` \((.+?)\)")
+_SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
 _GLOSSARY = {
     "max_len": "positions the cache holds for a sequence",
     "head_dim": "elements of a head",
@@ -45,14 +47,14 @@ _GLOSSARY = {
     "page_size": "positions of a page of the cache; 0: no pages",
     "programmatic": "may start before the kernel ahead of it ends, and waits for it where it reads its results",
     "sinks": "a logit per head joins the softmax without a value, from a parameter",
-    "max_chunks": "splits of a sequence; the grid has so many whatever the length",
+    "max_chunks": "parts of a sequence at most, of whose results there is room for so many",
+    "ctas": "CTAs that keep the GPU busy: sequences are cut for no more",
     "alibi": "scores take a slope per head and distance, from a parameter",
     "layout": "order of the axes: tokens (token, head, element) or heads (head, token, element)",
     "lse": "also write the log-sum-exp of each row",
     "n": "elements of a row",
     "with_value": "also write the largest value",
 }
-_PYTHON = {"int": click.INT, "float": click.FLOAT}
 _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 
@@ -63,7 +65,17 @@ def field_doc(cls: type[KernelType], name: str) -> str:
         return str(field.metadata["doc"])
     doc = re.sub(r"\s+", " ", cls.__doc__ or "")
     said = (re.search(pattern.format(name), doc) for pattern in _SAYINGS)
-    return next((match[1] for match in said if match), _GLOSSARY.get(name, ""))
+    return next((_inside(match[1]) for match in said if match), _GLOSSARY.get(name, ""))
+
+
+def _inside(text: str) -> str:
+    """What stands in the parenthesis that a text opens with, others inside it included; else the text itself."""
+    depth = 0
+    for index, char in enumerate(text if text.startswith("(") else ""):
+        depth += (char == "(") - (char == ")")
+        if depth == 0:
+            return text[1:index]
+    return text
 
 
 def summary(cls: type[KernelType]) -> str:
@@ -80,14 +92,43 @@ def _option(cls: type[KernelType], field: dataclasses.Field[Any]) -> click.Optio
     text = "  ".join(filter(None, (field_doc(cls, field.name), note)))
     if kind == "bool":
         return click.Option([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=text)
-    shown = _METAVARS.get(kind, kind.upper())
-    parse = _numbers if kind in _METAVARS else None
-    return click.Option([flag, field.name], type=_PYTHON.get(kind), metavar=shown, callback=parse, help=text)
+    listed = "|".join(choices(cls, field.name)) if kind in ("DType", "str") else ""
+    return click.Option(
+        [flag, field.name],
+        metavar=f"[{listed}]" if listed else _METAVARS.get(kind, kind.upper()),
+        callback=_PARSERS.get(kind),
+        shell_complete=choices_of(cls, field.name),
+        help=text,
+    )
+
+
+def _number(python: type) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """A number, or the text as it is: the spec says what is wrong with it, beside what else is wrong."""
+
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else python(value)
+        except ValueError:
+            return value
+
+    return parse
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """`1,2.5` as ("1", "2.5"): the spec makes numbers of them, or says what is wrong."""
     return None if value is None else tuple(value.split(","))
+
+
+_PARSERS = {"int": _number(int), "float": _number(float), "tuple[float,...]": _numbers}
+
+
+def _named_targets(ctx: click.Context) -> Sequence[str]:
+    """The targets that the options of a kernel's command, or of its group, name."""
+    for given in (ctx.params, ctx.parent.params if ctx.parent else {}):
+        named = given.get("targets") or given.get("target")
+        if named:
+            return [named] if isinstance(named, str) else list(named)
+    return []
 
 
 class KernelGroup(click.Group):
@@ -121,7 +162,8 @@ class KernelGroup(click.Group):
 
         def callback(**values: Any) -> int | None:
             given = {f.name: values.pop(f.name) for f in fields}
-            spec = make_spec(cls.kernel_name, {k: v for k, v in given.items() if v is not None})
+            fields_given = {name: value for name, value in given.items() if value is not None}
+            spec = make_spec(cls.kernel_name, fields_given, _named_targets(click.get_current_context()))
             return self._act(spec, **values)
 
         return click.Command(

@@ -58,6 +58,8 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(found), 1)
     except PtxgenError as wrong:
         return _complain(str(wrong), 2)
+    except MemoryError as wrong:
+        return _complain(f"not enough memory{f': {wrong}' if str(wrong) else ''}; ask for smaller sizes", 2)
     except OSError as wrong:
         where = f"{wrong.filename}: " if wrong.filename else ""
         return _complain(f"{where}{wrong.strerror or wrong}", 2)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from ptxgen.cli._complete import kv_dtypes, target_names
+
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
-    from ptxgen.plan import Step
+    from ptxgen.models.plan import Step
 
 TARGET_NEEDED = "--target: is needed, for example --target sm_90"
 
@@ -19,8 +22,15 @@ def config_options() -> list[click.Option]:
     return [
         click.Option(["--config"], metavar="CONFIG.JSON", help="A model's Hugging Face config.json."),
         click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
-        click.Option(["--kv-dtype"], help="With --config: KV cache element type [default: model's]"),
-    ]
+        click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
+                     help="With --config: KV cache element type [default: model's]"),
+    ]  # fmt: skip
+
+
+def targets_option() -> click.Option:
+    """`--target`, once or several times."""
+    return click.Option(["--target", "targets"], multiple=True, metavar="SM", shell_complete=target_names,
+                        help="Architecture, as sm_90; repeatable.")  # fmt: skip
 
 
 def steps_of(
@@ -28,9 +38,25 @@ def steps_of(
 ) -> tuple[ModelShape, list[Step]]:
     """The model's shape, and every kernel it needs on each target."""
     from ptxgen.models import load_config
-    from ptxgen.plan import plan
+    from ptxgen.models.plan import plan
 
     if not targets:
         raise click.UsageError(TARGET_NEEDED)
+    if kv_dtype is not None:
+        _check_kv_dtype(kv_dtype)
     shape = load_config(config, max_len)
     return shape, [step for name in dict.fromkeys(targets) for step in plan(shape, name, kv_dtype=kv_dtype)]
+
+
+def _check_kv_dtype(name: str) -> None:
+    """Refuse an element type once, rather than once a kernel of the model."""
+    from ptxgen.dtypes import dtype
+    from ptxgen.errors import SpecError
+    from ptxgen.kernels import IncrementalAttention
+    from ptxgen.legality import choices
+    from ptxgen.rules import one_of
+
+    with suppress(SpecError):
+        name = dtype(name).name
+    for reason in one_of("--kv-dtype", name, choices(IncrementalAttention, "kv_dtype")):
+        raise click.UsageError(reason)

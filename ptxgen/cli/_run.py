@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from ptxgen.cli._complete import target_names
 from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
+    from ptxgen.kernel import KernelType
     from ptxgen.runtime.device import Device
 
 
@@ -17,7 +20,8 @@ def launch_options() -> list[click.Option]:
     """Options of a launch with an example's arguments."""
     return [
         click.Option(["--device"], default=None, help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]"),
-        click.Option(["--target"], default=None, help="architecture to generate for  [default: the device's own]"),
+        click.Option(["--target"], default=None, shell_complete=target_names,
+                     help="architecture to generate for  [default: the device's own]"),
         click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",
                      help="of the CPU executor  [default: check]"),
         click.Option(["--seed"], type=int, default=0, help="of the random inputs  [default: 0]"),
@@ -26,14 +30,18 @@ def launch_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
-def size_options(words: Sequence[str], seq_len: int | None) -> dict[str, int]:
-    """`NAME=N` words, and the length, as a mapping."""
+def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) -> dict[str, int]:
+    """`NAME=N` words, and the length, as a mapping; `SpecError` for what the spec lacks or would not run as told."""
+    from ptxgen.examples import check_sizes
+
     sizes = {} if seq_len is None else {"seq_len": seq_len}
     for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not value.lstrip("-").isdigit():
+        name, _, value = word.partition("=")
+        if not re.fullmatch(r"[-+]?\d{1,18}", value):
             raise SpecError(f"--size: must be NAME=N (got {word!r})")
-        sizes[name] = int(value)
+        if sizes.setdefault(name, int(value)) != int(value):
+            raise SpecError(f"--size: {name} was given as {sizes[name]} already (got {word!r})")
+    check_sizes(spec, sizes)
     return sizes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of
+from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of, targets_option
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _options() -> list[click.Option]:
     return [
-        click.Option(["--target", "targets"], multiple=True, metavar="SM", help="Architecture, as sm_90; repeatable."),
+        targets_option(),
         click.Option(["-o", "--output"], metavar="DIR", help="The directory to write to."),
         click.Option(["--no-cubin"], is_flag=True, help="Write no cubin: needs no assembler."),
     ]
@@ -32,19 +32,22 @@ def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin:
 
 def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_cubin: bool) -> None:
     from ptxgen.assembler import available_assemblers
-    from ptxgen.export import export
+    from ptxgen.export import LISTING, export
     from ptxgen.generator import generate
+    from ptxgen.listing import merged
     from ptxgen.output import write_files
 
     if not kernels:
         raise click.UsageError(TARGET_NEEDED)
-    if output is None:
+    if not output:
         raise click.UsageError("-o: is needed: the directory to write to")
     cubin = not no_cubin and bool(available_assemblers())
     if not cubin and not no_cubin:
         say("no assembler is installed, so there is no cubin; pip install 'ptxgen[ptxas]' brings one")
     made: Iterable[Any] = (generate(spec, where) for spec, where in progress(kernels, "exporting"))
-    for path in write_files(Path(output), export(made, cubin=cubin)):
+    files = export(made, cubin=cubin)
+    files[LISTING] = merged(Path(output) / LISTING, str(files[LISTING]))
+    for path in write_files(Path(output), files):
         say(f"wrote {path}")
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of
+from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of, targets_option
 from ptxgen.cli._output import emit_json, progress, say
-from ptxgen.golden import golden_file
+from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
+from ptxgen.listing import merged
 from ptxgen.manifest import spec_fields
 from ptxgen.output import write_files
 from ptxgen.targets import Target
@@ -22,7 +23,7 @@ from ptxgen.targets import target as parse_target
 
 def _options(metavar: str, where: str) -> list[click.Option]:
     return [
-        click.Option(["--target", "targets"], multiple=True, metavar="SM", help="Architecture, as sm_90; repeatable."),
+        targets_option(),
         click.Option(["-o", "--output"], metavar=metavar, help=where),
         click.Option(["--json", "as_json"], is_flag=True, help="Print what was written, as JSON."),
     ]
@@ -38,7 +39,11 @@ def _kernel_options() -> list[click.Option]:
 def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest: bool, as_json: bool) -> None:
     """Generate one spec for its targets."""
     wanted = _targets(targets)
+    if output == "":
+        raise click.UsageError("-o: must be a directory, a file ending in .ptx, or - for stdout (got '')")
     to_directory = output not in (None, "-") and not str(output).endswith(".ptx")
+    if manifest and output in (None, "-"):
+        raise click.UsageError("--manifest: needs -o with a directory or a file; stdout is for the PTX")
     if len(wanted) > 1 and not to_directory:
         raise click.UsageError(f"-o: must be a directory when there is more than one target (got {output or '-'})")
     files: dict[str, str] = {}
@@ -49,7 +54,7 @@ def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest:
         if manifest:
             files[name.removesuffix(".ptx") + ".json"] = contract
     if output in (None, "-"):
-        click.echo([*files.values()][-1], nl=False)
+        click.echo("".join(files.values()), nl=False)  # one: a target, and no manifest
         return
     folder = Path(str(output)) if to_directory else Path(str(output)).parent
     written = [str(path) for path in write_files(folder, files)]
@@ -79,7 +84,9 @@ def _act(spec: KernelType, **options: Any) -> None:
     above = parent.params if parent else {}
     if above.get("config"):
         raise click.UsageError("generate: name a kernel type or give --config, not both")
-    merged: dict[str, Any] = {name: value or above.get(name) for name, value in options.items()}
+    merged: dict[str, Any] = {
+        name: above.get(name) if value in (None, False, ()) else value for name, value in options.items()
+    }
     _one(spec, **merged)
 
 
@@ -96,15 +103,17 @@ def _model(
         return
     if config is None:
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")
-    if output in (None, "-"):
+    if output in (None, "-", ""):
         raise click.UsageError("-o: is needed with --config: the directory to write to")
-    from ptxgen.plan import bundle
+    from ptxgen.models.plan import bundle
 
     shape, steps = steps_of(config, targets, max_len, kv_dtype)
+    folder = Path(str(output))
     files = bundle(shape, progress(steps, "generating"))
-    written = write_files(Path(str(output)), files)
+    files[INDEX] = merged(folder / INDEX, files[INDEX])
+    written = write_files(folder, files)
     if as_json:
-        click.echo(files["index.json"], nl=False)
+        click.echo(files[INDEX], nl=False)
     else:
         say(f"wrote {len(steps)} kernels, their manifests and index.json to {output} ({len(written)} files)")
 

@@ -27,8 +27,8 @@ def _record(
     from ptxgen.runtime.recording import record
     from ptxgen.runtime.trial import bind_example
 
+    given = size_options(spec, sizes, seq_len)
     opened = open_for(device, mode, seed)
-    given = size_options(sizes, seq_len)
     values = spec.example(np.random.default_rng(seed), **given)
     kernel = opened.load(spec, target)
     bound, _ = bind_example(kernel, values, given)

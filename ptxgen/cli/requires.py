@@ -9,24 +9,36 @@ from pathlib import Path
 import click
 
 from ptxgen.cli._output import emit_json, json_option
-from ptxgen.errors import IsaError
+from ptxgen.errors import IsaError, TargetError
 from ptxgen.manifest import driver_text
 from ptxgen.parser import parse
-from ptxgen.requires import LoadVerdict, explain_load, requirements
-from ptxgen.targets import ALL_TARGETS, driver_for_ptx, target
+from ptxgen.requires import LoadVerdict, explain_load, requirements, spare_suffix
+from ptxgen.targets import ALL_TARGETS, cuda_of_driver, driver_for_ptx, target
 
 
 def _dotted(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
     """`12.8` as (12, 8)."""
     match = re.fullmatch(r"(\d+)\.(\d)", value or "")
     if value is not None and not match:
-        raise click.BadParameter(f"must be two numbers such as 12.8 (got {value!r})", ctx, param)
+        raise click.BadParameter(f"must be a version such as 12.8: major.minor (got {value!r})", ctx, param)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def _driver(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """A driver's CUDA version, or its own (`570.12`, as `nvidia-smi` shows it first), as its CUDA version."""
+    match = re.match(r"(\d{3})(\.|$)", value or "")
+    if match is None:
+        return _dotted(ctx, param, value)
+    try:
+        return cuda_of_driver(int(match[1]))
+    except TargetError as unknown:
+        raise click.BadParameter(str(unknown), ctx, param) from None
 
 
 @click.command(name="requires")
 @click.argument("file", metavar="FILE")
-@click.option("--driver", metavar="X.Y", callback=_dotted, help="CUDA version of a driver: can it load the file?")
+@click.option("--driver", metavar="X.Y", callback=_driver,
+              help="A driver, by its CUDA version (12.8) or its own (570.12): can it load the file?")  # fmt: skip
 @click.option("--sm", metavar="X.Y", callback=_dotted, help="Compute capability of a GPU: can it load the file?")
 @json_option
 def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | None, as_json: bool) -> int:
@@ -34,9 +46,11 @@ def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | Non
 
     With --driver, --sm or both: exit 1 when they cannot load it.
     """
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8", errors="replace")
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    text = data.decode("utf-8-sig", errors="replace")
     module = parse(text, file=file)
     needs = requirements(module)
+    spare = spare_suffix(module, needs)
     verdict = _verdict(text, driver, sm) if driver or sm else None
     minimum = driver_text(driver_for_ptx(module.version))
     if as_json:
@@ -46,7 +60,7 @@ def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | Non
                 "version": ".".join(map(str, module.version)),
                 "target": list(module.targets),
                 "driver": minimum,
-                "needs": {"ptx": ".".join(map(str, needs.ptx)), "sm": list(needs.sm)},
+                "needs": {"ptx": ".".join(map(str, needs.ptx)), "sm": list(needs.sm), "suffix": spare is None},
                 "because": [{"line": line, "word": word, "demand": demand} for line, word, demand in needs.because],
                 "loads": None if verdict is None else {"ok": verdict.ok, "text": verdict.text},
             }
@@ -56,7 +70,9 @@ def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | Non
         click.echo(f"{file}: .version {version}, .target {', '.join(module.targets)}; driver {minimum or '?'} or newer")
         click.echo(f"needs {needs}")
         for line, word, demand in needs.because:
-            click.echo(f"  line {line}: {word} needs {demand}: {module.source_line(line)}")
+            click.echo(f"  {file}:{line}: {word} needs {demand} | {module.source_line(line)}")
+        if spare:
+            click.echo(spare)
         if verdict is not None:
             click.echo(verdict.text)
     return int(verdict is not None and not verdict.ok)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import click
 
@@ -12,6 +13,9 @@ from ptxgen.cli._output import emit_json, table
 from ptxgen.cli._run import launch_options, open_for, size_options
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def _options() -> Sequence[click.Option]:
@@ -24,18 +28,31 @@ def _options() -> Sequence[click.Option]:
     ]  # fmt: skip
 
 
-def _arguments(path: str | None, spec: KernelType) -> dict[str, Any]:
-    """Arrays of an `.npz`, by parameter name; zero-dimensional ones are scalars."""
+def _arguments(path: str | None, spec: KernelType, seed: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Arrays of an `.npz`, by parameter name, held against what the kernel takes at these sizes."""
     if path is None:
         return {}
     import numpy as np
 
-    with np.load(path) as archive:
-        values = {name: archive[name] for name in archive.files}
-    known = {p.name for p in spec.params() if p.access != "workspace"}
-    if unknown := sorted(values.keys() - known):
-        raise SpecError(f"{path}: holds {', '.join(unknown)}; {spec.kernel_name} takes {', '.join(sorted(known))}")
-    return {name: value[()] if value.ndim == 0 else value for name, value in values.items()}
+    from ptxgen.examples import checked_inputs
+
+    archive = _loaded(path)
+    if twice := sorted(archive.keys() & sizes.keys()):
+        raise SpecError(f"{path}: holds {', '.join(twice)}, which --size gives too")
+    try:
+        return checked_inputs(spec, spec.example(np.random.default_rng(seed), **sizes), archive, sizes)
+    except SpecError as wrong:
+        raise SpecError("\n".join(f"{path}: {line}" for line in str(wrong).splitlines())) from None
+
+
+def _loaded(path: str) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    try:
+        with np.load(path) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (TypeError, AttributeError, ValueError, EOFError, BadZipFile) as wrong:
+        raise SpecError(f"{path}: must be an .npz of arrays without Python objects ({wrong})") from None
 
 
 def _run(
@@ -52,9 +69,10 @@ def _run(
 ) -> int:
     from ptxgen.runtime.trial import trial
 
+    given = size_options(spec, sizes, seq_len)
+    arguments = _arguments(inputs, spec, seed, given)
     opened = open_for(device, mode, seed)
-    given = size_options(sizes, seq_len)
-    result = trial(spec, opened, target=target, seed=seed, arguments=_arguments(inputs, spec), **given)  # type: ignore[arg-type]
+    result = trial(spec, opened, target=target, seed=seed, arguments=arguments, **given)  # type: ignore[arg-type]
     if output is not None:
         import numpy as np
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ptxgen.cli._complete import target_names
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import AssembleError
 from ptxgen.targets import Target, target
@@ -18,7 +19,8 @@ _SHOWN = ("registers", "spill_stores", "spill_loads", "stack", "shared", "barrie
 
 @click.command(name="verify")
 @click.argument("paths", nargs=-1, metavar="[PATHS]...")
-@click.option("--target", "targets", multiple=True, metavar="SM", help="Assemble for it instead of the text's target.")
+@click.option("--target", "targets", multiple=True, metavar="SM", shell_complete=target_names,
+              help="Assemble for it instead of the text's target.")  # fmt: skip
 @click.option("--allow-spills", is_flag=True, help="Do not fail on spills and local memory.")
 @json_option
 def command(paths: Sequence[str], targets: Sequence[str], allow_spills: bool, as_json: bool) -> int:
@@ -35,7 +37,7 @@ def command(paths: Sequence[str], targets: Sequence[str], allow_spills: bool, as
     results: list[dict[str, Any]] = []
     for file, where in progress(jobs, "assembling"):
         try:
-            done = assemble(file.read_text(encoding="utf-8"), where, name=str(file))
+            done = assemble(file.read_text(encoding="utf-8-sig", errors="replace"), where, name=str(file))
         except AssembleError as refused:
             results.append({"file": str(file), "target": str(where or ""), "ok": False, "error": str(refused)})
             continue

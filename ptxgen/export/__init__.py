@@ -12,6 +12,8 @@ from ptxgen.manifest import FORMAT
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx
 
+LISTING = "manifest.json"
+
 
 def export(kernels: Iterable[Ptx], *, cubin: bool) -> dict[str, str | bytes]:
     """Files by name: for each kernel `<target>/<kernel_type>_<slug>.{ptx,cubin,h,rs}`, and `manifest.json` of them all.
@@ -33,5 +35,5 @@ def export(kernels: Iterable[Ptx], *, cubin: bool) -> dict[str, str | bytes]:
             contract["files"]["cubin"] = f"{stem}.cubin"
             files[f"{stem}.cubin"] = assemble(ptx.text, ptx.target).cubin
         contracts.append(contract)
-    files["manifest.json"] = json.dumps({"format": FORMAT, "kernels": contracts}, indent=2) + "\n"
+    files[LISTING] = json.dumps({"format": FORMAT, "kernels": contracts}, indent=2) + "\n"
     return files

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Not, Reg, RegArray, Shared, Table
 from ptxgen.dtypes import DType
-from ptxgen.values import Addr, Not, Reg, RegArray, Shared, Table
 
 Base = Reg | Shared | Table
 Guard = Reg | Not | None

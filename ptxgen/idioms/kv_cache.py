@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import CHUNK, ceil_div, row_index, split
+from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
 from ptxgen.launch import Param, buffer, scalar
-from ptxgen.values import Reg, RegArray
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,6 +85,12 @@ def position_param(batched: bool, indirect: bool) -> Param:
     return buffer("position", s32, 1, align=4) if indirect else scalar("position", s32)
 
 
+def position_rules(batched: bool, indirect: bool) -> Iterator[str]:
+    """Reasons against positions from both places."""
+    if batched and indirect:
+        yield "indirect: must be False with batched, whose positions are in device memory anyway (got True)"
+
+
 def load_position(b: Builder, row: Reg, batched: bool, indirect: bool) -> Reg:
     """The position of a row, as `position_param` describes it."""
     if batched:
@@ -145,8 +151,8 @@ def store_chunk(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, 
     """Convert a chunk of 8 values and store it to its row of K's or V's cache."""
     k_cache, v_cache = b.ld_param("k_cache"), b.ld_param("v_cache")
     cache = b.op("selp.b64", "cache", v_cache, k_cache, is_v)
-    b.op("mad.lo.u64", cache, index, spec.head_dim * spec.kv_dtype.bytes, cache)
-    b.op("mad.wide.u32", cache, chunk, CHUNK * spec.kv_dtype.bytes, cache)
+    row_bytes, chunk_bytes = (n * spec.kv_dtype.bytes for n in (spec.head_dim, CHUNK))
+    chunk_address(b, cache, index, row_bytes, chunk, chunk_bytes)
     packed = convert.word_array(b, "packed", values, spec.kv_dtype)
     convert.pack(b, packed, values, spec.kv_dtype)
     convert.store_words(b, cache, packed, pred=writes)

@@ -21,3 +21,10 @@ def depend(b: Builder) -> None:
     """Let the next kernel start, and wait until the one before has ended and its writes are visible."""
     b.op("griddepcontrol.launch_dependents")
     b.op("griddepcontrol.wait")
+
+
+def wait_for_producer(b: Builder, programmatic: bool) -> None:
+    """Fragment `depends`, for a kernel that is `programmatic`."""
+    if programmatic:
+        with b.fragment("depends"):
+            depend(b)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ptxgen import rules
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray, Table
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import CHUNK
-from ptxgen.values import Reg, RegArray, Table
 
 if TYPE_CHECKING:
     import numpy as np

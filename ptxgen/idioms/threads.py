@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder
-from ptxgen.values import Reg
+from ptxgen.builder.values import Reg
 
 CHUNK = 8  # elements a thread moves: 16 bytes of f16
 CTA_THREADS = 128  # enough to hide a load, few enough that one token spreads over several SMs
@@ -29,6 +29,13 @@ def row_index(b: Builder, name: str, row: Reg, per_row: Reg | int, item: Reg) ->
     index: Reg = b.op("cvt.u64.u32", name, item)
     b.op("mad.wide.u32", index, row, per_row, index)
     return index
+
+
+def chunk_address(b: Builder, buffer: Reg, row: Reg, row_bytes: int, chunk: Reg, chunk_bytes: int) -> Reg:
+    """The address of a row's chunk, in the register that held the buffer's; `row` is a 64-bit index."""
+    b.op("mad.lo.u64", buffer, row, row_bytes, buffer)
+    b.op("mad.wide.u32", buffer, chunk, chunk_bytes, buffer)
+    return buffer
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,11 @@ class HeadMap:
     def ctas(self) -> int:
         """CTAs of a row."""
         return sum(ceil_div(n, self.heads) for _, n in self.parts)
+
+    def locate_row(self, b: Builder) -> tuple[Reg, Place]:
+        """The row of this CTA in a grid of rows by CTAs of a row, and this thread's place there."""
+        row = b.op("mov.u32", "row", b.special("ctaid.x"))
+        return row, self.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
 
     def locate(self, b: Builder, cta: Reg) -> Place:
         """This thread's place in CTA `cta` of the row's."""

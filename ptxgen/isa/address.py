@@ -32,9 +32,9 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row("prefetch S=const|param? tensormap", "[S]", "8.0 sm_90"),
     ),
     f"{_MOVE}applypriority": (
-        Row("applypriority S=global? L2::evict_normal", "[S] u32:i", "7.4 sm_80"),
+        Row("applypriority S=global? L2::evict_normal", "[S] u32:i@128", "7.4 sm_80"),
     ),
-    f"{_MOVE}discard": (Row("discard S=global? L2", "[S] u32:i", "7.4 sm_80"),),
+    f"{_MOVE}discard": (Row("discard S=global? L2", "[S] u32:i@128", "7.4 sm_80"),),
     f"{_MOVE}createpolicy": (
         Row(f"createpolicy fractional {_FRACTION} L2::evict_first|L2::evict_unchanged? b64", "=u64 f32?", "7.4 sm_80"),
         Row(f"createpolicy range S=global? {_FRACTION} L2::evict_first|L2::evict_unchanged? b64", "=u64 [S] u32 u32",

@@ -62,8 +62,8 @@ _INTEGER: dict[str, tuple[Row, ...]] = {
     "Integer Arithmetic Instructions: bfind": (Row("bfind shiftamt? T=u32|u64|s32|s64", "=u32 T"),),
     "Integer Arithmetic Instructions: fns": (Row("fns b32", "=b32 b32 b32 s32"),),
     "Integer Arithmetic Instructions: brev": (Row("brev T=b32|b64", "=T T"),),
-    "Integer Arithmetic Instructions: bfe": (Row("bfe T=u32|u64|s32|s64", "=T T u32 u32"),),
-    "Integer Arithmetic Instructions: bfi": (Row("bfi T=b32|b64", "=T T T u32 u32"),),
+    "Integer Arithmetic Instructions: bfe": (Row("bfe T=u32|u64|s32|s64", "=T T u32@0..255 u32@0..255"),),
+    "Integer Arithmetic Instructions: bfi": (Row("bfi T=b32|b64", "=T T T u32@0..255 u32@0..255"),),
     "Integer Arithmetic Instructions: szext": (Row("szext clamp|wrap T=u32|s32", "=T T u32", "7.6"),),
     "Integer Arithmetic Instructions: bmsk": (Row("bmsk clamp|wrap b32", "=u32 u32 u32", "7.6"),),
     "Integer Arithmetic Instructions: dp4a": (

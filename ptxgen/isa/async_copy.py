@@ -9,28 +9,32 @@ _HINT = "H=L2::cache_hint?"
 _MBAR = "mbarrier::complete_tx::bytes"
 _REDUCE = "add|min|max|inc|dec|and|or|xor"
 _BULK = "8.0 sm_90"
+_SIZE = "u32@0..1048560/16"
 
 
 
 def _cp_async() -> tuple[Row, ...]:
     rows = []
+    fetch = "L2::64B|L2::128B|L2::256B?"
+    raises = "L2::64B=7.4,sm_80 L2::128B=7.4,sm_80 L2::256B=7.4,sm_80"
     for hint, policy in (("", ""), ("L2::cache_hint", " u64:r")):
-        copy = "[D] [global] u32:i"
-        operands = f"{copy}{policy} / {copy} u32{policy} / {{7.5,sm_80}}{copy} pred:rn{policy}"
-        fetch = "L2::64B|L2::128B|L2::256B?"
-        raises = "L2::64B=7.4,sm_80 L2::128B=7.4,sm_80 L2::256B=7.4,sm_80"
-        pattern = f"cp async ca|cg D=shared|shared::cta global {hint} {fetch}"
-        rows.append(Row(pattern, operands, "7.0 sm_80", raises))
+        for level, sizes in (("ca", "4|8|16"), ("cg", "16")):
+            copy = f"[D] [global] u32:i@{sizes}"
+            operands = f"{copy}{policy} / {copy} u32@0..16{policy} / {{7.5,sm_80}}{copy} pred:rn{policy}"
+            pattern = f"cp async {level} D=shared|shared::cta global {hint} {fetch}"
+            rows.append(Row(pattern, operands, "7.0 sm_80", raises))
     return tuple(rows)
 
 
 _BULK_COPY = (
     Row(f"cp async bulk D=shared::cluster S=global {_MBAR} M=multicast::cluster? {_HINT}",
-        "[D] [S] u32 [shared::cta] (M)u16 (H)u64:r", _BULK),
-    Row(f"cp async bulk D=shared::cta S=global {_MBAR} {_HINT}", "[D] [S] u32 [shared::cta] (H)u64:r", "8.6 sm_90"),
-    Row(f"cp async bulk D=shared::cluster S=shared::cta {_MBAR}", "[D] [S] u32 [shared::cluster]", _BULK),
-    Row(f"cp async bulk D=global S=shared::cta bulk_group {_HINT}", "[D] [S] u32 (H)u64:r", _BULK),
-    Row(f"cp async bulk D=global S=shared::cta bulk_group {_HINT} cp_mask", "[D] [S] u32 (H)u64:r u16", "8.6 sm_100"),
+        f"[D] [S] {_SIZE} [shared::cta] (M)u16 (H)u64:r", _BULK),
+    Row(f"cp async bulk D=shared::cta S=global {_MBAR} {_HINT}", f"[D] [S] {_SIZE} [shared::cta] (H)u64:r",
+        "8.6 sm_90"),
+    Row(f"cp async bulk D=shared::cluster S=shared::cta {_MBAR}", f"[D] [S] {_SIZE} [shared::cluster]", _BULK),
+    Row(f"cp async bulk D=global S=shared::cta bulk_group {_HINT}", f"[D] [S] {_SIZE} (H)u64:r", _BULK),
+    Row(f"cp async bulk D=global S=shared::cta bulk_group {_HINT} cp_mask", f"[D] [S] {_SIZE} (H)u64:r u16",
+        "8.6 sm_100"),
 )  # fmt: skip
 
 _INT_TYPES = ("add u32|s32|u64", "min|max u32|s32", "inc|dec u32", "and|or|xor b32")
@@ -42,8 +46,8 @@ def _reductions() -> tuple[Row, ...]:
     shared = f"cp reduce async bulk D=shared::cluster S=shared::cta {_MBAR}"
     outward = f"cp reduce async bulk D=global S=shared::cta bulk_group {_HINT}"
     return (
-        *(Row(f"{shared} {ops}", "[D] [S] u32 [shared::cluster]", _BULK) for ops in _INT_TYPES),
-        *(Row(f"{outward} {ops}", "[D] [S] u32 (H)u64:r", _BULK) for ops in _GLOBAL_TYPES),
+        *(Row(f"{shared} {ops}", f"[D] [S] {_SIZE} [shared::cluster]", _BULK) for ops in _INT_TYPES),
+        *(Row(f"{outward} {ops}", f"[D] [S] {_SIZE} (H)u64:r", _BULK) for ops in _GLOBAL_TYPES),
     )
 
 
@@ -117,7 +121,7 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     f"{_ASYNC}cp.async.bulk": _BULK_COPY,
     f"{_ASYNC}cp.reduce.async.bulk": _reductions(),
     f"{_ASYNC}cp.async.bulk.prefetch": (
-        Row(f"cp async bulk prefetch L2 S=global {_HINT}", "[S] u32 (H)u64:r", _BULK),
+        Row(f"cp async bulk prefetch L2 S=global {_HINT}", f"[S] {_SIZE} (H)u64:r", _BULK),
     ),
     f"{_ASYNC}cp.async.bulk.commit_group": (Row("cp async bulk commit_group", "", _BULK),),
     f"{_ASYNC}cp.async.bulk.wait_group": (Row("cp async bulk wait_group read?", "u32:i", _BULK),),
@@ -125,14 +129,14 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     f"{_ASYNC}tensormap.replace": (
         Row(f"{_REPLACE_HEAD} global_address {_REPLACE_SPACE} b1024 b64", "[S] b64", _REPLACE),
         Row(f"{_REPLACE_HEAD} rank {_REPLACE_SPACE} b1024 b32", "[S] u32", _REPLACE),
-        Row(f"{_REPLACE_HEAD} box_dim|global_dim|element_stride {_REPLACE_SPACE} b1024 b32", "[S] b32:i u32",
+        Row(f"{_REPLACE_HEAD} box_dim|global_dim|element_stride {_REPLACE_SPACE} b1024 b32", "[S] b32:i@0..4 u32",
             _REPLACE),
-        Row(f"{_REPLACE_HEAD} global_stride {_REPLACE_SPACE} b1024 b64", "[S] b32:i b64", _REPLACE),
-        Row(f"{_REPLACE_HEAD} elemtype|interleave_layout|swizzle_mode|fill_mode {_REPLACE_SPACE} b1024 b32",
-            "[S] b32:i", _REPLACE),
+        Row(f"{_REPLACE_HEAD} global_stride {_REPLACE_SPACE} b1024 b64", "[S] b32:i@0..4 b64", _REPLACE),
+        *(Row(f"{_REPLACE_HEAD} {field} {_REPLACE_SPACE} b1024 b32", f"[S] b32:i@0..{most}", _REPLACE)
+          for field, most in (("elemtype", 12), ("interleave_layout", 2), ("swizzle_mode", 3), ("fill_mode", 1))),
     ),
     f"{_ASYNC}tensormap.cp_fenceproxy": (
         Row("tensormap cp_fenceproxy global shared::cta tensormap::generic release cta|cluster|gpu|sys sync aligned",
-            "[global] [shared::cta] u32:i", "8.3 sm_90"),
+            "[global] [shared::cta] u32:i@128", "8.3 sm_90"),
     ),
 }  # fmt: skip

@@ -111,6 +111,6 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
         Row(f"st async mmio release sys S=global? T={_MMIO}", "[S] T", "8.7 sm_100"),
     ),
     "Data Movement and Conversion Instructions: st.bulk": (
-        Row("st bulk weak? S=shared::cta?", "[S] u64 u64:i", "8.6 sm_100"),
+        Row("st bulk weak? S=shared::cta?", "[S] u64@0../8 u64:i@0", "8.6 sm_100"),
     ),
 }  # fmt: skip

@@ -16,10 +16,10 @@ SECTIONS: dict[str, tuple[Row, ...]] = {
     "Control Flow Instructions: exit": (Row("exit", ""),),
     "Miscellaneous Instructions: trap": (Row("trap", ""),),
     "Miscellaneous Instructions: brkpt": (Row("brkpt", ""),),
-    "Miscellaneous Instructions: pmevent": (Row("pmevent mask?", "u32:i"),),
+    "Miscellaneous Instructions: pmevent": (Row("pmevent", "u32:i@0..15"), Row("pmevent mask", "u32:i@0..65535"),),
     "Miscellaneous Instructions: nanosleep": (Row("nanosleep u32", "u32", "6.3"),),
     "Miscellaneous Instructions: setmaxnreg": (
-        Row("setmaxnreg inc|dec sync aligned u32", "u32:i", "8.0 sm_90a|sm_100f|sm_110f|sm_120f"),
+        Row("setmaxnreg inc|dec sync aligned u32", "u32:i@24..256/8", "8.0 sm_90a|sm_100f|sm_110f|sm_120f"),
     ),
     "Parallel Synchronization and Communication Instructions: clusterlaunchcontrol": (
         Row(f"{_CANCEL} b128", "[S] [shared::cta]", "8.6 sm_100"),

@@ -63,6 +63,30 @@ _WIDE_ADDRESS_REGISTERS = frozenset({"b64", "u64", "s64"})
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which values a literal may have. `text` is the row's: `24..256/8` (a multiple of 8), `1..`, `4|8|16`."""
+
+    text: str
+    values: range | tuple[int, ...]
+
+    def __str__(self) -> str:
+        if isinstance(self.values, tuple):
+            return " or ".join(map(str, self.values))
+        low, last, step = self.values.start, self.values[-1], self.values.step
+        what = f"a multiple of {step}" if step > 1 else "an integer"
+        return f"{what} of at least {low}" if self.text.split("/")[0].endswith("..") else f"{what} from {low} to {last}"
+
+
+@cache
+def _allowed(text: str) -> Allowed:
+    ends, _, step = text.partition("/")
+    if ".." not in ends:
+        return Allowed(text, tuple(map(int, ends.split("|"))))
+    low, _, high = ends.partition("..")
+    return Allowed(text, range(int(low), int(high or (1 << 32) - 1) + 1, int(step or 1)))
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One operand position of a form.
 
@@ -71,7 +95,7 @@ class Slot:
     `type` is the PTX type of one element; for "addr" that of the address, with the state space in `space` ("" is
     generic). `vector` is the number of elements in braces, or of tensor coordinates of an address; 0 with kind "vec"
     means that braces pack or unpack a scalar (`mov.b64 {%lo, %hi}, %wide`). `relaxed`: the register may be wider than
-    the type. `accepts` are the register types that fit.
+    the type. `accepts` are the register types that fit, `allowed` the literals where not all that fit the type do.
     """
 
     type: str
@@ -82,6 +106,7 @@ class Slot:
     relaxed: bool = False
     space: str = ""
     accepts: frozenset[str] = frozenset()
+    allowed: Allowed | None = None
 
     def __str__(self) -> str:
         if "addr" in self.kinds:
@@ -157,6 +182,7 @@ def slot_of(token: str) -> Slot:
         accepts = _ADDRESS_REGISTERS if narrow else _WIDE_ADDRESS_REGISTERS
         return Slot("u64", frozenset({"addr"}), vector=dims, space=space, accepts=accepts)
     relaxed = body[0] == "~"
+    body, _, values = body.partition("@")
     body, _, count = body.lstrip("~").partition("*")
     type_name, _, letters = body.partition(":")
     if type_name in _BARE:
@@ -170,4 +196,5 @@ def slot_of(token: str) -> Slot:
     elif "pred" in kinds:
         kinds.add("reg")
     accepts = accepted_registers(type_name, relaxed)
-    return Slot(type_name, frozenset(kinds), writes, not writes, vector, relaxed, accepts=accepts)
+    allowed = _allowed(values) if values else None
+    return Slot(type_name, frozenset(kinds), writes, not writes, vector, relaxed, accepts=accepts, allowed=allowed)

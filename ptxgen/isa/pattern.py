@@ -7,7 +7,8 @@ registers), `T?` may be absent, `~T` may be in a wider register, `T*4`, `T*V` an
 half of a shape's N), `(H)b64` stands only when `H` was matched, `[global]`, `[S]` and `[]` are addresses (`[]*2` with
 coordinates), and letters after a colon name the kinds where the default does not hold: r register, i immediate, s
 symbol, v packed vector, p pair with a predicate, _ sink, n negatable predicate, l label, g group. ` / ` separates
-further operand lists of the same opcode; `{8.8,sm_100}` before one is its own demand.
+further operand lists of the same opcode; `{8.8,sm_100}` before one is its own demand. `u32@0..15`, `u32:i@24..256/8`,
+`u32@32../32` and `s32:i@-1|1` say which literals may stand there: 0 to 15, multiples of 8, of 32 from 32 on, -1 or 1.
 """
 
 from __future__ import annotations
@@ -186,13 +187,14 @@ def _substitute(token: str, found: dict[str, str]) -> str:
     if body[0] == "[":
         space, closing, coordinates = body[1:].partition("]")
         return f"{head}[{found.get(space, '' if space.isupper() else space)}{closing}{coordinates}"
+    body, at, values = body.partition("@")
     body, star, count = body.partition("*")
     type_name, colon, letters = body.partition(":")
     type_name = found.get(type_name, type_name)
     if star:
         vector = _vector(count, found)
         star, count = ("*", vector) if vector else ("", "")
-    return f"{head}{type_name}{colon}{letters}{star}{count}"
+    return f"{head}{type_name}{colon}{letters}{star}{count}{at}{values}"
 
 
 def _vector(count: str, found: dict[str, str]) -> str:

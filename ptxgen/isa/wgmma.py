@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ptxgen.isa.pattern import Row
 
+_SIGN = "s32:i@-1|1"  # of A, of B
+_FLIP = "s32:i@0|1"  # whether A, B is transposed
 _SINCE = "8.0 sm_90a"
 _MIXED = "8.4 sm_90a"
 _SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
@@ -18,10 +20,10 @@ def _shapes(k: int, step: int = 8) -> str:
 def _halves() -> tuple[Row, ...]:
     """A by descriptor (both transposable) or in registers (B transposable)."""
     rows = []
-    scales = "pred:ri s32:i s32:i"
+    scales = f"pred:ri {_SIGN} {_SIGN}"
     for sums, count, types in (("f16", "b32*S/4", "f16"), ("f32", "f32*S/2", "f16"), ("f32", "f32*S/2", "bf16")):
         pattern = f"wgmma mma_async sync aligned {_shapes(16)} {sums} {types} {types}"
-        operands = f"={count} u64:r u64:r {scales} s32:i s32:i / ={count} b32*4 u64:r {scales} s32:i"
+        operands = f"={count} u64:r u64:r {scales} {_FLIP} {_FLIP} / ={count} b32*4 u64:r {scales} {_FLIP}"
         rows.append(Row(pattern, operands, _SINCE))
     return tuple(rows)
 
@@ -34,7 +36,7 @@ def _others() -> tuple[Row, ...]:
         (32, "f16", "b32*S/4", "e4m3|e5m2"),
         (32, "f32", "f32*S/2", "e4m3|e5m2"),
     ):
-        scales = "pred:ri s32:i s32:i"
+        scales = f"pred:ri {_SIGN} {_SIGN}"
         pattern = f"wgmma mma_async sync aligned {_shapes(k)} {sums} A={types} B={types}"
         rows.append(Row(pattern, f"={count} u64:r u64:r {scales} / ={count} b32*4 u64:r {scales}", _SINCE))
     for k, flags, types, after, since in (

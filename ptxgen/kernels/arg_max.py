@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32, s32, u32, u64
 from ptxgen.idioms import convert
-from ptxgen.idioms.programmatic import depend, programmatic_rules
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, workspace
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +45,7 @@ class ArgMax(KernelType):
         dict(n=1000),
         dict(n=5003, dtype=bf16, with_value=True),
         dict(n=600000, dtype=f16),
+        dict(n=100, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -93,9 +94,7 @@ class ArgMax(KernelType):
         return Launch(("rows", self.splits, 1), (THREADS, 1, 1), programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
-        if self.programmatic:
-            with b.fragment("depends"):
-                depend(b)
+        wait_for_producer(b, self.programmatic)
         with b.fragment("locate"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))

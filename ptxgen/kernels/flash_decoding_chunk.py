@@ -8,27 +8,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode import loops, merge
 from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
 from ptxgen.idioms.decode.plan import Plan
+from ptxgen.idioms.flash_chunks import STEP, Cut
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
 
-STEP = 64  # chunks begin at multiples of so many positions
-LEAST = 128  # and hold at least so many
 WARPS = 8  # of a CTA
 IN_FLIGHT = 8192  # bytes of K and V that a warp has on their way
-LEAST_OF_WARP = 16  # positions of a cache that a warp is worth
+LEAST_OF_WARP = 16  # positions of a chunk, or of a cache, that a warp is worth
 
 
 @kernel_type
@@ -37,18 +36,19 @@ class FlashDecodingChunk(KernelType):
 
     q `[batch, n_heads, head_dim]`; `k_ptrs`, `v_ptrs ["batch"]` point to caches `[n_kv_heads, max_len, head_dim]`
     (int8: also `k_scale_ptrs`, `v_scale_ptrs`, to `[n_kv_heads, max_len, ceil(head_dim / 32)]` in f16); `seq_lens
-    ["batch"]` in device memory, clamped to 0 … max_len. The grid is max_chunks · KV heads · batch whatever the lengths:
-    the visible positions are cut into equal chunks of at least 128 positions, a multiple of 64, and a chunk c that has
-    some stores stats (log2 Σ exp(score), 1) and partials = its attention output; one that has none stores (−inf, 0) and
-    no partials. Layouts and merging as `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in
-    `IncrementalAttention`.
+    ["batch"]` in device memory, clamped to 0 … max_len. The grid follows from capacities alone: a sequence is cut into
+    as many chunks as keep `ctas` CTAs busy, at most max_chunks, and sequences of a batch that does so by itself only
+    where they are long (`ptxgen.idioms.flash_chunks`). A chunk with visible positions stores stats (log2 Σ exp(score),
+    1) and partials = its attention output; all other slots get (−inf, 0) and no partials. Layouts and merging as
+    `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
     """
 
     max_len: int
     head_dim: int
     n_heads: int
     n_kv_heads: int
-    max_chunks: int = 16
+    max_chunks: int = 64
+    ctas: int = 132
     q_dtype: DType = f32
     kv_dtype: DType = f32
     scale: float | None = None
@@ -58,7 +58,7 @@ class FlashDecodingChunk(KernelType):
 
     sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
     goldens = (
-        dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=1, max_chunks=2, q_dtype=f16, kv_dtype=f16),
+        dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=2, max_chunks=2, q_dtype=f16, kv_dtype=f16),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, max_chunks=2, kv_dtype=s8, window=20),
     )
 
@@ -71,13 +71,11 @@ class FlashDecodingChunk(KernelType):
         yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 4096)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.between("max_chunks", self.max_chunks, 1, 4096)
+        yield from rules.between("ctas", self.ctas, 1, 65536)
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
-        if self.scale is not None and not 0 < self.scale < math.inf:
-            yield f"scale: must be a positive number, or None for 1/sqrt(head_dim) (got {self.scale})"
-        if not 0 <= self.soft_cap < math.inf:
-            yield f"soft_cap: must be a positive number, or 0 for none (got {self.soft_cap})"
+        yield from rules.softmax_factors(self.scale, self.soft_cap)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -93,9 +91,19 @@ class FlashDecodingChunk(KernelType):
         shape = (self.max_len, self.head_dim, self.n_heads, self.n_kv_heads)
         return Attention(*shape, self.q_dtype, self.kv_dtype, scale, self.soft_cap, self.window)
 
+    @property
+    def cut(self) -> Cut:
+        """How sequences are cut into chunks."""
+        positions = min(self.max_len, self.window + STEP) if self.window else self.max_len
+        return Cut(self.max_chunks, positions, self.n_kv_heads, self.ctas)
+
+    def chunks(self, batch: int) -> int:
+        """Chunks that are launched for each sequence; the slots of all others up to max_chunks are only marked."""
+        return self.cut.launched(batch)
+
     def plan(self, target: Target) -> Plan:
         """The geometry for a target: a CTA per chunk and KV head, or part of its group."""
-        warps = max(1, min(WARPS, self.max_len // LEAST_OF_WARP))
+        warps = max(1, min(WARPS, self.cut.least // LEAST_OF_WARP, self.max_len // LEAST_OF_WARP))
         chosen = loops.choose(self.attention, target, warps)
         assert chosen is not None, "target_rules refuses what no loop can run"
         loop, shape = chosen
@@ -123,7 +131,7 @@ class FlashDecodingChunk(KernelType):
     def launch(self, target: Target) -> Launch:
         plan = self.plan(target)
         shared = plan.arena_bytes if plan.arena_bytes > STATIC_SHARED_LIMIT else 0
-        grid = (self.max_chunks, self.n_kv_heads * plan.parts, "batch")
+        grid = (self.n_kv_heads * plan.parts, "batch", self.cut.grid)  # the chunks that may be empty start last
         return Launch(grid, (plan.shape.threads, 1, 1), shared, programmatic=self.programmatic)
 
     # -- code ----------------------------------------------------------------------------------------------------------
@@ -133,21 +141,22 @@ class FlashDecodingChunk(KernelType):
         arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
         task = self._locate(b, plan)
         self._bounds(b, plan, task)
+        self._leave_empty(b, plan, task)
         b.expose(main_loop=f"{plan.loop.template}.ptx.j2", plan=plan)
         plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena)
         elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads)
         merged = merge.partial(b, "merged")
+        if self.programmatic:  # no sooner: CTAs of the kernels that follow would take room from those still to start
+            with b.fragment("let_go"):
+                b.op("griddepcontrol.launch_dependents")
         with b.fragment("warps_start"):
             elements.start(task.tid, elements.count)
-            b.ld_param("stats")
             b.ld_param("partials")
         with b.fragment("warps_merge"):
             elements.locate()
             merge.merge_warps(b, elements, plan.partials, arena, merged)
         with b.fragment("store_chunk"):
             self._store(b, task, elements, merged)
-        with b.fragment("store_empty"):
-            self._store_empty(b, task, elements)
         with b.fragment("warps_next"):
             elements.advance(elements.count)
 
@@ -155,13 +164,11 @@ class FlashDecodingChunk(KernelType):
         """Fragment `locate`: the chunk, its KV head and sequence, and where their rows lie."""
         attention = self.attention
         with b.fragment("locate"):
-            if self.programmatic:
-                b.op("griddepcontrol.launch_dependents")
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             lane, warp = b.op("and.b32", b.reg("lane", "u32"), thread, 31), b.op("shr.u32", "warp", thread, 5)
-            b.op("mov.u32", "chunk", b.special("ctaid.x"))
-            column = b.op("mov.u32", "column", b.special("ctaid.y"))
-            sequence = b.op("mov.u32", "sequence", b.special("ctaid.z"))
+            column = b.op("mov.u32", "column", b.special("ctaid.x"))
+            sequence = b.op("mov.u32", "sequence", b.special("ctaid.y"))
+            b.op("mov.u32", "chunk", b.special("ctaid.z"))
             kv_head = b.op("div.u32", "kv_head", column, plan.parts) if plan.parts > 1 else column
             first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.group)
             heads_left = None
@@ -218,11 +225,7 @@ class FlashDecodingChunk(KernelType):
                 b.op("max.s32", task.start, task.start, 0)
                 b.op("and.b32", begin, task.start, -STEP)
                 span = b.op("sub.s32", "span", task.length, begin)
-            b.note(f"equal chunks of at least {LEAST} positions, a multiple of {STEP}")
-            size = b.op("add.s32", "chunk_size", span, STEP * self.max_chunks - 1)
-            b.op("div.u32", size, size, STEP * self.max_chunks)
-            b.op("mul.lo.s32", size, size, STEP)
-            b.op("max.s32", size, size, LEAST)
+            size = self.cut.emit_size(b, span)
             b.op("mad.lo.s32", begin, b.registers["chunk"], size, begin)
             b.op("setp.lt.s32", "has_positions", begin, task.length)
             end = b.op("add.s32", "chunk_end", begin, size)
@@ -267,22 +270,45 @@ class FlashDecodingChunk(KernelType):
         inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
         for value in merged.values:
             b.op("mul.f32", value, value, inverse)
-        self._store_stats(b, slot, level, b.op("mov.f32", "one", 1.0), first)
+        stats = b.op("mad.lo.u64", "stats_at", slot, 8, b.registers["stats"])
+        one = b.op("mov.f32", "one", 1.0)
+        b.op("st.global.v2.f32", stats[0], (level, one), pred=first)
         at = b.op("mad.lo.u64", "partials_at", slot, self.head_dim * 4, b.registers["partials"])
         quad = b.op("rem.u32", "quad", elements.element, elements.per_head)
         b.op("mad.wide.u32", at, quad, 16, at)
         b.op("st.global.v4.f32", at[0], merged.values, pred=exists)
 
-    def _store_empty(self, b: Builder, task: Task, elements: merge.Elements) -> None:
-        elements.locate()
-        _, first = self._first(b, task, elements)
-        slot = self._slot(b, elements)
-        none, nothing = b.op("mov.f32", "none", float("-inf")), b.op("mov.f32", "nothing", 0.0)
-        self._store_stats(b, slot, none, nothing, first)
+    def _leave_empty(self, b: Builder, plan: Plan, task: Task) -> None:
+        """Fragments `empty_start` and `empty_store`, a loop's body: the slots of this CTA that no chunk fills.
 
-    def _store_stats(self, b: Builder, slot: Reg, level: Reg, total: Reg, pred: Reg) -> None:
-        at = b.op("mad.lo.u64", scratch(b, "stats_at", "u64"), slot, 8, b.registers["stats"])
-        b.op("st.global.v2.f32", at[0], (level, total), pred=pred)
+        Slot `chunk` when it has no positions, and chunk + chunks, chunk + 2 · chunks, … below max_chunks, of every
+        head: a thread for each, as many at a time as there are threads.
+        """
+        heads = plan.shape.heads
+        together = plan.shape.threads // heads
+        with b.fragment("empty_start"):
+            b.note("slots without a chunk: the reduction skips a sum of 0")
+            place = b.op("div.u32", "empty_place", task.tid, heads)
+            head = b.op("rem.u32", "empty_head", task.tid, heads)
+            slot = b.op("mul.lo.u32", "empty_slot", place, b.registers["chunks"])
+            b.op("add.u32", slot, slot, b.registers["chunk"])
+            b.op("add.u32", slot, slot, b.registers["chunks"], pred=b.registers["has_positions"])
+            step = b.op("mul.lo.u32", "empty_step", b.registers["chunks"], together)
+            marks = b.op("setp.lt.u32", "more_empty", slot, self.max_chunks)
+            if heads & (heads - 1):  # the last threads have no place in a whole row of heads
+                b.op("setp.lt.and.u32", marks, place, together, marks)
+            if task.heads_left is not None:
+                b.op("setp.lt.and.s32", marks, head, task.heads_left, marks)
+            row = b.op("cvt.u64.u32", scratch(b, "slot_head", "u64"), head)
+            b.op("add.u64", row, row, b.registers["query"])
+            at = b.op("mad.lo.u64", "empty_at", row, self.max_chunks * 8, b.ld_param("stats"))
+            b.op("mov.f32", "no_level", float("-inf"))
+            b.op("mov.f32", "no_sum", 0.0)
+        with b.fragment("empty_store"):
+            target = b.op("mad.wide.u32", "empty_target", slot, 8, at)
+            b.op("st.global.v2.f32", target[0], (b.registers["no_level"], b.registers["no_sum"]))
+            b.op("add.u32", slot, slot, step)
+            b.op("setp.lt.u32", marks, slot, self.max_chunks)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -317,7 +343,7 @@ class FlashDecodingChunk(KernelType):
             length = min(max(int(given), 0), self.max_len)
             start = max(0, length - self.window) if self.window else 0
             begin = start // STEP * STEP
-            size = max(LEAST, -(-(length - begin) // (STEP * self.max_chunks)) * STEP)
+            size = self.cut.size(length - begin, len(a["seq_lens"]))
             for c in range(self.max_chunks):
                 first, end = max(start, begin + c * size), min(length, begin + (c + 1) * size)
                 if begin + c * size >= length:

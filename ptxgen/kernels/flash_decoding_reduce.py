@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.decode.merge import Partial, combine, empty, partials
-from ptxgen.idioms.programmatic import depend, programmatic_rules
+from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 QUAD = 4  # f32 values of a 16-byte access: what a thread owns of head_dim
-THREADS = 128
+THREADS = 256
 MOST_GROUPS = 8  # groups of threads that share a head's partials
-IN_FLIGHT = 4  # partials that a thread loads at once
+IN_FLIGHT, MOST_IN_FLIGHT = 4, 8  # partials that a thread loads at once; the latter where that is all of them
 
 
 @kernel_type
@@ -41,15 +41,15 @@ class FlashDecodingReduce(KernelType):
 
     head_dim: int
     n_heads: int
-    max_chunks: int = 16
+    max_chunks: int = 64
     q_dtype: DType = f32
     lse: bool = False
     programmatic: bool = False
 
     sizes = {"batch": 2}
     goldens = (
-        dict(head_dim=64, n_heads=2, max_chunks=2),
-        dict(head_dim=40, n_heads=3, max_chunks=40, q_dtype="f16", lse=True),
+        dict(head_dim=512, n_heads=2, max_chunks=3),
+        dict(head_dim=40, n_heads=3, max_chunks=100, q_dtype="f16", lse=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -77,7 +77,8 @@ class FlashDecodingReduce(KernelType):
     @property
     def in_flight(self) -> int:
         """Partials that a thread merges at a time."""
-        return min(IN_FLIGHT, -(-self.max_chunks // self.groups))
+        share = -(-self.max_chunks // self.groups)
+        return share if share <= MOST_IN_FLIGHT else IN_FLIGHT
 
     @property
     def per_turn(self) -> int:
@@ -102,9 +103,11 @@ class FlashDecodingReduce(KernelType):
 
     def build(self, b: Builder) -> None:
         merged = Partial(b.reg("merged_max", "f32"), b.reg("merged_sum", "f32"), b.array("merged", "f32", QUAD).regs)
-        loaded = partials(b, "part", self.in_flight)
         self._locate(b, merged)
-        self._merge(b, merged, loaded)
+        if self.per_turn < self.max_chunks:
+            self._merge_turn(b, merged, partials(b, "part", self.in_flight))
+        else:
+            self._merge_all(b, merged, partials(b, "part", self.in_flight - 1))
         if self.groups > 1:
             self._meet(b, merged)
         self._finish(b, merged)
@@ -112,7 +115,7 @@ class FlashDecodingReduce(KernelType):
     def _locate(self, b: Builder, merged: Partial) -> None:
         with b.fragment("locate"):
             if self.programmatic:
-                depend(b)
+                b.op("griddepcontrol.launch_dependents")
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             lane = b.op("and.b32", b.reg("quad", "u32"), thread, self.lanes - 1)
             group = b.op("shr.u32", "group", thread, self.lanes.bit_length() - 1)
@@ -130,28 +133,69 @@ class FlashDecodingReduce(KernelType):
             b.op("mad.wide.u32", stats, group, 8, stats)
             b.op("mov.u32", "chunk", group)
             empty(b, merged)
+            if self.programmatic:
+                b.op("griddepcontrol.wait")
 
-    def _merge(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
-        """Fragment `merge`: the group's next partials into `merged`; the accumulators of used slots only are read."""
+    def _merge_turn(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
+        """Fragment `merge`, a loop's body: the group's next partials into `merged`; the accumulators of used slots only
+        are read."""
         chunk, acc, stats = (b.registers[x] for x in ("chunk", "partials", "stats"))
         exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
         with b.fragment("merge"):
             for i, part in enumerate(loaded):
                 empty(b, part)
-                b.op("setp.lt.u32", exists[i], chunk, self.max_chunks - i * self.groups)
-                b.op("ld.global.v2.f32", (part.maximum, part.total), stats[i * self.groups * 8], pred=exists[i])
+                self._load_statistics(b, part, i, exists[i])
             for i, part in enumerate(loaded):
                 b.op("setp.neu.and.f32", used[i], part.total, 0.0, exists[i])
-                b.op("selp.f32", part.maximum, part.maximum, float("-inf"), used[i])
-                b.op("and.pred", used[i], used[i], b.registers["has_quad"])
-                b.op("ld.global.v4.f32", part.values, acc[i * self.groups * self.head_dim * 4], pred=used[i])
+                self._load_values(b, part, i, used[i])
             combine(b, merged, (merged, *loaded))
-            if self.per_turn < self.max_chunks:
-                b.op("add.u32", chunk, chunk, self.per_turn)
-                b.op("add.u64", acc, acc, self.per_turn * self.head_dim * 4)
-                b.op("add.u64", stats, stats, self.per_turn * 8)
-                first = b.op("sub.u32", "turn_start", chunk, b.registers["group"])
-                b.expose(more=b.op("setp.lt.u32", "more_chunks", first, self.max_chunks))
+            b.op("add.u32", chunk, chunk, self.per_turn)
+            b.op("add.u64", acc, acc, self.per_turn * self.head_dim * 4)
+            b.op("add.u64", stats, stats, self.per_turn * 8)
+            first = b.op("sub.u32", "turn_start", chunk, b.registers["group"])
+            b.expose(more=b.op("setp.lt.u32", "more_chunks", first, self.max_chunks))
+
+    def _merge_all(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
+        """Fragments `merge`: the group's first partial, read without waiting to know whether it is used, which it is if
+        any is; and `merge_later`, for groups of which more are used."""
+        exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
+        with b.fragment("merge"):
+            for i, part in enumerate((merged, *loaded)):
+                if i:
+                    empty(b, part)
+                self._load_statistics(b, part, i, exists[i])
+                if i == 0:
+                    likely = b.op("and.pred", "first_exists", exists[0], b.registers["has_quad"])
+                    b.op("ld.global.v4.f32", merged.values, b.registers["partials"][0], pred=likely)
+            b.op("setp.neu.and.f32", used[0], merged.total, 0.0, exists[0])
+            b.op("selp.f32", merged.maximum, merged.maximum, float("-inf"), used[0])
+            for value in merged.values:
+                b.op("selp.f32", value, value, 0.0, used[0])
+            for i, part in enumerate(loaded, 1):
+                b.op("setp.neu.and.f32", used[i], part.total, 0.0, exists[i])
+                if i == 2:
+                    b.op("or.pred", "later_used", used[1], used[2])
+                elif i > 2:
+                    b.op("or.pred", b.registers["later_used"], b.registers["later_used"], used[i])
+        if not loaded:
+            return
+        b.expose(any_later=b.registers.get("later_used", used[1]))
+        with b.fragment("merge_later"):
+            for i, part in enumerate(loaded, 1):
+                self._load_values(b, part, i, used[i])
+            combine(b, merged, (merged, *loaded))
+
+    def _load_statistics(self, b: Builder, part: Partial, i: int, exists: Reg) -> None:
+        """Maximum and sum of the group's partial number i of this turn, if there is such a slot."""
+        b.op("setp.lt.u32", exists, b.registers["chunk"], self.max_chunks - i * self.groups)
+        at = b.registers["stats"][i * self.groups * 8]
+        b.op("ld.global.v2.f32", (part.maximum, part.total), at, pred=exists)
+
+    def _load_values(self, b: Builder, part: Partial, i: int, used: Reg) -> None:
+        """Its accumulator where it is used; a partial that is not has the maximum of nothing."""
+        b.op("selp.f32", part.maximum, part.maximum, float("-inf"), used)
+        b.op("and.pred", used, used, b.registers["has_quad"])
+        b.op("ld.global.v4.f32", part.values, b.registers["partials"][i * self.groups * self.head_dim * 4], pred=used)
 
     def _meet(self, b: Builder, merged: Partial) -> None:
         """Fragments `leave`, for groups after the first, and `collect`, by the first group."""

@@ -45,6 +45,8 @@ class IncrementalAttention(KernelType):
     a value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it
     has ended, and reads lengths, page table and all positions but the newest at once: these must be final before the
     first kernel of an unbroken chain of programmatic launches. q and the newest position are read after the wait.
+    `batch_invariant`: a sequence's result has the same bytes in every batch, whatever its size and its other members;
+    splits follow the length alone then, which costs time where they do not fill the GPU.
     """
 
     max_len: int
@@ -63,17 +65,19 @@ class IncrementalAttention(KernelType):
     sinks: bool = False
     lse: bool = False
     programmatic: bool = False
+    batch_invariant: bool = False
 
     sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
     goldens = (
-        dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16),
-        dict(max_len=128, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
+        dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=2, q_dtype=f16, kv_dtype=f16),
+        dict(max_len=128, head_dim=8, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
         dict(
             max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=s8, batched=True, page_size=16,
             window=20, lse=True,
         ),
         dict(max_len=30, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, programmatic=True),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
+        dict(max_len=48, head_dim=80, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
     )  # fmt: skip
 
     # -- what is legal -----------------------------------------------------------------------------------------------
@@ -86,15 +90,14 @@ class IncrementalAttention(KernelType):
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
-        if self.scale is not None and not (math.isfinite(self.scale) and self.scale != 0):
-            yield f"scale: must be finite and not 0 (got {self.scale})"
-        if not (math.isfinite(self.soft_cap) and self.soft_cap >= 0):
-            yield f"soft_cap: must be positive, or 0 for none (got {self.soft_cap})"
+        yield from rules.softmax_factors(self.scale, self.soft_cap, signed=True)
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
         if self.page_size:
             yield from rules.multiple_of("page_size", self.page_size, 16, 16, 1 << 16)
         if self.page_size and not self.batched:
             yield "page_size: needs batched=True"
+        if self.batch_invariant and not self.batched:
+            yield "batch_invariant: needs batched=True"
         if self.indirect and self.batched:
             yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
 
@@ -116,7 +119,9 @@ class IncrementalAttention(KernelType):
 
     def plan(self, target: Target) -> Plan:
         """The geometry for a target."""
-        return plan(self.attention, target, batched=self.batched)
+        return plan(
+            self.attention, target, batched=self.batched, invariant=self.batch_invariant, programmatic=self.programmatic
+        )
 
     def params(self) -> tuple[Param, ...]:
         lead = ("batch",) if self.batched else ()
@@ -155,7 +160,8 @@ class IncrementalAttention(KernelType):
             return
         units = [self.n_kv_heads * p.parts for p in plans]
         floats = [u * p.shape.heads * self.head_dim // 4 * RECORD_FLOATS for u, p in zip(units, plans, strict=True)]
-        yield workspace("records", f32, *lead, _largest([(n, p.splits) for n, p in zip(floats, plans, strict=True)]))
+        most = _largest([(n, p.splits) for n, p in zip(floats, plans, strict=True)])
+        yield workspace("records", f32, *lead, most, zeroed=True)
         tickets = max(u * p.cluster for u, p in zip(units, plans, strict=True))
         yield workspace("tickets", u32, *lead, tickets, zeroed=True, align=4)
 
@@ -175,8 +181,10 @@ class IncrementalAttention(KernelType):
 
     def build(self, b: Builder) -> None:
         attention, plan = self.attention, self.plan(b.target)
-        arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
-        blind = (self.indirect or self.batched) and not (self.window or self.page_size)
+        align = 128 if plan.shape.stages else 16  # bulk copies are slow to other places
+        arena = b.shared("arena", plan.arena_bytes, align, dynamic=self.launch(b.target).shared > 0)
+        # loads before the length is known pay where most CTAs have work: not where a batch's long sequences are split
+        blind = (self.indirect or self.batched) and not (self.window or self.page_size or plan.split_tiles)
         with b.fragment("locate"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
@@ -185,10 +193,11 @@ class IncrementalAttention(KernelType):
         if self.programmatic:
             with b.fragment("wait_for_previous"):
                 b.op("griddepcontrol.wait")
-        with b.fragment("lengths"):
+        with b.fragment("length_load"):
             kind = "batch" if self.batched else "buffer" if self.indirect else "scalar"
-            name = "seq_lens" if self.batched else "seq_len"
-            locate.lengths(b, attention, plan, task, where, name=name, kind=kind)
+            locate.load_length(b, task, where, name="seq_lens" if self.batched else "seq_len", kind=kind)
+        with b.fragment("lengths"):
+            locate.lengths(b, attention, plan, task, where)
         b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2")
         plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
         build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks)

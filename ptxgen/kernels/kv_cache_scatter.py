@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
-from ptxgen.idioms.programmatic import depend, programmatic_rules
-from ptxgen.idioms.threads import CHUNK, HeadMap, row_index
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 
@@ -48,13 +48,13 @@ class KvCacheScatter(KernelType):
         dict(max_len=64, head_dim=80, n_kv_heads=3, kv_dtype=s8, indirect=True),
         dict(max_len=128, head_dim=128, n_kv_heads=2, kv_dtype=f16, batched=True, page_size=16),
         dict(max_len=96, head_dim=40, n_kv_heads=2, kv_dtype="e4m3", src_dtype=bf16),
+        dict(max_len=96, head_dim=40, n_kv_heads=2, src_dtype=f16, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
         yield from kv_cache.cache_rules(self)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
-        if self.batched and self.indirect:
-            yield "indirect: must be False with batched, whose positions are in device memory anyway (got True)"
+        yield from kv_cache.position_rules(self.batched, self.indirect)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -73,19 +73,16 @@ class KvCacheScatter(KernelType):
         return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
-        if self.programmatic:
-            with b.fragment("depends"):
-                depend(b)
+        wait_for_producer(b, self.programmatic)
         with b.fragment("locate"):
-            row = b.op("mov.u32", "row", b.special("ctaid.x"))
-            place = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
+            row, place = self.map.locate_row(b)
             (is_v,) = place.since
         with b.fragment("load"):
             k, v = b.ld_param("k"), b.ld_param("v")
             source = b.op("selp.b64", "source", v, k, is_v)
             index = row_index(b, "row_head", row, self.n_kv_heads, place.head)
-            b.op("mad.lo.u64", source, index, self.head_dim * self.src_dtype.bytes, source)
-            b.op("mad.wide.u32", source, place.chunk, CHUNK * self.src_dtype.bytes, source)
+            row_bytes, chunk_bytes = (n * self.src_dtype.bytes for n in (self.head_dim, CHUNK))
+            chunk_address(b, source, index, row_bytes, place.chunk, chunk_bytes)
             values = b.array("value", "f32", CHUNK)
             words = convert.word_array(b, "source_word", values, self.src_dtype)
             if self.kv_dtype == s8:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import DType, f16, f32, s32
+from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.idioms.prefill import tiles
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
@@ -67,6 +66,8 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
         dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=32, batched=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, max_len=40, batched=True, page_size=16,
+             causal=False, lse=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -89,10 +90,7 @@ class MultiHeadAttention(KernelType):
             yield from rules.multiple_of("page_size", self.page_size, 16, 16, 1 << 16)
         if self.page_size and not self.batched:
             yield f"page_size: needs batched=True (got page_size={self.page_size}, batched=False; nearest: 0)"
-        if self.scale is not None and not 0 < self.scale < math.inf:
-            yield f"scale: must be a positive number, or None for 1/sqrt(head_dim) (got {self.scale})"
-        if not 0 <= self.soft_cap < math.inf:
-            yield f"soft_cap: must be a positive number, or 0 for none (got {self.soft_cap})"
+        yield from rules.softmax_factors(self.scale, self.soft_cap)
 
     @property
     def group(self) -> int:

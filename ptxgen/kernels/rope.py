@@ -6,24 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.programmatic import depend, programmatic_rules
-from ptxgen.idioms.threads import CHUNK, HeadMap, row_index
+from ptxgen.idioms.rotating_rows import RotatingRows
+from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
 from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer
-from ptxgen.values import Reg
+from ptxgen.launch import Param, buffer
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.targets import Target
 
 
 @kernel_type
-class Rope(KernelType):
+class Rope(RotatingRows, KernelType):
     """Rotate rows of query and key heads to their positions.
 
     q `[rows, n_heads, head_dim]`, and k `[rows, n_kv_heads, head_dim]` where `n_kv_heads` is not 0; `in_place`, or to
@@ -59,6 +58,7 @@ class Rope(KernelType):
         dict(head_dim=16, n_heads=2, n_kv_heads=1, dtype=f16, scaling="llama3", factor=8.0, style="norm", precise=True,
              indirect=True),
         dict(head_dim=32, n_heads=2, n_kv_heads=2, dtype=f16),
+        dict(head_dim=24, n_heads=2, style="norm", dtype=bf16, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -66,27 +66,12 @@ class Rope(KernelType):
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.between("n_kv_heads", self.n_kv_heads, 0, 1024)
         yield from rules.one_of("dtype", self.dtype.name, ("f32", "f16", "bf16"))
-        yield from rotary.Rotation.of(self).rules()
-        if self.batched and self.indirect:
-            yield "indirect: must be False with batched, whose positions are in device memory anyway (got True)"
-
-    def target_rules(self, target: Target) -> Iterator[str]:
-        yield from programmatic_rules(self.programmatic, target)
-
-    @property
-    def rotation(self) -> rotary.Rotation:
-        """Which elements rotate, by which angles."""
-        return rotary.Rotation.of(self)
+        yield from self.rotation_rules()
 
     @property
     def partial(self) -> bool:
         """Whether some chunks are copied as they are."""
         return not self.in_place and self.rotation.rotary_dim < self.head_dim
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether threads read what others of their CTA overwrite."""
-        return self.in_place and self.style == "neox"
 
     @property
     def heads(self) -> tuple[tuple[str, int], ...]:
@@ -105,35 +90,20 @@ class Rope(KernelType):
             params += [buffer(f"{x}_out", self.dtype, "rows", n, self.head_dim, access="out") for x, n in self.heads]
         return (*params, kv_cache.position_param(self.batched, self.indirect))
 
-    def launch(self, target: Target) -> Launch:
-        return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
-
     def build(self, b: Builder) -> None:
-        rotation = self.rotation
         with b.fragment("locate"):
-            row = b.op("mov.u32", "row", b.special("ctaid.x"))
-            place = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
+            row, place = self.map.locate_row(b)
             rotates = place.has_chunk
             if self.partial:
-                limit = rotation.rotary_dim // CHUNK
+                limit = self.rotation.rotary_dim // CHUNK
                 rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
-        with b.fragment("load_frequencies"):
-            rotor = rotary.load_turns(b, rotation, place.chunk, rotates, self.dtype)
-        if self.programmatic:
-            with b.fragment("depends"):
-                depend(b)
+        chunk = self.rotating_chunk(b, place, rotates, self.dtype)
         with b.fragment("load"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._chunk_address(b, "", place.since, row_head, place.chunk)
-            values = b.array("value", "f32", CHUNK)
-            words = convert.word_array(b, "word", values, self.dtype)
-            convert.load_words(b, words, source, pred=place.has_chunk)
-            rotary.load_partners(b, rotor, source, self.dtype, rotates)
+            values, words = chunk.load(b, source)
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
-        with b.fragment("widen"):
-            convert.unpack(b, values, words, self.dtype)
-        with b.fragment("rotate"):
-            rotary.rotate(b, rotor, values, position, self.dtype)
+        chunk.turn(b, values, words, position)
         with b.fragment("store"):
             convert.pack(b, words, values, self.dtype)
             out = source if self.in_place else self._chunk_address(b, "_out", place.since, row_head, place.chunk)
@@ -144,9 +114,7 @@ class Rope(KernelType):
         address: Reg = b.ld_param(f"q{suffix}")
         if since:
             address = b.op("selp.b64", f"source{suffix}", b.ld_param(f"k{suffix}"), address, since[0])
-        b.op("mad.lo.u64", address, row_head, self.head_dim * self.dtype.bytes, address)
-        b.op("mad.wide.u32", address, chunk, CHUNK * self.dtype.bytes, address)
-        return address
+        return chunk_address(b, address, row_head, self.head_dim * self.dtype.bytes, chunk, CHUNK * self.dtype.bytes)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given_positions(self.indirect, rng, sizes)

@@ -6,24 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.programmatic import depend, programmatic_rules
-from ptxgen.idioms.threads import CHUNK, HeadMap, Place, row_index
+from ptxgen.idioms.rotating_rows import RotatingRows
+from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
 from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer
-from ptxgen.values import Reg, RegArray
+from ptxgen.launch import Param, buffer
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.targets import Target
 
 
 @kernel_type
-class RopeKvAppend(KernelType):
+class RopeKvAppend(RotatingRows, KernelType):
     """Rotate rows of q and k, and append the rotated k and v to every KV head's cache.
 
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
@@ -60,6 +59,8 @@ class RopeKvAppend(KernelType):
         dict(max_len=64, head_dim=64, n_heads=2, n_kv_heads=1, kv_dtype=f16, src_dtype=f16, indirect=True),
         dict(max_len=64, head_dim=40, n_heads=2, n_kv_heads=1, kv_dtype=s8, src_dtype=bf16, style="norm", rotary_dim=16,
              page_size=16),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", style="norm", batched=True,
+             programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -67,22 +68,7 @@ class RopeKvAppend(KernelType):
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
-        yield from self.rotation.rules()
-        if self.batched and self.indirect:
-            yield "indirect: must be False with batched, whose positions are in device memory anyway (got True)"
-
-    def target_rules(self, target: Target) -> Iterator[str]:
-        yield from programmatic_rules(self.programmatic, target)
-
-    @property
-    def rotation(self) -> rotary.Rotation:
-        """Which elements rotate, by which angles."""
-        return rotary.Rotation.of(self)
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether threads read what others of their CTA overwrite."""
-        return self.in_place and self.style == "neox"
+        yield from self.rotation_rules()
 
     @property
     def map(self) -> HeadMap:
@@ -98,39 +84,22 @@ class RopeKvAppend(KernelType):
             params.append(buffer("q_out", self.src_dtype, *q_row, access="out"))
         return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
 
-    def launch(self, target: Target) -> Launch:
-        return Launch(("rows", self.map.ctas, 1), (self.map.threads, 1, 1), programmatic=self.programmatic)
-
     def build(self, b: Builder) -> None:
         with b.fragment("locate"):
-            row = b.op("mov.u32", "row", b.special("ctaid.x"))
-            place = self.map.locate(b, b.op("mov.u32", "cta_of_row", b.special("ctaid.y")))
+            row, place = self.map.locate_row(b)
             limit = self.rotation.rotary_dim // CHUNK
             rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
             b.op("and.pred", rotates, rotates, ~place.since[1])
-        with b.fragment("load_frequencies"):
-            rotor = rotary.load_turns(b, self.rotation, place.chunk, rotates, self.src_dtype)
-        if self.programmatic:
-            with b.fragment("depends"):
-                depend(b)
+        chunk = self.rotating_chunk(b, place, rotates, self.src_dtype)
         with b.fragment("load"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._source(b, place, row_head)
-            values = b.array("value", "f32", CHUNK)
-            words = convert.word_array(b, "word", values, self.src_dtype)
-            if self.kv_dtype == s8:
-                b.note("lanes without a chunk must not raise the group's maximum")
-                convert.clear(b, words)
-            convert.load_words(b, words, source, pred=place.has_chunk)
-            rotary.load_partners(b, rotor, source, self.src_dtype, rotates)
+            values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
         with b.fragment("read_position"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
             # One unsigned comparison refuses negative positions too.
             b.op("setp.lt.u32", "inside", position, self.max_len)
-        with b.fragment("widen"):
-            convert.unpack(b, values, words, self.src_dtype)
-        with b.fragment("rotate"):
-            rotary.rotate(b, rotor, values, position, self.src_dtype)
+        chunk.turn(b, values, words, position)
         with b.fragment("store_query"):
             convert.pack(b, words, values, self.src_dtype)
             out = source if self.in_place else self._chunk(b, b.ld_param("q_out"), row_head, place.chunk)
@@ -158,9 +127,8 @@ class RopeKvAppend(KernelType):
         return self._chunk(b, source, row_head, place.chunk)
 
     def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg) -> Reg:
-        b.op("mad.lo.u64", address, row_head, self.head_dim * self.src_dtype.bytes, address)
-        b.op("mad.wide.u32", address, chunk, CHUNK * self.src_dtype.bytes, address)
-        return address
+        row_bytes, chunk_bytes = (n * self.src_dtype.bytes for n in (self.head_dim, CHUNK))
+        return chunk_address(b, address, row_head, row_bytes, chunk, chunk_bytes)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given(self, rng, sizes)

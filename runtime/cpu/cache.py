@@ -2,61 +2,53 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ptxgen import nodes
-from ptxgen.runtime.cpu import layout
-from ptxgen.runtime.cpu.entry import Entry, core_text, emit_entry, module_text, needed_by
+from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu import layout, library
+from ptxgen.runtime.cpu.entry import Entry, emit_entry, module_text, needed_by
 from ptxgen.runtime.cpu.globals import GlobalVariable, describe
 from ptxgen.runtime.cpu.host import Host, Linked, compile_ir
-from ptxgen.runtime.cpu.support import function_text
-from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
+from ptxgen.runtime.diskcache import key_of
 
 _LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
 _EXPORTS = ["warp", "thread.run", "resume.run"]
 
 
-@functools.lru_cache(maxsize=1)
-def disk() -> DiskCache:
-    """The cache of this process."""
-    directory = default_directory()
-    return DiskCache(None if directory is None else directory / "cpu", suffix=".ptxobj")
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """An entry's object code: of its warp function, and of the support functions that this calls."""
 
+    entry: Entry
+    names: tuple[str, ...]  # of the support functions
+    warp: bytes
+    support: tuple[bytes, ...]
+    good: bool  # whether they are all optimised
 
-@functools.lru_cache(maxsize=1)
-def _emitter_digest() -> bytes:
-    """A digest of the executor's own sources: code that emits differently must not find old objects."""
-    from pathlib import Path
+    def to_bytes(self) -> bytes:
+        """For the disk cache."""
+        head = json.dumps({"entry": asdict(self.entry), "names": self.names, "good": self.good}, separators=(",", ":"))
+        return _joined([head.encode(), self.warp, *self.support])
 
-    digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in sorted(here.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.digest()
-
-
-@functools.lru_cache(maxsize=1024)
-def support_object(name: str, host: Host) -> bytes:
-    """Object code of one support function, or (`""`) of the core that every entry is linked with."""
-    key = key_of(["support", name, layout.FORMAT, _emitter_digest(), host])
-    found = disk().get(key)
-    if found is None:
-        text = module_text([function_text(name)]) if name else core_text()
-        found = compile_ir(text, host, level=1 if name else 0)  # the core is large, and runs once a warp or a CTA
-        disk().put(key, found)
-    return found
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Objects:
+        """The inverse of `to_bytes`."""
+        head, warp, *support = _split(data)
+        fields = json.loads(head)
+        return cls(Entry.from_dict(fields["entry"]), tuple(fields["names"]), warp, tuple(support), fields["good"])
 
 
 @dataclass(frozen=True, slots=True)
 class LazyText:
-    """PTX text that is parsed when something is not in the cache."""
+    """PTX text that is parsed, and checked if `verify` says so, when something is not in the cache."""
 
     text: str
     file: str
+    verify: bool = False
 
 
 class CompiledCache:
@@ -68,11 +60,13 @@ class CompiledCache:
         self.file = module.file
         self.text = module.text if isinstance(module, LazyText) else module.source or str(module)
         self._digest = hashlib.sha256(self.text.encode()).digest()
+        self._known: tuple[tuple[str, ...], list[GlobalVariable]] | None = None
+        self._refused: dict[str, str] = {}  # entries of foreign text, and why
 
     @staticmethod
-    def lazy(text: str, file: str) -> LazyText:
+    def lazy(text: str, file: str, verify: bool = False) -> LazyText:
         """A stand-in for a parsed module."""
-        return LazyText(text, file)
+        return LazyText(text, file, verify)
 
     @property
     def module(self) -> nodes.Module:
@@ -84,19 +78,31 @@ class CompiledCache:
         return self._module
 
     def _key(self, *what: object) -> bytes:
-        return key_of([layout.FORMAT, _emitter_digest(), self._digest, self.host, *what])
+        return key_of([layout.FORMAT, library.sources_digest(), self._digest, self.host, *what])
 
-    @functools.cached_property
+    @property
     def _index(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
-        key = self._key("index")
-        found = disk().get(key)
+        """Names of the entries, and the variables. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
+        if self._known is None:
+            self._known = self._looked_up()
+        return self._known
+
+    def _looked_up(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
+        verify = isinstance(self._module, LazyText) and self._module.verify
+        key = self._key("index", verify)
+        found = library.disk().get(key)
         if found is not None:
             data = json.loads(found)
             variables = [GlobalVariable(**{**v, "image": bytes.fromhex(v["image"])}) for v in data["variables"]]
             return tuple(data["entries"]), variables
+        if verify:
+            from ptxgen.runtime.cpu.foreign import verify as verified
+
+            self._refused = verified(self.module)
         entries, variables = tuple(self.module.entries), describe(self.module)
         rows = [{**asdict(v), "image": v.image.hex()} for v in variables]
-        disk().put(key, json.dumps({"entries": entries, "variables": rows}).encode())
+        if not self._refused:  # the next version may know what this one does not
+            library.disk().put(key, json.dumps({"entries": entries, "variables": rows}).encode())
         return entries, variables
 
     def entries(self) -> tuple[str, ...]:
@@ -107,19 +113,32 @@ class CompiledCache:
         """The module's variables by symbol number."""
         return self._index[1]
 
-    def load(self, name: str, check: bool) -> tuple[Entry, Linked]:
-        """An entry, linked into this process."""
-        key = self._key("entry", name, check)
-        found = disk().get(key)
-        if found is None:
-            entry, text = emit_entry(self.module, name, check, self.host)
-            images = [support_object(part, self.host) for part in needed_by(text)]
-            images.append(compile_ir(module_text([text]), self.host, _level(text)))
-            disk().put(key, _joined([entry.to_json().encode(), *images]))
+    def load(self, name: str, check: bool) -> tuple[Objects, Linked]:
+        """An entry, linked into this process. `IsaError` for one that holds what is unknown or not supported."""
+        if name in self._refused:
+            raise IsaError(self._refused[name])
+        found = library.disk().get(self._key("entry", name, check))
+        if found is not None:
+            objects = Objects.from_bytes(found)
         else:
-            described, *images = _split(found)
-            entry = Entry.from_json(described.decode())
-        return entry, Linked([support_object("", self.host), *images], _EXPORTS, self.host)
+            entry, text = emit_entry(self.module, name, check, self.host)
+            names = tuple(needed_by(text, check))
+            warp = compile_ir(module_text([text]), self.host, _level(text))
+            groups = library.of(self.host, check).quick(names)
+            objects = Objects(entry, names, warp, tuple(g.image for g in groups), all(g.good for g in groups))
+            library.disk().put(self._key("entry", name, check), objects.to_bytes())
+        return objects, self._link(objects, check)
+
+    def improve(self, objects: Objects, check: bool) -> tuple[Objects, Linked]:
+        """The same with optimised support functions; kept in the place of what was there."""
+        groups = library.of(self.host, check).good(objects.names)
+        better = replace(objects, support=tuple(g.image for g in groups), good=True)
+        library.disk().put(self._key("entry", objects.entry.name, check), better.to_bytes())
+        return better, self._link(better, check)
+
+    def _link(self, objects: Objects, check: bool) -> Linked:
+        core = library.of(self.host, check).core()
+        return Linked([core, *objects.support, objects.warp], _EXPORTS, self.host)
 
 
 def _level(text: str) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow import Called, Flow, Op, Source
 
 Key = tuple[int, str]
+ASSERTION = "__assertfail"  # what CUDA's assert() calls: (message, file, line, function, bytes of a character)
 FUNCTION_WINDOW = 3 << 56  # a function's address: this, or its number; no memory has these bits
 
 
@@ -40,6 +41,9 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
     callees: list[tuple[Called, Reg | None]]
     if isinstance(target, nodes.Symbol):
         function = flow.module.functions.get(target.name)
+        if target.name == ASSERTION and len(given) == 5 and (function is None or function.body is None):
+            yield _failed_assertion(flow, op, given)
+            return
         if function is None or function.body is None:
             raise IsaError(flow.where(op.line, f"a call of {target}, which has no body in this module,"))
         callees = [(_callee(flow, function, caller, op), None)]
@@ -54,6 +58,17 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
     yield back
     for callee, lanes in callees:
         yield from _moves(flow, op, taken, callee.returns, lanes)
+
+
+def _failed_assertion(flow: Flow, op: Op, given: list[Source | Var]) -> Op:
+    """A trap that keeps the addresses of message and file, low and high word, and the line."""
+    words = [w for place in given[:3] for w in (place.words if isinstance(place, Var) else [place])]
+    if len(words) != 5:
+        raise IsaError(flow.where(op.line, f"a call of {ASSERTION} with other arguments than assert() passes"))
+    failed = op.with_words(("$assertfail",), tuple(words))
+    for word in words:
+        flow.touch(failed, word, failed.reads)
+    return failed
 
 
 def _items(operand: Source) -> tuple[nodes.Operand, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.runtime.cpu.flow import Block
+from ptxgen.runtime.cpu.products import Products
 from ptxgen.runtime.cpu.symbols import Reg
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ class DefinedLanes:
 
     def __init__(self, values: Values) -> None:
         self.e = values
+        self.products = Products(values)
         self.now: dict[int, str | None] = {}  # lanes as an i32; None: all that are here
         self.base: dict[int, str] = {}
         self.checked: set[int] = set()
@@ -26,6 +28,7 @@ class DefinedLanes:
         """Forget the previous block."""
         self.now, self.base, self.checked = {}, {}, set()
         self.block = block
+        self.products.begin()
 
     def lanes(self, reg: Reg) -> str | None:
         """The lanes in which the register is defined, or None if that is known to be all."""
@@ -48,6 +51,7 @@ class DefinedLanes:
         e = self.e
         if self.silent:
             return
+        self.products.use(reg)
         lanes = self.lanes(reg)
         if lanes is None:
             return
@@ -67,6 +71,7 @@ class DefinedLanes:
     def write(self, reg: Reg) -> None:
         """The executing lanes of the register are now as defined as what the instruction has read."""
         e = self.e
+        self.products.write(reg)
         if e.op.guard is None:
             self.now[reg.index] = self.sources
             self.checked.discard(reg.index)

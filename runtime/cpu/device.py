@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 
-from ptxgen.errors import CudaError, IsaError, ModuleLoadError
+from ptxgen.errors import CudaError, ExecutionError, IsaError, ModuleLoadError
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
+from ptxgen.runtime.cpu import library
 from ptxgen.runtime.cpu.entry import Entry
 from ptxgen.runtime.cpu.executor import Program, checked_geometry
 from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.cpu.tensormap import encode
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.graph import Graph
 from ptxgen.runtime.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream
 from ptxgen.runtime.modulecache import ModuleCache
 from ptxgen.runtime.stream import Stream
+from ptxgen.runtime.tensormap import Tiling
 from ptxgen.targets import Target, target
 
 
@@ -82,6 +87,8 @@ class CpuDevice(Device):
         self.modules = ModuleCache(self)
         self._closed = False
         Program.check_options(mode, threads)
+        with contextlib.suppress(ExecutionError):  # without llvmlite: said when something is loaded
+            library.prepare(mode == "check")
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""
@@ -112,7 +119,9 @@ class CpuDevice(Device):
         try:
             return self.bytes.allocate(nbytes)
         except MemoryError:
-            raise CudaError(f"cpu: {nbytes} bytes cannot be allocated ({self.memory().free} are free)") from None
+            free = self.memory().free
+            said = f"asked for {nbytes:,} bytes, {free:,} are free; up to about {free:,} would fit"
+            raise CudaError(f"cpu: out of memory: {said}") from None
 
     def _release(self, pointer: int, nbytes: int, streams: tuple[Stream, ...]) -> None:
         self.bytes.free(pointer)
@@ -144,11 +153,16 @@ class CpuDevice(Device):
 
         self._submit(stream, job)
 
-    def _submit(self, stream: Stream | None, job: object) -> None:
+    def _submit(self, stream: Stream | None, job: Callable[[], None]) -> None:
         self._check()
         where = self.default_stream if stream is None else stream
         assert isinstance(where, ImmediateStream)
-        where.submit(job)  # type: ignore[arg-type]
+        where.submit(lambda: self._run_job(where, job))
+
+    @staticmethod
+    def _run_job(stream: ImmediateStream, job: Callable[[], None]) -> None:
+        stream.latest = 0
+        job()
 
     def _pinned(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
@@ -156,10 +170,16 @@ class CpuDevice(Device):
     def _is_pinned(self, array: np.ndarray) -> bool:
         return False
 
-    def _load(self, text: str, label: str) -> Code:
+    def _encode(self, tiling: Tiling) -> bytes:
+        return encode(tiling)
+
+    def _load_foreign(self, text: str) -> Code:
+        return self._load(text, "module", verify=True)  # on a GPU the driver's compiler does
+
+    def _load(self, text: str, label: str, verify: bool = False) -> Code:
         self._check()
         try:
-            program = Program.from_text(text, label, mode=self.mode, seed=self.seed, threads=self.threads)
+            program = Program.from_text(text, label, verify, mode=self.mode, seed=self.seed, threads=self.threads)
         except IsaError as error:
             raise ModuleLoadError(f"{label}: {error}") from error
         return CpuCode(self, program)
@@ -170,13 +190,14 @@ class CpuDevice(Device):
         compiled = program.compiled(entry.name, self.mode == "check")
         made = checked_geometry(entry, geometry.grid, geometry.block, geometry.cluster, geometry.shared)
 
-        def run(params: ParamBlock) -> None:
+        def run(params: ParamBlock, stream: ImmediateStream) -> None:
             self._check()
             if function.code.unloaded:
                 raise CudaError(f"launch: {entry.name} was unloaded")
             block = (ctypes.c_uint8 * max(params.size, 1)).from_address(params.address)
             data = np.frombuffer(memoryview(block), np.uint8)
-            program.launch_packed(compiled, made, data, self.bytes, self.mode, self.seed)
+            beside, stream.latest = stream.latest if geometry.programmatic else 0, 0
+            stream.latest = program.launch_packed(compiled, made, data, self.bytes, self.mode, self.seed, beside)
 
         assert isinstance(self.default_stream, ImmediateStream)
         return ImmediateLauncher(self.default_stream, run, block, first_use)

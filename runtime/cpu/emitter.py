@@ -24,6 +24,7 @@ class Emitter(Jumps):
         self.thread = c.load("ptr", "%w", WARP["thread"])
         self.launch = c.load("ptr", self.thread, THREAD["launch"])
         self.scratch = c.var(f"[{SCRATCH_BYTES} x i8]", align=64)
+        self.next = c.var("i32")
         c.do("br label %dispatch")
         for block in self.flow.blocks:
             self._emit_block(block)
@@ -39,8 +40,8 @@ class Emitter(Jumps):
         if self.defined:
             self.defined.begin(block)
         c.label(f"enq{block.number}")
-        self.enqueue(block, c.load("i32", "%w", WARP["mask"]))
-        c.do("br label %dispatch")
+        c.store("i32", block.number, self.next)
+        c.do("br label %enqueue")
         c.label(f"b{block.number}")
         self.mask = c.load("i32", "%w", WARP["mask"])
         self._mask_vector = ""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +18,8 @@ from ptxgen.runtime.cpu.support import called_by, closure, function_text
 WARP_FUNCTION = "warp"
 # roots of what is compiled once (and kept on disk) and linked to every entry; other support functions come one by one
 _CORE = (
-    "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic", "enqueue", "park",
-    "unpark",
+    "converge", "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic", "enqueue",
+    "park", "unpark",
     "barrier.arrive", "barrier.settle", "leave", "next.block", "thread.run", "resume.run",
 )  # fmt: skip
 _DEFINE = re.compile(r"^define (?:internal )?(.*?) @([\w.]+)\((.*)\)(?: \w+)* \{$", re.M)
@@ -60,14 +59,9 @@ class Entry:
         """Numbers of a performance directive (`maxntid`, `reqntid`, …); empty when it is absent."""
         return dict(self.performance).get(name, ())
 
-    def to_json(self) -> str:
-        """For the disk cache."""
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, text: str) -> Entry:
-        """The inverse of `to_json`."""
-        data = json.loads(text)
+    def from_dict(cls, data: dict[str, Any]) -> Entry:
+        """From `dataclasses.asdict`, perhaps by way of JSON."""
         values: dict[str, Any] = {f.name: _tuples(data[f.name]) for f in fields(cls)}
         return cls(**values)
 
@@ -82,7 +76,7 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
     flow = Flow(module, function)
-    emitter = Emitter(module, flow, WARP_FUNCTION, check, host.native_half)
+    emitter = Emitter(module, flow, WARP_FUNCTION, check, host)
     text = emitter.run()
     entry = Entry(
         name=name,
@@ -115,25 +109,25 @@ def module_text(functions: list[str]) -> str:
     return "\n".join([*declared, *functions]).replace("define internal ", "define ") + _PROFILE
 
 
-def needed_by(text: str) -> list[str]:
+def needed_by(text: str, check: bool) -> list[str]:
     """Names of the support functions outside the core that a text calls, directly or through others."""
-    core = set(core_functions())
-    return [name for name in closure([text]) if name not in core]
+    core = set(core_functions(check))
+    return [name for name in closure([text], check) if name not in core]
 
 
-@lru_cache(maxsize=1)
-def core_functions() -> tuple[str, ...]:
+@lru_cache(maxsize=2)
+def core_functions(check: bool) -> tuple[str, ...]:
     """Names of the functions that every entry is linked with."""
-    return tuple(closure([function_text(name) for name in _CORE]) | dict.fromkeys(_CORE))
+    return tuple(closure([function_text(name, check) for name in _CORE], check) | dict.fromkeys(_CORE))
 
 
-def core_text() -> str:
+def core_text(check: bool) -> str:
     """The LLVM module of the core."""
-    return module_text([function_text(name) for name in core_functions()])
+    return module_text([function_text(name, check) for name in core_functions(check)])
 
 
 @lru_cache(maxsize=1024)
 def _declaration(name: str) -> str:
-    match = _DEFINE.search(function_text(name))
+    match = _DEFINE.search(function_text(name, False))
     assert match is not None, name
     return f"declare {match[1]} @{match[2]}({match[3]})"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,37 +16,47 @@ from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu import layout
 from ptxgen.runtime.cpu.cache import CompiledCache
 from ptxgen.runtime.cpu.entry import Entry
+from ptxgen.runtime.cpu.forks import renewed_in_children
 from ptxgen.runtime.cpu.globals import Globals
 from ptxgen.runtime.cpu.host import Host, Linked, this_host
 from ptxgen.runtime.cpu.launch import Run
 from ptxgen.runtime.cpu.memory import Memory
 from ptxgen.runtime.cpu.params import pack
+from ptxgen.runtime.cpu.pool import thread_pool
 from ptxgen.runtime.cpu.report import Source
 from ptxgen.runtime.cpu.state import Block, Dim3, Geometry, Worker, launch_block
 
 MODES = ("fast", "random", "check")
-_POOL_LOCK = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+IMPROVE_SECONDS = 0.5
 
 
-def thread_pool() -> ThreadPoolExecutor:
-    """The threads that CTAs are spread over; made at first use, one for each CPU."""
-    global _pool
-    with _POOL_LOCK:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max(os.cpu_count() or 1, 2), thread_name_prefix="ptxgen-cpu")
-        return _pool
+class Native:
+    """An entry's code in this process: what a launch calls."""
+
+    def __init__(self, linked: Linked) -> None:
+        self.linked = linked  # which owns the code
+        self.warp = linked.address("warp")
+        self.run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(linked.address("thread.run"))
+        self.resume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(linked.address("resume.run"))
 
 
 class Compiled:
-    """An entry in one mode, linked into this process, with launch structures kept for reuse."""
+    """An entry in one mode, linked into this process, with launch structures kept for reuse.
 
-    def __init__(self, entry: Entry, linked: Linked, check: bool) -> None:
-        self.entry, self.linked, self.check = entry, linked, check
-        signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        self.run = signature(linked.address("thread.run"))
-        self.resume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(linked.address("resume.run"))
+    Once it has run for `IMPROVE_SECONDS` in all, its support functions are optimised: sooner would not pay.
+    """
+
+    def __init__(self, cache: CompiledCache, name: str, check: bool) -> None:
+        self._objects, linked = cache.load(name, check)
+        self.entry, self.check, self._cache = self._objects.entry, check, cache
+        self.native = Native(linked)
+        self._seconds = 0.0
         self._idle: dict[Geometry, list[tuple[Block, list[Worker]]]] = {}
+        self.renew_lock()
+        renewed_in_children(self)
+
+    def renew_lock(self) -> None:
+        """A lock that nobody holds."""
         self._lock = threading.Lock()
 
     def structures(self, geometry: Geometry, threads: int) -> tuple[Block, list[Worker]]:
@@ -55,11 +65,21 @@ class Compiled:
             idle = self._idle.get(geometry)
             found = idle.pop() if idle else None
         if found is None:
-            found = launch_block(self.entry, geometry, self.linked.address("warp")), []
+            found = launch_block(self.entry, geometry, self.check), []
         block, workers = found
         while len(workers) < threads:
             workers.append(Worker(self.entry, geometry, block, self.check))
         return block, workers
+
+    def ran(self, seconds: float) -> None:
+        """A launch took this long. Launches that are under way go on with the code that they began with."""
+        if self._objects.good:
+            return
+        with self._lock:
+            self._seconds += seconds
+            if self._seconds >= IMPROVE_SECONDS and not self._objects.good:
+                self._objects, linked = self._cache.improve(self._objects, self.check)
+                self.native = Native(linked)
 
     def give_back(self, geometry: Geometry, block: Block, workers: list[Worker]) -> None:
         """Structures for the next launch of this geometry; a few geometries are kept."""
@@ -94,6 +114,11 @@ class Program:
         self.source = Source(self._cache.file, self._cache.text)
         self.globals = Globals(self._cache.variables())
         self._compiled: dict[tuple[str, bool], Compiled] = {}
+        self.renew_lock()
+        renewed_in_children(self)
+
+    def renew_lock(self) -> None:
+        """A lock that nobody holds."""
         self._lock = threading.Lock()
 
     @staticmethod
@@ -104,10 +129,14 @@ class Program:
             raise ExecutionError(f"Program.threads: must be ≥ 1 (got {threads})")
 
     @classmethod
-    def from_text(cls, text: str, file: str = "<ptx>", **options: Any) -> Program:
-        """A program of PTX text; text that the disk cache knows is not even parsed."""
+    def from_text(cls, text: str, file: str = "<ptx>", verify: bool = False, **options: Any) -> Program:
+        """A program of PTX text; text that the disk cache knows is not even parsed.
+
+        `verify`: refuse with `IsaError` what is no legal PTX, rather than run something like it: at once, but forms
+        that the instruction table lacks when an entry that reaches them is asked for.
+        """
         program = cls.__new__(cls)
-        program.__init__(CompiledCache.lazy(text, file), **options)  # type: ignore[misc]
+        program.__init__(CompiledCache.lazy(text, file, verify), **options)  # type: ignore[misc]
         return program
 
     @property
@@ -125,8 +154,7 @@ class Program:
         with self._lock:
             found = self._compiled.get(key)
             if found is None:
-                entry, linked = self._cache.load(name, check)
-                found = self._compiled[key] = Compiled(entry, linked, check)
+                found = self._compiled[key] = Compiled(self._cache, name, check)
             return found
 
     def launch(
@@ -154,11 +182,26 @@ class Program:
         self.launch_packed(compiled, geometry, params, memory, mode, self.seed if seed is None else seed)
 
     def launch_packed(
-        self, compiled: Compiled, geometry: Geometry, params: np.ndarray, memory: Memory, mode: str, seed: int
-    ) -> None:
-        """`launch` with the parameter block as bytes; what a prepared launch calls each time."""
+        self,
+        compiled: Compiled,
+        geometry: Geometry,
+        params: np.ndarray,
+        memory: Memory,
+        mode: str,
+        seed: int,
+        beside: int = 0,
+    ) -> int:
+        """`launch` with the parameter block as bytes; what a prepared launch calls each time.
+
+        Returns the launch's number (`Memory.begin_launch`). `beside`: the number of the launch that this one may run
+        beside on a GPU, until its griddepcontrol.wait; check mode sees to that.
+        """
         self.globals.place(memory)
-        Run(compiled, geometry, params, memory, self.globals, self.source, mode, seed, self.threads).go(thread_pool)
+        run = Run(compiled, geometry, params, memory, self.globals, self.source, mode, seed, self.threads, beside)
+        start = time.perf_counter()
+        run.go(thread_pool)
+        compiled.ran(time.perf_counter() - start)
+        return run.number
 
 
 def _check_mode(mode: str) -> None:

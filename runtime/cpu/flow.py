@@ -15,6 +15,7 @@ from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.calls import call
 from ptxgen.runtime.cpu.names import Names, module_variables
+from ptxgen.runtime.cpu.nans import only_arithmetic
 from ptxgen.runtime.cpu.registry import family_of
 from ptxgen.runtime.cpu.symbols import Code, Reg, Scope, Var
 
@@ -183,6 +184,7 @@ class Flow(Names):
         self.loose = liveness(self.blocks, len(self.registers), self.first)
         if simplify(self):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
+        self.only_arithmetic = only_arithmetic(self.blocks)
         return self.blocks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import threading
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 
 _lock = threading.Lock()  # llvmlite is not thread-safe
 _serial = 0
+if hasattr(os, "register_at_fork"):  # LLVM is never forked half-way through
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,11 @@ class Host:
     def native_half(self) -> bool:
         """Whether f16 ↔ f32 is an instruction (without it LLVM calls a library that may be absent)."""
         return platform.machine() in ("arm64", "aarch64") or "+f16c" in self.features.split(",")
+
+    @property
+    def masked_stores(self) -> bool:
+        """Whether a part of a vector is stored by one instruction, whatever its elements."""
+        return {"+avx512f", "+avx512bw", "+avx512vl"} <= set(self.features.split(","))
 
 
 @functools.lru_cache(maxsize=1)

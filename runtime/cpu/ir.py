@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LANES = 32
+CHECKING = "checking"  # the condition of an `if_` whose body is there in check mode only: see `of_mode`
+_CHECK_BEGIN, _CHECK_ELSE, _CHECK_END = "; check mode {", "; } else {", "; }"
 _NATURAL = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8, "i128": 16}
 
 
@@ -19,14 +21,31 @@ def splat(element: str, value: object) -> str:
     return f"splat ({element} {value})"
 
 
-def lanes_of(element: str, step: int, lanes: int = LANES) -> str:
-    """The constant `<0, step, 2·step, …>`."""
-    return "<" + ", ".join(f"{element} {step * n}" for n in range(lanes)) + ">"
+def lanes_of(element: str, step: int, lanes: int = LANES, start: int = 0) -> str:
+    """The constant `<start, start + step, start + 2·step, …>`."""
+    return "<" + ", ".join(f"{element} {start + step * n}" for n in range(lanes)) + ">"
 
 
 def indices(numbers: list[int]) -> str:
     """A shuffle mask, with its type."""
     return f"<{len(numbers)} x i32> <" + ", ".join(f"i32 {n}" for n in numbers) + ">"
+
+
+def of_mode(text: str, check: bool) -> str:
+    """A function's text with what is said of check mode decided: the bodies of `if_(CHECKING)`, or of their `else_`."""
+    if _CHECK_BEGIN not in text:
+        return text
+    kept, sides = [], [True]  # whether each side that is open is wanted
+    for line in text.split("\n"):
+        if line == _CHECK_BEGIN:
+            sides.append(check)
+        elif line == _CHECK_ELSE:
+            sides[-1] = not check
+        elif line == _CHECK_END:
+            sides.pop()
+        elif all(sides):
+            kept.append(line)
+    return "\n".join(kept)
 
 
 class Code:
@@ -86,7 +105,13 @@ class Code:
 
     @contextmanager
     def if_(self, condition: str, likely: bool | None = None) -> Iterator[None]:
-        """Run the body where the i1 holds; `else_` may follow."""
+        """Run the body where the i1 holds; `else_` may follow. With `CHECKING` nothing is decided at run time."""
+        if condition == CHECKING:
+            self.lines.append(_CHECK_BEGIN)
+            yield
+            self.lines.append(_CHECK_END)
+            self._patch = (len(self.lines), len(self.lines) - 1, "")
+            return
         n = self.fresh("")
         weights = "" if likely is None else f", !prof !{int(likely)}"
         self.do(f"br i1 {condition}, label %then{n}, label %else{n}{weights}")
@@ -103,6 +128,11 @@ class Code:
         assert self._patch is not None
         assert self._patch[0] == len(self.lines), "else_ must follow if_"
         _, closing, n = self._patch
+        if not n:
+            self.lines[closing] = _CHECK_ELSE
+            yield
+            self.lines.append(_CHECK_END)
+            return
         self.lines[closing] = f"  br label %endif{n}"
         yield
         self.do(f"br label %endif{n}")

@@ -12,14 +12,7 @@ class Jumps(Operands):
 
     def enqueue(self, block: Block, mask: str) -> None:
         """Lanes continue at a block at the next dispatch."""
-        c = self.c
-        slot = c.at("%w", self.shape.pending + 4 * block.number)
-        c.store("i32", c(f"or i32 {c.load('i32', slot)}, {mask}"), slot)
-        ready = c.at("%w", READY + 8 * (block.number // 64))
-        c.store("i64", c(f"or i64 {c.load('i64', ready)}, {_signed(1 << block.number % 64)}"), ready)
-        if self.shape.words > 1:
-            summary = c.load("i64", "%w", WARP["summary"])
-            c.store("i64", c(f"or i64 {summary}, {_signed(1 << block.number // 64)}"), "%w", WARP["summary"])
+        self.c.do(f"call void @enqueue(ptr %w, i32 {block.number}, i32 {mask})")
 
     def goto(self, block: Block, mask: str) -> None:
         """All of the block's lanes go on at `block`: at once if no ready block comes before it."""
@@ -72,19 +65,11 @@ class Jumps(Operands):
     def converge(self, members: str) -> None:
         """Wait until all lanes of `members` (an i32) that have not exited are here. First in a block."""
         c = self.c
-        gone = c.load("i32", "%w", WARP["exited"])
-        slot = c.at("%w", self.shape.pending + 4 * self.block.number)
-        waiting = c.load("i32", slot)
-        joined = c(f"or i32 {self.mask}, {c(f'and i32 {waiting}, {members}')}")
-        accounted = c(f"or i32 {joined}, {gone}")
-        missing = c(f"and i32 {members}, {c(f'xor i32 {accounted}, -1')}")
-        stem = c.fresh("")
-        c.do(f"br i1 {c(f'icmp eq i32 {missing}, 0')}, label %here{stem}, label %wait{stem}")
-        c.label(f"wait{stem}")  # not ready: the next lanes that come make it so
-        c.store("i32", c(f"or i32 {waiting}, {self.mask}"), slot)
-        c.do("br label %dispatch")
-        c.label(f"here{stem}")
-        c.store("i32", c(f"and i32 {waiting}, {c(f'xor i32 {joined}, -1')}"), slot)
+        stem = c.fresh("here")
+        pending = self.shape.pending + 4 * self.block.number
+        joined = c(f"call i32 @converge(ptr %w, i64 {pending}, i32 {self.mask}, i32 {members})")
+        c.do(f"br i1 {c(f'icmp eq i32 {joined}, 0')}, label %dispatch, label %{stem}")
+        c.label(stem)
         self.mask = joined
         self._mask_vector = ""
         self._guards.clear()
@@ -111,6 +96,10 @@ class Jumps(Operands):
     def _emit_dispatch(self) -> None:
         """Pick the lowest ready block, or return: faulted, out of budget, or nothing ready."""
         c = self.c
+        c.label("enqueue")  # lanes that may not go on at once
+        late = c.load("i32", self.next)
+        c.do(f"call void @enqueue(ptr %w, i32 {late}, i32 {c.load('i32', '%w', WARP['mask'])})")
+        c.do("br label %dispatch")
         c.label("dispatch")
         out_of_budget = c(f"icmp slt i32 {c.load('i32', '%w', WARP['budget'])}, 0")
         if self.shape.words == 1:

@@ -13,7 +13,9 @@ import numpy as np
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu import report
 from ptxgen.runtime.cpu.layout import DONE, FAULTED, LAUNCH, PARKED
-from ptxgen.runtime.cpu.state import Gang, Geometry, Worker
+from ptxgen.runtime.cpu.places import Places
+from ptxgen.runtime.cpu.state import Gang, Geometry, Worker, forget_order
+from ptxgen.runtime.cpu.waiting import deadlock_text, spinning_text
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.executor import Compiled
@@ -39,12 +41,15 @@ class Run:
         mode: str,
         seed: int,
         threads: int,
+        beside: int = 0,
     ) -> None:
         self.compiled, self.geometry, self.memory, self.source = compiled, geometry, memory, source
+        self.native = compiled.native
         self.mode, self.seed = mode, seed
         self.workers_wanted = max(1, min(threads, geometry.gangs))
         self.params, self.globals = params, globals_
         self.table = memory.table()
+        self.number, self.beside = memory.begin_launch() if mode == "check" else 0, beside
         self.stuck: dict[int, bool] = {}
 
     def go(self, pool: Callable[[], ThreadPoolExecutor]) -> None:
@@ -67,6 +72,7 @@ class Run:
     def _prepare(self, workers: list[Worker]) -> None:
         block = self.block
         block.put("q", LAUNCH["next"], 0)
+        block.put("q", LAUNCH["warp_function"], self.native.warp)
         block.put("I", LAUNCH["abort"], 0)
         block.put("Q", LAUNCH["params"], self.params.ctypes.data)
         block.put("Q", LAUNCH["param_bytes"], self.params.nbytes)
@@ -78,6 +84,10 @@ class Run:
         block.put("I", LAUNCH["budget"], BUDGET)
         block.put("I", LAUNCH["check"], int(self.mode == "check"))
         block.put("I", LAUNCH["random"], int(self.mode == "random"))
+        block.put("I", LAUNCH["generation"], self.number)
+        block.put("I", LAUNCH["before"], self.beside or self.number)
+        if self.mode == "check":
+            forget_order(block.order, self.geometry)
         if self.mode == "random":
             self.order = np.random.default_rng(self.seed).permutation(self.geometry.gangs).astype(np.int64)
             block.put("Q", LAUNCH["order"], self.order.ctypes.data)
@@ -100,7 +110,7 @@ class Run:
         return error
 
     def _gangs(self, number: int, worker: Worker) -> str | None:
-        code = self.compiled.run(worker.thread.address, worker.gang.block.address)
+        code = self.native.run(worker.thread.address, worker.gang.block.address)
         if code == DONE:
             return None
         if code in (FAULTED, PARKED):
@@ -108,7 +118,7 @@ class Run:
         waiting = [_Waiting(worker.gang)]  # it spins: perhaps for a gang that has not begun
         worker.gang = worker.another_gang()
         while len(waiting) < _RESIDENT and self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
-            code = self.compiled.run(worker.thread.address, worker.gang.block.address)
+            code = self.native.run(worker.thread.address, worker.gang.block.address)
             if code in (FAULTED, PARKED):
                 return self._failure(code, worker, worker.gang, [worker.gang])
             if code != DONE:
@@ -121,7 +131,7 @@ class Run:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while waiting:
             for one in list(waiting):
-                code = self.compiled.resume(one.gang.block.address)
+                code = self.native.resume(one.gang.block.address)
                 if code == DONE:
                     waiting.remove(one)
                     for other in waiting:
@@ -137,9 +147,9 @@ class Run:
             if self.block.get("I", LAUNCH["abort"]):
                 return None
             if self.stuck[number] and all(list(self.stuck.values())) and self._nothing_begins():
-                return report.spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
+                return spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
             if time.monotonic() > deadline:
-                text = report.spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
+                text = spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
                 return f"{text}\n  for {_PATIENCE_SECONDS:.0f} s"
             if self.stuck[number]:
                 time.sleep(0.0005)
@@ -155,8 +165,8 @@ class Run:
     def _failure(self, code: int, worker: Worker, gang: Gang, gangs: list[Gang]) -> str:
         entry = self.compiled.entry
         if code == FAULTED:
-            return report.fault_text(entry, self.source, worker, gangs, self.memory)
-        return report.deadlock_text(entry, self.source, gang)
+            return report.fault_text(entry, self.source, worker, gangs, Places(entry, self.memory, self.params))
+        return deadlock_text(entry, self.source, gang)
 
 
 class _Waiting:

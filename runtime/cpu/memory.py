@@ -9,14 +9,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptxgen.errors import ExecutionError
+from ptxgen.runtime.cpu.forks import renewed_in_children
+from ptxgen.runtime.cpu.layout import SHADOW
 
 _GUARD = 256  # bytes before and after an allocation that no allocation ever uses
+_NULL = 1 << 16  # no host puts memory below
+_NEAR = 1 << 20
+_FIRST_LAUNCH, _MOST_LAUNCHES = 3, 255
 _REMEMBERED = 256  # freed allocations kept for error texts
 
 
 @dataclass(slots=True)
 class Allocation:
-    """Live bytes [begin, end). `shadow` (check mode) has one byte per byte: 0 for never written."""
+    """Live bytes [begin, end). `shadow` (check mode) has one byte per byte: 0 for never written, 1 for written, above 2
+    the number of the launch that wrote it. Behind it in memory, at the next multiple of 64, lie `SHADOW`'s fields and
+    for every 4 bytes a stamp of 8 that says who wrote them (`support/between.py`)."""
 
     begin: int
     end: int
@@ -25,11 +32,34 @@ class Allocation:
     shadow: np.ndarray | None = None
     keep: object = field(default=None, repr=False)
     adopted: bool = False
+    _fields: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
         """Bytes."""
         return self.end - self.begin
+
+    def shadowed(self, initialised: bool) -> Allocation:
+        """The same with a shadow."""
+        behind = -(-self.size // 64) * 64
+        whole = np.zeros(behind + SHADOW["_end"] + 8 * -(-self.size // 4), np.uint8)
+        self.shadow, self._fields = whole[: self.size], whole[behind : behind + SHADOW["_end"]]
+        if initialised:
+            self.mark(0, self.size, 1)
+        return self
+
+    def mark(self, offset: int, nbytes: int, flags: np.ndarray | int) -> None:
+        """The host has written these bytes: all of them (1), or as much as their source was."""
+        if self.shadow is not None and self._fields is not None:
+            self.shadow[offset : offset + nbytes] = flags
+            if nbytes == self.size and (isinstance(flags, int) or flags.all()):
+                self._fields[SHADOW["complete"]] = 1
+
+    def forget_launches(self) -> None:
+        """What launches have written is just written."""
+        if self.shadow is not None and self._fields is not None:
+            np.minimum(self.shadow, 1, out=self.shadow)
+            self._fields[SHADOW["launch"]] = 0
 
     def describe(self) -> str:
         """`'q' [0x7f00…, +4096 bytes)`."""
@@ -57,6 +87,12 @@ class Memory:
         self._begins: list[int] = []
         self._freed: list[Allocation] = []
         self._table: Table | None = None
+        self._launches = _FIRST_LAUNCH - 1
+        self.renew_lock()
+        renewed_in_children(self)
+
+    def renew_lock(self) -> None:
+        """A lock that nobody holds."""
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, align: int = 256, name: str = "", *, initialised: bool = False) -> int:
@@ -67,8 +103,8 @@ class Memory:
             )
         block = np.full(nbytes + 2 * _GUARD + align, 0xFF, np.uint8)
         begin = (block.ctypes.data + _GUARD + align - 1) & -align
-        shadow = np.zeros(nbytes, np.uint8) if self.track and not initialised else None
-        self._insert(Allocation(begin, begin + nbytes, name, shadow=shadow, keep=block))
+        made = Allocation(begin, begin + nbytes, name, keep=block)
+        self._insert(made.shadowed(initialised) if self.track else made)
         return begin
 
     def register(self, array: np.ndarray, name: str = "") -> int:
@@ -123,23 +159,31 @@ class Memory:
             self._freed = [*self._freed[1 - _REMEMBERED :], Allocation(gone.begin, gone.end, gone.name)]
             self._table = None
 
+    def begin_launch(self) -> int:
+        """The number of a launch in check mode, by which bytes know who wrote them; numbers come round again."""
+        with self._lock:
+            self._launches += 1
+            if self._launches > _MOST_LAUNCHES:
+                self._launches = _FIRST_LAUNCH
+                for allocation in self._live:
+                    allocation.forget_launches()
+            return self._launches
+
     def written(self, begin: int, nbytes: int) -> None:
         """The host has written these bytes: they count as initialised."""
         found = self.find(begin)
-        if found is not None and found.shadow is not None:
-            found.shadow[begin - found.begin : begin - found.begin + nbytes] = 1
+        if found is not None:
+            found.mark(begin - found.begin, nbytes, 1)
 
     def copied(self, dst: int, src: int, nbytes: int) -> None:
         """The host has copied bytes from one place to another: they stay as initialised as they were."""
         to, source = self.find(dst), self.find(src)
         if to is None or to.shadow is None:
             return
-        first = dst - to.begin
-        if source is None or source.shadow is None:
-            to.shadow[first : first + nbytes] = 1
-        else:
-            start = src - source.begin
-            to.shadow[first : first + nbytes] = source.shadow[start : start + nbytes]
+        flags: np.ndarray | int = 1
+        if source is not None and source.shadow is not None:
+            flags = np.minimum(source.shadow[src - source.begin :][:nbytes], 1)
+        to.mark(dst - to.begin, nbytes, flags)
 
     @property
     def allocated(self) -> int:
@@ -156,17 +200,27 @@ class Memory:
                     break  # what is not adopted overlaps nothing
         return None
 
+    def nearest(self, address: int, nbytes: int) -> Allocation | None:
+        """The live allocation that an access misses by least, if not by more than it and `_NEAR` are long."""
+        with self._lock:
+            place = bisect.bisect_right(self._begins, address) - 1
+            near = [self._live[p] for p in (place, place + 1) if 0 <= p < len(self._live)]
+        missed = [(max(a.begin - address, address + nbytes - a.end, 0), a) for a in near]
+        missed = [(distance, a) for distance, a in missed if distance <= max(a.size, _NEAR)]
+        return min(missed, key=lambda pair: pair[0])[1] if missed else None
+
     def explain(self, address: int, nbytes: int) -> str:
         """Where an address lies relative to the nearest allocation, live or freed."""
         for gone in reversed(self._freed):
             if gone.begin <= address < gone.end and self.find(address) is None:
                 return f"freed memory: byte {address - gone.begin} of {gone.describe()}"
-        with self._lock:
-            place = bisect.bisect_right(self._begins, address) - 1
-            near = [self._live[p] for p in (place, place + 1) if 0 <= p < len(self._live)]
-        if not near:
+        if not self._live:
             return "no allocation is live"
-        nearest = min(near, key=lambda a: max(a.begin - address, address + nbytes - a.end, 0))
+        if address < _NULL:
+            return f"a null pointer and {address} bytes" if address else "a null pointer"
+        nearest = self.nearest(address, nbytes)
+        if nearest is None:
+            return "far from every allocation"
         if address < nearest.begin:
             return f"begins {nearest.begin - address} bytes before {nearest.describe()}"
         return f"ends {address + nbytes - nearest.end} bytes past the end of {nearest.describe()}"

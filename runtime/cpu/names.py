@@ -170,6 +170,9 @@ class Names:
                 found = self.globals.names[operand.name]
                 assert isinstance(found, Var)
                 self._place_shared(found, variable)
+            named = op.scope.find(operand.name)
+            if isinstance(named, Var):  # of a call's parameter
+                op.reads.extend(named.words)
         elif isinstance(operand, nodes.Address):
             self.touch(op, operand.base, op.reads)
             if isinstance(operand.base, nodes.Symbol):

@@ -6,8 +6,8 @@ from ptxgen import nodes
 from ptxgen.runtime.cpu.calls import function_address
 from ptxgen.runtime.cpu.flow import Source
 from ptxgen.runtime.cpu.ir import splat, vec
-from ptxgen.runtime.cpu.layout import LAUNCH
-from ptxgen.runtime.cpu.symbols import Reg, Var
+from ptxgen.runtime.cpu.layout import LAUNCH, LOCAL_WINDOW
+from ptxgen.runtime.cpu.symbols import Reg, Var, round_up
 from ptxgen.runtime.cpu.types import SIGNED, element_bits, integer_vector, literal, vector_of
 from ptxgen.runtime.cpu.values import Values
 
@@ -125,8 +125,10 @@ class Operands(Values):
         function = None if isinstance(found, Var) else function_address(self.module, symbol.name)
         if function is not None:
             return splat("i64", function)
-        if not isinstance(found, Var) or found.words:
+        if not isinstance(found, Var):
             raise self.error(f"operand {symbol}: has no address here")
+        if found.words:
+            return splat("i64", LOCAL_WINDOW + self._home_of(found) + symbol.offset)
         if found.space == "param":
             scalar = self.c(f"ptrtoint ptr {self.c.load('ptr', self.launch, LAUNCH['params'])} to i64")
             return self.c.spread("i64", self.c(f"add i64 {scalar}, {found.offset + symbol.offset}"))
@@ -137,6 +139,18 @@ class Operands(Values):
                 scalar = self.c(f"add i64 {scalar}, {symbol.offset}")
             return self.c.spread("i64", scalar)
         return splat("i64", found.offset + symbol.offset)
+
+    def _home_of(self, variable: Var) -> int:
+        """A call's parameter in local memory, where it has an address: a copy, as a callee only reads it."""
+        if id(variable) not in self._homes:
+            self._homes[id(variable)] = round_up(self.flow.local_bytes, 16)
+            self.flow.local_bytes = self._homes[id(variable)] + 4 * len(variable.words)
+        home, i32 = self._homes[id(variable)], vec("i32")
+        for n, word in enumerate(variable.words):
+            value = self.read(word, i32)
+            head = f"ptr %w, {i32} zeroinitializer, i64 {home + 4 * n}, i32 {self.exec_mask()}, i32 {self.new_site()}"
+            self.c.do(f"call void @st.local.v1.b32({head}, {i32} {value})")
+        return home
 
     def first_lane(self, value: str, kind: str, mask: str | None = None) -> str:
         """The element of the lowest executing lane (0 where none executes), as a scalar of LLVM type `kind`."""

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = (
     "move", "integer", "logic", "floating", "approximate", "half", "compare", "convert", "memory", "atomic", "control",
-    "warp", "barrier", "matrix", "cluster", "mbarrier", "async_copy", "wgmma",
+    "warp", "barrier", "matrix", "cluster", "mbarrier", "async_copy", "tensor", "wgmma",
 )  # fmt: skip
 
 
@@ -71,11 +71,7 @@ class Family:
     blocks: bool = False
     result: bool = False
     retries: bool = False
-
-    @property
-    def pure(self) -> bool:
-        """Whether an unwritten source only makes the result unwritten: nothing is accessed, sent or decided with it."""
-        return self.function.__module__.rpartition(".")[2] in _PURE
+    pure: bool = False  # an unwritten source only makes the result unwritten: nothing is sent or decided with it
 
 
 # An unwritten register is reported where it matters: as an address, a guard, stored or sent data, not in arithmetic.
@@ -98,7 +94,8 @@ def emits(
         for opcode in opcodes:
             words = tuple(opcode.split("."))
             assert words not in _EMITTERS, opcode
-            _EMITTERS[words] = Family(function, outputs, inout, converges, blocks, result, retries)
+            pure = function.__module__.rpartition(".")[2] in _PURE
+            _EMITTERS[words] = Family(function, outputs, inout, converges, blocks, result, retries, pure)
         return function
 
     return register

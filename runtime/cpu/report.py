@@ -1,21 +1,16 @@
-"""What a finding says: kernel, line and text, CTA, warp, lanes, address, nearest allocation, what would be right."""
+"""What a finding says: kernel, line and text, CTA, warp, lanes, address, what would be right.
+
+Where an address lies is in `places.py`, who waits where in `waiting.py`.
+"""
 
 from __future__ import annotations
 
 from ptxgen.runtime.cpu import layout
+from ptxgen.runtime.cpu.calls import ASSERTION
 from ptxgen.runtime.cpu.entry import Entry
-from ptxgen.runtime.cpu.layout import (
-    CTA,
-    GANG,
-    LOCAL_WINDOW,
-    PARK,
-    PARK_NAMES,
-    SHARED_BASE,
-    SHARED_WINDOW,
-    THREAD,
-    WARP,
-)
-from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.cpu.layout import CTA, THREAD, WARP
+from ptxgen.runtime.cpu.places import Places
+from ptxgen.runtime.cpu.products import LATE_READ
 from ptxgen.runtime.cpu.state import Gang, Worker
 from ptxgen.runtime.cpu.support import core
 
@@ -32,18 +27,40 @@ _TITLES = {
     core.FAULT_READ_ONLY: "write to read-only memory",
     core.FAULT_CUSTOM: "finding",
     core.FAULT_IN_FLIGHT: "use of bytes that an asynchronous copy is still writing",
+    core.FAULT_PROXY: "asynchronous read of ordinary writes",
+    core.FAULT_ORDER: "race",
+    core.FAULT_EARLY: "use of what the kernel before may still write",
+    core.FAULT_CONSTANT: "read-only load of what this launch writes",
+    core.FAULT_GONE: "exit while another CTA uses its shared memory",
+    core.FAULT_LEFT: "exit before an asynchronous copy is over",
+    core.FAULT_PRODUCT: "registers of wgmma without a wait or a fence",
 }
+DIVERGED = "every lane of the warp that has not exited must execute an .aligned barrier together"
 _ADVICE = {
     core.FAULT_TRAP: "the kernel stops itself here",
     core.FAULT_UNINITIALISED: "write it before it is read",
-    core.FAULT_DIVERGED: "every lane of the warp that has not exited must execute an .aligned barrier together",
+    core.FAULT_DIVERGED: DIVERGED,
     core.FAULT_READ_ONLY: "pass a writable buffer",
+    core.FAULT_PROXY: "these bytes were written by st or the like: a fence.proxy.async must stand between",
+    core.FAULT_CONSTANT: "ld.global.nc may give what was there before the launch: use ld.global",
+    core.FAULT_LEFT: "it uses the CTA's shared memory: wait for its mbarrier first or, for a copy out, by "
+    "cp.async.bulk.wait_group (or .read) in the lane that issued it",
+    core.FAULT_EARLY: "a programmatic launch may run beside the kernel before it, which has written these bytes: "
+    "griddepcontrol.wait must come first",
     core.FAULT_IN_FLIGHT: "wait for the copy first: cp.async.wait_group in the lanes that issued it, or its mbarrier",
 }
 _WITH_ADDRESS = (
     core.FAULT_BOUNDS, core.FAULT_ALIGN, core.FAULT_UNINITIALISED, core.FAULT_RACE, core.FAULT_READ_ONLY,
-    core.FAULT_IN_FLIGHT,
+    core.FAULT_IN_FLIGHT, core.FAULT_PROXY, core.FAULT_ORDER, core.FAULT_EARLY, core.FAULT_CONSTANT,
 )  # fmt: skip
+_WITH_REMARK = (core.FAULT_ASSERT, core.FAULT_OPERAND, core.FAULT_TRAP, core.FAULT_DIVERGED, core.FAULT_CUSTOM,
+                core.FAULT_PRODUCT)  # fmt: skip
+
+_UNORDERED = "nothing orders that access before this one; "
+_OF_STRONG = (
+    "\n  that was an atomic (or volatile, relaxed) access: beside such, without an order, only others of the kind may "
+    "be, so read with ld.volatile or ld.relaxed what a loop of atom.cas begins with"
+)
 
 
 class Source:
@@ -74,7 +91,7 @@ def lanes_text(mask: int) -> str:
     return ("lane " if mask.bit_count() == 1 else "lanes ") + (", ".join(runs) or "none")
 
 
-def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], memory: Memory) -> str:
+def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], places: Places) -> str:
     """The text of the fault that a worker's thread recorded."""
     thread = worker.thread
     kind, site, mask = (thread.get("I", THREAD[name]) for name in ("fault", "site", "mask"))
@@ -85,14 +102,29 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
         f"{_where(gangs, thread.get('Q', THREAD['cta']), thread.get('Q', THREAD['warp']))}, {lanes_text(mask)}"
     )
     if kind in _WITH_ADDRESS:
-        lines.append(_address_text(entry, memory, text, address, size))
+        lines.append(places.text(text, address, size, valid=kind not in (core.FAULT_BOUNDS, core.FAULT_ALIGN)))
     if kind == core.FAULT_ALIGN:
         lines.append(f"an access of {size} bytes must be aligned to {size} (got {address:#x}, {address % size} over)")
     elif kind == core.FAULT_RACE:
-        lines.append(_race_text(thread.get("Q", THREAD["extra"])))
+        extra = thread.get("Q", THREAD["extra"])
+        meanwhile = f"warp {extra & 0xFFFF} has written these bytes meanwhile"
+        lines.append(meanwhile if remark == LATE_READ else _race_text(extra))
+    elif kind == core.FAULT_ORDER:
+        lines.append(_order_text(thread.get("Q", THREAD["extra"]), gangs, thread.get("Q", THREAD["cta"])))
+    elif kind == core.FAULT_GONE:
+        number, warp = _writer(thread.get("Q", THREAD["extra"]))
+        lines.append(
+            f"CTA {_coordinates(gangs[0], number)}, warp {warp}, executed this on the shared memory of the CTA that "
+            "exits, which has not waited for it; a cluster barrier behind the access would do"
+        )
     elif kind == core.FAULT_REGISTER:
         lines.append(f"{remark} is read here, but no instruction that these lanes executed has written it")
-    elif remark:
+    elif remark == ASSERTION:
+        message, file = (places.string(thread.get("Q", THREAD[name])) for name in ("address", "extra"))
+        return "\n  ".join([*lines, f"assertion `{message}` failed, {file}:{size}"])
+    elif remark and kind in _WITH_REMARK:
+        lines.append(remark)
+    if remark == LATE_READ:
         lines.append(remark)
     if kind in _ADVICE:
         lines.append(_ADVICE[kind])
@@ -107,10 +139,35 @@ def _race_text(extra: int) -> str:
             f"{who} of this warp {'wrote' if was_write else 'read'} these bytes, and nothing has ordered the warp's "
             "lanes since; a bar.warp.sync between them would"
         )
+    did = "written" if was_write else "read"
+    return f"warp {other} has {did} these bytes and {_UNORDERED}a barrier between them would"
+
+
+def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
+    """A write by another CTA of the launch, or another warp of this one, that this access knows nothing of."""
+    number, warp = _writer(extra)
+    strong = _OF_STRONG if extra & layout.STRONG_WRITER else ""
+    for gang in gangs:
+        offset = cta_address - gang.ctas.address
+        if 0 <= offset < gang.ctas.size:
+            if gang.ctas.get("q", offset + CTA["index"]) == number:
+                return f"warp {warp} has written these bytes and {_UNORDERED}a barrier between them would{strong}"
+            break
     return (
-        f"warp {other} has {'written' if was_write else 'read'} these bytes and nothing orders that access before this "
-        "one; a barrier between them would"
+        f"CTA {_coordinates(gangs[0], number)}, warp {warp}, of this launch has written these bytes and {_UNORDERED}"
+        f"a release by its warp and an acquire here would (atom.acq_rel, or a fence on either side), or a cluster "
+        f"barrier{strong}"
     )
+
+
+def _writer(extra: int) -> tuple[int, int]:
+    """(number of the CTA in the grid, number of the warp in it)."""
+    return (extra >> 8) - 1, extra & layout.STRONG_WRITER - 1
+
+
+def _coordinates(gang: Gang, number: int) -> str:
+    x, y, _ = gang.geometry.grid
+    return f"({number % x}, {number // x % y}, {number // (x * y)})"
 
 
 def _where(gangs: list[Gang], cta_address: int, warp_address: int) -> str:
@@ -121,126 +178,3 @@ def _where(gangs: list[Gang], cta_address: int, warp_address: int) -> str:
             number = gang.warps.get("I", warp_address - gang.warps.address + WARP["id"])
             return f"CTA ({x}, {y}, {z}), warp {number}"
     return "CTA unknown"
-
-
-def _space_of(text: str) -> str:
-    opcode = text.split()[1 if text.startswith("@") else 0] if text else ""
-    for word in opcode.split("."):
-        base = word.partition("::")[0].rstrip(";")
-        if base in ("shared", "local", "global", "const", "param"):
-            return base
-    return "generic"
-
-
-def _address_text(entry: Entry, memory: Memory, text: str, address: int, size: int) -> str:
-    space = _space_of(text)
-    if space == "generic" and address >= SHARED_WINDOW:
-        space = "local" if address & LOCAL_WINDOW else "shared"
-        address &= (1 << layout.WINDOW_SHIFT) - 1
-    if space == "shared":
-        return _shared_text(entry, address, size)
-    if space == "local":
-        return f"address {address:#x} of local memory ({entry.local_bytes} bytes a thread)"
-    found = memory.find(address)
-    if found is not None:
-        where = f"byte {address - found.begin} of {found.describe()}"
-        return f"address {address:#x} ({size} bytes): {where}"
-    return f"address {address:#x} ({size} bytes): {memory.explain(address, size)}"
-
-
-def _shared_text(entry: Entry, address: int, size: int) -> str:
-    offset = address - SHARED_BASE
-    named = [v for v in entry.variables if v[1] <= address]
-    near = max(named, key=lambda v: v[1]) if named else None
-    where = (
-        f"byte {address - near[1]} of {near[0]}" + (f" ({near[2]} bytes)" if near[2] else "") if near else "no variable"
-    )
-    return f"shared address {address:#x} ({size} bytes), offset {offset} of the CTA's shared memory: {where}"
-
-
-def deadlock_text(entry: Entry, source: Source, gang: Gang) -> str:
-    """Who waits where, when nothing can run."""
-    lines, torn = [], False
-    for cta, (x, y, z) in _ctas(gang):
-        for number in range(gang.geometry.warps):
-            lines += [
-                f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in _waits(entry, source, gang, cta, number)
-            ]
-            torn = torn or _waits_at_aligned_barrier(entry, gang, cta, number)
-    shown = lines[:12]
-    if len(lines) > len(shown):
-        shown.append(f"… and {len(lines) - len(shown)} more")
-    if torn:
-        title, advice = f"divergent aligned barrier in kernel {entry.name}", _ADVICE[core.FAULT_DIVERGED]
-    else:
-        title = f"deadlock in kernel {entry.name}: no warp can run"
-        advice = "each of these needs lanes or arrivals that never come"
-    return "\n  ".join([title, *shown, advice])
-
-
-def _waits_at_aligned_barrier(entry: Entry, gang: Gang, rank: int, number: int) -> bool:
-    """Whether lanes of a warp wait at an aligned barrier for the rest of their warp."""
-    here = (rank * gang.geometry.warps + number) * gang.shape.stride
-    for block in range(1, gang.shape.blocks):
-        opcode = entry.stops[block][1]
-        aligned = (opcode.startswith("bar.") and not opcode.startswith("bar.warp")) or (
-            opcode.startswith("barrier") and "aligned" in opcode
-        )
-        if aligned and gang.warps.get("I", here + gang.shape.pending + 4 * block):
-            return True
-    return False
-
-
-def _ctas(gang: Gang) -> list[tuple[int, tuple[int, int, int]]]:
-    found = []
-    for rank in range(gang.geometry.ctas_per_gang):
-        at = rank * CTA["_stride"]
-        x, y, z = (gang.ctas.get("I", at + CTA["id_" + axis]) for axis in "xyz")
-        found.append((rank, (x, y, z)))
-    return found
-
-
-def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> list[str]:
-    """One text for each group of waiting lanes of a warp."""
-    here = (rank * gang.geometry.warps + number) * gang.shape.stride
-    texts = []
-    for slot in range(gang.warps.get("I", here + WARP["parked"])):
-        at = here + WARP["parks"] + slot * layout.PARK_BYTES
-        kind, which, mask, site, count = (
-            gang.warps.get("I", at + PARK[n]) for n in ("kind", "id", "mask", "site", "count")
-        )
-        line, text, _ = entry.sites[site]
-        what = PARK_NAMES.get(kind, "event")
-        if kind == layout.PARK_BARRIER:
-            bar = rank * CTA["_stride"] + CTA["bars"] + which * layout.BARRIER_BYTES
-            arrived = gang.ctas.get("I", bar + layout.BAR["arrived"])
-            needed = count or gang.ctas.get("I", rank * CTA["_stride"] + CTA["live"])
-            what = f"barrier {which} ({arrived} of {needed} threads have arrived)"
-        texts.append(f"{lanes_text(mask)} wait at {what}: {source.at(line, text)}")
-    for block in range(1, gang.shape.blocks):
-        mask = gang.warps.get("I", here + gang.shape.pending + 4 * block)
-        if mask:
-            texts.append(f"{lanes_text(mask)} wait for other lanes of the warp: {source.at(*entry.stops[block])}")
-    return texts
-
-
-def spinning_text(entry: Entry, source: Source, gangs: list[Gang]) -> str:
-    """Which warps go round in circles."""
-    lines = [f"no progress in kernel {entry.name}: the warps that can run repeat the same state"]
-    for gang in gangs:
-        for rank, (x, y, z) in _ctas(gang):
-            for number in range(gang.geometry.warps):
-                here = (rank * gang.geometry.warps + number) * gang.shape.stride
-                if gang.warps.get("I", here + WARP["state"]) == layout.YIELDED:
-                    block = gang.warps.get("I", here + WARP["block"])
-                    lines.append(f"CTA ({x}, {y}, {z}), warp {number} spins at {source.at(*entry.stops[block])}")
-                else:
-                    waits = _waits(entry, source, gang, rank, number)
-                    lines += [f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in waits]
-    shown = lines[:12]
-    if len(lines) > len(shown):
-        shown.append(f"… and {len(lines) - len(shown)} more")
-    return "\n  ".join(shown)
-
-
-__all__ = ["GANG", "Source", "deadlock_text", "fault_text", "lanes_text", "spinning_text"]

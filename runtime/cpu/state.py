@@ -18,10 +18,19 @@ from ptxgen.runtime.cpu.layout import (
     CHECK,
     CTA,
     GANG,
+    LATE,
+    LATE_RECORDS,
     LAUNCH,
     LOCAL_WINDOW,
+    ORDER,
+    ORDER_CTAS,
+    ORDER_KEYS,
+    ORDER_PLACES,
+    ORDER_RECORDS,
+    ORDER_TIMES,
     READY,
     SHARED_BASE,
+    STAMP_CTAS,
     THREAD,
     WARP,
     WARP_LANES,
@@ -57,15 +66,21 @@ class Geometry:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
     def gangs(self) -> int:
         """Clusters of the grid."""
-        return self.grid[0] * self.grid[1] * self.grid[2] // self.ctas_per_gang
+        return self.ctas // self.ctas_per_gang
 
 
 class Block:
     """Zeroed bytes aligned to 1024, with typed access."""
 
-    __slots__ = ("_data", "_view", "address", "bytes", "size")
+    __slots__ = ("_data", "_view", "address", "bytes", "order", "size")
+    order: Block  # of a launch in check mode
 
     def __init__(self, size: int, fill: int = 0) -> None:
         self._data = np.full(size + 1024, fill, np.uint8) if fill else np.zeros(size + 1024, np.uint8)
@@ -84,7 +99,7 @@ class Block:
         return int(struct.unpack_from("<" + kind, self._view, offset)[0])
 
 
-def launch_block(entry: Entry, geometry: Geometry, warp_function: int) -> Block:
+def launch_block(entry: Entry, geometry: Geometry, check: bool) -> Block:
     """A LAUNCH structure with everything but what changes from launch to launch."""
     block = Block(LAUNCH["_end"])
     shape = entry.shape
@@ -96,7 +111,6 @@ def launch_block(entry: Entry, geometry: Geometry, warp_function: int) -> Block:
     block.put("I", LAUNCH["warps"], geometry.warps)
     block.put("I", LAUNCH["threads"], geometry.threads)
     block.put("I", LAUNCH["ctas_per_gang"], geometry.ctas_per_gang)
-    block.put("q", LAUNCH["warp_function"], warp_function)
     block.put("q", LAUNCH["shared_bytes"], shared_bytes(entry, geometry))
     block.put("q", LAUNCH["local_stride"], local_stride(entry))
     block.put("q", LAUNCH["warp_stride"], shape.stride)
@@ -107,7 +121,37 @@ def launch_block(entry: Entry, geometry: Geometry, warp_function: int) -> Block:
     block.put("I", LAUNCH["first_block"], entry.first_block)
     block.put("I", LAUNCH["dynamic_shared"], geometry.shared)
     block.put("q", LAUNCH["cleared"], shape.file - READY)
+    if check:
+        block.order = order_block(geometry)
+        block.put("q", LAUNCH["known"], block.order.address)
     return block
+
+
+def row_bytes(geometry: Geometry) -> int:
+    """Bytes of a row of record numbers, one a CTA; nothing where there are too many to compare."""
+    return 4 * round_up(geometry.ctas, 16) if geometry.ctas <= ORDER_CTAS else 0
+
+
+def order_block(geometry: Geometry) -> Block:
+    """What CTAs of a launch know of each other (check mode); untouched pages cost nothing."""
+    row = row_bytes(geometry)
+    rows = round_up(ORDER_TIMES + 4 * ORDER_PLACES, 128)
+    clocks = rows + round_up(ORDER_PLACES * row, 128)
+    block = Block(clocks + (4 * WARP_LANES * ORDER_RECORDS if row else 0))
+    block.put("q", ORDER["rows"], block.address + rows)
+    block.put("q", ORDER["clocks"], block.address + clocks)
+    block.put("I", ORDER["row"], row // 4)
+    return block
+
+
+def forget_order(block: Block, geometry: Geometry) -> None:
+    """A new launch: nobody knows anything yet."""
+    if block.get("I", ORDER["places"]):
+        block.bytes[ORDER_KEYS : ORDER_KEYS + 8 * ORDER_PLACES] = 0
+    for name in ("lock", "places", "records"):
+        block.put("I", ORDER[name], 0)
+    block.put("I", ORDER["ctas"], geometry.ctas if row_bytes(geometry) else 0)
+    block.put("I", ORDER["off"], int(geometry.ctas >= STAMP_CTAS))
 
 
 def shared_bytes(entry: Entry, geometry: Geometry) -> int:
@@ -135,6 +179,8 @@ class Gang:
         self.geometry, self.shape = geometry, shape
         self.valid = Block(count * shared if check else 1)
         self.races = [_check_block(shared_bytes(entry, geometry)) for _ in range(count if check else 0)]
+        row = row_bytes(geometry)
+        self.known = Block(2 * count * max(row, 1) if check else 1)
         self.block.put("q", GANG["launch"], launch.address)
         self.block.put("q", GANG["thread"], thread.address)
         self.block.put("q", GANG["ctas"], self.ctas.address)
@@ -152,6 +198,8 @@ class Gang:
                 ("warps", self.warps.address + first * shape.stride),
                 ("valid", self.valid.address + (rank * shared if check else 0)),
                 ("races", self.races[rank].address if check else 0),
+                ("known", self.known.address + 2 * rank * row if check else 0),
+                ("glimpsed", self.known.address + (2 * rank + 1) * row if check else 0),
             ):
                 self.ctas.put("q", at + CTA[name], value)
             self.ctas.put("I", at + CTA["rank"], rank)
@@ -226,6 +274,8 @@ class Worker:
         self.thread.put("q", THREAD["launch"], launch.address)
         self.queue = Block(ASYNC["_end"] * ASYNC_RECORDS)
         self.thread.put("q", THREAD["queue"], self.queue.address)
+        self.late = Block(LATE["_end"] * LATE_RECORDS)
+        self.thread.put("q", THREAD["late_queue"], self.late.address)
         self.gang = Gang(entry, geometry, launch, self.thread, check)
         self.table: object = None  # the allocations that the site caches know
 
@@ -238,6 +288,7 @@ class Worker:
         self.gang.renew()
         self.thread.put("I", THREAD["fault"], 0)
         self.thread.put("q", THREAD["queued"], 0)
+        self.thread.put("q", THREAD["late"], 0)
         self.thread.put("Q", THREAD["random"], (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % (1 << 64) or 1)
         if forget:
             self.thread.bytes[THREAD["_end"] :] = 0

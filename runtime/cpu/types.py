@@ -48,33 +48,44 @@ def element_bits(vector: str) -> int:
 
 
 def literal(immediate: nodes.Immediate, kind: str) -> str:
-    """A literal of a PTX type as a constant vector."""
+    """A literal of a PTX type as a constant vector. An integer where a float is read is its bits: PTX takes none there,
+    so it has come from a register that `mov` filled."""
     element = element_of(kind)
     value = immediate.value
     if element.startswith("<2 x "):
-        return f"bitcast ({vec('i32')} splat (i32 {int(value) & 0xFFFFFFFF}) to {vector_of(kind)})"
+        pattern = _pattern(immediate)
+        both = (int(value) if pattern is None else pattern) & 0xFFFFFFFF
+        return f"bitcast ({vec('i32')} splat (i32 {both}) to {vector_of(kind)})"
     if element in ("float", "double"):
-        return _float_literal(float(value), immediate, element)
+        return _float_literal(immediate, element)
     if kind == "f16" and (isinstance(value, float) or immediate.is_float):
         return f"splat (i16 {int.from_bytes(struct.pack('<e', value), 'little')})"
-    if isinstance(value, float):
-        low = immediate.text.lower()
-        value = struct.unpack("<I" if "0f" in low else "<Q", struct.pack("<f" if "0f" in low else "<d", value))[0]
     bits = _BITS[element]
+    if isinstance(value, float):
+        pattern = _pattern(immediate)
+        value = int.from_bytes(struct.pack("<d", value), "little") if pattern is None else pattern
     number = int(value) & ((1 << bits) - 1)
     return f"splat ({element} {number})" if bits > 1 else f"splat (i1 {'true' if number else 'false'})"
 
 
-def _float_literal(value: float, immediate: nodes.Immediate, element: str) -> str:
+def _float_literal(immediate: nodes.Immediate, element: str) -> str:
     size, bits = {"float": ("f", 32), "double": ("d", 64)}[element]
-    low = immediate.text.lower().lstrip("-")
-    if low.startswith("0f") and element == "float":
-        pattern = int(low[2:], 16) ^ (0x80000000 if immediate.text.startswith("-") else 0)
-    elif low.startswith("0d") and element == "double":
-        pattern = int(low[2:], 16) ^ ((1 << 63) if immediate.text.startswith("-") else 0)
-    else:
-        pattern = int.from_bytes(struct.pack("<" + size, value), "little")
+    pattern = _pattern(immediate) if immediate.text.lower().lstrip("-").startswith("0" + size) else None
+    if pattern is None and not immediate.is_float:
+        pattern = int(immediate.value) & (1 << bits) - 1
+    elif pattern is None:
+        pattern = int.from_bytes(struct.pack("<" + size, immediate.value), "little")
     return f"bitcast ({vec(f'i{bits}')} splat (i{bits} {pattern}) to {vec(element)})"
+
+
+def _pattern(immediate: nodes.Immediate) -> int | None:
+    """The bits of `0f3F800000` or `0d3FF0000000000000`; None for other literals."""
+    low = immediate.text.lower()
+    digits = low.lstrip("-")
+    if digits[:2] not in ("0f", "0d"):
+        return None
+    sign = 31 if digits[1] == "f" else 63
+    return int(digits[2:], 16) ^ (low.startswith("-") << sign)
 
 
 def splat_float(value: float, element: str = "float") -> str:

@@ -10,10 +10,13 @@ from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.defined import DefinedLanes
 from ptxgen.runtime.cpu.flow import Block, Flow, Op
+from ptxgen.runtime.cpu.host import Host
 from ptxgen.runtime.cpu.ir import Code, vec
 from ptxgen.runtime.cpu.layout import WARP, Shape
 from ptxgen.runtime.cpu.symbols import Reg, round_up
 from ptxgen.runtime.cpu.types import integer_vector
+
+_SUFFIXES = {"i16": "i16", "i32": "i32", "i64": "i64", "float": "f32", "double": "f64"}  # of vectors of intrinsics
 
 
 class Values:
@@ -28,10 +31,12 @@ class Values:
     thread: str
     launch: str
     scratch: str
+    next: str  # pointer to the number of a block
     mask: str
 
-    def __init__(self, module: nodes.Module, flow: Flow, name: str, check: bool, native_half: bool) -> None:
-        self.module, self.flow, self.check, self.native_half = module, flow, check, native_half
+    def __init__(self, module: nodes.Module, flow: Flow, name: str, check: bool, host: Host) -> None:
+        self.module, self.flow, self.check = module, flow, check
+        self.native_half, self.masked_stores = host.native_half, host.masked_stores
         self.c = Code(f"define i32 @{name}(ptr %w)")
         self.suffix = ".check" if check else ""
         self.sites: list[tuple[int, str, str]] = []  # (line, text, remark) of everything that can fail
@@ -46,6 +51,7 @@ class Values:
         self._dirty: dict[int, None] = {}
         self._old: dict[int, dict[str, str]] = {}
         self._guards: dict[tuple[int, str, bool], tuple[str, str]] = {}
+        self._homes: dict[int, int] = {}  # offsets in local memory of calls' parameters that have an address
         self._pointers: dict[int, str] = {}
         self.defined = DefinedLanes(self) if check else None
         self.blocks = {block.key: block for block in flow.blocks}
@@ -234,14 +240,48 @@ class Values:
                 c.store("i32", c(f"or i32 {new}, {kept}"), self._slot(reg))
             else:
                 whole = integer_vector(reg.bits) if kind.startswith("<64") else kind
-                value = self._canonical(self.cast(value, kind, whole))
-                new = c(
-                    f"select {vec('i1')} {self.mask_vector()}, {whole} {value}, {whole} {self._from_file(reg, whole)}"
-                )
-                c.store(whole, new, self._slot(reg), align=min(64, 4 * reg.bits))
+                value = self.cast(value, kind, whole)
+                if not self.flow.only_arithmetic >> index & 1:
+                    value = self._canonical(value)
+                self._keep(reg, value, whole)
         self._dirty.clear()
         if self.defined:
             self.defined.spill()
+
+    def _keep(self, reg: Reg, value: str, kind: str) -> None:
+        """Put a register's value into the file, in the block's lanes."""
+        c, align = self.c, min(64, 4 * reg.bits)
+        element = kind.removeprefix("<32 x ").removesuffix(">")
+        if self.masked_stores and element in _SUFFIXES:
+            c.do(
+                f"call void @llvm.masked.store.v32{_SUFFIXES[element]}.p0({kind} {value}, "
+                f"ptr align {align} {self._slot(reg)}, {vec('i1')} {self.mask_vector()})"
+            )
+        else:
+            old = self._from_file(reg, kind)
+            new = c(f"select {vec('i1')} {self.mask_vector()}, {kind} {value}, {kind} {old}")
+            c.store(kind, new, self._slot(reg), align=align)
+
+    def in_file(self, reg: Reg) -> str:
+        """Pointer to a register's 32 lanes, or nothing if this block has given it another value already."""
+        if reg.index in self._values:
+            return ""
+        if self.defined:
+            self.defined.check(reg)
+        return self._slot(reg)
+
+    def kept_in_file(self, reg: Reg) -> bool:
+        """Whether a register is where this block found it, and later blocks read it."""
+        return reg.index not in self._values and bool(self.block.live_out >> reg.index & 1)
+
+    def overwrite(self, reg: Reg) -> str:
+        """Pointer to a register's 32 lanes, where the present instruction sets all that execute it."""
+        self._values.pop(reg.index, None)
+        self._old.pop(reg.index, None)
+        self._dirty.pop(reg.index, None)
+        if self.defined:
+            self.defined.write(reg)
+        return self._slot(reg)
 
     # findings ---------------------------------------------------------------------------------------------------
     def fault_if(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,14 +17,16 @@ from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Lau
 from ptxgen.runtime.cuda.driver import STICKY, Driver, DriverError
 from ptxgen.runtime.cuda.graph import CudaGraph
 from ptxgen.runtime.cuda.launch import CudaLauncher
-from ptxgen.runtime.cuda.load import Loader
+from ptxgen.runtime.cuda.load import Loader, Retired
 from ptxgen.runtime.cuda.memory import CudaMemory
 from ptxgen.runtime.cuda.stream import CudaStream, current_of, foreign_handle
+from ptxgen.runtime.cuda.tensormap import encode
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.diskcache import DiskCache
 from ptxgen.runtime.graph import Graph
 from ptxgen.runtime.modulecache import ModuleCache
-from ptxgen.runtime.stream import Stream
+from ptxgen.runtime.stream import Event, Stream
+from ptxgen.runtime.tensormap import Tiling
 from ptxgen.targets import Target, target_of_capability
 
 
@@ -50,8 +55,10 @@ class CudaDevice(Device):
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.shared_limit = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self.model = self.driver.call("cuDeviceGetName", 96, self.raw).split(b"\0")[0].decode()
-        self._context = self.driver.call("cuDevicePrimaryCtxRetain", self.raw)
+        with _importing("ptxgen.generator", "ptxgen.runtime.kernel"):  # takes as long, and the driver holds no lock
+            self._context = self.driver.call("cuDevicePrimaryCtxRetain", self.raw)
         self._memory = CudaMemory(self)
+        self.retired = Retired(self)
         self._loader = Loader(self, cubins)
         self.native_launch = self.driver.native("cuLaunchKernelEx", 12000)
         self.default_stream = CudaStream(self)
@@ -81,8 +88,32 @@ class CudaDevice(Device):
 
     def quiet(self, name: str, *args: object) -> None:
         """For finalisers: give a handle back if there is still someone to give it to."""
-        if self.dead is None and os.getpid() == self._pid:
+        if not self.usable:
+            return
+        if name == "cuEventDestroy":  # the one that a capture under way allows, and that comes often
             self.ask(name, *args)
+            return
+        with self.relaxed():
+            self.ask(name, *args)
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Let this thread do what a capture elsewhere (another library's, another thread's) forbids meanwhile."""
+        mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self.call("cuThreadExchangeStreamCaptureMode", mode)
+        try:
+            yield
+        finally:
+            self.ask("cuThreadExchangeStreamCaptureMode", before)
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is still a context to give something back to."""
+        return self.dead is None and os.getpid() == self._pid
+
+    def after(self, streams: tuple[Stream, ...]) -> Event:
+        """An event after the work submitted to these streams so far; nothing waits for it."""
+        return self._memory.after(streams)
 
     def failed(self, name: str, code: int) -> DriverError:
         """The error for a code; remembers it when it is one after which the context is lost."""
@@ -124,6 +155,7 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         """Block until all work in this context is done, other libraries' included."""
         self.call("cuCtxSynchronize")
+        self.retired.reap()
 
     def memory(self) -> MemoryUse:
         """Device memory, and this process's use of the device's default pool."""
@@ -133,7 +165,7 @@ class CudaDevice(Device):
         """Release the primary context. Other libraries keep theirs; every later use of this object raises."""
         if self.dead is None:
             self.synchronize()
-            self.dead = f"{self.name} was closed"
+            self.dead, self.closed = f"{self.name} was closed", True
             self.driver.call("cuDevicePrimaryCtxRelease", self.raw)
 
     # what `Device` asks of a backend ------------------------------------------------------------------------------
@@ -165,6 +197,9 @@ class CudaDevice(Device):
     def _is_pinned(self, array: np.ndarray) -> bool:
         return self._memory.is_pinned(array)
 
+    def _encode(self, tiling: Tiling) -> bytes:
+        return encode(self, tiling)
+
     def _load(self, text: str, label: str) -> Code:
         return self._loader.load(text, label)
 
@@ -186,3 +221,20 @@ class CudaDevice(Device):
 
     def _new_graph(self) -> Graph:
         return CudaGraph(self)
+
+
+@contextmanager
+def _importing(*names: str) -> Iterator[None]:
+    """Import modules in another thread meanwhile. One that fails is left to whoever needs it."""
+
+    def work() -> None:
+        with suppress(ImportError):
+            for name in names:
+                import_module(name)
+
+    thread = threading.Thread(target=work, name="ptxgen-imports")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -121,6 +121,12 @@ class CudaGraph(Graph):
             self._executable = self.device.call("cuGraphInstantiate", self._graph, 0)
         self.device.call("cuGraphLaunch", self._executable, stream.handle)
 
+    def _used_on(self, stream: Stream) -> None:
+        """The code of all kernels stays until the replays on `stream` are done."""
+        for function in (*self._kept, *(node.bound.function for node in self.nodes)):
+            if isinstance(function, CudaFunction):
+                function.code.used_on(stream)
+
     def _replace(self) -> None:
         """Put a new capture into the executable in place; when its shape differs, make it again at the next launch."""
         code, _ = self.device.ask("cuGraphExecUpdate", self._executable, self._graph)

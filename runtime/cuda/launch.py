@@ -105,6 +105,8 @@ class CudaLauncher:
         self._device.check()
         where = self._resolve(stream)
         self._first_use(where)
+        if not where.capturing:
+            self._function.code.used_on(where)
         made = config(self._geometry, where.handle)
         call = partial(
             self._device.native_launch,

@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ from ptxgen.runtime.arguments import slots_of
 from ptxgen.runtime.backend import Resources, Slot
 from ptxgen.runtime.cuda.driver import DriverError
 from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
+from ptxgen.runtime.stream import Event, Stream
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
@@ -28,6 +30,7 @@ log = logging.getLogger("ptxgen.runtime")
 _FORMAT = 1  # of what a cached cubin is; raise it when its meaning changes
 _LOG_BYTES = 16384
 _INVALID_VALUE = 1
+_FUNC_LOAD = 12040  # the first driver with cuFuncLoad and cuFuncGetParamInfo
 
 
 class CudaFunction:
@@ -40,6 +43,8 @@ class CudaFunction:
         self.handle = int(raw)
         self.dynamic_shared = 0
         device, attribute = code.device, code.device.api.CUfunction_attribute
+        if device.driver.version >= _FUNC_LOAD and device.driver.has("cuFuncLoad"):
+            device.call("cuFuncLoad", raw)  # with lazy loading (the default) the first launch would do it
 
         def value(what: str) -> int:
             return int(device.call("cuFuncGetAttribute", getattr(attribute, f"CU_FUNC_ATTRIBUTE_{what}"), raw))
@@ -55,7 +60,7 @@ class CudaFunction:
     def _slots(self) -> Iterator[Slot]:
         """The driver's own account of the parameters, for any PTX; a driver before 12.4 has none: then by the text."""
         device = self.code.device
-        if not device.driver.has("cuFuncGetParamInfo") or device.driver.version < 12040:
+        if not device.driver.has("cuFuncGetParamInfo") or device.driver.version < _FUNC_LOAD:
             from ptxgen.parser import parse
 
             yield from slots_of(parse(self.code.text).functions[self.name].params)
@@ -70,12 +75,13 @@ class CudaFunction:
 
 
 class CudaCode:
-    """A CUmodule, unloaded with the last reference to it or to one of its functions."""
+    """A CUmodule, unloaded after the last reference to it or to one of its functions, when its last launch is done."""
 
     def __init__(self, device: CudaDevice, cubin: bytes, text: str, origin: str) -> None:
         self.device = device
         self.text = text
         self.origin = origin
+        self.streams: dict[int, Stream] = {}  # that were given launches of it
         self.raw = device.call("cuModuleLoadData", cubin)
 
     def function(self, name: str) -> CudaFunction:
@@ -87,16 +93,53 @@ class CudaCode:
             raise ModuleLoadError(f"module: has no entry {name!r} (it has {entries}; {error})") from None
         return CudaFunction(self, name, raw)
 
+    def used_on(self, stream: Stream) -> None:
+        """Remember that `stream` was given launches of this code."""
+        self.streams[stream.handle] = stream
+
     def unload(self) -> None:
-        """Drop the machine code now."""
+        """Drop the machine code as soon as no launch of it is left."""
         raw, self.raw = self.raw, None
         if raw is not None:
-            self.device.quiet("cuModuleUnload", raw)
+            self.device.retired.add(raw, tuple(self.streams.values()))
 
     def __del__(self) -> None:
         if getattr(self, "raw", None) is not None:
             with contextlib.suppress(CudaError, TypeError, AttributeError):  # at exit the interpreter is half gone
                 self.unload()
+
+
+class Retired:
+    """Modules that nobody holds any more, until the launches of them are done: then they are unloaded.
+
+    The driver does not say what becomes of a launch whose module is unloaded. May be used from any thread, and from
+    finalisers, so that there are no locks here.
+    """
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._waiting: deque[tuple[Any, Event | None]] = deque()
+
+    def add(self, raw: Any, streams: tuple[Stream, ...]) -> None:
+        """Unload `raw` after the work submitted to `streams` so far."""
+        if self._device.usable:
+            self._waiting.append((raw, self._device.after(streams) if streams else None))
+            self.reap()
+
+    def reap(self) -> None:
+        """Unload those whose launches are done."""
+        if not self._waiting:
+            return
+        with self._device.relaxed():
+            for _ in range(len(self._waiting)):
+                try:
+                    raw, event = self._waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                if event is None or event.done():
+                    self._device.quiet("cuModuleUnload", raw)
+                else:
+                    self._waiting.append((raw, event))
 
 
 class Loader:
@@ -117,6 +160,7 @@ class Loader:
     def load(self, text: str, label: str) -> CudaCode:
         """The loaded module, by the first way that works; one log line says which. See `Device._load`."""
         started = time.perf_counter()
+        self.device.retired.reap()
         key = self.key(text)
         code = self._cached(key, text, label)
         failures: list[str] = []

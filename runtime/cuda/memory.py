@@ -12,7 +12,7 @@ from ptxgen.errors import CudaError
 from ptxgen.runtime.backend import Copy, MemoryUse
 from ptxgen.runtime.cuda.driver import DriverError
 from ptxgen.runtime.cuda.stream import CudaStream
-from ptxgen.runtime.stream import Stream
+from ptxgen.runtime.stream import Event, Stream
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
@@ -59,9 +59,22 @@ class CudaMemory:
         """See `Device._release`. A device that is lost has nothing left to free."""
         if self.device.dead is not None:
             return
+        with self.device.relaxed():  # a finaliser may come while another library captures
+            self._order(streams)
+            self.device.call("cuMemFreeAsync", pointer, self._releasing.handle)
+
+    def after(self, streams: tuple[Stream, ...]) -> Event:
+        """See `CudaDevice.after`."""
+        self._order(streams)
+        return self._releasing.record()
+
+    def _order(self, streams: tuple[Stream, ...]) -> None:
+        """Let the releasing stream wait for others. One that another library captures runs nothing meanwhile, and to
+        wait for it would pull us into its capture."""
         for stream in streams:
-            self._releasing.wait(stream)
-        self.device.call("cuMemFreeAsync", pointer, self._releasing.handle)
+            assert isinstance(stream, CudaStream)
+            if not stream.captured_by_others():
+                self._releasing.wait(stream)
 
     def copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         """See `Device._copy`."""

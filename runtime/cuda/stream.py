@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
 
 
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+
+
 class CudaEvent(Event):
     """An event with timing."""
 
@@ -24,6 +27,10 @@ class CudaEvent(Event):
     def synchronize(self) -> None:
         """Block until the work before the event is done."""
         self.device.call("cuEventSynchronize", self.raw)
+
+    def done(self) -> bool:
+        """Whether the work before the event is done, failed or not; does not wait."""
+        return self.device.ask("cuEventQuery", self.raw)[0] != _NOT_READY
 
     def elapsed_us(self, earlier: Event) -> float:
         """Microseconds from `earlier` to this event, as the device saw them."""
@@ -66,6 +73,10 @@ class CudaStream(Stream):
             other = CudaEvent(self.device, other.handle, timing=False)
         assert isinstance(other, CudaEvent)
         self.device.call("cuStreamWaitEvent", self.handle, other.raw, 0)
+
+    def captured_by_others(self) -> bool:
+        """Whether the library whose stream this is records it into a graph now."""
+        return not self._ours and int(self.device.call("cuStreamIsCapturing", self.handle)) != 0
 
     def __repr__(self) -> str:
         return f"CudaStream({self.handle:#x} on {self.device.name})"

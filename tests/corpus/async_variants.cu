@@ -88,6 +88,7 @@ extern "C" __global__ void arrival_counts(unsigned* out) {
     __syncwarp();
     asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(token) : "r"(b) : "memory");
     wait(&bar, 0);
+    __syncwarp();  // nobody still looks at it
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(b) : "memory");
         out[0] = log[0];

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ARCHITECTURES = {"async_variants": "sm_90", "cluster": "sm_90", "pipeline": "sm_90", "wgmma": "sm_90a"}
+ARCHITECTURES = {"wgmma": "sm_90a", **dict.fromkeys(("async_variants", "cluster", "pipeline", "tensor"), "sm_90")}
 DEFAULT_ARCHITECTURE = "sm_80"
 
 

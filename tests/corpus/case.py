@@ -34,11 +34,24 @@ class Close:
 
 
 @dataclass(frozen=True)
+class MapOf:
+    """An argument: a tensor map of the array at another position; `options` as `Device.tensor_map` has them."""
+
+    position: int
+    box: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Work:
-    """Arguments in order (arrays become buffers), and what the arrays at some positions must hold afterwards."""
+    """Arguments in order (arrays become buffers), and what the arrays at some positions must hold afterwards.
+
+    `hidden` arrays come behind the arguments, for maps to lead to.
+    """
 
     args: list[Any]
     expected: dict[int, np.ndarray | Unordered | Close] = field(default_factory=dict)
+    hidden: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,9 +79,14 @@ class Case:
     def run(self, device: Any, module: Any = None) -> None:
         """Launches on `device` (`array`, `module(text)[entry].launch`) and raises `AssertionError` on a difference."""
         work = self.work()
-        args = [device.array(a) if isinstance(a, np.ndarray) else a for a in work.args]
+        arrays = [*work.args, *work.hidden]
+        args = [device.array(a) if isinstance(a, np.ndarray) else a for a in arrays]
+        for n, a in enumerate(work.args):
+            if isinstance(a, MapOf):
+                args[n] = device.tensor_map(args[a.position], a.box, **a.options)
         kernel = (module or device.module(self.text))[self.entry]
-        kernel.launch(grid=self.grid, block=self.block, args=args, shared=self.shared, cluster=self.cluster)
+        passed = args[: len(work.args)]
+        kernel.launch(grid=self.grid, block=self.block, args=passed, shared=self.shared, cluster=self.cluster)
         for position, expected in work.expected.items():
             compare(f"{self.name}: argument {position}", args[position].numpy(), expected)
 

@@ -79,6 +79,13 @@ def named_barriers(rng):
     return Work([x, poison(448, "i4"), np.int32(7)], {1: x[:, ::-1] * 2})
 
 
+@case("diverge", 2, 256)
+def bitonic_sort(rng):
+    x = rng.integers(0, 2**32, (2, 512), np.uint32)
+    x[1, ::3] = x[1, 0]  # equal ones too
+    return Work([x, poison(1024, "u4")], {1: np.sort(x)})
+
+
 @case("functions", 2, 64)
 def triple_product(rng):
     v = floats(rng, 128, 3, 3)

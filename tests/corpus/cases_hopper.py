@@ -1,10 +1,10 @@
-"""Cases of cluster.cu, pipeline.cu (sm_90) and wgmma.cu (sm_90a)."""
+"""Cases of cluster.cu, pipeline.cu, tensor.cu (sm_90) and wgmma.cu (sm_90a)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.corpus.case import Close, Work, case, floats, ints, poison
+from tests.corpus.case import Close, MapOf, Work, case, floats, ints, poison
 
 
 @case("cluster", 8, 96, cluster=(4, 1, 1))
@@ -71,6 +71,27 @@ def wgmma_transposed(rng):
 def wgmma_registers(rng):
     a, b = floats(rng, 2, 64, 16).astype(np.float16)
     return Work([a, b, poison(4096, "f4")], {2: _product(a, b.T)})
+
+
+@case("tensor", (2, 3), 128)
+def tensor_transpose(rng):
+    x = floats(rng, 72, 52)  # neither is a multiple of the tile
+    maps = [MapOf(2, (32, 32), {"swizzle": 128}), MapOf(3, (32, 32), {"swizzle": 128, "l2_promotion": 128})]
+    return Work(maps, {3: x.T.copy()}, [x, poison(52 * 72, "f4").reshape(52, 72)])
+
+
+@case("tensor", 3, 32)
+def tensor_sum(rng):
+    planes, total = ints(rng, (15, 7, 16)), ints(rng, (7, 16))
+    expected = total + planes.sum(0, dtype=np.int32)
+    return Work([MapOf(3, (1, 8, 16)), MapOf(4, (8, 16)), np.int32(5)], {4: expected}, [planes, total])
+
+
+@case("tensor", 4, 128, cluster=(2, 1, 1))
+def tensor_multicast(rng):
+    x = ints(rng, (8, 32))
+    expected = np.repeat(x.reshape(2, 1, 128), 2, 1) + np.arange(2, dtype=np.int32)[None, :, None]
+    return Work([MapOf(2, (4, 32)), poison(512, "i4")], {1: expected.reshape(512)}, [x])
 
 
 @case("async_variants", 1, 32)

@@ -1,4 +1,4 @@
-"""Cases of numeric.cu, gemm_tiled.cu, gemm_mma.cu and gemm_ldmatrix.cu."""
+"""Cases of numeric.cu, library.cu, gemm_tiled.cu, gemm_mma.cu and gemm_ldmatrix.cu."""
 
 from __future__ import annotations
 
@@ -170,3 +170,42 @@ def gemm_ldmatrix(rng):
 def transpose_8x8(rng):
     x = rng.integers(0, 2**16, (3, 8, 8), dtype=np.uint16)
     return Work([x, poison(192, "u2")], {1: x.transpose(0, 2, 1).copy()})
+
+
+@case("library", 1, 64)
+def half_functions(rng):
+    x = (rng.uniform(0.05, 2, (64, 2)) * rng.choice([-1, 1], (64, 2))).astype(np.float16)
+    a = x.astype(np.float64)
+    b = abs(a)
+    parts = [np.exp(a), 2**a, np.log(b), 1 / b, np.sqrt(b), 1 / np.sqrt(b), np.rint(a), 10**a]
+    return Work([x, poison(64 * 16, "f2")], {1: Close(np.stack(parts, 1).astype(np.float16), 2e-3, 2e-4)})
+
+
+@case("library", 1, 64)
+def bfloat_functions(rng):
+    x = (rng.uniform(0.05, 2, (64, 2)) * rng.choice([-1, 1], (64, 2))).astype(bf16)
+    a = x.astype(np.float64)
+    expected = np.stack([np.exp(a), np.log2(abs(a)), np.sqrt(abs(a)), np.rint(a)], 1).astype(bf16)
+    near = expected.view(np.uint16).astype(np.int64)
+    return Work([x, poison(64 * 8, "u2")], {1: Close(near.astype(np.uint16), 0, 1)})  # the next bfloat16 will do
+
+
+@case("library", 1, 32)
+def wide_division(rng):
+    x = rng.integers(1, 2**64, (32, 3), dtype=np.uint64)
+    x[::3, 0] = 0
+    rows = []
+    for lane, (high, low, factor) in enumerate(x.tolist()):
+        quotient, rest = divmod(high << 64 | low, (factor << lane % 64) + 1)
+        rows.append([n >> shift & 2**64 - 1 for n in (quotient, rest) for shift in (0, 64)])
+    return Work([x, poison(128, "u8")], {1: np.array(rows, np.uint64)})
+
+
+@case("library", 1, 64)
+def insertion_sort(rng):
+    n = 50
+    x = ints(rng, n)
+    lanes, places = np.arange(64)[:, None], np.arange(37)
+    ordered = np.sort(x[(lanes + places) % n], axis=1)
+    expected = np.take_along_axis(ordered, (places * 5 + lanes) % 37, 1)
+    return Work([x, poison(64 * 37, "i4"), np.int32(n)], {1: expected.astype(np.int32)})

@@ -1,4 +1,4 @@
-// Divergence: binary search, Collatz lengths, nested loops with break and early return, a switch (brx), barriers by id.
+// Divergence: binary search, Collatz lengths, nested loops with break and early return, a switch (brx), barriers by id, a sort.
 extern "C" __global__ void binary_search(const int* sorted, const int* keys, int* found, int n, int m) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= m) return;
@@ -77,4 +77,29 @@ extern "C" __global__ void named_barriers(const int* x, int* out, int rounds) {
             if (r + 2 < rounds) asm volatile("bar.arrive %0, 128;" ::"r"(3 + slot) : "memory");
         }
     }
+}
+
+// 512 numbers by 256 threads: of each pair that lies j apart one thread compares, so that active lanes leave holes.
+extern "C" __global__ void bitonic_sort(const unsigned* x, unsigned* out) {
+    __shared__ unsigned s[512];
+    int t = threadIdx.x;
+    x += blockIdx.x * 512;
+    s[t] = x[t];
+    s[t + 256] = x[t + 256];
+    for (int k = 2; k <= 512; k *= 2)
+        for (int j = k / 2; j > 0; j /= 2) {
+            __syncthreads();
+            for (int i = t; i < 512; i += 256) {
+                int other = i ^ j;
+                if (other < i) continue;
+                unsigned a = s[i], b = s[other];
+                if ((a > b) == ((i & k) == 0)) {
+                    s[i] = b;
+                    s[other] = a;
+                }
+            }
+        }
+    __syncthreads();
+    out[blockIdx.x * 512 + t] = s[t];
+    out[blockIdx.x * 512 + t + 256] = s[t + 256];
 }

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 
 from tests.devices import open_device
@@ -48,6 +49,16 @@ def run_one(seed: int, device: Any, level: int) -> list[str]:
     return [f"{line} (level {level})"] if line else []
 
 
+def save(device: str, seed: int, count: int, differences: int, seconds: float) -> None:
+    """A row of the outcome; the levels take turns, batch by batch."""
+    from benchmarks.rows import Run
+
+    run = Run("fuzz")
+    case = {"device": device, "first_seed": seed, "programs": count, "levels": [0, 1, 2]}
+    run.add(case, "ptxgen", differences=differences, seconds=seconds, llvm=".".join(map(str, llvm.llvm_version_info)))
+    run.save()
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -56,6 +67,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=8, help="programs in one module")
     parser.add_argument("--device", default="fast", help="fast, random, check, oracle, cpu or cuda")
     parser.add_argument("--level", type=int, choices=(0, 1, 2), help="one program, this optimisation level")
+    parser.add_argument("--save", action="store_true", help="append the outcome to benchmarks/results/fuzz.jsonl")
     parser.add_argument("--dump", type=Path, help="write the PTX of the first seed here")
     given = parser.parse_args()
     if given.dump:
@@ -71,7 +83,10 @@ def main() -> int:
             found += 1
         if (start - given.seed) // given.batch % 50 == 49:
             print(f"… {start - given.seed + given.batch} programs, {time.monotonic() - started:.0f} s", file=sys.stderr)
-    print(f"{given.count} programs, {found} differences, {time.monotonic() - started:.0f} s")
+    seconds = time.monotonic() - started
+    print(f"{given.count} programs, {found} differences, {seconds:.0f} s")
+    if given.save:
+        save(given.device, given.seed, given.count, found, seconds)
     return int(bool(found))
 
 

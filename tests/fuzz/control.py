@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.fuzz.writer import FLOATS, INTS, Scope, Statements
+from tests.fuzz.warps import Exchanges
+from tests.fuzz.writer import FLOATS, INTS, Scope
 
 MAX_DEPTH = 3
 
 
-class Writer(Statements):
+class Writer(Exchanges):
     """One function's body, nested statements too."""
 
     def block(self, count: int) -> None:
@@ -15,9 +16,11 @@ class Writer(Statements):
         plain = [self.integer, self.integer, self.bits, self.floating, self.floating, self.mathematics, self.compare,
                  self.select, self.convert, self.convert, self.helper]  # fmt: skip
         if self.memory:
-            plain += [self.load, self.vector_load, self.store, self.local]
+            plain += [self.load, self.vector_load, self.store, self.local, self.shared, self.shared]
         nested = [self.branch, self.loop, self.switch]
         for _ in range(count):
+            if self.lanes and not self.depth and self.rng.random() < 0.1:
+                self.rng.choice((self.shuffle, self.shuffle, self.vote, self.reduction))()
             deep = self.depth < MAX_DEPTH and self.rng.random() < 0.15
             self.rng.choice(nested if deep else plain)()
 

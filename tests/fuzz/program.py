@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from tests.fuzz.control import Writer
+from tests.fuzz.warps import THREADS, shared_variable, spelled
 from tests.fuzz.writer import BITS, FLOATS, INTS, LOCALS, SLOTS
 
-THREADS = 48
 INPUT_BYTES = 2048 + 16
 OUTPUT_BYTES = THREADS * SLOTS * 8
 TID = "llvm.nvvm.read.ptx.sreg.tid.x"
@@ -17,7 +17,8 @@ TID = "llvm.nvvm.read.ptx.sreg.tid.x"
 
 @dataclass(frozen=True)
 class Program:
-    """One program. In `body` and `helpers`, `PTR` stands for the pointer type of buffers, `NAME` for its own name."""
+    """One program. In `body` and `helpers`, `PTR` stands for the pointer type of buffers, `NAME` for its own name; what
+    `warps.py` has written is spelled out for each backend."""
 
     seed: int
     body: str
@@ -36,6 +37,9 @@ def make(seed: int) -> Program:
         helpers.append(_helper(rng, declared, signatures, f"NAME.f{n}", result, params))
         signatures.append((f"NAME.f{n}", result, params))
     writer = Writer(rng, declared, signatures)
+    for t, name in (("i32", "NAME.int"), ("float", "NAME.float")):  # of the thread's number, for `warps.py`
+        helpers.append(_helper(rng, declared, [], name, t, ["i32"]))
+        writer.lanes[t] = name
     writer.memory = True
     writer.scope.values["i32"] = ["%tid"]
     writer.lines.append(f"  %own = mul i32 %tid, {SLOTS}")
@@ -43,6 +47,7 @@ def make(seed: int) -> Program:
     for k in range(LOCALS):
         at = writer.emit("ptr", f"getelementptr i32, ptr %local, i32 {k}", keep=False)
         writer.lines.append(f"  store i32 {k * 77}, ptr {at}")
+    writer.prepare()
     for t in INTS + FLOATS:
         writer.scope.values.setdefault(t, [])
         step = writer.emit("i32", f"mul i32 %tid, {rng.randrange(1, 3)}", keep=False)
@@ -62,6 +67,9 @@ def _helper(rng, declared, earlier, name: str, result: str, params: list[str]) -
     writer.depth = 1
     writer.block(rng.randrange(3, 12))
     value = writer.known(result)
+    if params == ["i32"] and result == "i32":  # of every lane something else
+        value = writer.emit("i32", f"xor i32 {value}, %a0", keep=False)
+        value = writer.emit("i32", f"mul i32 {value}, -1640531535", keep=False)
     arguments = ", ".join(f"{t} %a{k}" for k, t in enumerate(params))
     attributes = rng.choice(("noinline", "noinline", ""))
     body = "\n".join(writer.lines)
@@ -79,25 +87,30 @@ def _store_all(writer: Writer) -> None:
         writer.lines.append(f"  store {t} {value}, PTR {at}, align {BITS[t] // 8}")
 
 
-def _named(text: str, number: int, pointer: str) -> str:
-    return re.sub(r"\bPTR\b", pointer, text).replace("NAME", f"p{number}")
+def _named(text: str, number: int, device: bool, declared: set[str]) -> str:
+    pointer = "ptr addrspace(1)" if device else "ptr"
+    return spelled(re.sub(r"\bPTR\b", pointer, text).replace("NAME", f"p{number}"), device, declared)
 
 
 def device_module(programs: list[Program]) -> str:
     """LLVM IR for NVPTX: one kernel `k<n>` a program, a thread an index."""
+    declared = set().union(*(p.declared for p in programs))
     pointer = "ptr addrspace(1)"
     parts = ['target triple = "nvptx64-nvidia-cuda"', f"declare i32 @{TID}()"]
     for n, p in enumerate(programs):
         head = f"define ptx_kernel void @k{n}({pointer} %in, {pointer} %out) {{\nentry:\n  %tid = call i32 @{TID}()\n"
-        parts += [_named(p.helpers, n, pointer), head + _named(p.body, n, pointer) + "\n}"]
-    return "\n".join([*parts, *sorted(set().union(*(p.declared for p in programs)))])
+        parts += [shared_variable(f"p{n}", True), _named(p.helpers, n, True, declared)]
+        parts.append(head + _named(p.body, n, True, declared) + "\n}")
+    return "\n".join([*parts, *sorted(declared)])
 
 
 def host_module(programs: list[Program]) -> str:
     """LLVM IR for this machine: `k<n>(in, out)` runs all threads, one after the other."""
+    declared = set().union(*(p.declared for p in programs))
     parts = []
     for n, p in enumerate(programs):
-        body = f"define internal void @b{n}(ptr %in, ptr %out, i32 %tid) {{\nentry:\n{_named(p.body, n, 'ptr')}\n}}"
+        body = _named(p.body, n, False, declared)
+        body = f"define internal void @b{n}(ptr %in, ptr %out, i32 %tid) {{\nentry:\n{body}\n}}"
         loop = f"""define void @k{n}(ptr %in, ptr %out) {{
 entry:
   br label %loop
@@ -110,5 +123,5 @@ loop:
 done:
   ret void
 }}"""
-        parts += [_named(p.helpers, n, "ptr"), body, loop]
-    return "\n".join([*parts, *sorted(set().union(*(p.declared for p in programs)))])
+        parts += [shared_variable(f"p{n}", False), _named(p.helpers, n, False, declared), body, loop]
+    return "\n".join([*parts, *sorted(declared)])

@@ -14,13 +14,13 @@ from tests.instructions.runner import run
 
 HEAD = """# Approximate instructions: how far from the truth
 
-Every other instruction form of the CPU executor gives the bits that the GPU gave when `tests/instructions` was recorded
-({exact} forms, on an {device}). The forms below are approximations, whose results the PTX ISA leaves open within a
-bound. For each: the largest error against the true value over the recorded inputs, in units in the last place of the
-result, and the share of the ISA's bound that it uses (some bounds are absolute or relative errors, so that many ulp can
-be a small share, near a zero of the function). Inputs at the edges of the formats are in the forms named `edges`;
-zeros, infinities and NaN are the GPU's in all of them. `mma.sync` leaves the order of its sums open too: the executor
-is within 2⁻¹⁸ of the recorded sums of magnitude 16.
+The results of {recorded} instruction forms were recorded on an {device} (`tests/instructions`). For {exact} of them
+the CPU executor gives the same bits. The {approximate} below are approximations, whose results the PTX ISA leaves open
+within a bound. For each: the largest error against the true value over the recorded inputs, in units in the last place
+of the result, and the share of the ISA's bound that it uses (some bounds are absolute or relative errors, so that many
+ulp can be a small share, near a zero of the function). Inputs at the edges of the formats are in the forms named
+`edges`; zeros, infinities and NaN are the GPU's in all of them. The other {sums} are forms of `mma`, which leaves the
+order of its sums open: the executor is within 2⁻¹⁸ of the recorded sums of magnitude 16.
 
 Made by `python -m tests.instructions.report`; a test compares it with a fresh run.
 
@@ -44,11 +44,18 @@ def rows() -> list[str]:
     return sorted(lines)
 
 
+def counts() -> dict[str, int]:
+    """How many forms were recorded, and how many of these are exact, approximations, sums in any order."""
+    recorded = [FORMS[name] for name in record.load()[0]]
+    sums = sum(form.name.startswith("mma") and not form.exact for form in recorded)
+    exact = sum(form.exact for form in recorded)
+    return {"recorded": len(recorded), "exact": exact, "approximate": len(recorded) - exact - sums, "sums": sums}
+
+
 def text() -> str:
     """The whole page."""
     device = str(record.load()[2]["device"]).partition(",")[0].strip("\0 ")
-    exact = sum(f.exact for f in FORMS.values())
-    return HEAD.format(exact=exact, device=device) + "\n".join(rows()) + "\n"
+    return HEAD.format(device=device, **counts()) + "\n".join(rows()) + "\n"
 
 
 if __name__ == "__main__":

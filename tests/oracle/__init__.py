@@ -11,7 +11,7 @@ import numpy as np
 
 from ptxgen import nodes
 from ptxgen.parser import parse
-from tests.oracle import access, asynchronous, fields, floating, integer, matrix, select, warp  # noqa: F401  (HANDLERS)
+from tests.oracle import access, asynchronous, fields, floating, integer, matrix, select, tensor, warp  # noqa: F401  (HANDLERS)
 from tests.oracle.machine import Machine
 from tests.oracle.memory import Memory, OracleFault
 from tests.oracle.program import Program
@@ -67,6 +67,10 @@ class Oracle:
         """A copy of `source` in global memory."""
         return Array(self.memory, self.memory.add(source), np.empty_like(source, order="C"))
 
+    def tensor_map(self, source: Array, box: tuple[int, ...], **options: object) -> tensor.Map:
+        """A tensor map of an array; `element_strides`, `swizzle`, `oob_fill` as `Device.tensor_map` has them."""
+        return tensor.make(self.memory, source, box, **options)
+
     def module(self, text: str) -> OracleModule:
         """Any PTX the oracle can run."""
         return OracleModule(self, parse(text, "<oracle>"))
@@ -92,5 +96,5 @@ class OracleKernel:
 
     def launch(self, grid, block, args, shared=0, cluster=(1, 1, 1)) -> None:
         """Runs to the end."""
-        plain = [a.pointer if isinstance(a, Array) else a for a in args]
+        plain = [a.pointer if isinstance(a, Array) else a.data if isinstance(a, tensor.Map) else a for a in args]
         launch(self.module.parsed, self.entry, grid, block, plain, shared, cluster, self.module.device.memory)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.oracle import tensor
 from tests.oracle.access import space_of
 from tests.oracle.machine import Machine, handles
 from tests.oracle.memory import LOCAL, RANK_SHIFT, SHARED, OracleFault
@@ -90,7 +91,10 @@ def bulk(m: Machine, op: Op) -> None:
     if any(w in op for w in ("commit_group", "wait_group", "prefetch")):
         return
     if "tensor" in op:
-        raise OracleFault("tensor copies are not in the oracle")
+        sizes_ = tensor.copy(m, op)
+        if any("complete_tx" in w for w in op.mods) and not any("multicast" in w for w in op.mods):
+            complete(m, op.args[2], sizes_)
+        return
     spaces = [w.split(".")[0] for w in op.mods if w.split(".")[0] in ("global", "shared")]
     sizes = m.get(op.args[2], "u32").astype(int)
     to, source = m.at(op.args[0], spaces[0]), m.at(op.args[1], spaces[1])

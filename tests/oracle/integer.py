@@ -45,7 +45,7 @@ def integer_binary(m: Machine, op: Op) -> None:
                 out = clamp(big(a) + big(b) if op.name == "add" else big(a) - big(b), kind)
             if "cc" in op:
                 x, y = (big(v.view(f"u{v.itemsize}")) for v in (a, b))
-                m.carry[m.active] = (x + y >> WIDTH[kind] != 0) if op.name == "add" else x < y
+                m.carry[m.active] = (x + y >> WIDTH[kind] != 0) if op.name == "add" else x >= y
         elif op.name == "mul":
             product = a * b if "lo" in op else big(a) * big(b)
             if "wide" in op:
@@ -112,13 +112,13 @@ def _low24(v: int, kind: str) -> int:
 
 @handles("addc", "subc")
 def carried(m: Machine, op: Op) -> None:
-    """addc, subc with the carry flag; .cc writes it."""
+    """addc, subc with the carry flag, which a borrow clears; .cc writes it."""
     kind = f"u{WIDTH[op.type]}"
     a, b = (big(m.get(o, kind)) for o in op.args[1:3])
     carry = m.carry[m.active].astype(object)
-    total = a + b + carry if op.name == "addc" else a - b - carry
+    total = a + b + carry if op.name == "addc" else a - b - (1 - carry)
     if "cc" in op:
-        m.carry[m.active] = [v >> WIDTH[kind] != 0 for v in total]
+        m.carry[m.active] = [(v >> WIDTH[kind] != 0) == (op.name == "addc") for v in total]
     m.set(op.args[0], kind, wrap(total, kind))
 
 

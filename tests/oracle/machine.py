@@ -202,6 +202,8 @@ class Machine:
         address += np.uint64(place.offset % 2**64)
         if wide == "u32":
             address &= np.uint64(0xFFFFFFFF)
+        if space == "param":  # parameters of functions are in local memory here, those of entries in global
+            return np.where(address < np.uint64(2**32), address + np.uint64(LOCAL), address)
         return address + np.uint64({"shared": SHARED, "local": LOCAL}.get(space, 0))
 
     def spread(self, values: np.ndarray, fill: object = 0) -> np.ndarray:

@@ -24,6 +24,7 @@ class Memory:
     def __init__(self) -> None:
         self.bytes = np.zeros(256, np.uint8)
         self.owned = np.zeros(256, bool)
+        self.maps: dict[bytes, object] = {}  # tensor maps by what kernels are given
 
     def allocate(self, size: int) -> int:
         """Address of `size` fresh bytes."""

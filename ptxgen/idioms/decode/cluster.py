@@ -7,8 +7,8 @@ split: arrive when the mbarrier is ready, wait only before the first push.
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import SINK, Reg
 from ptxgen.idioms.decode.merge import Elements, Partial, combine, partials
-from ptxgen.values import SINK, Reg
 
 _PUSH = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
 
@@ -66,7 +66,7 @@ class Exchange:
         """Try once whether everything has come."""
         b = self.b
         done = b.reg("inbox_full", "pred")
-        b.op("mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64", done, self.ready[0], 0)
+        b.op("mbarrier.try_wait.parity.shared::cta.b64", done, self.ready[0], 0)
         return done
 
     def start(self) -> None:

@@ -6,6 +6,7 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms.decode import finish
 from ptxgen.idioms.decode.cluster import Exchange
 from ptxgen.idioms.decode.contract import Attention, Task
@@ -13,7 +14,6 @@ from ptxgen.idioms.decode.locate import Place
 from ptxgen.idioms.decode.merge import Elements, Partial, merge_warps, partial
 from ptxgen.idioms.decode.plan import Plan
 from ptxgen.idioms.decode.ticket import Splits
-from ptxgen.values import Reg, Shared
 
 
 def build_merges(
@@ -101,5 +101,9 @@ def _splits(
     with b.fragment("records_begin"):
         elements.locate()
         splits.begin(merged)
+    with b.fragment("records_read"):
+        splits.read()
+    with b.fragment("records_check"):
+        splits.check()
     with b.fragment("records_merge"):
         splits.merge(merged)

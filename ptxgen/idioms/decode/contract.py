@@ -16,8 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import DType
-from ptxgen.values import Reg, Shared
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -81,7 +81,8 @@ class LoopShape:
     takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the
     arena).
 
-    `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `overlay`: the partials may lie over
+    `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `stages`: tiles of a warp that bulk
+    copies bring to shared memory ahead of their use (0: loads go to registers). `overlay`: the partials may lie over
     the loop's own bytes; the loop then has a barrier of the CTA after its last tile and before it writes them.
     """
 
@@ -91,6 +92,7 @@ class LoopShape:
     shared: int = 0
     overlay: bool = False
     in_flight: int = 2
+    stages: int = 0
 
     @property
     def threads(self) -> int:
@@ -196,15 +198,16 @@ class Partials:
 class MainLoop(Protocol):
     """A main loop. `template` is the file to include, without `.ptx.j2`.
 
-    A loop that can issue loads before the length is known builds, when `task.early`, the fragment `early_loads` (K and
-    V only), or exposes `early_part`, a file to include in its place; and it may build `early_query`, which follows.
-    They stand before `lengths`. Without them everything stands in `template`.
+    A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`, a file to include
+    there (K and V only), and may build `early_query`, which follows. They stand before `lengths`. Without them
+    everything stands in `template`.
     """
 
     template: str
 
-    def shape(self, attention: Attention, target: Target, warps: int = 8) -> LoopShape | None:
-        """How it would run this attention on this target with at most so many warps; None when it cannot."""
+    def shape(self, attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
+        """How it would run this attention on this target with at most so many warps, and tiles in shared memory a warp;
+        None when it cannot."""
 
     def build(
         self, b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared

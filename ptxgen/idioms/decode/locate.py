@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.idioms.decode.contract import Attention, Task
 from ptxgen.idioms.decode.plan import Plan
-from ptxgen.values import Reg
 
 
 @dataclass(frozen=True)
@@ -116,21 +116,23 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
     return rows
 
 
-def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place, *, name: str, kind: str) -> None:
-    """The length and what follows from it: visible positions, the warp's tiles, which splits work.
-
-    `name` is the parameter: `kind` "scalar", "buffer" (one value) or "batch" (a value a sequence). Lengths below 0
-    count as 0, lengths above max_len as max_len.
-    """
+def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -> None:
+    """Start reading the length. `name` is the parameter: `kind` "scalar", "buffer" (one value) or "batch" (a value a
+    sequence)."""
     source = b.ld_param(name)
     if kind == "batch":
         assert where.sequence is not None
         b.op("mad.wide.u32", source, where.sequence, 4, source)
     if kind == "scalar":
-        b.op("max.s32", task.length, source, 0)
+        b.op("mov.b32", task.length, source)
     else:
         b.op("ld.global.s32", task.length, source[0])
-        b.op("max.s32", task.length, task.length, 0)
+
+
+def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place) -> None:
+    """What follows from the length: visible positions, the warp's tiles, which splits work. Lengths below 0 count as 0,
+    lengths above max_len as max_len."""
+    b.op("max.s32", task.length, task.length, 0)
     b.op("min.s32", task.length, task.length, attention.max_len)
     tile = plan.shape.tile
     shift = tile.bit_length() - 1
@@ -151,9 +153,13 @@ def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Pla
     assert where.works is not None
     assert where.split is not None
     assert where.splits is not None
-    b.note(f"splits that work now: a tile for each of {step} warps before another split does")
-    busy = _ceil_div(b, "splits_busy", span, step)
-    if plan.split_tiles:
+    if plan.split_tiles and not plan.grid:
+        b.note(f"splits that work now: {plan.split_tiles} tiles for each, whatever the batch")
+        busy = _ceil_div(b, "splits_busy", span, plan.split_tiles)
+    else:
+        b.note(f"splits that work now: a tile for each of {step} warps before another split does")
+        busy = _ceil_div(b, "splits_busy", span, step)
+    if plan.split_tiles and plan.grid:
         busy = _for_long_sequences(b, attention, plan, busy, span)
     b.op("max.u32", busy, busy, 1)
     b.op("min.u32", where.active, busy, where.splits)

@@ -23,10 +23,12 @@ def _available() -> tuple[MainLoop, ...]:
 LOOPS: tuple[MainLoop, ...] = _available()
 
 
-def choose(attention: Attention, target: Target, warps: int = 8) -> tuple[MainLoop, LoopShape] | None:
-    """The first loop that can run it, and how with at most so many warps; None when no loop can."""
+def choose(
+    attention: Attention, target: Target, warps: int = 8, stages: int = 0
+) -> tuple[MainLoop, LoopShape] | None:
+    """The first loop that can run it, and how with at most so many warps and stages; None when no loop can."""
     for loop in LOOPS:
-        shape = loop.shape(attention, target, warps)
+        shape = loop.shape(attention, target, warps, stages)
         if shape is not None:
             return loop, shape
     return None

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode.contract import Partials
-from ptxgen.values import Reg, Shared
 
 MINUS_INFINITY = float("-inf")
 

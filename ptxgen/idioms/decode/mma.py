@@ -1,6 +1,7 @@
-"""The tensor-core main loop: 16-byte loads straight into mma fragments, no shared memory and no barrier between warps.
+"""The tensor-core main loop: 16-byte loads straight into mma fragments, or out of stages in shared memory that bulk
+copies fill (`mma_stages`); no barrier between warps.
 
-For sm_80 and later, and caches of f16, bf16, int8, and e4m3 where the hardware converts it.
+For sm_80 and later, and caches of f16, bf16, e4m3 and int8.
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder, Fragment
+from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.decode.contract import Attention, LoopShape, Partials, Task
-from ptxgen.idioms.decode.mma_layout import TILE, UNIT_REGISTERS, Ring, ring_of
+from ptxgen.idioms.decode.mma_layout import TILE, UNIT_REGISTERS, Ring, ring_of, tile_ring
 from ptxgen.idioms.decode.mma_load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.idioms.decode.mma_query import Query
-from ptxgen.idioms.decode.mma_registers import layout_of, left_for_loads, stages_query
+from ptxgen.idioms.decode.mma_registers import budget_for_loads, layout_of, left_for_loads, stages_query
+from ptxgen.idioms.decode.mma_stages import ALIGN, Stages, stage_bytes, stages_for
 from ptxgen.idioms.decode.mma_step import Step
 from ptxgen.idioms.decode.mma_store import store_partials
 from ptxgen.targets import Target
-from ptxgen.values import Shared
 
 template = "decode_mma"
 
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128
-_PARTIALS_LIMIT = 96 * 1024  # bytes; a CTA with more takes half the warps
+_PARTIALS_LIMIT = 160 * 1024  # bytes; a CTA with more takes fewer warps
+_WARPS_OF_255 = 8  # so many have all of a thread's registers
+_TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
 
 
 @dataclass(frozen=True)
@@ -65,30 +69,55 @@ def head_tiles(attention: Attention) -> int:
     return tiles
 
 
-def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape | None:
+def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
     """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
-    dtype = attention.kv_dtype.name
-    needs = {"f16": "sm_80", "bf16": "sm_80", "s8": "sm_80", "e4m3": "sm_89"}.get(dtype)
-    if needs is None or not target.includes_any((needs,)):
+    if attention.kv_dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
         return None
     parts = -(-attention.group // (8 * head_tiles(attention)))
     heads = -(-attention.group // parts)
-    if left_for_loads(attention, heads, warps) < 2 * UNIT_REGISTERS:
-        return None
+    while budget_for_loads(attention, heads, warps, target) < _needed(attention, warps):
+        if warps <= _WARPS_OF_255 or attention.kv_dtype.bytes == 2:
+            return None  # f16 by the other loop; bytes cost it too much
+        warps = _fewer(warps)
     tiles = -(-attention.max_len // TILE)
     while warps > 1 and warps > tiles:
-        warps //= 2
-    limit = min(_PARTIALS_LIMIT, target.shared_limit)
+        warps = _fewer(warps)
+    limit = min(_PARTIALS_LIMIT, target.shared_limit * 3 // 4)  # the merges want some, too
     staged = Query.staged_bytes(attention, heads) if stages_query(attention, heads) else 0
     while warps > 1 and Partials(warps, heads, attention.head_dim).bytes + staged > limit:
-        warps //= 2
-    return LoopShape(warps, heads, TILE, staged)
+        warps = _fewer(warps)
+    if not stages_for(attention, target):
+        return LoopShape(warps, heads, TILE, staged)
+    start, size = _stages_start(staged), stage_bytes(attention)
+    merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and mbarriers
+    room = target.shared_limit - merges - Partials(warps, heads, attention.head_dim).bytes - start
+    stages = max(0, min(stages, room // (warps * size), -(-tiles // warps)))
+    return LoopShape(warps, heads, TILE, start + warps * stages * size if stages else staged, stages=stages)
+
+
+def _stages_start(staged: int) -> int:
+    """Where the stages begin, behind a staged query."""
+    return -(-staged // ALIGN) * ALIGN
+
+
+def _fewer(warps: int) -> int:
+    """The next smaller power of two."""
+    return 1 << ((warps - 1).bit_length() - 1)
+
+
+def _needed(attention: Attention, warps: int) -> int:
+    """Registers for loads without which the loop is not worth its while: of more warps, each has a whole tile."""
+    whole = sum(unit.registers for unit in layout_of(attention).units)
+    return 2 * UNIT_REGISTERS if warps <= _WARPS_OF_255 or attention.kv_dtype.bytes == 2 else whole
 
 
 def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
     """Build the fragments that `decode_mma.ptx.j2` places."""
+    if shape.stages:
+        _build_staged(b, attention, shape, task, partials, arena)
+        return
     tiles = -(-attention.max_len // TILE)
-    budget = min(left_for_loads(attention, shape.heads, shape.warps), _MOST_IN_FLIGHT)
+    budget = min(budget_for_loads(attention, shape.heads, shape.warps, b.target), _MOST_IN_FLIGHT)
     ring = ring_of(layout_of(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
     loader = Loader(b, attention, task, ring)
     staged = stages_query(attention, shape.heads)
@@ -102,6 +131,60 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
         if attention.alibi:
             step.load_slopes(shape)
     b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
+    with b.fragment("acc_store"):
+        store_partials(step, partials, arena)
+
+
+def _build_staged(
+    b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
+) -> None:
+    """The same with tiles that come through shared memory: the fragments of `decode_mma_staged.ptx.j2`."""
+    ring = tile_ring(layout_of(attention), min(left_for_loads(attention, shape.heads, shape.warps), _TILE_REGISTERS))
+    in_shared = stages_query(attention, shape.heads)
+    start = _stages_start(Query.staged_bytes(attention, shape.heads) if in_shared else 0)
+    stages = Stages(b, attention, shape, task, ring, arena, start)
+    query = Query(b, attention, shape, task, ring.layout, shared=in_shared)
+    step = Step(b, attention, task, ring, stages, query)
+    blind = task.early and not task.late_newest
+    with b.fragment("kv_prepare"):
+        stages.prepare()
+        stages.point()
+        if task.late_newest:
+            stages.strides()
+            stages.bring_older()
+        else:
+            tiles = -(-attention.max_len // TILE)
+            stages.exists(tiles if blind else task.tile_end)
+            stages.bring(stages.first_stage, stages.first_bell)
+        if blind:
+            b.op("mov.pred", "tile_brought", stages.live)
+    with b.fragment("kv_rest"):
+        if task.late_newest:
+            stages.bring_newest()
+        else:
+            stages.strides()
+            stages.bring_rest()
+    if task.early:
+        b.expose(early_part="decode_mma_staged_early.ptx.j2")
+    if blind:
+        with b.fragment("stage_poll_first"):
+            b.expose(first_full=stages.poll_first())
+    with b.fragment("stage_begin"):
+        stages.begin()
+    _query(b, query, arena, early=task.early)
+    with b.fragment("run_start"):
+        step.start()
+        b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
+        if attention.alibi:
+            step.load_slopes(shape)
+    with b.fragment("stage_poll"):
+        stages.poll()
+    with b.fragment("stage_read"):
+        stages.read_first()
+    with b.fragment("stage_next"):
+        stages.release()
+        stages.turn()
+    b.expose(turn=_turn(b, attention, task, ring, step, 0), main_loop="decode_mma_staged.ptx.j2")
     with b.fragment("acc_store"):
         store_partials(step, partials, arena)
 

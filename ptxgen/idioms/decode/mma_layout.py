@@ -199,3 +199,8 @@ def ring_of(layout: TileLayout, budget: int, most_tiles: int) -> Ring:
     depth = max(2, min(budget // UNIT_REGISTERS, 4))
     padding = -len(layout.units) % depth
     return Ring(layout, layout.units + (Unit("v", ()),) * padding, depth)
+
+
+def tile_ring(layout: TileLayout, budget: int) -> Ring:
+    """Registers for one tile, or for as many of its units as the budget holds: of a tile that is in shared memory."""
+    return Ring(layout, layout.units, max(2, min(len(layout.units), budget // UNIT_REGISTERS)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
 from ptxgen.idioms.decode.mma_layout import K_ROWS, TILE, V_ROWS, Block, Placed, Ring
-from ptxgen.values import Reg
 
-LOAD = "ld.global.nc.L1::no_allocate"
-ORDERED_LOAD = "ld.global.L1::no_allocate"  # not before the wait for a kernel ahead; `nc` may move there
+LOAD = "ld.global.nc.L1::no_allocate.L2::128B"
+ORDERED_LOAD = "ld.global.L1::no_allocate.L2::128B"  # not before the wait for a kernel ahead; `nc` may move there
 FRESH_LOAD = "ld.relaxed.gpu.global"  # sees what was written while this kernel ran
 PREFETCH = "prefetch.global.L2"  # brings a line nearer; what is read later is what is there then
 Kind = tuple[str, int, bool]  # k or v, bytes a lane, repeated: what decides a lane's offset in a row
@@ -100,7 +100,8 @@ class Loader:
             b.note("rows that are not loaded count as zeros")
             for register in self.kv:
                 b.op("mov.b32", register, 0)
-        b.op("setp.lt.s32", self.live, self.next, -(-attention.max_len // TILE) if blind else task.tile_end)
+        tiles = -(-attention.max_len // TILE)
+        b.op("setp.lt.s32", self.live, self.next, tiles if blind else task.tile_end)
         if attention.page_size:
             assert self.page is not None
             b.op("mov.b32", self.page, 0)
@@ -231,6 +232,13 @@ class Loader:
                         pointer[offset],
                         pred=guards[row],
                     )
+
+    def refill(self, position: int) -> None:
+        """Issue what takes the place of the unit just consumed."""
+        target = position + self.ring.depth
+        if target % len(self.ring.units) == 0:
+            self.next_tile()
+        self.issue(target)
 
     def register(self, position: int, placed: Placed, index: int) -> Reg:
         """The register of a block of the unit at this position of the stream."""

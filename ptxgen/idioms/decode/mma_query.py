@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg, RegArray, Shared
 from ptxgen.dtypes import DType, bf16, f16
 from ptxgen.idioms import convert
+from ptxgen.idioms.decode import mma_convert
 from ptxgen.idioms.decode.contract import Attention, LoopShape, Task
 from ptxgen.idioms.decode.mma_layout import Block, TileLayout
-from ptxgen.values import Addr, Reg, RegArray, Shared
 
 CHUNK = 8  # elements that a thread stages at a time
 
@@ -63,6 +64,8 @@ class Query:
                 start = tile * query_words(self.layout) + first
                 offset = block.first_dim * self.attention.q_dtype.bytes
                 self._convert(self.words[start : start + count], bases[key], offset)
+                if self._alternates:
+                    self._alternate(self.words[start : start + count])
             first += block.elements // 2
 
     def _head_row(self, tile: int, rows: Reg, pitch: int) -> Reg:
@@ -101,6 +104,20 @@ class Query:
         convert.unpack(b, values, raw, have)
         convert.pack(b, words, values, self.dtype)
 
+    @property
+    def _alternates(self) -> bool:
+        """Whether the pairs of every four elements are those of K that `mma_convert.alternates` speaks of."""
+        return mma_convert.alternates(self.attention.kv_dtype, self.b.target)
+
+    def _alternate(self, words: tuple[Reg, ...], pred: Reg | None = None) -> None:
+        """Pairs (0, 1), (2, 3) of every four elements to (0, 2), (1, 3)."""
+        b = self.b
+        for first, second in zip(words[::2], words[1::2], strict=False):
+            odd = convert.scratch(b, "q_odd", "b32")
+            b.op("prmt.b32", odd, first, second, mma_convert.HIGH_HALVES)
+            b.op("prmt.b32", first, first, second, mma_convert.LOW_HALVES, pred=pred)
+            b.op("mov.b32", second, odd, pred=pred)
+
     def _temporaries(self, name: str, type: str, count: int) -> tuple[Reg, ...]:
         """The first `count` registers of an array that is as large as any block needs."""
         if name not in self.b.arrays:
@@ -131,6 +148,12 @@ class Query:
         words = b.array("q_staged", "b32", CHUNK // 2).regs
         self._convert(words, source, 0)
         head = b.op("div.u32", "q_staged_head", chunk, chunks)
+        if self._alternates:
+            whole = None
+            if attention.head_dim % 16:  # the last 8 elements of a row are single pairs of lanes
+                rest = b.op("mad.lo.s32", "q_staged_rest", head, -chunks, chunk)
+                whole = b.op("setp.lt.u32", "q_staged_whole", rest, chunks - 1)
+            self._alternate(words, whole)
         place = b.op("mov.u32", "q_place", arena)
         b.op("mad.lo.u32", place, head, self.pitch - 16 * chunks, place)
         b.op("mad.lo.u32", place, chunk, 16, place)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from ptxgen.idioms.decode.contract import Attention
 from ptxgen.idioms.decode.mma_layout import TileLayout, tile_layout
 from ptxgen.idioms.decode.mma_query import query_words
+from ptxgen.targets import Target
 
 _FILE = 65536  # registers of an SM
 _MOST = 255  # of a thread
 _SPARE = 2
+_SPARE_120 = 24  # more on sm_120 and its kin, where nvJitLink 13.5 moves loads ahead until it spills what the loop does
+_MOST_OUTPUTS = 64  # not use: of rows in vectors of several lengths, and beyond so many accumulators
 _FIXED = 26  # tile numbers, lengths, lane numbers, addresses
 _SOFTMAX = 22  # of an 8-head tile: scores twice, tops, weights, maxima, limits, sums
 _FRAGMENT = 6  # an A fragment in the making
@@ -37,10 +40,22 @@ def left_for_loads(attention: Attention, heads: int, warps: int) -> int:
     return most - used
 
 
+def budget_for_loads(attention: Attention, heads: int, warps: int, target: Target) -> int:
+    """`left_for_loads`, less what the assembler of a target wastes."""
+    layout, left = layout_of(attention), left_for_loads(attention, heads, warps)
+    wasteful = _kinds(layout) > 2 or 4 * layout.output_tiles * -(-heads // 8) > _MOST_OUTPUTS
+    return left - _SPARE_120 if wasteful and target.includes_any(("sm_120",)) else left
+
+
+def _kinds(layout: TileLayout) -> int:
+    """Kinds of block, of K and of V: 2 where all vectors are of one length."""
+    return len({(block.kind, block.width, block.repeats) for block in (*layout.k_blocks, *layout.v_blocks)})
+
+
 def _pointers(attention: Attention, layout: TileLayout) -> int:
     """64-bit addresses: one a kind of block, again for its scales, again for where a lane starts in any page; and what
     vectors of different lengths leave unused between them."""
-    kinds = len({(block.kind, block.width, block.repeats) for block in (*layout.k_blocks, *layout.v_blocks)})
+    kinds = _kinds(layout)
     unused = 2 * (kinds - 2)
     kinds *= 2 if attention.quantised else 1
     if attention.page_size:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode import mma_convert
 from ptxgen.idioms.decode.contract import LOG2E, Attention, LoopShape, Task
 from ptxgen.idioms.decode.mma_layout import TILE, Placed, Ring
 from ptxgen.idioms.decode.mma_load import Loader
 from ptxgen.idioms.decode.mma_query import Query
-from ptxgen.values import Reg, RegArray
+from ptxgen.idioms.decode.mma_stages import Stages
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
 MINUS_INFINITY = float("-inf")
@@ -22,7 +23,9 @@ class Step:
     A lane holds, of every 8-head tile, heads 2q and 2q + 1: scores of tokens g and g + 8, and output dims by g.
     """
 
-    def __init__(self, b: Builder, attention: Attention, task: Task, ring: Ring, loader: Loader, query: Query) -> None:
+    def __init__(
+        self, b: Builder, attention: Attention, task: Task, ring: Ring, loader: Loader | Stages, query: Query
+    ) -> None:
         self.b, self.attention, self.task, self.ring = b, attention, task, ring
         self.loader, self.query = loader, query
         self.tiles = query.tiles
@@ -49,7 +52,7 @@ class Step:
         for register in (*self.run_max, *self.run_limit):
             self.b.op("mov.f32", register, MINUS_INFINITY)
         self.b.op("mov.b32", self.ones, _ONES[self.query.dtype.name], note="1, 1")
-        mma_convert.constants(self.b, self.attention.kv_dtype.name)
+        mma_convert.constants(self.b, self.attention.kv_dtype)
 
     # -- scores ------------------------------------------------------------------------------------------------------
 
@@ -62,7 +65,7 @@ class Step:
             position = turn * len(self.ring.units) + index
             for placed in unit.blocks:
                 done = self._block_scores(position, placed, done)
-            self._refill(position)
+            self.loader.refill(position)
         for even, odd in zip(self.score, self.odd, strict=False):
             self.b.op("add.f32", even, even, odd)
 
@@ -72,7 +75,7 @@ class Step:
         for row, name in enumerate(("score_k", "score_k8_")):
             words = [self.loader.register(position, placed, block.word(row, i)) for i in range(block.words)]
             scale = self.loader.register(position, placed, block.scale(row)) if block.scaled else None
-            rows.append(mma_convert.k_pairs(b, self.attention.kv_dtype.name, words, block.elements, scale, name))
+            rows.append(mma_convert.k_pairs(b, self.attention.kv_dtype, words, block.elements, scale, name))
         for step in range(block.steps):
             for tile in range(self.tiles):
                 into = self.odd if self.chains == 2 and done % 2 else self.score.regs
@@ -89,13 +92,6 @@ class Step:
     def _mma(self, depth: str) -> str:
         name = self.query.dtype.name
         return f"mma.sync.aligned.m16n8{depth}.row.col.f32.{name}.{name}.f32"
-
-    def _refill(self, position: int) -> None:
-        """Issue what takes the place of the unit just consumed."""
-        target = position + self.ring.depth
-        if target % len(self.ring.units) == 0:
-            self.loader.next_tile()
-        self.loader.issue(target)
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +255,7 @@ class Step:
             position = turn * len(self.ring.units) + index
             for placed in self.ring.units[index].blocks:
                 self._block_values(position, placed)
-            self._refill(position)
+            self.loader.refill(position)
 
     def _block_values(self, position: int, placed: Placed) -> None:
         block = placed.block
@@ -269,7 +265,7 @@ class Step:
         scales = [self.loader.register(position, placed, block.scale(r)) for r in range(4)] if block.scaled else None
         before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.index])
         for step in range(block.steps):
-            a = mma_convert.v_fragments(self.b, self.attention.kv_dtype.name, rows, step, scales)
+            a = mma_convert.v_fragments(self.b, self.attention.kv_dtype, rows, step, scales)
             for tile in range(self.tiles):
                 acc = self.output(before + step, tile)
                 self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], acc)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg, Shared
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode.contract import Partials
 from ptxgen.idioms.decode.mma_layout import Block
 from ptxgen.idioms.decode.mma_step import Step
-from ptxgen.values import Addr, Reg, Shared
 
 
 def store_partials(step: Step, partials: Partials, arena: Shared) -> None:

@@ -1,12 +1,11 @@
-"""Which geometry an attention gets: main loop, warps, clusters, splits. Data and arithmetic on capacities, no code.
+"""Which geometry an attention gets: main loop, warps, clusters, splits. Arithmetic on capacities; the data are the
+tuning table's (`ptxgen.tuning`).
 
-The same attention, target and batching give the same plan, whatever the lengths are at run time.
+The same attention, target, batching and table give the same plan, whatever the lengths are at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ptxgen.errors import SpecError
@@ -15,6 +14,7 @@ from ptxgen.idioms.decode.contract import Attention, LoopShape, MainLoop, Partia
 from ptxgen.launch import Extent
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
+from ptxgen.tuning import Choice, Model, Shape, in_force
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Plan:
     or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
     time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
     unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
+    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits.
     """
 
     loop: MainLoop
@@ -72,41 +73,66 @@ class Plan:
 
 def chip_of(target: Target) -> Chip:
     """The row of `CHIPS` for a target."""
-    found = [chip for name, chip in CHIPS.items() if target.includes(parse_target(name))]
-    return found[-1]
+    return _chip(target)[1]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What of a plan is a matter of speed, all upper bounds: warps of a CTA, CTAs of a cluster, CTAs of the grid that
-    units may be split into, tiles a warp has in flight."""
-
-    warps: int
-    cluster: int
-    grid: int
-    in_flight: int
+def chip_name(target: Target) -> str:
+    """The name of that row."""
+    return _chip(target)[0]
 
 
-# Bounds of the default choice, in tiles of the visible positions and in CTAs, from measurements on an H200.
-_SHORT = 64  # up to here all is latency: one cluster of small CTAs a unit
-_MIDDLE = 384  # up to here one cluster a unit beats records, where the units' clusters fill a third of the chip
-_MANY = 24  # CTAs a unit gets: from here on pairs of CTAs merge before they leave records
-_BYTES_IN_FLIGHT = 8192  # of a warp
-_SPLIT_POSITIONS = 4096  # of a split of a long sequence in a batch
+def _chip(target: Target) -> tuple[str, Chip]:
+    return [(name, chip) for name, chip in CHIPS.items() if target.includes(parse_target(name))][-1]
 
 
-def default_choice(attention: Attention, chip: Chip, shape: LoopShape, units: int, *, batched: bool) -> Choice:
-    """What to do about an attention that no table names."""
-    tiles = _visible_tiles(attention, shape)
-    in_flight = max(1, _BYTES_IN_FLIGHT // (2 * shape.tile * attention.row_bytes))
+# Outputs of so many values make long records: then pairs of CTAs merge first, if a unit gets so many CTAs.
+_WIDE, _MANY_OF_WIDE = 1024, 16
+
+
+def default_choice(
+    attention: Attention, chip: Chip, model: Model, shape: LoopShape, *, batched: bool, invariant: bool = False
+) -> Choice:
+    """What to do about an attention that no row of the table names."""
+    tiles, units = _visible_tiles(attention, shape), _units(attention, shape)
+    in_flight = max(1, model.bytes_in_flight // (2 * shape.tile * attention.row_bytes))
     share = max(1, chip.sms // units)
+    warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
     if chip.cluster > 1 and not batched:
-        if tiles <= _SHORT:
-            return Choice(4, chip.cluster, min(chip.cluster, share) * units, in_flight)
-        if tiles <= _MIDDLE and chip.sms // 3 <= chip.cluster * units <= chip.sms:
-            return Choice(8, chip.cluster, chip.cluster * units, in_flight)
-        return Choice(8, 2 if share >= _MANY else 1, chip.sms, in_flight)
-    return Choice(4 if tiles <= _SHORT else 8, 1, chip.sms, in_flight)
+        whole = chip.cluster * units  # CTAs when each unit has one cluster
+        fills = tiles <= model.middle and chip.sms // 3 <= whole
+        room = whole * 8 <= chip.sms * 7  # not every GPC has the multiprocessors for two clusters of eight
+        if room and model.tiny < tiles and (tiles <= model.single or fills):
+            warps, cluster, grid = 8, chip.cluster, whole
+        elif tiles <= model.short:
+            cluster, grid = chip.cluster, min(chip.cluster, share) * units
+        elif share >= model.many or (share >= _MANY_OF_WIDE and shape.heads * attention.head_dim >= _WIDE):
+            cluster, grid = 2, chip.sms - chip.sms % 16  # what clusters of two find room for at once
+    if invariant and tiles <= model.short:  # the batch may be one sequence: a cluster gives it more CTAs
+        cluster = min(chip.cluster, 4)
+    return Choice(warps, cluster, grid, in_flight, model.invariant_positions if invariant else model.split_positions)
+
+
+def choice_of(
+    attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
+) -> Choice:
+    """What the table in force says of an attention on a target."""
+    (sm, chip), table = _chip(target), in_force()
+    _, shape = _loop(attention, target, 8)
+    default = default_choice(attention, chip, table.model(sm), shape, batched=batched, invariant=invariant)
+    shape_asked = shape_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
+    return table.choose(shape_asked, default)
+
+
+def shape_of(
+    attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
+) -> Shape:
+    """What rows of a table are matched against."""
+    return Shape(
+        sm=chip_name(target), head_dim=attention.head_dim, group=attention.group, n_kv_heads=attention.n_kv_heads,
+        kv_dtype=attention.kv_dtype.name, kv_bytes=attention.kv_dtype.bytes,
+        capacity=attention.window or attention.max_len, batched=batched, paged=attention.page_size > 0,
+        invariant=invariant, programmatic=programmatic,
+    )  # fmt: skip
 
 
 def _visible_tiles(attention: Attention, shape: LoopShape) -> int:
@@ -115,29 +141,18 @@ def _visible_tiles(attention: Attention, shape: LoopShape) -> int:
     return -(-visible // shape.tile)
 
 
-_forced: Choice | None = None
+def plan(
+    attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
+) -> Plan:
+    """The plan of an attention; `invariant`: the same for a sequence in every batch. `programmatic`: for launches that
+    overlap, which want CTAs that leave room for the next kernel's.
 
-
-@contextmanager
-def forced(choice: Choice) -> Iterator[None]:
-    """Every plan within takes this choice (for tuning; what `generate` has cached must be forgotten)."""
-    global _forced
-    before, _forced = _forced, choice
-    try:
-        yield
-    finally:
-        _forced = before
-
-
-def plan(attention: Attention, target: Target, *, batched: bool) -> Plan:
-    """The plan of an attention. Raises `SpecError` when no main loop runs it on the target."""
+    Raises `SpecError` when no main loop runs it on the target.
+    """
     chip = chip_of(target)
-    choice = _forced
-    if choice is None:
-        _, shape, units = _columns(attention, target, 8)
-        choice = default_choice(attention, chip, shape, units, batched=batched)
-    loop, shape, units = _columns(attention, target, choice.warps)
-    shape = replace(shape, in_flight=choice.in_flight)
+    choice = choice_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
+    loop, shape = _loop(attention, target, choice.warps, choice.stages)
+    shape, units = replace(shape, in_flight=choice.in_flight), _units(attention, shape)
     useful = max(1, -(-_visible_tiles(attention, shape) // shape.warps))  # CTAs that have a tile for every warp
     ctas = min(useful, max(1, choice.grid // units))
     cluster = 1
@@ -145,11 +160,17 @@ def plan(attention: Attention, target: Target, *, batched: bool) -> Plan:
         cluster *= 2
     most = ctas // cluster
     share: Extent = most
-    if batched and most > 1:
+    if batched and not invariant and most > 1:
         share = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
     parts = units // attention.n_kv_heads
-    split_tiles = _SPLIT_POSITIONS // shape.tile
+    split_tiles = max(1, choice.split_positions // shape.tile)
     long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
+    if invariant:
+        most = min(most, long_splits)
+        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles)
+    if not batched:  # no more in flight than a warp ever gets
+        turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
+        shape = replace(shape, in_flight=min(shape.in_flight, turns))
     if not batched or long_splits == 1:
         return Plan(loop, shape, parts, cluster, share, most, attention.head_dim)
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
@@ -158,10 +179,14 @@ def plan(attention: Attention, target: Target, *, batched: bool) -> Plan:
     )
 
 
-def _columns(attention: Attention, target: Target, warps: int) -> tuple[MainLoop, LoopShape, int]:
-    """The main loop, its shape, and the units of one sequence."""
-    chosen = loops.choose(attention, target, warps)
+def _loop(attention: Attention, target: Target, warps: int, stages: int = 0) -> tuple[MainLoop, LoopShape]:
+    """The main loop and its shape."""
+    chosen = loops.choose(attention, target, warps, stages)
     if chosen is None:
         raise SpecError(f"kv_dtype: no main loop for {attention.kv_dtype} on {target}")
-    loop, shape = chosen
-    return loop, shape, attention.n_kv_heads * -(-attention.group // shape.heads)
+    return chosen
+
+
+def _units(attention: Attention, shape: LoopShape) -> int:
+    """Units of one sequence."""
+    return attention.n_kv_heads * -(-attention.group // shape.heads)

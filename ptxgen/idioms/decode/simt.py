@@ -8,6 +8,7 @@ that is loaded. K of the next tile loads from when the scores are done, V from w
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.decode.contract import Attention, LoopShape, Partials, Task
 from ptxgen.idioms.decode.simt_layout import lanes_of
@@ -15,17 +16,17 @@ from ptxgen.idioms.decode.simt_load import Loader
 from ptxgen.idioms.decode.simt_query import Query
 from ptxgen.idioms.decode.simt_step import Step
 from ptxgen.targets import Target
-from ptxgen.values import Shared
 
 template = "decode_simt"
 
+MOST_WARPS = 8  # for which `simt_layout` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 
-def shape(attention: Attention, target: Target, warps: int = 8) -> LoopShape:
-    """How this loop runs an attention; it runs all."""
+def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape:
+    """How this loop runs an attention; it runs all, without stages."""
     lanes = lanes_of(attention, target)
-    tiles = -(-attention.max_len // lanes.tile)
+    warps, tiles = min(warps, MOST_WARPS), -(-attention.max_len // lanes.tile)
     while warps > 1 and warps > tiles:
         warps //= 2
     staged = Query.staged_bytes(attention, lanes)
@@ -56,8 +57,11 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
             step.load_slopes()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
     _tile(b, attention, task, loader, step)
-    with b.fragment("acc_collect"):
-        step.collect()
+    if lanes.token_lanes > 1:
+        with b.fragment("acc_collect_start"):
+            step.collect_start()
+        with b.fragment("acc_collect"):
+            step.collect()
     with b.fragment("acc_store"):
         step.store(partials, arena)
 

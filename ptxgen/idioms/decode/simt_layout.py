@@ -18,6 +18,7 @@ from ptxgen.targets import target as parse_target
 MOST_HEADS = 8  # query heads of a CTA
 _BOOKKEEPING = 36  # pointers, tile numbers, addresses of shared memory, and what the assembler needs to schedule
 _LEAST_TILE, _MOST_TILE = 2, 64  # positions; a page holds a multiple of 16
+_WHOLE = 16  # a cache of fewer positions still gets a tile of so many
 _LINE = 128  # bytes of a cache line: shorter runs of a row cost more requests
 
 
@@ -126,7 +127,9 @@ def budget_of(target: Target) -> Budget:
 def lanes_of(attention: Attention, target: Target) -> Lanes:
     """The best way for an attention; as many of a group's heads as registers allow, in equal parts."""
     budget = budget_of(target)
-    most_tile = 16 if attention.page_size else _MOST_TILE
+    visible = min(attention.max_len, attention.window) if attention.window else attention.max_len
+    enough = 1 << (visible - 1).bit_length()  # a tile that holds all
+    most_tile = 16 if attention.page_size else min(max(enough, _WHOLE), _MOST_TILE)
     for parts in range(-(-attention.group // MOST_HEADS), attention.group + 1):
         heads = -(-attention.group // parts)
         one = Lanes(

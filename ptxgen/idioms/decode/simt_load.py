@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
 from ptxgen.idioms.decode.simt_layout import Lanes
-from ptxgen.values import Reg, RegArray
 
 FRESH_LOAD = "ld.relaxed.gpu.global"  # sees what was written while this kernel ran
 

@@ -7,13 +7,13 @@ branch; sums and outputs are the lane's own until the end.
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode.contract import LOG2E, Attention, Partials, Task
 from ptxgen.idioms.decode.simt_layout import Lanes
 from ptxgen.idioms.decode.simt_load import Loader, Rows
 from ptxgen.idioms.decode.simt_query import Query
-from ptxgen.values import Reg, Shared
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much
 MINUS_INFINITY = float("-inf")
@@ -264,13 +264,19 @@ class Step:
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
+    def collect_start(self) -> None:
+        """The least distance of lanes whose positions lie side by side."""
+        self.b.op("mov.u32", scratch(self.b, "acc_distance", "u32"), self.lanes.dim_lanes)
+
     def collect(self) -> None:
-        """Sums and outputs over the lanes whose positions lie side by side."""
+        """Sums and outputs over the lanes at `%acc_distance` from each other, and the next distance: a loop's body."""
         b, other = self.b, scratch(self.b, "score_other", "f32")
+        distance = b.registers["acc_distance"]
         for register in (*self.run_sum, *self.acc):
-            for distance in self._token_distances():
-                b.op("shfl.sync.bfly.b32", other, register, distance, 31, -1)
-                b.op("add.f32", register, register, other)
+            b.op("shfl.sync.bfly.b32", other, register, distance, 31, -1)
+            b.op("add.f32", register, register, other)
+        b.op("shl.b32", distance, distance, 1)
+        b.op("setp.lt.u32", "acc_more", distance, 32)
 
     def store(self, partials: Partials, arena: Shared) -> None:
         """Maxima, sums and outputs to shared memory, by the lanes of the first position."""

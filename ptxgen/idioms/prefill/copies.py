@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.tiles import pitch
-from ptxgen.values import Addr, Reg
 
 SCALE_GROUP = 32  # int8 values that share a scale
 Place = tuple[Reg, int]  # an address in shared memory: a register and a constant

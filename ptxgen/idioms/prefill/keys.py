@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
 from ptxgen.idioms.prefill.copies import Place, RowCopy
 from ptxgen.idioms.prefill.rows import Rows
 from ptxgen.idioms.prefill.sources import Contiguous, Paged
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention

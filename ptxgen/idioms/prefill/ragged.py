@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.values import Or, Reg
+from ptxgen.builder.values import Or, Reg
 
 if TYPE_CHECKING:
     from ptxgen.idioms.prefill.rows import Rows

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.ragged import Ragged
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention

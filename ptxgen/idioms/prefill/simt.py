@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
@@ -17,7 +18,6 @@ from ptxgen.idioms.prefill.queries import QueryTile
 from ptxgen.idioms.prefill.rows import Rows
 from ptxgen.idioms.prefill.softmax import Score, Softmax
 from ptxgen.idioms.prefill.tiles import SimtTile, dynamic, pitch
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention
@@ -185,8 +185,6 @@ class SimtLoop:
         with b.fragment("advance"):
             b.op("mov.s32", self.tile_start, b.registers["next_start"])
             self.kv.advance()
-            b.note("the probabilities have been read")
-            b.op("bar.warp.sync", -1)
 
     def _finish(self) -> None:
         b, spec = self.b, self.spec

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import f16
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.copies import SCALE_GROUP, RowCopy
 from ptxgen.idioms.prefill.rows import Rows, divide
-from ptxgen.values import Addr, Reg
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention

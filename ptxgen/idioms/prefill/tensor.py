@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.keys import KeyTiles
@@ -18,7 +19,6 @@ from ptxgen.idioms.prefill.rows import Rows
 from ptxgen.idioms.prefill.softmax import Score, Softmax
 from ptxgen.idioms.prefill.tensor_output import output
 from ptxgen.idioms.prefill.tiles import TensorTile, dynamic, pitch
-from ptxgen.values import Addr, Reg
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention
@@ -43,6 +43,7 @@ class TensorLoop:
         self._aim()
         self.queries.stage(self.base)
         self.kv.fetch()
+        self.b.expose(q_copied=self.queries.copy.direct, keys_copied=self.kv.copy.direct)
         self.kv.settle()
         self._clear()
         if self.q_held:

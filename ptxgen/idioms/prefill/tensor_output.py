@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
-from ptxgen.values import Reg
 
 if TYPE_CHECKING:
     from ptxgen.idioms.prefill.tensor import TensorLoop

@@ -20,15 +20,14 @@ def transcendental(e: Emitter, op: Op) -> None:
     half = form.kind != "f32"
     if half:
         value = widen(e, value, form.kind)
-    elif form.ftz:
-        value = flush(e, value)
-    result = e.c(f"call {vec('float', n)} @{form.name}.{n}({vec('float', n)} {value})")
+    name = f"flushed.{form.name}.{n}" if form.ftz and not half else f"{form.name}.{n}"
+    result = e.c(f"call {vec('float', n)} @{name}({vec('float', n)} {value})")
     if half:
         result = narrow(e, result, form.kind)
         if form.ftz:
             result = flush_half(e, result, form.kind)
     else:
-        result = e.result(flush(e, result) if form.ftz else result)
+        result = e.result(result)
     e.dst(op.operands[0], result, form.kind)
 
 

@@ -1,4 +1,7 @@
-"""cp.async with its groups, cp.async.bulk, st.async, red.async. When copies land: `support/async_copy.py`."""
+"""cp.async with its groups, cp.async.bulk and its reductions, st.async, red.async.
+
+When copies land is decided in `support/async_copy.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.symbols import bits_of
 
 _I32, _I64 = vec("i32"), vec("i64")
-_GROUPS = WARP["copy_group"]
+_BULK_REMARK = "size and addresses must be multiples of 16, and the mbarrier initialised"
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def _wide(e: Emitter, operand: Source) -> str:
@@ -55,18 +59,26 @@ def cp_async(e: Emitter, op: Op) -> None:
 @emits("cp.async.commit_group", outputs=0)
 def commit_group(e: Emitter, op: Op) -> None:
     """What the lanes have begun since their last commit is a group."""
-    now = e.c.load(_I32, "%w", _GROUPS, align=4)
-    more = e.c(f"zext {vec('i1')} {e.exec_vector()} to {_I32}")
-    e.c.store(_I32, e.c(f"add {_I32} {now}, {more}"), "%w", _GROUPS, align=4)
+    _commit(e, WARP["copy_group"])
+
+
+def _commit(e: Emitter, counters: int) -> None:
+    if e.check:
+        now = e.c.load(_I32, "%w", counters, align=4)
+        more = e.c(f"zext {vec('i1')} {e.exec_vector()} to {_I32}")
+        e.c.store(_I32, e.c(f"add {_I32} {now}, {more}"), "%w", counters, align=4)
 
 
 @emits("cp.async.wait_group", outputs=0)
 def wait_group(e: Emitter, op: Op) -> None:
     """All but the last n groups of the lanes have landed."""
-    keep = op.operands[0]
-    if not isinstance(keep, nodes.Immediate):
-        raise e.error(f"operand {keep}: must be a number")
-    _land(e, int(keep.value))
+    _land(e, _number(e, op.operands[0]))
+
+
+def _number(e: Emitter, operand: Source) -> int:
+    if not isinstance(operand, nodes.Immediate):
+        raise e.error(f"operand {operand}: must be a number")
+    return int(operand.value)
 
 
 @emits("cp.async.wait_all", outputs=0)
@@ -75,9 +87,9 @@ def wait_all(e: Emitter, op: Op) -> None:
     _land(e, -1)
 
 
-def _land(e: Emitter, keep: int) -> None:
+def _land(e: Emitter, keep: int, what: str = "land_groups") -> None:
     if e.check:
-        e.c.do(f"call void @async.land_groups(ptr %w, i32 {e.exec_mask()}, i32 {keep})")
+        e.c.do(f"call void @async.{what}(ptr %w, i32 {e.exec_mask()}, i32 {keep})")
 
 
 @emits("cp.async.mbarrier.arrive", outputs=0)
@@ -118,14 +130,43 @@ def bulk(e: Emitter, op: Op) -> None:
     to, from_ = (space.partition("::")[0] for space in spaces)
     columns = [(target, "i64"), (source, "i64"), (_wide(e, operands[2]), "i64"), (bar, "i64"),
                (ranks.removeprefix(_I32 + " "), "i32")]  # fmt: skip
-    remark = "size and addresses must be multiples of 16, and the mbarrier initialised"
-    sites = ", ".join(f"i32 {e.new_site(remark)}" for _ in range(2))
+    sites = ", ".join(f"i32 {e.new_site(_BULK_REMARK)}" for _ in range(2))
     each_lane(e, columns, f"call void @bulk.{to}.{from_}.{'tx' if by_mbarrier else 'group'}(ptr %w, {sites}, ARGS)")
 
 
-@emits("cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.bulk.prefetch", outputs=0)
-def bulk_group(e: Emitter, op: Op) -> None:
-    """Copies out of shared memory are done when they are issued."""
+@emits("cp.reduce.async.bulk", outputs=0)
+def bulk_reduce(e: Emitter, op: Op) -> None:
+    """Elements of shared memory are combined with others of the cluster's shared memory, or of global memory."""
+    spaces = [w for w in op.words if w.partition("::")[0] in ("shared", "global")]
+    operation = next((w for w in op.words[3:] if w in _REDUCTIONS), "")
+    if len(spaces) != 2 or not operation or "cp_mask" in op.words:
+        raise e.unsupported()
+    by_mbarrier = "mbarrier::complete_tx::bytes" in op.words
+    to = spaces[0].partition("::")[0]
+    target = _global(e, op.operands[0]) if to == "global" else shared_window(e, op.operands[0])
+    bar = shared_window(e, op.operands[3]) if by_mbarrier else "zeroinitializer"
+    source, size = shared_window(e, op.operands[1]), _wide(e, op.operands[2])
+    columns = [(target, "i64"), (source, "i64"), (size, "i64"), (bar, "i64")]
+    sites = ", ".join(f"i32 {e.new_site(_BULK_REMARK)}" for _ in range(2))
+    completion = "tx" if by_mbarrier else "group"
+    each_lane(e, columns, f"call void @bulk_reduce.{to}.{operation}.{op.words[-1]}.{completion}(ptr %w, {sites}, ARGS)")
+
+
+@emits("cp.async.bulk.commit_group", outputs=0)
+def bulk_commit(e: Emitter, op: Op) -> None:
+    """The lanes' bulk copies out of shared memory since their last commit are a group."""
+    _commit(e, WARP["bulk_group"])
+
+
+@emits("cp.async.bulk.wait_group", outputs=0)
+def bulk_wait(e: Emitter, op: Op) -> None:
+    """All but the last n bulk groups of the lanes are done; `.read`, which frees the source only, waits as long."""
+    _land(e, _number(e, op.operands[0]), "land_out")
+
+
+@emits("cp.async.bulk.prefetch", outputs=0)
+def bulk_prefetch(e: Emitter, op: Op) -> None:
+    """A hint."""
 
 
 # -- st.async and red.async --------------------------------------------------------------------------------------------

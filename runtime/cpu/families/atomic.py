@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emitter import Emitter
-from ptxgen.runtime.cpu.families.memory import address, space_of
+from ptxgen.runtime.cpu.families.memory import address, space_of, synchronise
 from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import vec
 from ptxgen.runtime.cpu.registry import emits
@@ -12,6 +12,7 @@ from ptxgen.runtime.cpu.support.memory import address_type
 from ptxgen.runtime.cpu.symbols import bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 
+_RELEASES = frozenset({"release", "acq_rel", "sc"})
 _OPERATIONS = ("add", "and", "or", "xor", "exch", "cas", "inc", "dec", "min", "max")
 
 
@@ -26,14 +27,17 @@ def _emit(e: Emitter, op: Op, place: Source, sources: list[Source]) -> list[str]
     bits = bits_of(kind)
     vector = integer_vector(bits)
     rows = [list(s.items) if isinstance(s, nodes.Vector) else [s] for s in sources]
+    synchronise(e, op, "before", place)
     addresses, offset = address(e, place, space)
     mask, found = e.exec_mask(), []
+    late = e.check and op.words[0] == "red" and space == "global" and bits <= 64 and not _RELEASES & set(op.words)
     for number, row in enumerate(zip(*rows, strict=True)):
         values = "".join(f", {vector} {e.src(item, f'b{bits}')}" for item in row)
-        name = f"atom.{space}.{operation}.{kind}{e.suffix}"
+        name = f"atom.{space}.{operation}.{kind}{'.late' if late else e.suffix}"
         head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset + number * bits // 8}, i32 {mask}"
         size = len(rows[0]) * bits // 8 if number == 0 else bits // 8
         found.append(e.c(f"call {vector} @{name}({head}, i32 {e.new_site()}, i32 {size}{values})"))
+    synchronise(e, op, "after", place)
     return found
 
 

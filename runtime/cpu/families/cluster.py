@@ -1,4 +1,4 @@
-"""Clusters: mapa, getctarank, barrier.cluster; and what needs nothing here (griddepcontrol, setmaxnreg).
+"""Clusters: mapa, getctarank, barrier.cluster; griddepcontrol; and what needs nothing here (setmaxnreg).
 
 The window address of another CTA's shared memory carries its rank, plus one, above the offset (`layout.RANK_SHIFT`).
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.flow import Op
 from ptxgen.runtime.cpu.ir import splat, vec
-from ptxgen.runtime.cpu.layout import CTA, GANG, PARK_CLUSTER, RANK_SHIFT
+from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, PARK_CLUSTER, RANK_SHIFT, WARP
 from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.support.core import FAULT_OPERAND
+from ptxgen.runtime.cpu.support.order import RELEASE
 
 _RANK_MASK = 0xFF << RANK_SHIFT
 
@@ -52,7 +53,8 @@ def cluster_arrive(e: Emitter, op: Op) -> None:
     """Count the lanes as arrived in the cluster barrier's present phase."""
     if "aligned" in op.words:
         e.converge("-1")
-    e.c.do(f"call void @cluster.arrive(ptr %w, i32 {e.exec_mask()})")
+    how = 0 if "relaxed" in op.words else RELEASE
+    e.c.do(f"call void @cluster.arrive(ptr %w, i32 {e.exec_mask()}, i32 {how})")
 
 
 @emits("barrier.cluster.wait", outputs=0, retries=True)
@@ -64,6 +66,14 @@ def cluster_wait(e: Emitter, op: Op) -> None:
     e.wait_here(ready, PARK_CLUSTER, "0", "0")
 
 
-@emits("griddepcontrol", "setmaxnreg", outputs=0)
+@emits("griddepcontrol", outputs=0)
+def grid_dependency(e: Emitter, op: Op) -> None:
+    """Grids run one after the other here; check mode wants the wait before what the grid before has written."""
+    if e.check and "wait" in op.words:
+        now = e.c.load("i32", e.launch, LAUNCH["generation"])
+        e.c.store("i32", now, "%w", WARP["before"])
+
+
+@emits("setmaxnreg", outputs=0)
 def nothing(e: Emitter, op: Op) -> None:
-    """Grids run one after the other here, and registers are plenty."""
+    """Registers are plenty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptxgen.runtime.cpu.calls import ASSERTION
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.flow import Op
 from ptxgen.runtime.cpu.ir import splat, vec
@@ -114,3 +115,13 @@ def exit_(e: Emitter, op: Op) -> None:
 def trap(e: Emitter, op: Op) -> None:
     """Ends the launch with a finding."""
     e.fault_if(e.exec_mask(), FAULT_TRAP)
+
+
+@emits("$assertfail", outputs=0)
+def assertfail(e: Emitter, op: Op) -> None:
+    """assert() that did not hold: a trap, with the strings of the first of its lanes."""
+    mask = e.exec_mask()
+    words = [e.first_lane(e.src(word, "b32"), "i32", mask) for word in op.operands]
+    low = [e.c(f"zext i32 {word} to i64") for word in words]
+    message, file = (e.c(f"or i64 {low[i]}, {e.c(f'shl i64 {low[i + 1]}, 32')}") for i in (0, 2))
+    e.fault_if(mask, FAULT_TRAP, address=message, size=words[4], extra=file, remark=ASSERTION)

@@ -269,6 +269,11 @@ def _pairs(e: Emitter, op: Op, form: _Form) -> None:
     if element not in _FORMATS:
         raise e.unsupported()
     bits = bits_of(to) // 2
+    if element in ("f16", "bf16") and form.rounding == "rn" and not form.finite:
+        way = "native" if element == "f16" and e.native_half else "soft"
+        upper, lower = (f"{vec('float')} {value}" for value in values)
+        e.dst(op.operands[0], e.c(f"call {vec('i32')} @pair.{element}.{way}({upper}, {lower})"), "b32")
+        return
     halves = [_packed(e, form, element, v) for v in values]
     whole = vec("i32")
     upper = e.c(f"shl {whole} {halves[0]}, {splat('i32', bits)}")
@@ -282,8 +287,6 @@ def _pairs(e: Emitter, op: Op, form: _Form) -> None:
 def _packed(e: Emitter, form: _Form, element: str, value: str) -> str:
     """An f32 as the bits of a small format, as i32s."""
     finite = form.finite or element in ("e4m3", "e5m2")
-    if element in ("f16", "bf16") and form.rounding == "rn" and not finite:
-        return e.c(f"zext {vec('i16')} {narrow(e, value, element)} to {vec('i32')}")
     name = f"pack.{_FORMATS[element]}.{form.rounding}.32{'.finite' if finite else ''}"
     return e.c(f"call {vec('i32')} @{name}({vec('float')} {value})")
 

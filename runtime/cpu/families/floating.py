@@ -139,7 +139,7 @@ def extreme(e: Emitter, form: FloatForm, a: str, b: str, vector: str = "", eleme
         vector = vector_of(form.kind)
         element, bit = _SIGN[form.kind]
     count = vector[1:].partition(" ")[0]
-    whole, lanes = f"<{count} x {element}>", f"<{count} x i1>"
+    whole = f"<{count} x {element}>"
     sign = None
     if form.xorsign:
         top = splat(element, -(1 << bit))
@@ -147,20 +147,8 @@ def extreme(e: Emitter, form: FloatForm, a: str, b: str, vector: str = "", eleme
         sign = e.c(f"and {whole} {e.c(f'xor {whole} {x}, {y}')}, {top}")
         keep = splat(element, (1 << bit) - 1)
         a, b = (e.cast(e.c(f"and {whole} {v}, {keep}"), whole, vector) for v in (x, y))
-    first = e.c(f"fcmp {'olt' if form.name == 'min' else 'ogt'} {vector} {a}, {b}")
-    result = e.c(f"select {lanes} {first}, {vector} {a}, {vector} {b}")
-    equal = e.c(f"fcmp oeq {vector} {a}, {b}")
-    merged = e.c(
-        f"{'or' if form.name == 'min' else 'and'} {whole} {e.cast(a, vector, whole)}, {e.cast(b, vector, whole)}"
-    )
-    result = e.c(f"select {lanes} {equal}, {vector} {e.cast(merged, whole, vector)}, {vector} {result}")
-    if form.nan:
-        either = e.c(f"fcmp uno {vector} {a}, {b}")
-        nan = e.c(f"fadd {vector} {a}, {b}")
-        result = e.c(f"select {lanes} {either}, {vector} {nan}, {vector} {result}")
-    else:
-        second_is_nan = e.c(f"fcmp uno {vector} {b}, {b}")
-        result = e.c(f"select {lanes} {second_is_nan}, {vector} {a}, {vector} {result}")
+    name = f"extreme.{form.name}.{count}.{'f64' if element == 'i64' else 'f32'}{'.nan' if form.nan else ''}"
+    result = e.c(f"call {vector} @{name}({vector} {a}, {vector} {b})")
     if sign is not None:
         result = e.cast(e.c(f"or {whole} {e.cast(result, vector, whole)}, {sign}"), whole, vector)
     return result

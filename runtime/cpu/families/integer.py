@@ -20,7 +20,7 @@ def _sources(e: Emitter, op: Op, kind: str, count: int = 2) -> list[str]:
 
 @emits("add", "sub")
 def add(e: Emitter, op: Op) -> None:
-    """Sum or difference; `.sat` clamps s32; `.cc` also sets the carry (the borrow)."""
+    """Sum or difference; `.sat` clamps s32; `.cc` also sets the carry flag, which a borrow clears."""
     if is_float_op(op):
         float_arithmetic(e, op)
         return
@@ -32,29 +32,28 @@ def add(e: Emitter, op: Op) -> None:
     else:
         result = e.c(f"{name} {vector} {a}, {b}")
     if "cc" in op.words:
-        test = f"icmp ult {vector} {result}, {a}" if name == "add" else f"icmp ult {vector} {a}, {b}"
+        test = f"icmp ult {vector} {result}, {a}" if name == "add" else f"icmp uge {vector} {a}, {b}"
         e.dst_pred(e.flow.carry, e.bits(e.c(test)))
     e.dst(op.operands[0], result, kind)
 
 
 @emits("addc", "subc")
 def addc(e: Emitter, op: Op) -> None:
-    """a + b + carry, or a − (b + borrow)."""
+    """a + b + carry, or a − b − borrow = a + ~b + carry: nvcc mixes the two in one chain."""
     kind, name = op.words[-1], op.words[0][:3]
     a, b = _sources(e, op, kind)
-    _with_carry(e, op, name, kind, a, b)
+    if name == "sub":
+        b = e.c(f"xor {vector_of(kind)} {b}, {splat(element_of(kind), -1)}")
+    _with_carry(e, op, kind, a, b)
 
 
-def _with_carry(e: Emitter, op: Op, name: str, kind: str, a: str, b: str) -> None:
+def _with_carry(e: Emitter, op: Op, kind: str, a: str, b: str) -> None:
     vector = vector_of(kind)
     carry = e.c(f"zext {vec('i1')} {e.lanes(e.pred(e.flow.carry))} to {vector}")
-    first = e.c(f"{name} {vector} {a}, {b}")
-    result = e.c(f"{name} {vector} {first}, {carry}")
+    first = e.c(f"add {vector} {a}, {b}")
+    result = e.c(f"add {vector} {first}, {carry}")
     if "cc" in op.words:
-        if name == "add":
-            one, two = e.c(f"icmp ult {vector} {first}, {a}"), e.c(f"icmp ult {vector} {result}, {first}")
-        else:
-            one, two = e.c(f"icmp ult {vector} {a}, {b}"), e.c(f"icmp ult {vector} {first}, {carry}")
+        one, two = e.c(f"icmp ult {vector} {first}, {a}"), e.c(f"icmp ult {vector} {result}, {first}")
         e.dst_pred(e.flow.carry, e.bits(e.c(f"or {vec('i1')} {one}, {two}")))
     e.dst(op.operands[0], result, kind)
 
@@ -112,7 +111,7 @@ def mad(e: Emitter, op: Op) -> None:
     vector = vector_of(result_kind)
     product, addend = _product(e, a, b, kind, part), e.src(op.operands[3], result_kind)
     if op.words[0] == "madc":
-        _with_carry(e, op, "add", result_kind, product, addend)
+        _with_carry(e, op, result_kind, product, addend)
         return
     if "sat" in op.words:
         result = e.c(f"call {vector} @llvm.sadd.sat.{_suffix(vector)}({vector} {product}, {vector} {addend})")

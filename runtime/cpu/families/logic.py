@@ -158,20 +158,23 @@ def prmt(e: Emitter, op: Op) -> None:
 
 
 def _fixed_bytes(e: Emitter, a: str, b: str, selector: int) -> str:
-    """`prmt` with a literal selector: one masked shift a byte."""
-    result = ""
+    """`prmt` with a literal selector: a masked shift for all bytes that move alike."""
+    moves: dict[tuple[str, int], int] = {}  # (source, bits to the left; 32 and more: sign of a byte) -> mask
     for n in range(4):
         nibble = selector >> 4 * n & 15
         source, place = (b if nibble & 4 else a), 8 * (nibble & 3)
-        if nibble & 8:
-            up = e.c(f"shl {_I32} {source}, {splat('i32', 24 - place)}")
-            spread = e.c(f"ashr {_I32} {up}, {splat('i32', 31)}")
-            byte = e.c(f"and {_I32} {spread}, {splat('i32', 0xFF << 8 * n)}")
+        key = (source, 32 + place if nibble & 8 else 8 * n - place)
+        moves[key] = moves.get(key, 0) | 0xFF << 8 * n
+    result = ""
+    for (source, by), mask in moves.items():
+        if by >= 32:
+            up = e.c(f"shl {_I32} {source}, {splat('i32', 56 - by)}")
+            moved, left = e.c(f"ashr {_I32} {up}, {splat('i32', 31)}"), 0xFFFFFFFF
         else:
-            name, by = ("lshr", place - 8 * n) if place >= 8 * n else ("shl", 8 * n - place)
-            moved = e.c(f"{name} {_I32} {source}, {splat('i32', by)}") if by else source
-            byte = e.c(f"and {_I32} {moved}, {splat('i32', 0xFF << 8 * n)}")
-        result = e.c(f"or {_I32} {result}, {byte}") if result else byte
+            moved = e.c(f"{'shl' if by > 0 else 'lshr'} {_I32} {source}, {splat('i32', abs(by))}") if by else source
+            left = 0xFFFFFFFF << by & 0xFFFFFFFF if by > 0 else 0xFFFFFFFF >> -by
+        part = moved if mask == left else e.c(f"and {_I32} {moved}, {splat('i32', mask)}")
+        result = e.c(f"or {_I32} {result}, {part}") if result else part
     return result
 
 

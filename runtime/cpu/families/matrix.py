@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix, movmatrix and mma.sync. The tile products are in `support/matrix.py`.
+"""ldmatrix, stmatrix, movmatrix and mma.sync. The products are in `support/tiles.py`.
 
 A fragment register of all lanes is an 8-row tile in row-major order: lane 4·g + q holds row g and the q-th 32 bits of
 it (PTX ISA, "Matrix Fragments for mma"). So a fragment is a bitcast, and A and B tiles are rows along k alike.
@@ -6,23 +6,23 @@ it (PTX ISA, "Matrix Fragments for mma"). So a fragment is a bitcast, and A and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.families.memory import address, space_of
 from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import indices, vec
 from ptxgen.runtime.cpu.registry import emits
+from ptxgen.runtime.cpu.support.core import FAULT_ASSERT
 from ptxgen.runtime.cpu.support.memory import address_type
+from ptxgen.runtime.cpu.support.tiles import ACCUMULATORS, ELEMENTS
+from ptxgen.runtime.cpu.symbols import bits_of
+from ptxgen.runtime.cpu.types import vector_of
 
 _I32, _HALVES = vec("i32"), vec("i16", 64)
 _TRANSPOSED = indices([8 * column + row for row in range(8) for column in range(8)])
 _WORDS = vec("i32", 128)
 _ROWS_OF_WORDS = indices([32 * word + row for row in range(32) for word in range(4)])
 _WORDS_OF_ROWS = indices([4 * row + word for word in range(4) for row in range(32)])
-_WEAVE = indices([32 * (n % 2) + n // 2 for n in range(64)])
-_EVEN, _ODD = indices(list(range(0, 64, 2))), indices(list(range(1, 64, 2)))
 
 
 def _transpose(e: Emitter, tile: str) -> str:
@@ -32,9 +32,12 @@ def _transpose(e: Emitter, tile: str) -> str:
     return e.c(f"bitcast {_HALVES} {turned} to {_I32}")
 
 
-def _whole_warp(e: Emitter) -> None:
-    """An .aligned instruction: all lanes that have not exited."""
+def whole_warp(e: Emitter) -> None:
+    """An .aligned instruction to which all lanes of the warp give something: none may have exited."""
     e.converge("-1")
+    if e.check:
+        whole = e.c(f"icmp eq i32 {e.mask}, -1")
+        e.fault_if(e.c(f"select i1 {whole}, i32 0, i32 {e.mask}"), FAULT_ASSERT, remark="all 32 lanes must take part")
 
 
 @emits("movmatrix", converges=True)
@@ -42,7 +45,7 @@ def movmatrix(e: Emitter, op: Op) -> None:
     """d = the 8×8 tile a, transposed."""
     if op.words[3:] != ("m8n8", "trans", "b16"):
         raise e.unsupported()
-    _whole_warp(e)
+    whole_warp(e)
     e.dst(op.operands[0], _transpose(e, e.src(op.operands[1], "b32")), "b32")
 
 
@@ -74,7 +77,7 @@ def _row_access(e: Emitter, op: Op, operand: Source, count: int, verb: str) -> s
 def ldmatrix(e: Emitter, op: Op) -> None:
     """Tiles from rows in shared memory: lane 8·i + r gives the address of row r of tile i."""
     targets = _tiles(e, op, op.operands[0])
-    _whole_warp(e)
+    whole_warp(e)
     e.c.do(_row_access(e, op, op.operands[1], len(targets), "ld"))
     words = e.c.load(_WORDS, e.scratch, align=64)
     e.c.store(_WORDS, e.c(f"shufflevector {_WORDS} {words}, {_WORDS} poison, {_ROWS_OF_WORDS}"), e.scratch, align=64)
@@ -87,7 +90,7 @@ def ldmatrix(e: Emitter, op: Op) -> None:
 def stmatrix(e: Emitter, op: Op) -> None:
     """Tiles to rows in shared memory; addresses as in ldmatrix."""
     sources = _tiles(e, op, op.operands[1])
-    _whole_warp(e)
+    whole_warp(e)
     for n in range(4):
         tile = e.src(sources[min(n, len(sources) - 1)], "b32")
         e.c.store(_I32, _transpose(e, tile) if "trans" in op.words else tile, e.scratch, 128 * n, align=64)
@@ -96,56 +99,40 @@ def stmatrix(e: Emitter, op: Op) -> None:
     e.c.do(_row_access(e, op, op.operands[0], len(sources), "st"))
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
-    """An operand type of mma: what its tiles are computed in, how many k a register holds, bits a register."""
-
-    compute: str
-    per_register: int
-    register: str = "b32"
-
-
-ELEMENTS = {
-    "f16": Element("float", 8), "bf16": Element("float", 8), "tf32": Element("float", 4),
-    "e4m3": Element("float", 16), "e5m2": Element("float", 16), "s8": Element("i32", 16), "u8": Element("i32", 16),
-    "f64": Element("double", 4, "f64"),
-}  # fmt: skip
-
-
 @emits("mma.sync.aligned", converges=True)
 def mma(e: Emitter, op: Op) -> None:
-    """d = a·b + c, tile by tile: 8 rows of a and 8 columns of b at a time."""
+    """d = a·b + c."""
     words = [w for w in op.words[3:] if w not in ("row", "col", "satfinite", "kind::f8f6f4")]
     shape, d_type, a_type, b_type, c_type = _shape(e, op, words)
-    a_regs, b_regs, c_regs = (list(items_of(operand)) for operand in op.operands[1:4])
-    element, other = ELEMENTS[a_type], ELEMENTS[b_type]
-    halves = shape[0] // 8
+    a_regs, b_regs, c_regs = (items_of(operand) for operand in op.operands[1:4])
+    element = ELEMENTS[a_type]
     steps = shape[2] // element.per_register
-    if len(a_regs) != halves * steps or len(b_regs) != steps:
+    if len(a_regs) != shape[0] // 8 * steps or len(b_regs) != steps:
         raise e.unsupported()
-    _whole_warp(e)
-    b_tiles = [widen(e, reg, b_type, other) for reg in b_regs]
-    results = []
-    for half in range(halves):
-        a_tiles = [widen(e, a_regs[halves * step + half], a_type, element) for step in range(steps)]
-        start = accumulator(e, c_regs, half, c_type)
-        results.append(sum_of_tiles(e, element, start, a_tiles, b_tiles, "satfinite" in op.words))
-    targets = list(items_of(op.operands[0]))
-    for half, total in enumerate(results):
-        store_accumulator(e, targets, half, total, d_type)
+    whole_warp(e)
+    held = [(reg, element.register) for reg in (*a_regs, *b_regs)]
+    held += [(reg, ACCUMULATORS[c_type][0]) for reg in c_regs]
+    pointers = [lanes_in_memory(e, reg, kind, 256 * n) for n, (reg, kind) in enumerate(held)]
+    options = ".satfinite" if "satfinite" in op.words else ""
+    name = f"tiles.{d_type}.{a_type}.{b_type}.{c_type}.m{shape[0]}k{shape[2]}{options}"
+    product(e, name, pointers, items_of(op.operands[0]))
 
 
-def sum_of_tiles(
-    e: Emitter, element: Element, start: str, a_tiles: list[str], b_tiles: list[str], saturates: bool
-) -> str:
-    """start + Σ a·bᵀ, all 8×8 results; a saturating sum of integers adds the start last, to the exact products."""
-    suffix = {"float": "f32", "i32": "s32", "double": "f64"}[element.compute]
-    sums, tile = vec(element.compute, 64), vec(element.compute, 8 * element.per_register)
-    total = "zeroinitializer" if saturates else start
-    for a_tile, b_tile in zip(a_tiles, b_tiles, strict=True):
-        arguments = f"{sums} {total}, {tile} {a_tile}, {tile} {b_tile}"
-        total = e.c(f"call {sums} @mma.{suffix}.k{element.per_register}({arguments})")
-    return e.c(f"call {sums} @llvm.sadd.sat.v64i32({sums} {total}, {sums} {start})") if saturates else total
+def product(e: Emitter, name: str, pointers: list[str], targets: tuple[Source, ...]) -> None:
+    """Call a function of `support/tiles.py`. All lanes are here, so it may write to the register file itself."""
+    regs = [e.reg(target) for target in targets]
+    into = [e.overwrite(reg) if reg is not None else e.scratch for reg in regs]
+    e.c.do(f"call void @{name}({', '.join(f'ptr {pointer}' for pointer in [*pointers, *into])})")
+
+
+def lanes_in_memory(e: Emitter, operand: Source, kind: str, place: int) -> str:
+    """Pointer to all lanes of an operand: in the register file, or else at this place in the scratch block."""
+    reg = e.reg(operand)
+    pointer = e.in_file(reg) if reg is not None and reg.bits == bits_of(kind) else ""
+    if not pointer:
+        pointer = e.c.at(e.scratch, place)
+        e.c.store(vector_of(kind), e.src(operand, kind), pointer, align=64)
+    return pointer
 
 
 def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], str, str, str, str]:
@@ -153,7 +140,7 @@ def _shape(e: Emitter, op: Op, words: list[str]) -> tuple[tuple[int, int, int], 
     shape, *types = words
     m, rest = shape[1:].split("n")
     n, k = rest.split("k")
-    known = len(types) == 4 and types[1] in ELEMENTS and types[2] in ELEMENTS and types[0] in _ACCUMULATORS
+    known = len(types) == 4 and types[1] in ELEMENTS and types[2] in ELEMENTS and types[0] in ACCUMULATORS
     # m8n8k4.f16 is Volta's: quad pairs, another layout altogether
     if not known or (int(m) == 8 and types[1] == "f16") or op.words[4] == "col" or op.words[5:6] == ("row",):
         raise e.unsupported()
@@ -166,39 +153,3 @@ def items_of(operand: Source) -> tuple[Source, ...]:
     if isinstance(operand, nodes.Vector):
         return operand.items
     return (operand,)
-
-
-def widen(e: Emitter, reg: Source, kind: str, element: Element) -> str:
-    """A fragment register as a tile in the type of the computation."""
-    if kind == "f64":
-        return e.src(reg, "f64")
-    return widen_value(e, e.src(reg, "b32"), kind, element)
-
-
-def widen_value(e: Emitter, value: str, kind: str, element: Element) -> str:
-    """The same from 8 rows of 16 bytes, `<32 x i32>`."""
-    whole = vec(element.compute, 8 * element.per_register)
-    return e.c(f"call {whole} @mma_widen.{kind}({_I32} {value})")
-
-
-_ACCUMULATORS = {"f32": "float", "f16": "float", "s32": "i32", "f64": "double"}
-
-
-def accumulator(e: Emitter, regs: list[Source], half: int, kind: str) -> str:
-    """An 8×8 tile of c in the type of the computation, row-major."""
-    if kind == "f16":
-        return e.c(f"call {vec('float', 64)} @mma_widen.f16({_I32} {e.src(regs[half], 'b32')})")
-    element = vec(_ACCUMULATORS[kind])
-    even, odd = (e.src(regs[2 * half + n], "b32" if kind == "s32" else kind) for n in range(2))
-    return e.c(f"shufflevector {element} {even}, {element} {odd}, {_WEAVE}")
-
-
-def store_accumulator(e: Emitter, targets: list[Source], half: int, total: str, kind: str) -> None:
-    if kind == "f16":
-        narrow = e.c(f"fptrunc {vec('float', 64)} {total} to {vec('half', 64)}")
-        e.dst(targets[half], e.c(f"bitcast {vec('half', 64)} {narrow} to {_I32}"), "b32")
-        return
-    whole = vec(_ACCUMULATORS[kind], 64)
-    for n, picks in enumerate((_EVEN, _ODD)):
-        value = e.c(f"shufflevector {whole} {total}, {whole} poison, {picks}")
-        e.dst(targets[2 * half + n], value, "b32" if kind == "s32" else kind)

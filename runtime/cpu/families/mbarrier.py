@@ -9,6 +9,7 @@ from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.layout import PARK_MBARRIER, SHARED_WINDOW, WINDOW_SHIFT
 from ptxgen.runtime.cpu.registry import emits
+from ptxgen.runtime.cpu.support.core import FAULT_ASSERT
 from ptxgen.runtime.cpu.support.mbarrier import COUNT_MASK, PARITY_SHIFT, PENDING_SHIFT
 
 _I64 = vec("i64")
@@ -86,6 +87,11 @@ def arrive(e: Emitter, op: Op) -> None:
     columns = [(_place(e, op, operands[0]), "i64"), (count, "i64"), (due, "i64"), (dropped, "i64")]
     call = f"call i64 @mbarrier.update(ptr %w, i32 {e.new_site(_REMARK)}, ARGS)"
     before = each_lane(e, columns, call, "i64")
+    if "noComplete" in op.words:
+        pending = e.c(f"lshr {_I64} {before}, {splat('i64', PENDING_SHIFT)}")
+        left = e.c(f"and {_I64} {pending}, {splat('i64', COUNT_MASK)}")
+        ends = e.c(f"and i32 {e.bits(e.c(f'icmp eq {_I64} {left}, {count}'))}, {e.exec_mask()}")
+        e.fault_if(ends, FAULT_ASSERT, remark="a .noComplete arrival must not end the phase")
     if target is not None:
         e.dst(target, before, "b64")
 

@@ -8,11 +8,15 @@ from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.layout import LAUNCH
 from ptxgen.runtime.cpu.registry import emits
+from ptxgen.runtime.cpu.support import order
 from ptxgen.runtime.cpu.support.memory import address_type
 from ptxgen.runtime.cpu.symbols import Var, bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 
 _SPACES = frozenset({"global", "shared", "local", "const", "param"})
+_SYNCHRONISES = {
+    order.RELEASE: {"release", "acq_rel", "sc"}, order.ACQUIRE: {"acquire", "acq_rel", "sc"}, order.OWN_CTA: {"cta"},
+}  # fmt: skip
 _ORDERED = frozenset({"acquire", "release", "relaxed", "volatile", "mmio"})
 
 
@@ -41,9 +45,11 @@ def address(e: Emitter, operand: nodes.Address, space: str) -> tuple[str, int]:
         raise e.error(f"operand {operand}: the address must be a 32- or 64-bit register")
     if wide:
         return e.src(base, "u64"), operand.offset
-    if reg.bits == 64:  # bits above 32 would be lost: send such addresses out of bounds
+    if reg.bits == 64:  # the sum is the address: the register alone may be below the window
         value = e.read(reg, vec("i64"))
-        return _low(e, value), operand.offset
+        if operand.offset:
+            value = e.c(f"add {vec('i64')} {value}, {splat('i64', operand.offset)}")
+        return _low(e, value), 0
     return e.read(reg, vec("i32")), operand.offset
 
 
@@ -56,6 +62,7 @@ def _as_generic(e: Emitter, symbol: nodes.Symbol, value: str) -> str:
 
 
 def _low(e: Emitter, value: str) -> str:
+    """Addresses of a window in 32 bits. Those that have more bits are sent out of bounds, not back into it."""
     if value.startswith("splat"):
         return value.replace("i64", "i32")
     limit = splat("i64", 0xFFFFFFFF)
@@ -86,11 +93,30 @@ def load(e: Emitter, op: Op) -> None:
     if variable is not None and space == "param":
         _load_parameter(e, variable, source, targets, kind)
         return
+    if space == "param":  # an address that `mov` has taken: of the entry's block, or of a copy in local memory
+        space = "generic"
+    if count > 1 and _load_into_file(e, space, source, targets, kind):
+        return
     values = load_values(e, space, source, kind, count)
     if "acquire" in op.words:
         e.c.do("fence acquire")
+    if _ORDERED & set(op.words):
+        synchronise(e, op, "after", source)
     for target, value in zip(targets, values, strict=True):
         _store_result(e, target, value, kind)
+
+
+def _load_into_file(e: Emitter, space: str, source: nodes.Address, targets: list[Source], kind: str) -> bool:
+    """Load to where the registers live between blocks, if all of them are to be kept there anyway."""
+    regs = [reg for reg in map(e.reg, targets) if reg is not None and reg.bits == bits_of(kind)]
+    if len(regs) < len(targets) or "acquire" in e.op.words or not all(map(e.kept_in_file, regs)):
+        return False
+    addresses, offset = address(e, source, space)
+    name = f"{'global' if space in ('const', 'param') else space}.v{len(regs)}.b{bits_of(kind)}{_check_word(e)}"
+    head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {e.new_site()}"
+    into = ", ".join(f"ptr {e.overwrite(reg)}" for reg in regs)
+    e.c.do(f"call void @into.{name}({head}, {into})")
+    return True
 
 
 def _store_result(e: Emitter, target: Source, value: str, kind: str) -> None:
@@ -112,10 +138,27 @@ def load_values(e: Emitter, space: str, source: nodes.Address, kind: str, count:
     return [e.c.load(vector, e.scratch, 4 * bits * n, align=min(64, 4 * bits)) for n in range(count)]
 
 
+def synchronise(e: Emitter, op: Op, when: str, place: nodes.Address) -> None:
+    """In check mode, before or after an access: what it releases or acquires, and in which scope. It may be a lock or
+    a flag between lanes, too."""
+    space = space_of(op.words)
+    if not e.check or space not in ("global", "shared", "generic"):
+        return
+    how = sum(bit for bit, words in _SYNCHRONISES.items() if words & set(op.words))
+    addresses, offset = address(e, place, space)
+    head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {how}"
+    if when == "before" or op.words[0] in ("ld", "atom"):
+        e.c.do(f"call void @order.{when}.{space}({head})")
+    if when == "after" and space != "shared":
+        e.c.do("call void @race.turn(ptr %w)")
+
+
 def _check_word(e: Emitter) -> str:
     """What check mode adds to the name of an access."""
     if not e.check:
         return ""
+    if "nc" in e.op.words:
+        return ".constant"
     return ".ordered" if _ORDERED & set(e.op.words) else ".check"
 
 
@@ -204,6 +247,8 @@ def store(e: Emitter, op: Op) -> None:
         return
     if "release" in op.words:
         e.c.do("fence release")
+    if _ORDERED & set(op.words):
+        synchronise(e, op, "before", target)
     addresses, offset = address(e, target, space)
     if space in ("const", "param"):
         raise e.unsupported()
@@ -212,13 +257,19 @@ def store(e: Emitter, op: Op) -> None:
     name = f"st.{space}.v{count}.b{bits}{_check_word(e)}"
     if count == 1:
         e.c.do(f"call void @{name}({head}, {vector} {values[0]})")
-        return
-    for n, value in enumerate(values):
-        e.c.store(vector, value, e.scratch, 4 * bits * n, align=min(64, 4 * bits))
-    e.c.do(f"call void @{name}({head}, ptr {e.scratch})")
+    else:
+        for n, value in enumerate(values):
+            e.c.store(vector, value, e.scratch, 4 * bits * n, align=min(64, 4 * bits))
+        e.c.do(f"call void @{name}({head}, ptr {e.scratch})")
+    if _ORDERED & set(op.words):
+        synchronise(e, op, "after", target)
 
 
 @emits("membar", "fence", outputs=0)
 def fence(e: Emitter, op: Op) -> None:
     """Orders accesses between host threads; within one, the executor is in order anyway."""
     e.c.do("fence seq_cst")
+    if e.check and ("proxy" in op.words or "mbarrier_init" in op.words):
+        e.c.do("call void @race.fence(ptr %w)")
+    if e.check and "proxy" not in op.words and "cta" not in op.words:
+        e.c.do("call void @order.fence(ptr %w)")

@@ -42,44 +42,26 @@ def shfl(e: Emitter, op: Op) -> None:
     target = op.operands[0]
     gather_members(e, op.operands[4])
     value = e.src(op.operands[1], "b32")
-    index, inside = _source_lane(e, mode, op.operands[2], op.operands[3])
+    if e.check:  # what a lane that takes no part would give is undefined (PTX ISA): here a NaN
+        value = e.c(f"select {vec('i1')} {e.mask_vector()}, {_I32} {value}, {_I32} {splat('i32', -1)}")
+    index, inside = _source_lane(e, mode, op.operands[2], op.operands[3])  # 32 and more: outside of the segment
     if index.startswith("<"):
         result = e.c(f"shufflevector {_I32} {value}, {_I32} poison, {_I32} {index}")
     else:
         result = e.c(f"call {_I32} @permute({_I32} {value}, {_I32} {index})")
     if isinstance(target, nodes.Pair):
+        inside = inside or e.c(f"icmp ult {_I32} {index}, {splat('i32', 32)}")
         e.dst_pred(target.second, e.bits(inside))
         target = target.first
     e.dst(target, result, "b32")
 
 
 def _source_lane(e: Emitter, mode: str, b: Source, c: Source) -> tuple[str, str]:
-    """(lane to read, <32 x i1> whether it is in the segment)."""
-    lane = lanes_of("i32", 1)
+    """(lane to read, <32 x i1> whether it is in the segment, if that is known here)."""
     if isinstance(b, nodes.Immediate) and isinstance(c, nodes.Immediate):
         return _constant_lanes(mode, int(b.value), int(c.value))
-    five = splat("i32", 31)
-    by = e.c(f"and {_I32} {e.src(b, 'b32')}, {five}")
-    control = e.src(c, "b32")
-    down = e.c(f"lshr {_I32} {control}, {splat('i32', 8)}")
-    segment = e.c(f"and {_I32} {down}, {five}")
-    clamp = e.c(f"and {_I32} {control}, {five}")
-    free = e.c(f"xor {_I32} {segment}, {five}")
-    lowest = e.c(f"and {_I32} {lane}, {segment}")
-    highest = e.c(f"or {_I32} {lowest}, {e.c(f'and {_I32} {clamp}, {free}')}")
-    if mode == "up":
-        found = e.c(f"sub {_I32} {lane}, {by}")
-        inside = e.c(f"icmp sge {_I32} {found}, {highest}")
-    elif mode == "down":
-        found = e.c(f"add {_I32} {lane}, {by}")
-        inside = e.c(f"icmp sle {_I32} {found}, {highest}")
-    elif mode == "bfly":
-        found = e.c(f"xor {_I32} {lane}, {by}")
-        inside = e.c(f"icmp sle {_I32} {found}, {highest}")
-    else:
-        found = e.c(f"or {_I32} {lowest}, {e.c(f'and {_I32} {by}, {free}')}")
-        inside = e.c(f"icmp sle {_I32} {found}, {highest}")
-    return e.c(f"select {vec('i1')} {inside}, {_I32} {found}, {_I32} {lane}"), inside
+    operands = ", ".join(f"{_I32} {e.src(operand, 'b32')}" for operand in (b, c))
+    return e.c(f"call {_I32} @shuffle.{mode}({operands})"), ""
 
 
 def _constant_lanes(mode: str, b: int, c: int) -> tuple[str, str]:

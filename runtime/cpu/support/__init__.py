@@ -2,7 +2,8 @@
 
 A kernel's module holds the ones it needs and no others. `@support("ld")` registers a builder for every function whose
 name begins with `ld.`; it gets the remaining words of the name (`ld.global.v4.b32` → `"global", "v4", "b32"`) and
-returns the function's text. Calls inside the text are followed, so a builder states no dependencies.
+returns the function's text. Calls inside the text are followed, so a builder states no dependencies. A function has
+two texts, with and without what `if_(CHECKING)` adds.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
 
+from ptxgen.runtime.cpu.ir import of_mode
+
 Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
-    "core", "driver", "gangs", "access", "memory", "atomic", "math", "integer", "convert", "warp", "shadow", "races",
-    "matrix", "cluster", "mbarrier", "async_copy", "bulk", "wgmma",
+    "core", "driver", "gangs", "access", "memory", "atomic", "math", "extreme", "integer", "convert", "warp", "shadow",
+    "races", "ledger", "order", "between", "late", "remote", "matrix", "tiles", "cluster", "mbarrier", "async_copy",
+    "bulk", "boxes", "tensor", "wgmma",
 )  # fmt: skip
 
 
@@ -33,8 +37,13 @@ def support(stem: str) -> Callable[[Builder], Builder]:
 
 
 @lru_cache(maxsize=4096)
-def function_text(name: str) -> str:
-    """The text of one support function."""
+def function_text(name: str, check: bool) -> str:
+    """The text of one support function, for check mode or for the others."""
+    return of_mode(_written(name), check)
+
+
+@lru_cache(maxsize=4096)
+def _written(name: str) -> str:
     _load()
     stem, *words = name.split(".")
     return _BUILDERS[stem](*words)
@@ -47,7 +56,7 @@ def called_by(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in _CALL.findall(text) if name.partition(".")[0] in _BUILDERS))
 
 
-def closure(texts: Iterable[str]) -> dict[str, None]:
+def closure(texts: Iterable[str], check: bool) -> dict[str, None]:
     """Names, sorted, of every support function that these texts call, directly or through others."""
     found: set[str] = set()
     todo = [name for text in texts for name in called_by(text)]
@@ -55,7 +64,7 @@ def closure(texts: Iterable[str]) -> dict[str, None]:
         name = todo.pop()
         if name not in found:
             found.add(name)
-            todo += called_by(function_text(name))
+            todo += called_by(function_text(name, check))
     return dict.fromkeys(sorted(found))
 
 

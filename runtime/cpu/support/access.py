@@ -42,6 +42,8 @@ class Access:
 
     def watched(self, what: str) -> str:
         """The shadow's word for the access: accesses with an order of their own are treated like atomics."""
+        if self.check == "constant":
+            return "constant"
         return ("order" if what == "read" else "publish") if self.check == "ordered" else what
 
 
@@ -218,20 +220,39 @@ def watch_lane(c: Code, access: Access, what: str, lane: str, pointer: str, addr
         _watch(c, access, what, who, pointer, address, access.row)
 
 
-def watch_run(
-    c: Code, access: Access, what: str, start: str, length: object, pointer: str, shared: bool = False
-) -> None:
-    """Tell the shadow of a run of bytes before it is accessed: a row a lane, or (`shared`) the same row by all."""
+def watch_run(c: Code, access: Access, what: str, base: str, start: str, pointer: str) -> None:
+    """Tell the shadow of a run of bytes, a row a lane, before it is accessed: of each block of active lanes apart.
+
+    `base`: lane 0's address, active or not; `start` and `pointer`: the first active lane's.
+    """
+    if not access.check:
+        return
+    left = c.var("i32", "%m")
+    with c.loop() as out:
+        lanes = c.load("i32", left)
+        c.leave(out, c(f"icmp eq i32 {lanes}, 0"))
+        negative = c(f"sub i32 0, {lanes}")
+        carried = c(f"add i32 {lanes}, {c(f'and i32 {lanes}, {negative}')}")  # beyond the lowest block of ones
+        c.store("i32", c(f"and i32 {lanes}, {carried}"), left)
+        block = c(f"and i32 {lanes}, {c(f'xor i32 {carried}, -1')}")
+        count = c(f"call i32 @llvm.ctpop.i32(i32 {block})")
+        first = c(f"call i32 @llvm.cttz.i32(i32 {lanes}, i1 true)")
+        begin, length = (c(f"mul i64 {c(f'zext i32 {n} to i64')}, {access.row}") for n in (first, count))
+        address = c(f"add i64 {base}, {begin}")
+        there = c.at(pointer, c(f"sub i64 {address}, {start}"))
+        who = c(f"or i32 {first}, {_SEVERAL}") if access.collective else c(f"sub i32 -1, {first}")
+        _watch(c, access, what, who, there, address, length)
+
+
+def watch_one(c: Code, access: Access, what: str, address: str, pointer: str) -> None:
+    """Tell the shadow of one row that all active lanes access, before they do."""
     if access.check:
         first = c("call i32 @llvm.cttz.i32(i32 %m, i1 true)")
-        if shared or access.collective:
-            rest = c(f"and i32 %m, {c('sub i32 %m, 1')}")
-            alone = c(f"icmp eq i32 {rest}, 0")
-            among = c(f"or i32 {first}, {_SEVERAL}")
-            who = among if access.collective else c(f"select i1 {alone}, i32 {first}, i32 {among}")
-        else:
-            who = c(f"sub i32 -1, {first}")
-        _watch(c, access, what, who, pointer, start, length)
+        rest = c(f"and i32 %m, {c('sub i32 %m, 1')}")
+        alone = c(f"icmp eq i32 {rest}, 0")
+        among = c(f"or i32 {first}, {_SEVERAL}")
+        who = among if access.collective else c(f"select i1 {alone}, i32 {first}, i32 {among}")
+        _watch(c, access, what, who, pointer, address, access.row)
 
 
 def _watch(c: Code, access: Access, what: str, lane: str, pointer: str, address: str, length: object) -> None:

@@ -15,7 +15,8 @@ _PLAIN = {
 
 @support("atom")
 def atom(space: str, operation: str, kind: str, check: str = "") -> str:
-    """The old values; lanes that may not access get zero. `align` is the alignment that a vector needs."""
+    """The old values; lanes that may not access get zero. `align` is the alignment that a vector needs. `check` "late":
+    a reduction of global memory that happens later, and has no value."""
     bits, address = bits_of(kind), address_type(space)
     element, vector, size = f"i{bits}", vec(f"i{bits}"), bits // 8
     name = ".".join(["atom", space, operation, kind] + ([check] if check else []))
@@ -51,15 +52,20 @@ def atom(space: str, operation: str, kind: str, check: str = "") -> str:
                 new = c.load(element, c(f"getelementptr {element}, ptr {others}, i32 {lane}"))
                 pair = c(f"cmpxchg ptr {pointer}, {element} {value}, {element} {new} seq_cst seq_cst")
                 old = c(f"extractvalue {{ {element}, i1 }} {pair}, 0")
+            elif check == "late":
+                old = "0"
+                wide = value if bits == 64 else c(f"zext {element} {value} to i64")
+                tail = f"ptr @late.apply.{operation}.{kind}, i64 {wide}, i64 {size}"
+                c.do(f"call void @late.append(ptr %w, ptr {pointer}, {tail})")
             else:
-                old = _one(c, operation, kind, pointer, value)
+                old = modify(c, operation, kind, pointer, value)
             c.store(element, old, c(f"getelementptr {element}, ptr {result}, i32 {lane}"))
     c.ret(f"{vector} " + c.load(vector, result))
     return c.text()
 
 
-def _one(c: Code, operation: str, kind: str, pointer: str, value: str) -> str:
-    """One lane's operation; the old value."""
+def modify(c: Code, operation: str, kind: str, pointer: str, value: str) -> str:
+    """One read-modify-write at a host address, of anything but `cas`; the old value."""
     bits = bits_of(kind)
     element = f"i{bits}"
     if kind == "f64" and operation == "add":

@@ -7,6 +7,7 @@ from ptxgen.runtime.cpu.layout import CHECK, CTA, GANG, LAUNCH, PARK_CLUSTER, WA
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.driver import pop_count
 from ptxgen.runtime.cpu.support.mbarrier import checking
+from ptxgen.runtime.cpu.support.order import ACQUIRE
 
 
 def for_each_cta(c: Code, gang: str, body: object) -> None:
@@ -28,7 +29,7 @@ def wake_gang(*_: str) -> str:
 
 @support("cluster")
 def cluster(what: str) -> str:
-    """`cluster.arrive(w, mask)`; `cluster.passed(w, mask)`: lanes whose phase is over; `cluster.settle(gang)`."""
+    """`cluster.arrive(w, mask, how)`; `cluster.passed(w, mask)`: lanes whose phase is over; `cluster.settle(gang)`."""
     return {"arrive": _arrive, "passed": _passed, "settle": _settle}[what]()
 
 
@@ -37,14 +38,22 @@ def _gang_of(c: Code) -> str:
 
 
 def _order(c: Code, direction: str) -> None:
-    """Check mode: the barrier orders the warps of each CTA too."""
+    """Check mode: the barrier orders the warps of each CTA, and the CTAs: once a phase of those that wait."""
     with c.if_(checking(c)):
-        block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
+        cta = c.load("ptr", "%w", WARP["cta"])
+        block, gang = c.load("ptr", cta, CTA["races"]), c.load("ptr", cta, CTA["gang"])
+        if direction == "release":
+            c.do("call void @order.arrive(ptr %w, i32 %how)")
+        else:
+            phase = c.load("i32", gang, GANG["cluster_phase"])
+            with c.if_(c(f"icmp ne i32 {phase}, {c.load('i32', cta, CTA['phase'])}")):
+                c.store("i32", phase, cta, CTA["phase"])
+                c.do(f"call void @order.acquire(ptr %w, i64 {c(f'ptrtoint ptr {gang} to i64')}, i32 {ACQUIRE})")
         c.do(f"call void @race.{direction}(ptr %w, ptr {c.at(block, CHECK['cluster'])})")
 
 
 def _arrive() -> str:
-    c = Code("define internal void @cluster.arrive(ptr %w, i32 %mask) noinline")
+    c = Code("define internal void @cluster.arrive(ptr %w, i32 %mask, i32 %how) noinline")
     gang = _gang_of(c)
     _order(c, "release")
     phase = c.load("i32", gang, GANG["cluster_phase"])
@@ -70,6 +79,9 @@ def _settle() -> str:
 
     for_each_cta(c, "%gang", count)
     c.ret(when=c(f"icmp ult i32 {arrived}, {c.load('i32', live)}"))
+    with c.if_(checking(c)):
+        place = c("ptrtoint ptr %gang to i64")
+        for_each_cta(c, "%gang", lambda cta: c.do(f"call void @order.publish(ptr {cta}, i64 {place})"))
     c.store("i32", 0, "%gang", GANG["cluster_arrived"])
     c.store("i32", c(f"add i32 {c.load('i32', '%gang', GANG['cluster_phase'])}, 1"), "%gang", GANG["cluster_phase"])
     c.do(f"call void @wake_gang(ptr %gang, i32 {PARK_CLUSTER}, i64 0)")
@@ -79,10 +91,12 @@ def _settle() -> str:
 
 def _passed() -> str:
     c = Code("define internal i32 @cluster.passed(ptr %w, i32 %mask) noinline")
-    _order(c, "acquire")
     phase = c.spread("i32", c.load("i32", _gang_of(c), GANG["cluster_phase"]))
     seen = c.load(vec("i32"), "%w", WARP["cluster_seen"], align=4)
     over = c(f"icmp ult {vec('i32')} {seen}, {phase}")
     lanes = c(f"bitcast {vec('i1')} {over} to i32")
-    c.ret("i32 " + c(f"and i32 %mask, {lanes}"))
+    passing = c(f"and i32 %mask, {lanes}")
+    c.ret("i32 0", when=c(f"icmp eq i32 {passing}, 0"))
+    _order(c, "acquire")
+    c.ret(f"i32 {passing}")
     return c.text()

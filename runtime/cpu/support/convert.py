@@ -64,6 +64,25 @@ def half(what: str, lanes: str) -> str:
     return _fused(f"half.fma.{n}", n, "float", "half")
 
 
+@support("pair")
+def pair(kind: str, way: str) -> str:
+    """`pair.f16|bf16.native|soft(upper, lower)`: two f32 rounded to nearest even, as one register."""
+    single, small, whole = vec("float"), vec("i16"), vec("i32")
+    c = Code(f"define internal {whole} @pair.{kind}.{way}({single} %upper, {single} %lower) noinline")
+    halves = []
+    for value in ("%upper", "%lower"):
+        if way == "soft":
+            rounded = c(f"call {small} @{'half' if kind == 'f16' else 'bf16'}.narrow.32({single} {value})")
+        else:
+            half = vec("half")
+            bits = c(f"bitcast {half} {c(f'fptrunc {single} {value} to {half}')} to {small}")
+            nan = c(f"fcmp uno {single} {value}, {value}")
+            rounded = c(f"select {vec('i1')} {nan}, {small} {splat('i16', 0x7FFF)}, {small} {bits}")
+        halves.append(c(f"zext {small} {rounded} to {whole}"))
+    c.ret(f"{whole} " + c(f"or {whole} {c(f'shl {whole} {halves[0]}, splat (i32 16)')}, {halves[1]}"))
+    return c.text()
+
+
 def _narrow(name: str, n: int, exponent: int, mantissa: int, element: str) -> str:
     single, small = vec("float", n), vec(element, n)
     c = Code(f"define internal {small} @{name}({single} %a) noinline")

@@ -21,7 +21,8 @@ from ptxgen.runtime.cpu.support import support
 # fault kinds: what the report (report.py) says of each
 FAULT_BOUNDS, FAULT_ALIGN, FAULT_TRAP, FAULT_UNINITIALISED, FAULT_RACE, FAULT_DIVERGED = 1, 2, 3, 4, 5, 6
 FAULT_REGISTER, FAULT_OPERAND, FAULT_ASSERT, FAULT_READ_ONLY, FAULT_CUSTOM = 7, 8, 9, 10, 11
-FAULT_IN_FLIGHT = 12
+FAULT_IN_FLIGHT, FAULT_PROXY, FAULT_ORDER, FAULT_EARLY = 12, 13, 14, 15
+FAULT_CONSTANT, FAULT_GONE, FAULT_LEFT, FAULT_PRODUCT = 16, 17, 18, 19
 
 
 @support("fault")
@@ -135,7 +136,9 @@ def _shared(c: Code) -> None:
         index = c(f"sub i64 {rank}, 1")
         c.ret("ptr null", when=c(f"icmp uge i64 {index}, {count}"))
         stride = c.load("i64", c.load("ptr", gang, GANG["launch"]), LAUNCH["cta_stride"])
-        c.store("ptr", c.at(c.load("ptr", gang, GANG["ctas"]), c(f"mul i64 {index}, {stride}")), holder)
+        other = c.at(c.load("ptr", gang, GANG["ctas"]), c(f"mul i64 {index}, {stride}"))
+        c.ret("ptr null", when=c(f"icmp eq i32 {c.load('i32', other, CTA['live'])}, 0"))  # it has exited
+        c.store("ptr", other, holder)
     there = c.load("ptr", holder)
     inner = c(f"and i64 %address, {(1 << RANK_SHIFT) - 1}")
     offset = c(f"sub i64 {inner}, {SHARED_BASE}")

@@ -6,7 +6,7 @@ instruction. Whatever they wait for calls `unpark`, which makes their blocks rea
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code
+from ptxgen.runtime.cpu.ir import CHECKING, Code
 from ptxgen.runtime.cpu.layout import (
     BAR,
     BARRIER_BYTES,
@@ -45,6 +45,24 @@ def enqueue(*_: str) -> str:
     c.store("i64", c(f"or i64 {c.load('i64', '%w', WARP['summary'])}, {summary}"), "%w", WARP["summary"])
     c.store("i32", RUNNABLE, "%w", WARP["state"])
     c.ret()
+    return c.text()
+
+
+@support("converge")
+def converge(*_: str) -> str:
+    """`converge(w, pending, mask, members) -> i32`: the lanes that have come, once all of `members` that have not
+    exited are among them; before, they are noted at this offset of the warp, and 0 comes back."""
+    c = Code("define internal i32 @converge(ptr %w, i64 %pending, i32 %mask, i32 %members)")
+    slot = c.at("%w", "%pending")
+    waiting = c.load("i32", slot)
+    joined = c(f"or i32 %mask, {c(f'and i32 {waiting}, %members')}")
+    accounted = c(f"or i32 {joined}, {c.load('i32', '%w', WARP['exited'])}")
+    missing = c(f"and i32 %members, {c(f'xor i32 {accounted}, -1')}")
+    with c.if_(c(f"icmp ne i32 {missing}, 0"), likely=False):  # the next lanes that come make it ready
+        c.store("i32", c(f"or i32 {waiting}, %mask"), slot)
+        c.ret("i32 0", when="true")
+    c.store("i32", c(f"and i32 {waiting}, {c(f'xor i32 {joined}, -1')}"), slot)
+    c.ret(f"i32 {joined}")
     return c.text()
 
 
@@ -132,8 +150,7 @@ def _deliver(c: Code, w: str, record: str, mask: str) -> None:
 
 def _exchange_clocks(c: Code, cta: str, direction: str, number: str, w: str = "%w") -> None:
     """In check mode, tell the race detector that a warp arrives at, or leaves, a barrier."""
-    launch = c.load("ptr", cta, CTA["launch"])
-    with c.if_(c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")):
+    with c.if_(CHECKING):
         offset = c(f"add i32 {c(f'shl i32 {number}, 7')}, {CHECK['bars']}")
         clock = c.at(c.load("ptr", cta, CTA["races"]), c(f"zext i32 {offset} to i64"))
         c.do(f"call void @race.{direction}(ptr {w}, ptr {clock})")
@@ -209,8 +226,7 @@ def _all_here(c: Code, bar: str) -> None:
 
     That leaves one count for all of them, which later look-ups compare with at once.
     """
-    launch = c.load("ptr", "%cta", CTA["launch"])
-    with c.if_(c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")):
+    with c.if_(CHECKING):
         offset = c(f"add i32 {c('shl i32 %id, 7')}, {CHECK['bars']}")
         clock = c.at(c.load("ptr", "%cta", CTA["races"]), c(f"zext i32 {offset} to i64"))
         now = c.load("i32", "%cta", CTA["epoch"])
@@ -243,7 +259,11 @@ def leave(*_: str) -> str:
     c = Code("define internal void @leave(ptr %w, i32 %mask) noinline")
     c.store("i32", c(f"or i32 {c.load('i32', '%w', WARP['exited'])}, %mask"), "%w", WARP["exited"])
     cta = c.load("ptr", "%w", WARP["cta"])
-    c.store("i32", c(f"sub i32 {c.load('i32', cta, CTA['live'])}, {pop_count(c, '%mask')}"), cta, CTA["live"])
+    live = c(f"sub i32 {c.load('i32', cta, CTA['live'])}, {pop_count(c, '%mask')}")
+    c.store("i32", live, cta, CTA["live"])
+    with c.if_(CHECKING), c.if_(c(f"icmp eq i32 {live}, 0")):
+        c.do("call void @remote.gone(ptr %w)")
+        c.do("call void @async.left(ptr %w)")
     with c.count("i32", BARRIERS) as number:
         total = c(f"add i32 {c(f'mul i32 {number}, {BARRIER_BYTES}')}, {CTA['bars']}")
         bar = c.at(cta, c(f"zext i32 {total} to i64"))

@@ -6,7 +6,7 @@ begins behind the block it was at, so that lanes that poll cannot starve those t
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code
+from ptxgen.runtime.cpu.ir import CHECKING, Code
 from ptxgen.runtime.cpu.layout import (
     BAR,
     BARRIER_BYTES,
@@ -43,6 +43,8 @@ def _start() -> str:
     c.store("i64", "%index", "%gang", GANG["index"])
     c.store("i32", 0, "%gang", GANG["done"])
     c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
+    with c.if_(CHECKING):
+        c.do("call void @async.forget(ptr %gang)")
     rest = c.var("i64", "%index")
     origin = {}
     for axis in "xyz":  # the gang's coordinates among gangs, x fastest
@@ -60,12 +62,19 @@ def _start() -> str:
     base = c.load("ptr", "%gang", GANG["ctas"])
     with c.count("i32", c.load("i32", "%gang", GANG["count"])) as rank:
         cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {stride}"))
-        left = c.var("i32", rank)
+        left, index, below = c.var("i32", rank), c.var("i64", 0), c.var("i64", 1)
         for axis in "xyz":
             extent = c.load("i32", launch, LAUNCH["cluster_" + axis])
             now32 = c.load("i32", left)
-            c.store("i32", c(f"add i32 {origin[axis]}, {c(f'urem i32 {now32}, {extent}')}"), cta, CTA["id_" + axis])
+            place = c(f"add i32 {origin[axis]}, {c(f'urem i32 {now32}, {extent}')}")
+            c.store("i32", place, cta, CTA["id_" + axis])
             c.store("i32", c(f"udiv i32 {now32}, {extent}"), left)
+            weight = c.load("i64", below)  # CTAs of the grid from one to the next of this axis
+            share = c(f"mul i64 {c(f'zext i32 {place} to i64')}, {weight}")
+            c.store("i64", c(f"add i64 {c.load('i64', index)}, {share}"), index)
+            size = c(f"zext i32 {c.load('i32', launch, LAUNCH['grid_' + axis])} to i64")
+            c.store("i64", c(f"mul i64 {weight}, {size}"), below)
+        c.store("i64", c.load("i64", index), cta, CTA["index"])
         _start_cta(c, cta)
     c.ret()
     return c.text()
@@ -82,7 +91,7 @@ def _start_cta(c: Code, cta: str) -> None:
         c.store("i32", 0, bar, BAR["clock"])
     c.store(f"<{(CTA['_end'] - CTA['ext']) // 8} x i64>", "zeroinitializer", cta, CTA["ext"], align=8)
     c.store("i32", c.load("i32", cta, CTA["warp_count"]), cta, CTA["alive_warps"])
-    with c.if_(c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")):
+    with c.if_(CHECKING):
         c.do(f"call void @shadow.begin(ptr {cta})")
     first = c.load("i32", launch, LAUNCH["first_block"])
     dynamic = c.load("i64", launch, LAUNCH["cleared"])  # bytes from the ready words on
@@ -147,7 +156,10 @@ def _run() -> str:
         total = c(f"add i32 {c.load('i32', spins)}, 1")
         c.store("i32", c(f"select i1 {idle}, i32 {total}, i32 0"), spins)
         limit = c(f"select i1 {randomly}, i32 4096, i32 {SPIN_TURNS}")
-        c.ret(f"i32 {YIELDED}", when=c(f"icmp uge i32 {c.load('i32', spins)}, {limit}"))
+        with c.if_(c(f"icmp uge i32 {c.load('i32', spins)}, {limit}"), likely=False):
+            with c.if_(CHECKING):
+                c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
+            c.ret(f"i32 {YIELDED}", when="true")
     c.do("unreachable")
     return c.text()
 
@@ -291,7 +303,10 @@ def thread(*_: str) -> str:
     shuffled = c(f"icmp ne ptr {order}, null")
     with c.loop():
         number = c(f"atomicrmw add ptr {c.at(launch, LAUNCH['next'])}, i64 1 seq_cst")
-        c.ret(f"i32 {DONE}", when=c(f"icmp uge i64 {number}, {gangs}"))
+        with c.if_(c(f"icmp uge i64 {number}, {gangs}"), likely=False):
+            with c.if_(CHECKING):
+                c.do("call void @late.all(ptr %thread)")
+            c.ret(f"i32 {DONE}", when="true")
         seen = c(f"load volatile i32, ptr {c.at(launch, LAUNCH['abort'])}")
         c.ret(f"i32 {DONE}", when=c(f"icmp ne i32 {seen}, 0"))
         chosen = c.var("i64", number)
@@ -309,5 +324,8 @@ def thread(*_: str) -> str:
 def resume(*_: str) -> str:
     """`resume.run(gang)`: more turns for a gang that was left spinning."""
     c = Code("define i32 @resume.run(ptr %gang)")
-    c.ret("i32 " + c("call i32 @gang.run(ptr %gang)"))
+    code = c("call i32 @gang.run(ptr %gang)")
+    with c.if_(CHECKING):
+        c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
+    c.ret(f"i32 {code}")
     return c.text()

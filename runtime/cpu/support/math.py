@@ -95,6 +95,23 @@ def _ex2(f: _Floats, x: str) -> str:
     return f.choose(f.test("uno", x, x), x, power)
 
 
+@support("flushed")
+def flushed(name: str, lanes: str) -> str:
+    """`flushed.NAME.N(x)`: a function of `.ftz`: subnormal operands and results become zeros of their sign."""
+    c, f = _function(f"flushed.{name}", lanes)
+    value = _flushed(f, "%a")
+    c.ret(f"{f.single} " + _flushed(f, c(f"call {f.single} @{name}.{lanes}({f.single} {value})")))
+    return c.text()
+
+
+def _flushed(f: _Floats, value: str) -> str:
+    bits = f.bits(value)
+    exponent = f.c(f"and {f.whole} {bits}, {splat('i32', 0x7F800000)}")
+    tiny = f.c(f"icmp eq {f.whole} {exponent}, zeroinitializer")
+    sign = f.c(f"and {f.whole} {bits}, {splat('i32', -0x80000000)}")
+    return f.floats(f.c(f"select {f.lanes} {tiny}, {f.whole} {sign}, {f.whole} {bits}"))
+
+
 @support("ex2")
 def ex2(lanes: str) -> str:
     """`ex2.N(x)`: 2^x."""

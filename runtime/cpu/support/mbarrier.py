@@ -7,10 +7,11 @@ arrival and no transaction is due.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code
-from ptxgen.runtime.cpu.layout import CTA, LAUNCH, PARK_MBARRIER, THREAD, WARP
+from ptxgen.runtime.cpu.ir import CHECKING, Code
+from ptxgen.runtime.cpu.layout import CTA, PARK_MBARRIER, RANK_SHIFT, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS
+from ptxgen.runtime.cpu.support.order import ACQUIRE, RELEASE
 
 TX_BIAS = 1 << 21
 PENDING_SHIFT, EXPECTED_SHIFT, PARITY_SHIFT = 22, 42, 62
@@ -43,16 +44,28 @@ def reach(space: str) -> str:
     return c.text()
 
 
-def checking(c: Code) -> str:
-    """Whether this launch checks, in a function with a warp `%w`."""
-    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
-    return c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['check'])}, 0")
+def checking(_: Code) -> str:
+    """Whether this launch checks: decided when the function is compiled."""
+    return CHECKING
 
 
 def _order(c: Code, what: str, bar: str) -> None:
     """Check mode: the object is written and orders its users (`publish`), or just orders them (`atomic`)."""
     with c.if_(checking(c)):
         c.do(f"call void @shadow.{what}.shared(ptr %w, i32 %site, i32 %lane, i32 8, ptr {bar}, i64 %address, i64 8)")
+
+
+def _between_ctas(c: Code, what: str, bar: str) -> None:
+    """Check mode: an arrival at another CTA's object releases, and waits acquire."""
+    with c.if_(checking(c)):
+        place = c(f"ptrtoint ptr {bar} to i64")
+        if what == "acquire":
+            c.do(f"call void @order.acquire(ptr %w, i64 {place}, i32 {ACQUIRE})")
+        else:
+            with c.if_(c(f"icmp uge i64 %address, {1 << RANK_SHIFT}")):
+                c.do(f"call void @order.release(ptr %w, i64 {place}, i32 {RELEASE})")
+                cta = c.load("ptr", "%w", WARP["cta"])  # what comes next is later than the arrival
+                c.store("i32", c(f"add i32 {c.load('i32', cta, CTA['epoch'])}, 1"), cta, CTA["epoch"])
 
 
 @support("mbarrier")
@@ -75,13 +88,17 @@ def _init() -> str:
     count = c("zext i32 %count to i64")
     both = c(f"or i64 {c(f'shl i64 {count}, {PENDING_SHIFT}')}, {c(f'shl i64 {count}, {EXPECTED_SHIFT}')}")
     c.store("i64", c(f"or i64 {both}, {TX_BIAS}"), bar, align=8)
+    _order(c, "write", bar)
     _order(c, "publish", bar)
     c.ret()
     return c.text()
 
 
 def _check() -> str:
-    """`mbarrier.check(w, site, lane, address) -> ptr`: the object, or null after a fault (not one, not initialised)."""
+    """`mbarrier.check(w, site, lane, address) -> ptr`: the object, or null after a fault (not one, not initialised).
+
+    To check mode this is a read: something must order it after the initialisation.
+    """
     c = Code("define internal ptr @mbarrier.check(ptr %w, i32 %site, i32 %lane, i64 %address) noinline")
     bar = c("call ptr @reach.shared(ptr %w, i32 %site, i32 %lane, i64 %address, i64 8, i64 8)")
     c.ret("ptr null", when=c(f"icmp eq ptr {bar}, null"))
@@ -89,6 +106,7 @@ def _check() -> str:
         lane = c("shl i32 1, %lane")
         c.do(f"call void @fault(ptr %w, i32 %site, i32 {FAULT_ASSERT}, i32 {lane}, i32 8, i64 %address, i64 0)")
         c.ret("ptr null", when="true")
+    _order(c, "read", bar)
     c.ret(f"ptr {bar}")
     return c.text()
 
@@ -99,6 +117,7 @@ def _inval() -> str:
     bar = c("call ptr @mbarrier.check(ptr %w, i32 %site, i32 %lane, i64 %address)")
     c.ret(when=c(f"icmp eq ptr {bar}, null"))
     c.store("i64", -1, bar, align=8)
+    _order(c, "write", bar)
     c.ret()
     return c.text()
 
@@ -145,6 +164,7 @@ def _update() -> str:
         c.do(f"call void @fault(ptr %w, i32 %site, i32 {FAULT_ASSERT}, i32 {lane}, i32 8, i64 %address, i64 0)")
         c.ret("i64 0", when="true")
     _order(c, "atomic", bar)
+    _between_ctas(c, "release", bar)
     c.ret("i64 " + c(f"call i64 @mbarrier.apply(ptr %w, ptr {bar}, i64 %arrive, i64 %transactions, i64 %drop)"))
     return c.text()
 
@@ -157,12 +177,15 @@ def _passed() -> str:
     )
     bar = c("call ptr @mbarrier.check(ptr %w, i32 %site, i32 %lane, i64 %address)")
     c.ret("i32 1", when=c(f"icmp eq ptr {bar}, null"))
-    queued = c.load("i64", c.load("ptr", "%w", WARP["thread"]), THREAD["queued"])
-    with c.if_(c(f"icmp ne i64 {queued}, 0"), likely=False):
-        c.do(f"call void @async.land_for(ptr %w, ptr {bar})")
+    with c.if_(checking(c)):
+        queued = c.load("i64", c.load("ptr", "%w", WARP["thread"]), THREAD["queued"])
+        with c.if_(c(f"icmp ne i64 {queued}, 0"), likely=False):
+            c.do(f"call void @async.land_for(ptr %w, ptr {bar})")
     _order(c, "atomic", bar)
     parity = c(f"trunc i64 {_field(c, c.load('i64', bar, align=8), PARITY_SHIFT, 1)} to i32")
     over = c(f"icmp ne i32 {parity}, {c('and i32 %parity, 1')}")
+    with c.if_(over):
+        _between_ctas(c, "acquire", bar)
     c.ret("i32 " + c(f"zext i1 {over} to i32"))
     return c.text()
 

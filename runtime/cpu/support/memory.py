@@ -24,6 +24,7 @@ from ptxgen.runtime.cpu.support.access import (
     span,
     transpose,
     watch_lane,
+    watch_one,
     watch_run,
     watch_scattered,
 )
@@ -69,6 +70,25 @@ def load(space: str, vector: str, bits: str, check: str = "") -> str:
     return c.text()
 
 
+@support("into")
+def into(space: str, vector: str, bits: str, check: str = "") -> str:
+    """`into.SPACE.vN.bM(w, addresses, offset, mask, site, d…)`: a load whose lanes go to N registers in memory."""
+    access = Access("ld", space, vector, bits, check)
+    slots = [f"%d{n}" for n in range(access.count)]
+    head = f"ptr %w, {access.addresses} %a, i64 %off, i32 %m, i32 %site"
+    c = Code(f"define internal void @into{access.name[2:]}({head}, {', '.join(f'ptr {s}' for s in slots)}) noinline")
+    rows = c.var(f"[{access.count} x {access.value}]", align=64)
+    c.do(f"call void @{access.name}({head}, ptr {rows})")
+    lanes = c(f"bitcast i32 %m to {vec('i1')}")
+    for n, slot in enumerate(slots):
+        new = c.load(access.value, rows, 4 * access.bits * n, align=min(64, 4 * access.bits))
+        old = c.load(access.value, slot, align=min(64, 4 * access.bits))
+        kept = c(f"select {vec('i1')} {lanes}, {access.value} {new}, {access.value} {old}")
+        c.store(access.value, kept, slot, align=min(64, 4 * access.bits))
+    c.ret()
+    return c.text()
+
+
 def _gather(c: Code, access: Access, offsets: str, pointer: str, rows: str) -> None:
     """Rows of all lanes from checked offsets; a lane that is not active reads the first bytes of the window."""
     slots = c.var(access.addresses, align=64)
@@ -110,7 +130,7 @@ def _load_run(c: Code, access: Access) -> None:
         if not access.maskable:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
-            watch_run(c, access, "read", start, length, pointer)
+            watch_run(c, access, "read", base, start, pointer)
             if not access.simple:
                 transpose(c, access, pointer, "%out", to_columns=True)
                 c.ret(when="true")
@@ -138,7 +158,7 @@ def _load_one(c: Code, access: Access) -> None:
         base = lane_0(c, access)
         fine, pointer = reachable(c, access, base, access.row)
         with c.if_(fine):
-            watch_run(c, access, "read", base, access.row, pointer, shared=True)
+            watch_one(c, access, "read", base, pointer)
             value = c.load(access.row_type, pointer, align=access.host_align)
             if access.simple:
                 c.ret(f"{access.value} " + c.spread(access.element, value), when="true")
@@ -198,7 +218,7 @@ def _store_run(c: Code, access: Access) -> None:
         if not access.maskable:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
-            watch_run(c, access, "write", start, length, pointer)
+            watch_run(c, access, "write", base, start, pointer)
             if not access.simple:
                 transpose(c, access, pointer, "%in", to_columns=False)
                 c.ret(when="true")

@@ -16,9 +16,9 @@ counts only grow.
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
-from ptxgen.runtime.cpu.layout import CHECK, CTA, WARP
+from ptxgen.runtime.cpu.layout import CHECK, CTA, LAUNCH, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_RACE
+from ptxgen.runtime.cpu.support.core import FAULT_PROXY, FAULT_RACE
 from ptxgen.runtime.cpu.support.shadow import FLAG_FLYING, FLAG_WRITTEN, report
 
 _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n, i64 %offset"
@@ -27,6 +27,7 @@ _CLOCK = vec("i32")
 _ALL_BYTES = 0xF
 _SEVERAL = 0x80  # in a cell's read bytes: more than one warp has read it since it was last safe
 _MANY_LANES, _ANY_LANE = 32, 33  # instead of a lane: several lanes; not known (a part of a cell), which races with none
+_PROXY = 34  # as unknown, and written by the asynchronous proxy
 _IS_LANES = 1 << 17  # in a report's extra word, with the other lane from bit 24 on
 
 
@@ -103,6 +104,10 @@ def race(what: str, mode: str = "") -> str:
     """`race.read|write|atomic(w, site, lane, row, pointer, address, bytes, offset)`, `offset` in shared memory.
 
     `race.release(w, clock)` adds the warp's knowledge to a clock, `race.acquire(w, clock)` the clock to the warp's;
+    `race.fetch(…)` looks for a proxy fence before a read by the asynchronous proxy; `race.fence(w)` is one, and
+    `race.proxied(w, offset, bytes)` marks what the asynchronous proxy wrote itself;
+    `race.kept(…, since)` reports what was written at that count or later, whatever orders it.
+
     `race.settle(w)` follows every change of a warp's clock; `race.turn(w)` orders its lanes. `race.quick.read|write(w,
     lane, row, offset, bytes)` enters whole cells where that needs no closer look, and says whether it has.
     """
@@ -110,13 +115,15 @@ def race(what: str, mode: str = "") -> str:
         return _exchange(what)
     if what == "settle":
         return _settle()
-    if what == "turn":
-        return _turn()
+    if what in ("turn", "fence", "proxied", "kept"):
+        return {"turn": _turn, "fence": _fence, "proxied": _proxied, "kept": _kept}[what]()
     if what == "quick":
         return _quick(mode)
     c = Code(f"define internal void @race.{what}({_PARAMETERS}) noinline")
     if what == "atomic":
         _atomic(c)
+    elif what == "fetch":
+        _fetch(c)
     else:
         _access(c, what)
     c.ret()
@@ -147,6 +154,55 @@ def _turn() -> str:
     now = c(f"add i32 {c.load('i32', cta, CTA['epoch'])}, 1")
     c.store("i32", now, cta, CTA["epoch"])
     c.store("i32", c(f"shl i32 {now}, 5"), "%w", WARP["synced"])
+    c.ret()
+    return c.text()
+
+
+def _fence() -> str:
+    """The asynchronous proxy sees what the warp wrote up to now."""
+    c = Code("define internal void @race.fence(ptr %w) noinline")
+    cta = c.load("ptr", "%w", WARP["cta"])
+    now = c.load("i32", cta, CTA["epoch"])
+    c.store("i32", now, "%w", WARP["proxy"])
+    c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
+    c.ret()
+    return c.text()
+
+
+def _proxied() -> str:
+    c = Code("define internal void @race.proxied(ptr %w, i64 %offset, i64 %n) noinline")
+    block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
+    place = c.at(c.load("ptr", block, CHECK["write_lanes"]), c("lshr i64 %offset, 2"))
+    c.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 {_PROXY}, i64 {c('lshr i64 %n, 2')}, i1 false)")
+    c.ret()
+    return c.text()
+
+
+def _fetch(c: Code) -> None:
+    """Each cell's last write, where an ordinary one, must lie before a fence of its warp, or of this one."""
+    cells = _Cells(c)
+    launch = c.load("ptr", cells.cta, CTA["launch"])
+    stride, warps = c.load("i64", launch, LAUNCH["warp_stride"]), c.load("ptr", cells.cta, CTA["warps"])
+    mine = c.load("i32", "%w", WARP["proxy"])
+    with c.count("i64", c(f"add i64 {_last_cell(c)}, 1"), cells.first) as cell:
+        stamp, lane = c.load("i32", _at(c, cells.writes, cell, 4)), c.load("i8", _at(c, cells.write_lanes, cell, 1))
+        of_warp = c(f"zext i32 {c(f'and i32 {stamp}, 31')} to i64")
+        writer = c.at(warps, c(f"mul i64 {of_warp}, {stride}"))
+        fenced = c(f"call i32 @llvm.umax.i32(i32 {mine}, i32 {c.load('i32', writer, WARP['proxy'])})")
+        late = c(f"icmp ugt i32 {c(f'lshr i32 {stamp}, 5')}, {fenced}")
+        with c.if_(c(f"and i1 {late}, {c(f'icmp ne i8 {lane}, {_PROXY}')}"), likely=False):
+            report(c, FAULT_PROXY, _place_of(c, cell))
+            c.ret(when="true")
+
+
+def _kept() -> str:
+    c = Code(f"define internal void @race.kept({_PARAMETERS}, i32 %since) noinline")
+    cells = _Cells(c)
+    with c.count("i64", c(f"add i64 {_last_cell(c)}, 1"), cells.first) as cell:
+        stamp = c.load("i32", _at(c, cells.writes, cell, 4))
+        with c.if_(c(f"icmp uge i32 {c(f'lshr i32 {stamp}, 5')}, %since"), likely=False):
+            _report_at(c, cell, c(f"or i32 {c(f'and i32 {stamp}, 31')}, {1 << 16}"))
+            c.ret(when="true")
     c.ret()
     return c.text()
 
@@ -345,9 +401,13 @@ def _compare_lanes(
 
 def _report_at(c: Code, cell: str, extra: str) -> None:
     """A race at the access's first byte in a cell."""
+    report(c, FAULT_RACE, _place_of(c, cell), c(f"zext i32 {extra} to i64"))
+
+
+def _place_of(c: Code, cell: str) -> str:
+    """The access's first byte in a cell."""
     begin = c(f"sub i64 {c(f'shl i64 {cell}, 2')}, %offset")
-    place = c(f"call i64 @llvm.smax.i64(i64 {begin}, i64 0)")
-    report(c, FAULT_RACE, place, c(f"zext i32 {extra} to i64"))
+    return c(f"call i64 @llvm.smax.i64(i64 {begin}, i64 0)")
 
 
 def _touched(c: Code, cell: str) -> str:

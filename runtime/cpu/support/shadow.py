@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, splat, vec
-from ptxgen.runtime.cpu.layout import CTA, GANG, LAUNCH, RANK_SHIFT, SHARED_BASE, SHARED_WINDOW, WARP, WINDOW_SHIFT
+from ptxgen.runtime.cpu.layout import (
+    CHECK,
+    CTA,
+    GANG,
+    LAUNCH,
+    MAX_CLUSTER,
+    RANK_SHIFT,
+    SHADOW,
+    SHARED_BASE,
+    SHARED_WINDOW,
+    THREAD,
+    VISIT,
+    WARP,
+    WINDOW_SHIFT,
+)
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_IN_FLIGHT, FAULT_UNINITIALISED, site_cache
 from ptxgen.runtime.cpu.support.driver import for_each_warp
 
-FLAG_WRITTEN, FLAG_FLYING = 1, 2  # of a byte: written; a copy in flight will write it. 0: never written
+# of a byte: 0 never written, 1 written, 2 a copy in flight will write it; above that, in global memory, the number of
+# the launch that has written it
+FLAG_WRITTEN, FLAG_FLYING = 1, 2
+READS = ("read", "fetch", "constant", "order", "atomic")
+_WRITES = ("write", "publish", "atomic", "land")
 _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n"
 _ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
 
@@ -19,6 +37,7 @@ def shadow(what: str, space: str = "") -> str:
 
     `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both. For a copy
     that lands later, `issue` enters the write (it races from then on), and `land` says that the bytes are there.
+    `fetch` is a read by the asynchronous proxy, `constant` one by the path for what no launch writes meanwhile.
 
     `lane` below 32: that lane's access of `row` bytes; 32 + f: several lanes', f among them; −1 − f: a run of rows, of
     which lane f has the first. `shadow.unwritten|flying(flags, bytes)`: position of the first byte that is not written,
@@ -82,25 +101,48 @@ def _mark(c: Code, flags: str, flag: int) -> None:
 
 def _global(c: Code, what: str) -> None:
     """The site's last-hit allocation is the one of this access; it may have no shadow."""
-    cache = site_cache(c, c.load("ptr", "%w", WARP["thread"]))
+    thread = c.load("ptr", "%w", WARP["thread"])
+    with c.if_(c(f"icmp ne i64 {c.load('i64', thread, THREAD['late'])}, 0"), likely=False):
+        c.do("call void @late.touch(ptr %w, ptr %p, i64 %n)")
+    cache = site_cache(c, thread)
     base = c.load("i64", cache, 16)
     offset = c(f"sub i64 %a, {c.load('i64', cache)}")
     inside = c(f"icmp ult i64 {offset}, {c.load('i64', cache, 8)}")  # not so for the parameter block
     with c.if_(c(f"and i1 {inside}, {c(f'icmp ne i64 {base}, 0')}")):
-        _written(c, what, c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr"), may_fly=False)
-    if what in ("order", "publish", "atomic"):  # a lock or a flag, perhaps between lanes
-        c.do("call void @race.turn(ptr %w)")
+        flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
+        padded = c(f"add i64 {c.load('i64', cache, 8)}, 63")
+        fields = c(f"inttoptr i64 {c(f'add i64 {base}, ' + c(f'and i64 {padded}, -64'))} to ptr")
+        if what in ("read", "fetch", "constant"):  # the commonest case: all is written, and not by this launch
+            c.ret(when=c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
+        _between(c, what, flags, c.at(fields, SHADOW["_end"]), offset)
+        if what in _WRITES:
+            launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
+            c.store("i8", c.load("i8", launch, LAUNCH["generation"]), fields, SHADOW["launch"])
 
 
-def _written(c: Code, what: str, flags: str, may_fly: bool) -> None:
-    """What the access means for the flags of written bytes; copies in flight go to shared memory only."""
-    if what in ("read", "order", "atomic"):
+def _between(c: Code, what: str, flags: str, stamps: str, offset: str) -> None:
+    """Look at what others have written (`between.py`), then enter what this access writes."""
+    strong = what in ("order", "publish", "atomic")
+    if what == "atomic":  # mostly of bytes that others have changed so
+        c.ret(when=c(f"call i1 @between.again(ptr %w, ptr {stamps}, i64 {offset}, i64 %n)"))
+    first = c(f"call i64 @between.scan.{'read' if what in READS else 'write'}(ptr %w, ptr {flags}, i64 %n)")
+    with c.if_(c(f"icmp ult i64 {first}, %n"), likely=False):
+        head = "ptr %w, i32 %site, i32 %lane, i32 %row, i64 %a, i64 %n"
+        c.do(f"call void @between.look.{what}({head}, ptr {flags}, ptr {stamps}, i64 {offset})")
+    if what in _WRITES:
+        name = f"between.stamp.{'strong' if strong else 'weak'}"
+        c.do(f"call void @{name}(ptr %w, ptr {flags}, ptr {stamps}, i64 {offset}, i64 %n)")
+
+
+def _written(c: Code, what: str, flags: str) -> None:
+    """What the access means for the flags of written bytes of shared memory."""
+    if what in READS:
         _demand_written(c, flags)
-    elif may_fly and what in ("write", "publish", "issue"):
+    elif what in ("write", "publish", "issue"):
         _demand_landed(c, flags)
     if what == "issue":
         _mark(c, flags, FLAG_FLYING)
-    elif what in ("write", "publish", "atomic", "land"):
+    elif what in _WRITES:
         _mark(c, flags, FLAG_WRITTEN)
 
 
@@ -109,7 +151,7 @@ def _shared(c: Code, what: str) -> None:
     holder = c.var("ptr", cta)
     rank = c(f"lshr i64 %a, {RANK_SHIFT}")
     own = c(f"icmp eq i64 {rank}, 0")
-    with c.if_(c(f"xor i1 {own}, true")):  # another CTA of the cluster: written or not, but no races
+    with c.if_(c(f"xor i1 {own}, true")):  # another CTA of the cluster
         gang = c.load("ptr", cta, CTA["gang"])
         stride = c.load("i64", c.load("ptr", gang, GANG["launch"]), LAUNCH["cta_stride"])
         place = c(f"mul i64 {c(f'sub i64 {rank}, 1')}, {stride}")
@@ -122,10 +164,18 @@ def _shared(c: Code, what: str) -> None:
     begin = c(f"ptrtoint ptr {c.load('ptr', there, CTA['shared'])} to i64")
     offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
-    _written(c, what, flags, may_fly=True)
+    _written(c, what, flags)
+    with c.if_(c(f"icmp ne ptr {there}, {cta}")):
+        strong = "strong" if what in ("order", "publish", "atomic") else "weak"
+        head = f"ptr %w, i32 %site, i32 %lane, i32 %row, ptr {there}, i64 %a, i64 %n"
+        c.do(f"call void @remote.look.{strong}({head}, i64 {offset})")
+        if what not in ("issue", "land"):
+            c.do(f"call void @remote.visit(ptr %w, i32 %site, ptr {there})")
     with c.if_(own):
-        name = {"read": "read", "write": "write", "issue": "write", "land": "write"}.get(what, "atomic")
-        c.do(f"call void @race.{name}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
+        names = {"read": "read", "fetch": "read", "write": "write", "issue": "write", "land": "write"}
+        c.do(f"call void @race.{names.get(what, 'atomic')}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
+        if what == "fetch":
+            c.do(f"call void @race.fetch({_ARGUMENTS} %a, i64 %n, i64 {offset})")
 
 
 def _find(what: str) -> str:
@@ -160,10 +210,15 @@ def _begin() -> str:
     c.do(f"call void @llvm.memset.p0.i64(ptr {c.load('ptr', '%cta', CTA['valid'])}, i8 0, i64 {size}, i1 false)")
     now = c.load("i32", "%cta", CTA["epoch"])
     c.store("i32", c(f"add i32 {now}, 1"), "%cta", CTA["epoch"])
+    c.store("i32", now, "%cta", CTA["begun"])
+    visits = c.at(c.load("ptr", "%cta", CTA["races"]), CHECK["visits"])
+    c.do(f"call void @llvm.memset.p0.i64(ptr {visits}, i8 0, i64 {VISIT['_end'] * MAX_CLUSTER}, i1 false)")
     clocks = c.spread("i32", now)
+    before = c.load("i32", c.load("ptr", "%cta", CTA["launch"]), LAUNCH["before"])
 
     def start(w: str) -> None:
         c.store(vec("i32"), clocks, w, WARP["vclock"], align=64)
+        c.store("i32", before, w, WARP["before"])
         c.do(f"call void @race.settle(ptr {w})")
 
     for_each_warp(c, "%cta", start)

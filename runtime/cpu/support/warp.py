@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, splat, vec
+from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
 from ptxgen.runtime.cpu.support import support
 
 _I32 = vec("i32")
+
+
+@support("shuffle")
+def shuffle(mode: str) -> str:
+    """`shuffle.up|down|bfly|idx(b, c)`: the lane that each lane of a shfl reads, or 32 + itself where that lies outside
+    of its segment (PTX ISA, "shfl.sync")."""
+    c = Code(f"define internal {_I32} @shuffle.{mode}({_I32} %b, {_I32} %c) noinline")
+    lane, five = lanes_of("i32", 1), splat("i32", 31)
+    by, clamp = (c(f"and {_I32} {value}, {five}") for value in ("%b", "%c"))
+    segment = c(f"and {_I32} {c(f'lshr {_I32} %c, splat (i32 8)')}, {five}")
+    free = c(f"xor {_I32} {segment}, {five}")
+    lowest = c(f"and {_I32} {lane}, {segment}")
+    highest = c(f"or {_I32} {lowest}, {c(f'and {_I32} {clamp}, {free}')}")
+    if mode == "idx":
+        found = c(f"or {_I32} {lowest}, {c(f'and {_I32} {by}, {free}')}")
+    else:
+        found = c(f"{ {'up': 'sub', 'down': 'add', 'bfly': 'xor'}[mode] } {_I32} {lane}, {by}")
+    inside = c(f"icmp {'sge' if mode == 'up' else 'sle'} {_I32} {found}, {highest}")
+    outside = lanes_of("i32", 1, start=32)
+    c.ret(f"{_I32} " + c(f"select {vec('i1')} {inside}, {_I32} {found}, {_I32} {outside}"))
+    return c.text()
 
 
 @support("permute")

@@ -8,7 +8,10 @@ Descriptor: bits 0-13 start address / 16, 16-29 leading byte offset / 16 (LBO), 
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, vec
+from ptxgen.runtime.cpu.layout import ASYNC, ASYNC_PRODUCT, CTA, SHARED_BASE, WARP
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.async_copy import moved_by
+from ptxgen.runtime.cpu.support.mbarrier import checking
 
 
 @support("wgmma_block")
@@ -32,6 +35,44 @@ def block(major: str) -> str:
     return c.text()
 
 
+@support("wgmma_later")
+def later(a: str, b: str, columns: str) -> str:
+    """`wgmma_later.A.B.N(w, site, a, b)`: check mode: a product of the open group will read its operands until it is
+    waited for. `A`, `B`: as in `wgmma_block`, or `registers`; `N`: the columns."""
+    c = Code(f"define internal void @wgmma_later.{a}.{b}.{columns}(ptr %w, i32 %site, i64 %a, i64 %b) noinline")
+    group = c(f"add i32 {c.load('i32', '%w', WARP['wgmma_committed'])}, 1")
+    c.do(
+        f"call void @async.append(ptr %w, i32 {ASYNC_PRODUCT}, i32 %site, i32 0, i64 %a, ptr null, "
+        f"ptr {c('inttoptr i64 %b to ptr')}, i64 0, ptr null, i32 {group})"
+    )
+    record, cta = moved_by(c, f"wgmma_again.{a}.{b}.{columns}"), c.load("ptr", "%w", WARP["cta"])
+    now = c(f"add i32 {c.load('i32', cta, CTA['epoch'])}, 1")
+    c.store("i32", now, cta, CTA["epoch"])
+    c.store("i32", now, record, ASYNC["count"])  # what was written before has an earlier stamp
+    c.ret()
+    return c.text()
+
+
+@support("wgmma_again")
+def again(a: str, b: str, columns: str) -> str:
+    """`wgmma_again.A.B.N(record)`: the operands are read once more: writes since are found, ordered or not."""
+    c = Code(f"define internal void @wgmma_again.{a}.{b}.{columns}(ptr %record) noinline")
+    w = c.load("ptr", "%record", ASYNC["warp"])
+    head = f"ptr {w}, i32 {c.load('i32', '%record', ASYNC['site'])}"
+    there = c.load("i64", "%record", ASYNC["address"]), c.load("i64", "%record", ASYNC["source"])
+    warp = c(f"and i32 {c.load('i32', w, WARP['id'])}, 3")
+    first = c(f"shl i32 {warp}, 1")
+    c.store("i32", c.load("i32", "%record", ASYNC["count"]), w, WARP["wgmma_since"])
+    ranges = [] if a == "registers" else [(a, there[0], first, 2)]
+    for major, descriptor, begin, count in [*ranges, (b, there[1], "0", int(columns) // 8)]:
+        with c.count("i32", c(f"add i32 {begin}, {count}"), begin) as group:
+            for step in range(2):
+                c(f"call {vec('i32')} @wgmma_block.{major}({head}, i64 {descriptor}, i32 {group}, i32 {step})")
+    c.store("i32", 0, w, WARP["wgmma_since"])
+    c.ret()
+    return c.text()
+
+
 def _bytes(c: Code, shift: int) -> str:
     field = c(f"and i64 {c(f'lshr i64 %descriptor, {shift}')}, 16383")
     return c(f"shl i64 {field}, 4")
@@ -51,6 +92,13 @@ def _swizzled(c: Code, address: str, mode: str) -> str:
 def _reach(c: Code, address: str, size: int) -> str:
     pointer = c(f"call ptr @reach.shared(ptr %w, i32 %site, i32 0, i64 {address}, i64 {size}, i64 {size})")
     c.ret(f"{vec('i32')} zeroinitializer", when=c(f"icmp eq ptr {pointer}, null"))
+    with c.if_(checking(c)):
+        head = f"ptr %w, i32 %site, i32 32, i32 {size}"  # on behalf of all lanes
+        since = c.load("i32", "%w", WARP["wgmma_since"])
+        with c.if_(c(f"icmp ne i32 {since}, 0")):
+            where = f"ptr {pointer}, i64 {address}, i64 {size}, i64 {c(f'sub i64 {address}, {SHARED_BASE}')}"
+            c.do(f"call void @race.kept({head}, {where}, i32 {since})")
+        c.do(f"call void @shadow.fetch.shared({head}, ptr {pointer}, i64 {address}, i64 {size})")
     return pointer
 
 

@@ -1,0 +1,119 @@
+"""Decode attention of shapes that nobody tuned, beside the nearest shape of the grid over as many bytes.
+
+    python -m benchmarks.decode_shapes                 measure on a GPU, print, append rows
+    python -m benchmarks.decode_shapes --report        the table of the last run
+
+A case has 8 KV heads and a context that makes its cache as large as asked; `tuned` is the shape of the grid that is
+nearest in head_dim and group, over the same number of bytes. Measured as in `decode_attention`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.decode_cases import SHAPES, Case, Inputs
+from benchmarks.decode_peers import ours
+from benchmarks.rows import Run, load
+
+HEAD_DIMS = (40, 80, 96, 192, 256, 512)
+GROUPS = tuple(range(1, 17))
+SIZES = (8 << 20, 32 << 20, 128 << 20)  # bytes of K and V
+KV_HEADS = 8
+LEAST = 0.6  # of the tuned shape's rate
+LISTS: dict[str, tuple[tuple[int, int], ...]] = {
+    "head_dims": tuple((dim, group) for dim in HEAD_DIMS for group in (1, 4, 16)),
+    "groups": tuple((128, group) for group in GROUPS),
+    "all": tuple((dim, group) for dim in HEAD_DIMS for group in GROUPS),
+}
+
+
+def sized(n_heads: int, n_kv_heads: int, head_dim: int, nbytes: int) -> Case:
+    """The shape with one sequence, as long as makes its cache so large; a multiple of 16 positions."""
+    return Case(n_heads, n_kv_heads, head_dim, 1, nbytes // (64 * n_kv_heads * head_dim) * 16)
+
+
+def nearest(head_dim: int, group: int) -> tuple[int, int, int]:
+    """The shape of the grid that is nearest in head_dim and group, by their ratios."""
+
+    def distance(shape: tuple[int, int, int]) -> float:
+        n_heads, n_kv_heads, dim = shape
+        return abs(math.log(dim / head_dim)) + abs(math.log(n_heads / n_kv_heads / group))
+
+    return min(SHAPES, key=distance)
+
+
+def pairs(names: Sequence[str], sizes: Sequence[int] = SIZES) -> Iterator[tuple[Case, Case]]:
+    """The cases of these lists, each with its tuned peer."""
+    for head_dim, group in dict.fromkeys(shape for name in names for shape in LISTS[name]):
+        for nbytes in sizes:
+            yield sized(KV_HEADS * group, KV_HEADS, head_dim, nbytes), sized(*nearest(head_dim, group), nbytes)
+
+
+def measure_all(run: Run, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """A row a case: time, bytes/s, its peer's, and the ratio of the rates."""
+    rates: dict[Case, tuple[float, float, float]] = {}  # µs, bytes/s, error
+    for case, tuned in pairs(names, sizes):
+        for each in (case, tuned):
+            if each not in rates:
+                us, error = ours()(Inputs(each))
+                rates[each] = us, each.bytes / us * 1e6, error
+        us, rate, error = rates[case]
+        peer = rates[tuned][1]
+        row = run.add(
+            case.fields(), "ptxgen", us=us, bytes=case.bytes, error=error, bytes_per_s=rate, tuned=shape(tuned),
+            tuned_bytes_per_s=peer, ratio=rate / peer,
+        )  # fmt: skip
+        print(line(row), flush=True)
+
+
+def shape(case: Case) -> str:
+    """As in 32/8/128."""
+    return f"{case.n_heads}/{case.n_kv_heads}/{case.head_dim}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    case = Case(**row["case"])
+    low = "" if row["ratio"] >= LEAST else f" below {LEAST}"
+    rates = f"{row['bytes_per_s'] / 1e12:.2f} | {row['tuned']} | {row['tuned_bytes_per_s'] / 1e12:.2f}"
+    size = f"{case.bytes / 1e6:.1f} | {case.context}"
+    return f"| {shape(case)} | {case.group} | {size} | {row['us']:g} | {rates} | {row['ratio']:.2f}{low} |"
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The table, the least ratio, and what is below the bound."""
+    head = "| heads q/kv/dim | group | MB | context | µs | TB/s | tuned | its TB/s | ratio |"
+    least = min(rows, key=lambda row: row["ratio"])
+    below = sum(row["ratio"] < LEAST for row in rows)
+    wrong = [row for row in rows if not row["error"] < 5e-3]
+    summary = f"least ratio {least['ratio']:.2f} ({line(least)}); below {LEAST}: {below} of {len(rows)}"
+    first = rows[0]
+    run = f"{first['device']}, {first['date']}, commit {first['commit']}, run {first['run']}; wrong: {len(wrong)}"
+    return "\n".join([head, "|---" * 9 + "|", *map(line, rows), "", summary, run])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true", help="print the table of the last run and measure nothing")
+    lists = f"lists: {', '.join(LISTS)} (default: %(default)s)"
+    parser.add_argument("--shapes", default="head_dims,groups", help=lists)
+    parser.add_argument("--mib", default="8,32,128", help="sizes of the caches (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.report:
+        print(report(load("decode_shapes")))
+        return
+    import torch
+
+    run = Run("decode_shapes", torch.cuda.get_device_name())
+    try:
+        measure_all(run, arguments.shapes.split(","), [int(n) << 20 for n in arguments.mib.split(",")])
+    finally:
+        run.save()
+    print(report(run.rows))
+
+
+if __name__ == "__main__":
+    main()

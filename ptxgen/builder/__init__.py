@@ -1,0 +1,253 @@
+"""Builds a kernel's straight-line code: named fragments of typed instructions, and the declarations they need.
+
+Control flow is not here: a template places the fragments and owns every label, branch and barrier.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.builder.fragment import MARK, Fragment
+from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
+from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Shared, Sink, Table
+from ptxgen.errors import IsaError
+from ptxgen.isa import Slot, lookup, special_register, storage_type
+
+if TYPE_CHECKING:
+    from ptxgen.kernel import KernelType
+    from ptxgen.launch import Param
+    from ptxgen.targets import Target
+
+# Control flow belongs to the templates; these words are refused in a fragment.
+_SHAPE_WORDS = frozenset({"bra", "brx", "call", "ret", "exit", "bar", "barrier"})
+
+
+class Builder:
+    """Passed as `b` to `KernelType.build`. One call of `op` is one instruction."""
+
+    def __init__(self, spec: KernelType, target: Target) -> None:
+        self.spec = spec
+        self.target = target
+        self.params: dict[str, Param] = {p.name: p for p in spec.params()}
+        self.fragments: dict[str, Fragment] = {}
+        self.registers: dict[str, Reg] = {}
+        self.arrays: dict[str, RegArray] = {}
+        self.shared_variables: dict[str, Shared] = {}
+        self.tables: dict[str, Table] = {}
+        self.exposed: dict[str, object] = {}
+        self._types: dict[str, str] = {}  # of every declared register, those of arrays included
+        self._current: Fragment | None = None
+        self._written: set[str] = set()
+        self._read: dict[str, tuple[str, str]] = {}  # register -> fragment and source line of its first use
+
+    # -- declarations -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def fragment(self, name: str) -> Iterator[Fragment]:
+        """Instructions inside the `with` belong to the fragment of that name."""
+        if self._current is not None:
+            raise self._error(f"fragment {name!r} opened inside {self._current.name!r}; fragments do not nest")
+        if name in self.fragments:
+            raise self._error(f"fragment {name!r} is built twice")
+        self._current = self.fragments[name] = Fragment(name, self._where()[1])
+        try:
+            yield self._current
+        finally:
+            self._current = None
+
+    def reg(self, name: str, type: str) -> Reg:
+        """Declare one register; `name` without the `%`."""
+        self._check_name(name)
+        if name in self._types or name in self.arrays:
+            raise self._error(f"register %{name} is already declared; pass the register itself to write it again")
+        if special_register(f"%{name}") or special_register(f"%{name}.x"):
+            raise self._error(f"register %{name}: PTX has a special register of that name; choose another")
+        self.registers[name] = Reg(name, type)
+        self._types[name] = type
+        return self.registers[name]
+
+    def array(self, name: str, type: str, count: int) -> RegArray:
+        """Declare `%name<count>`."""
+        self._check_name(name)
+        made = RegArray(name, type, count)
+        taken = [n for n in (name, *(reg.name for reg in made)) if n in self._types or n in self.arrays]
+        if taken:
+            raise self._error(f"register %{taken[0]} is already declared")
+        self.arrays[name] = made
+        self._types.update((reg.name, type) for reg in made)
+        return made
+
+    def shared(self, name: str, nbytes: int, align: int = 16, *, dynamic: bool = False) -> Shared:
+        """Declare a shared-memory variable of `nbytes`; the one dynamic variable takes its size from the launch."""
+        if name in self.shared_variables:
+            raise self._error(f"shared variable {name} is already declared")
+        self.shared_variables[name] = Shared(name, nbytes, align, dynamic)
+        return self.shared_variables[name]
+
+    def table(self, name: str, type: str, values: Iterable[int | float]) -> Table:
+        """Declare constants in global memory, aligned to 16 bytes; the name is prefixed with the entry's."""
+        if name in self.tables:
+            raise self._error(f"table {name} is already declared")
+        self.tables[name] = Table(f"{self.spec.kernel_name}_{name}", type, tuple(values))
+        return self.tables[name]
+
+    def expose(self, **values: object) -> None:
+        """Give the template values under these names (unroll counts to print, names of variants)."""
+        self.exposed.update(values)
+
+    # -- instructions -------------------------------------------------------------------------------------------
+
+    def op(self, opcode: str, *operands: Any, pred: Reg | Not | None = None, note: str = "") -> Any:
+        """Append one instruction; returns its first destination (a register, or a tuple in braces), if any.
+
+        `opcode` is the full PTX text (`"fma.rn.f32"`). Operands: `Reg`, `~pred`, `Addr` (`ptr[16]`), `Shared`, `int`,
+        `float`, a sequence of registers (braces), `SINK`; a `str` as a destination declares a register of the
+        slot's type under that name. Raises `IsaError` for an opcode or an operand that the instruction table refuses.
+        """
+        if self._current is None:
+            raise self._error(f"{opcode}: outside of a fragment")
+        try:
+            form = lookup(opcode)
+        except IsaError as unknown:
+            raise self._error(str(unknown)) from None
+        if form.name in _SHAPE_WORDS and opcode != "bar.warp.sync":
+            raise self._error(f"{opcode}: control flow and barriers belong to the template, not to a fragment")
+        slots = form.layout(len(operands))
+        if slots is None:
+            most, least = len(form.operands), len(form.operands) - form.optional
+            counts = f"{least} to {most}" if form.optional else f"{most}"
+            raise self._error(f"{opcode}: takes {counts} operands (got {len(operands)})")
+        if not self.target.includes_any(form.sm):
+            raise self._error(f"{opcode}: needs {' or '.join(form.sm)} ({form.because}); target is {self.target}")
+        result: Any = None
+        words: list[str] = []
+        floats: list[str] = []
+        for index, (slot, operand) in enumerate(zip(slots, operands, strict=True)):
+            value = self._operand(opcode, index, slot, operand)
+            if isinstance(value, float) and value not in (0.0, 1.0):
+                floats.append(f"{value:.6g}")
+            try:
+                words.append(text_of(value, slot))
+            except OverflowError:
+                raise self._error(f"{opcode}: operand {index + 1}: no .{slot.type} holds {value}") from None
+            if slot.writes and result is None and not isinstance(value, Sink):
+                result = value
+        guard = ""
+        if pred is not None:
+            self._check_guard(opcode, pred.reg if isinstance(pred, Not) else pred)
+            guard = f"@{pred} "
+        line = f"    {guard}{opcode} {', '.join(words)};" if words else f"    {guard}{opcode};"
+        if note:
+            self._check_note(note)
+        comment = ", ".join(filter(None, [note, *floats]))
+        self._current.lines.append(f"{line}  // {comment}" if comment else line)
+        return result
+
+    def note(self, text: str) -> None:
+        """Append a comment line."""
+        if self._current is None:
+            raise self._error("note: outside of a fragment")
+        self._check_note(text)
+        self._current.lines.append(f"    // {text}")
+
+    def special(self, name: str) -> Reg:
+        """A special register, by its PTX name without `%` (`"tid.x"`)."""
+        found = special_register(f"%{name}")
+        if found is None:
+            raise self._error(f"%{name}: no such special register")
+        return Reg(name, found.type)
+
+    def ld_param(self, name: str) -> Reg:
+        """Load a parameter into the register of its name; a pointer becomes a global-space address."""
+        if name not in self.params:
+            raise self._error(f"parameter {name!r} is not declared; there are {', '.join(self.params)}")
+        param = self.params[name]
+        value: Reg = self.op(f"ld.param.{param.ptx_type}", name, Addr(f"{name}_param"))
+        if param.kind != "scalar":
+            self.op("cvta.to.global.u64", value, value)
+        return value
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def _operand(self, opcode: str, index: int, slot: Slot, operand: Any) -> Any:
+        """The checked operand; declares a destination given by name."""
+        if type(operand) is Reg and self._fits(operand, slot):  # most operands
+            self._note_use(operand, writes=slot.writes, reads=slot.reads)
+            return operand
+        if isinstance(operand, str):
+            if not slot.writes or slot.vector:
+                raise self._error(f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
+                                  "a scalar destination")
+            operand = self.reg(operand, storage_type(slot.type))
+        elif isinstance(operand, RegArray):
+            operand = operand.regs
+        elif isinstance(operand, list):
+            operand = tuple(operand)
+        kind = kind_of(operand)
+        registers = registers_of(operand)
+        wrong = fault(self._types, opcode, slot, kind, operand, registers)
+        if wrong:
+            raise self._error(f"{opcode}: operand {index + 1}{wrong}")
+        reads = not slot.writes or slot.reads or kind == "addr"
+        for reg in registers:
+            self._note_use(reg, writes=slot.writes and kind != "addr", reads=reads)
+        return operand
+
+    def _fits(self, reg: Reg, slot: Slot) -> bool:
+        """Whether a register is declared here, with the type it says, and that type fits."""
+        return "reg" in slot.kinds and reg.type in slot.accepts and self._types.get(reg.name) == reg.type
+
+    def _check_name(self, name: str) -> None:
+        if not (name.isascii() and name.isidentifier()):
+            raise self._error(f"register: a name is letters, digits and _, no digit first (got {name!r})")
+
+    def _check_note(self, text: str) -> None:
+        """A comment is one line of ASCII: ptxas refuses other characters, and another line would be code."""
+        if not text.isascii() or "\n" in text:
+            raise self._error(f"note: must be one line of ASCII (got {text!r})")
+
+    def _check_guard(self, opcode: str, reg: Reg) -> None:
+        """A guard is a declared predicate."""
+        if not isinstance(reg, Reg) or self._types.get(reg.name) != "pred" or reg.type != "pred":
+            what = f"a .{reg.type} register" if isinstance(reg, Reg) and reg.type != "pred" else "not declared"
+            raise self._error(f"{opcode}: a guard is a predicate register (got {reg}, {what})")
+        self._note_read(reg)
+
+    def _note_use(self, reg: Reg, *, writes: bool, reads: bool) -> None:
+        if reads:
+            self._note_read(reg)
+        if writes:
+            self._written.add(reg.name)
+
+    def _note_read(self, reg: Reg) -> None:
+        if reg.name not in self._read and reg.name in self._types:
+            self._read[reg.name] = self._where()
+
+    def finish(self) -> None:
+        """Refuse registers that are read but that no instruction writes."""
+        for name, where in self._read.items():
+            if name not in self._written:
+                what = f"register %{name} is read but no instruction writes it"
+                raise IsaError(f"{self.spec.kernel_name}{where[0]}: {what} ({where[1]})")
+
+    def _error(self, what: str) -> IsaError:
+        """An IsaError that names the kernel, the fragment and the line of the kernel type's own source."""
+        fragment, line = self._where()
+        return IsaError(f"{self.spec.kernel_name}{fragment}: {what} ({line})")
+
+    def _where(self) -> tuple[str, str]:
+        """The open fragment, and the line of source that called the builder."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
+            frame = frame.f_back
+        fragment = f", fragment {self._current.name!r}" if self._current else ""
+        return fragment, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})
+
+
+__all__ = ["MARK", "SINK", "Builder", "Fragment"]

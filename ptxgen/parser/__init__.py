@@ -1,0 +1,307 @@
+"""PTX text to nodes: whatever nvcc, Triton and ptxgen emit. Judges nothing: that is `checks.py`.
+
+Grammar: PTX ISA 9.0, "Syntax" and "Directives". A plain instruction is one regular expression; the rest has its reader.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from ptxgen.errors import IsaError
+from ptxgen.nodes import (
+    Address,
+    Directive,
+    Function,
+    Group,
+    Guard,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Register,
+    Scope,
+    Statement,
+    Symbol,
+    Variable,
+    Vector,
+    finding,
+)
+from ptxgen.parser.declaration import LINKAGE, SPACES, parse_parameters, parse_variables
+from ptxgen.parser.operand import evaluate, parse_operand, split_operands
+
+_COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w.]|\s*:)\s*([^;]*);\s*")
+_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)\s*")
+_WORD = re.compile(r"\.(\w+)")
+_TO_LINE_END = frozenset({"loc", "file"})
+_BLANK = re.compile(r"\s*")
+_HEADER = re.compile(
+    r"\s*\.version\s+(\d+)\.(\d+)\s+\.target\s+([\w, ]+?)\s*(?:\n\s*\.address_size\s+(\d+))?\s*(?=\.|$)"
+)
+_FUNCTION = re.compile(r"((?:\.(?:visible|extern|weak)\s+)*)\.(entry|func)\b\s*")
+_NUMBERED = re.compile(r"\s*\.(\w+)\s*((?:\d+\s*,?\s*)*)")
+
+
+def parse(text: str, file: str = "<ptx>", about: str = "") -> Module:
+    """The module that a PTX text holds; `about` says in findings what it is.
+
+    Raises `IsaError` as `about, file:line: what | text`; where nothing is said about the text, the function is named.
+    """
+    parser = _Parser(text, file, about)
+    try:
+        return parser.module()
+    except IsaError:
+        raise
+    except (RecursionError, ValueError) as wrong:  # scopes within scopes without end; a number of thousands of digits
+        parser.fail(f"cannot be read ({str(wrong).partition(';')[0]})")
+
+
+def _blanked(match: re.Match[str]) -> str:
+    """A string stays; a comment becomes its line ends."""
+    found = match[0]
+    return found if found[0] == '"' else "\n" * found.count("\n") or " "
+
+
+def _without_comments(text: str) -> str:
+    if "//" not in text and "/*" not in text:
+        return text
+    return _COMMENT.sub(_blanked, text)
+
+
+class _Parser:
+    """One text being read: `at` is the position, `line` its line."""
+
+    def __init__(self, text: str, file: str, about: str) -> None:
+        self.source, self.file, self.about = text, file, about
+        self.within = ""  # the function that is being read
+        self.text = _without_comments(text)
+        self.at, self.line = 0, 1
+        self.plain: frozenset[str] = frozenset()  # registers in scope whose names lack the %
+
+    # -- places -----------------------------------------------------------------------------------------------------
+
+    def fail(self, what: str, line: int | None = None) -> NoReturn:
+        raise IsaError(finding(self.source, self.file, self.about or self.within, line or self.line, what))
+
+    def move(self, to: int) -> None:
+        """Go on to a position, blanks after it skipped."""
+        blank = _BLANK.match(self.text, to)
+        end = blank.end() if blank else to
+        self.line += self.text.count("\n", self.at, end)
+        self.at = end
+
+    def until(self, end: str, what: str) -> str:
+        """The text up to a mark; goes on behind it."""
+        stop = self.text.find(end, self.at)
+        if stop < 0:
+            self.fail(f"{what}: {end!r} is missing")
+        found = self.text[self.at : stop]
+        self.move(stop + len(end))
+        return found
+
+    def braces(self, opening: str, closing: str) -> str:
+        """The text inside the brackets that open here; goes on behind them."""
+        depth, start = 0, self.at
+        for match in re.compile(f"[{re.escape(opening + closing)}]").finditer(self.text, start):
+            depth += 1 if match[0] == opening else -1
+            if depth == 0:
+                self.move(match.end())
+                return self.text[start + 1 : match.start()]
+        self.fail(f"{opening} without {closing}")
+
+    # -- the module -------------------------------------------------------------------------------------------------
+
+    def module(self) -> Module:
+        header = _HEADER.match(self.text)
+        if header is None:
+            self.move(0)
+            self.fail("a module begins with .version and .target")
+        self.move(header.end())
+        targets = tuple(word.strip() for word in header[3].split(","))
+        items: list[Function | Variable | Directive] = []
+        size = int(header[4] or 32)
+        while self.at < len(self.text):
+            if self.text.startswith(".address_size", self.at):
+                size = self.address_size()
+                continue
+            function = _FUNCTION.match(self.text, self.at)
+            if function:
+                items.append(self.function(function))
+            else:
+                items += self.outside()
+        version = (int(header[1]), int(header[2]))
+        return Module(version, targets, size, tuple(items), self.source, self.file, self.about)
+
+    def address_size(self) -> int:
+        found = re.compile(r"\.address_size\s+(\d+)").match(self.text, self.at)
+        if found is None:
+            self.fail(".address_size needs a number")
+        self.move(found.end())
+        return int(found[1])
+
+    def outside(self) -> list[Variable | Directive]:
+        """A variable or directive between functions."""
+        word = _WORD.match(self.text, self.at)
+        if word is None:
+            self.fail("expected a directive, a variable or a function")
+        return self.variables() if word[1] in SPACES | LINKAGE else [self.directive(word[1])]
+
+    def variables(self) -> list[Variable | Directive]:
+        line = self.line
+        text = self.until(";", "a declaration").strip()
+        try:
+            return list(parse_variables(text, line))
+        except IsaError as wrong:
+            self.fail(str(wrong), line)
+
+    def directive(self, name: str) -> Directive:
+        line = self.line
+        self.move(self.at + len(name) + 1)
+        if name in _TO_LINE_END:
+            stop = self.text.find("\n", self.at)
+            stop = len(self.text) if stop < 0 else stop
+            text = " ".join(self.text[self.at : stop].split())
+            self.move(stop)
+            return Directive(name, text, line)
+        if name == "section":
+            head = self.text[self.at : self.text.find("{", self.at)].strip()
+            self.move(self.text.find("{", self.at))
+            return Directive(name, f"{head} {{{self.braces('{', '}')}}}", line)
+        return Directive(name, " ".join(self.until(";", f".{name}").split()), line)
+
+    # -- functions --------------------------------------------------------------------------------------------------
+
+    def function(self, head: re.Match[str]) -> Function:
+        line = self.line
+        self.move(head.end())
+        returns = self.parameters()
+        name = _LABEL_NAME.match(self.text, self.at)
+        if name is None:
+            self.fail(f".{head[2]} needs a name")
+        self.move(name.end())
+        self.within = Function(head[2], name[0]).title
+        params = self.parameters()
+        self.plain = frozenset(p.name for p in (*returns, *params) if p.space == "reg" and p.name[0] != "%")
+        performance, pragmas, noreturn = self.performance()
+        linkage = tuple(word[1:] for word in head[1].split())
+        body: tuple[Statement, ...] | None = None
+        if self.text.startswith(";", self.at):
+            self.move(self.at + 1)
+        elif self.text.startswith("{", self.at):
+            self.move(self.at + 1)
+            body = (*pragmas, *self.body())
+        else:
+            self.fail(f"{name[0]}: expected a body or ;")
+        self.within = ""
+        return Function(head[2], name[0], params, returns, body, performance, linkage, noreturn, line)
+
+    def parameters(self) -> tuple[Variable, ...]:
+        if not self.text.startswith("(", self.at):
+            return ()
+        line = self.line
+        inner = self.braces("(", ")")
+        try:
+            return parse_parameters(inner, line)
+        except IsaError as wrong:
+            self.fail(str(wrong), line)
+
+    def performance(self) -> tuple[dict[str, tuple[int, ...]], list[Directive], bool]:
+        """Directives between a function's parameters and its body."""
+        found: dict[str, tuple[int, ...]] = {}
+        pragmas: list[Directive] = []
+        noreturn = False
+        while match := _NUMBERED.match(self.text, self.at):
+            if match[1] == "pragma":
+                pragmas.append(self.directive("pragma"))
+                continue
+            self.move(match.end())
+            if match[1] == "noreturn":
+                noreturn = True
+            else:
+                found[match[1]] = tuple(int(n) for n in re.findall(r"\d+", match[2]))
+        return found, pragmas, noreturn
+
+    # -- bodies -----------------------------------------------------------------------------------------------------
+
+    def body(self) -> tuple[Statement, ...]:
+        """Statements up to the closing brace, which is eaten."""
+        items: list[Statement] = []
+        plain, opened = self.plain, self.line
+        text, instruction, add = self.text, _INSTRUCTION.match, items.append
+        while True:
+            match = instruction(text, self.at)
+            if match:
+                add(self.instruction(match))
+                continue
+            first = text[self.at : self.at + 1]
+            if first == "}":
+                self.move(self.at + 1)
+                self.plain = plain
+                return tuple(items)
+            if first == "{":
+                line = self.line
+                self.move(self.at + 1)
+                add(Scope(self.body(), line))
+            elif first == ".":
+                items += self.inside()
+            elif label := _LABEL.match(text, self.at):
+                add(Label(label[1], self.line))
+                self.move(label.end())
+            elif first:
+                self.fail("not a statement" if ";" in text[self.at :] else "; is missing")
+            else:
+                self.fail("{ without }", opened)
+
+    def instruction(self, match: re.Match[str]) -> Instruction:
+        negated, register, opcode, rest = match.groups()
+        line = self.line
+        end = match.end()
+        self.line = line + self.text.count("\n", self.at, end)
+        self.at = end
+        try:
+            if "{" in rest or "(" in rest or "[" in rest:
+                parts = split_operands(rest)
+                if "(" in rest and not opcode.startswith("call"):
+                    parts = [str(evaluate(part)) if part[:1] == "(" else part for part in parts]
+            elif rest:
+                parts = [part.strip() for part in rest.split(",")]
+            else:
+                parts = []
+            operands = tuple(map(parse_operand, parts))
+        except IsaError as wrong:
+            self.fail(str(wrong), line)
+        if self.plain:
+            operands = tuple(self.named(operand) for operand in operands)
+        guard = Guard(register, negated == "!") if register else None
+        return Instruction(opcode, operands, guard, line)
+
+    def inside(self) -> list[Variable | Directive]:
+        """A declaration or directive within a body."""
+        word = _WORD.match(self.text, self.at)
+        if word is None:
+            self.fail("not a statement")
+        if word[1] not in SPACES | LINKAGE:
+            return [self.directive(word[1])]
+        found = self.variables()
+        if word[1] == "reg":
+            for each in found:
+                if isinstance(each, Variable) and each.name[0] != "%":
+                    self.plain |= {f"{each.name}{i}" for i in range(each.count)} if each.count else {each.name}
+        return found
+
+    def named(self, operand: Operand) -> Operand:
+        """The operand with symbols that are registers in scope turned into registers."""
+        if isinstance(operand, Symbol):
+            known = operand.name in self.plain and not operand.offset
+            return Register(operand.name) if known else operand
+        if isinstance(operand, Vector):
+            return Vector(tuple(map(self.named, operand.items)))
+        if isinstance(operand, Group):
+            return Group(tuple(map(self.named, operand.items)))
+        if isinstance(operand, Address) and isinstance(operand.base, Symbol) and operand.base.name in self.plain:
+            return Address(Register(operand.base.name), operand.offset, operand.coordinates, operand.unified)
+        return operand
+
+
+_LABEL_NAME = re.compile(r"[A-Za-z_$%][\w$]*")

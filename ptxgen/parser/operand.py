@@ -1,0 +1,180 @@
+"""Operand texts to nodes: registers, immediates, constant expressions, addresses, vectors. Knows nothing of opcodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from ptxgen.errors import IsaError
+from ptxgen.nodes import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
+
+_REGISTER = re.compile(r"%[\w$]+(?:\.[\w:]+)?|_|[A-Za-z_$][\w$]*\.[xyzwrgba]")
+_NUMBER = re.compile(r"-?\s*(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)")
+_LONGEST = 80  # a sign, 0b and 64 bits, with room for blanks
+_DECIMAL = re.compile(r"[-+]?\s*(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?")
+_NAME = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_$][\w$]*")
+_OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+)U?)", re.DOTALL)
+_WRAPPED = re.compile(r"(?:generic|mask|0[xX][fF0]+)\s*\(.*\)(?:\s*\+\s*\d+)?", re.DOTALL)
+_EXPRESSION = re.compile(r"(?:(?:0[xX][0-9a-fA-F]+|\d+)[uU]?(?!\w)|[\s()+\-*/%&|^~<>!=?:])+")
+
+
+@lru_cache(maxsize=1 << 16)
+def parse_operand(text: str) -> Operand:
+    """The node of one operand's text, stripped. Equal texts give the same node. Raises `IsaError` with the text."""
+    if _REGISTER.fullmatch(text):
+        return Register(text)
+    if _NUMBER.fullmatch(text):
+        if len(text) > _LONGEST:
+            raise IsaError(f"a literal has 64 bits at most (got {text[:20]}…, {len(text)} characters)")
+        return Immediate("".join(text.split()))
+    first = text[:1]
+    if first == "[":
+        return _address(text)
+    if first == "{":
+        return Vector(tuple(map(parse_operand, split_operands(_inside(text, "{", "}")))))
+    if first == "(" and text.find(")") == len(text) - 1:
+        return Group(tuple(map(parse_operand, split_operands(_inside(text, "(", ")")))))
+    if first == "!":
+        inner = parse_operand(text[1:].strip())
+        if isinstance(inner, (Register, Symbol)):
+            return Negated(Register(inner.name))
+    return _rest(text)
+
+
+def _rest(text: str) -> Operand:
+    if _DECIMAL.fullmatch(text):
+        return Immediate("".join(text.split()))
+    if "WARP_SZ" in text:
+        return parse_operand(re.sub(r"\bWARP_SZ\b", "32", text))
+    if _NAME.fullmatch(text):
+        return Symbol(text)
+    if "|" in text and not _EXPRESSION.fullmatch(text):
+        first, _, second = text.partition("|")
+        return Pair(Register(first.strip()), Register(second.strip()))
+    offset = _OFFSET.fullmatch(text)
+    if offset and _NAME.fullmatch(offset[1]):
+        return Symbol(offset[1], _offset(offset))
+    if _WRAPPED.fullmatch(text):
+        return Symbol(" ".join(text.split()))
+    if text and _EXPRESSION.fullmatch(text):
+        return Immediate(str(evaluate(text)))
+    raise IsaError(f"not an operand: {text!r}")
+
+
+def _offset(match: re.Match[str]) -> int:
+    value = int("".join(match[3].rstrip("U").split()), 0)
+    return -value if match[2] == "-" else value
+
+
+def _inside(text: str, opening: str, closing: str) -> str:
+    if text[0] != opening or text[-1] != closing:
+        raise IsaError(f"{opening} without {closing}: {text!r}")
+    return text[1:-1]
+
+
+def _address(text: str) -> Address:
+    unified = text.endswith(".unified")
+    inner, *coordinates = split_operands(_inside(text.removesuffix(".unified").rstrip(), "[", "]"))
+    if len(coordinates) > 1:
+        raise IsaError(f"not an address: {text!r}")
+    at = _OFFSET.fullmatch(inner)
+    offset = 0
+    if at and not _EXPRESSION.fullmatch(at[1]):
+        inner, offset = at[1], _offset(at)
+    base = parse_operand(inner)
+    if isinstance(base, Symbol):
+        base, offset = Symbol(base.name), base.offset + offset
+    if not isinstance(base, (Register, Symbol, Immediate)):
+        raise IsaError(f"not an address: {text!r}")
+    vector = parse_operand(coordinates[0]) if coordinates else None
+    if vector is not None and not isinstance(vector, Vector):
+        raise IsaError(f"coordinates of an address stand in braces: {text!r}")
+    return Address(base, offset, vector, unified)
+
+
+def split_operands(text: str) -> list[str]:
+    """The parts between top-level commas, stripped. An empty text has none."""
+    if "{" not in text and "[" not in text and "(" not in text:
+        return [part.strip() for part in text.split(",")] if text.strip() else []
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        if char in "{[(":
+            depth += 1
+        elif char in "}])":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    if depth:
+        raise IsaError(f"unbalanced brackets: {text.strip()!r}")
+    parts.append(text[start:].strip())
+    return parts
+
+
+_TERM = re.compile(r"\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^~<>!?:()])[uU]?")
+_LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"),
+           ("*", "/", "%"))  # fmt: skip
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "||": lambda a, b: int(bool(a or b)), "&&": lambda a, b: int(bool(a and b)),
+    "|": lambda a, b: a | b, "^": lambda a, b: a ^ b, "&": lambda a, b: a & b,
+    "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b), "<": lambda a, b: int(a < b),
+    "<=": lambda a, b: int(a <= b), ">": lambda a, b: int(a > b), ">=": lambda a, b: int(a >= b),
+    "<<": lambda a, b: a << min(b, 64), ">>": lambda a, b: a >> b, "+": lambda a, b: a + b, "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b, "/": lambda a, b: int(a / b) if b else _divided(), "%": lambda a, b: a - b * int(a / b)
+    if b else _divided(),
+}  # fmt: skip
+
+
+def _divided() -> int:
+    raise IsaError("division by zero in a constant expression")
+
+
+def evaluate(text: str) -> int:
+    """The value of an integer constant expression, C's operators and precedence (PTX ISA, "Constant Expressions")."""
+    words = _TERM.findall(text)
+    if "".join(words) != re.sub(r"\s|(?<=[0-9a-fA-F])[uU]", "", text):
+        raise IsaError(f"not an operand: {text!r}")
+    value, rest = _conditional(words)
+    if rest:
+        raise IsaError(f"not an operand: {text!r}")
+    return value
+
+
+def _conditional(words: list[str]) -> tuple[int, list[str]]:
+    value, words = _binary(words, 0)
+    if words[:1] != ["?"]:
+        return value, words
+    yes, words = _conditional(words[1:])
+    if words[:1] != [":"]:
+        raise IsaError("? without : in a constant expression")
+    no, words = _conditional(words[1:])
+    return (yes if value else no), words
+
+
+def _binary(words: list[str], level: int) -> tuple[int, list[str]]:
+    if level == len(_LEVELS):
+        return _unary(words)
+    value, words = _binary(words, level + 1)
+    while words and words[0] in _LEVELS[level]:
+        right, rest = _binary(words[1:], level + 1)
+        value, words = _OPERATORS[words[0]](value, right), rest
+    return value, words
+
+
+def _unary(words: list[str]) -> tuple[int, list[str]]:
+    if not words:
+        raise IsaError("a constant expression breaks off")
+    word, rest = words[0], words[1:]
+    if word == "(":
+        value, rest = _conditional(rest)
+        if rest[:1] != [")"]:
+            raise IsaError("( without ) in a constant expression")
+        return value, rest[1:]
+    if word in "-+~!":
+        value, rest = _unary(rest)
+        return {"-": -value, "+": value, "~": ~value, "!": int(not value)}[word], rest
+    if not word[0].isdigit():
+        raise IsaError(f"not a number in a constant expression: {word!r}")
+    octal = len(word) > 1 and word[0] == "0" and word.isdigit()
+    return int(word, 8 if octal else 0), rest

@@ -1,0 +1,289 @@
+"""Tuning of decode attention as data: the file format, the rows, and which table is in force. What a choice does to a
+kernel's geometry is the plan's (`idioms.decode.plan`); the file that is shipped is `table.json` beside this one.
+
+A table is a JSON file with one row a line:
+
+    {"sm": "sm_90", "head_dim": 128, "group": 4, "kv_bytes": 2, "capacity": [2049, 4096],
+     "choose": {"warps": 8, "cluster": 4, "grid": 128}, "note": "us 5.9"}
+
+Every key before `choose` narrows the row; one that is absent matches everything. `sm` is a row of the plan's `CHIPS`,
+`group` the query heads of a KV head, `kv_dtype` the element type and `kv_bytes` its bytes, `capacity` the first and
+last number of positions that can be visible (`max_len`, or the window where there is one), `batched`, `paged` and
+`programmatic` (the launch) true or false, and so is `invariant`, which is false where it is absent. The first row that
+matches counts: exact rows stand above general ones. `choose` has fields of `Choice`; what it leaves out, and every
+shape that no row names, is decided by the thresholds of the architecture in `models`.
+
+`PTXGEN_TUNING` names a user's own table, as `ptxgen tune` writes it. Its rows stand before the shipped ones, its models
+replace theirs. Texts are deterministic for a given table; kernels in memory are kept apart by the table's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from ptxgen.errors import SpecError
+
+VARIABLE = "PTXGEN_TUNING"
+SHIPPED = Path(__file__).with_name("table.json")
+
+
+def _bounds(least: int, most: int, *, power: bool = False, default: Any = MISSING) -> Any:
+    return field(default=default, metadata={"least": least, "most": most, "power": power})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of a plan is a matter of speed; upper bounds, which a plan lowers where a shape has less to share.
+
+    `warps` of a CTA; CTAs of a `cluster`; CTAs of the `grid` that the units of one sequence, or of a batch, are split
+    into; tiles that a warp has `in_flight`; `split_positions`: a batch's long sequences get splits of at most so many,
+    and an invariant batch's sequences splits of so many, until the grid is used up.
+    `stages`: tiles of a warp that bulk copies bring to shared memory ahead of their use, in place of `in_flight`.
+    """
+
+    warps: int = _bounds(1, 32)
+    cluster: int = _bounds(1, 16, power=True)
+    grid: int = _bounds(1, 1 << 20)
+    in_flight: int = _bounds(1, 64)
+    split_positions: int = _bounds(64, 1 << 24)
+    stages: int = _bounds(0, 64, default=0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Thresholds of the choice for shapes that no row names.
+
+    Tiles are those of the visible positions. `tiny`: up to so many a cluster of CTAs of four warps takes a unit;
+    `single`: up to here one of eight warps, where there is room for all units' clusters; `middle`: the same where they
+    fill a third of the chip; `short`: four warps where there is no room. `many`: CTAs a unit gets from which on pairs
+    of CTAs merge before they leave records. `bytes_in_flight` of a warp. `split_positions`: of `Choice`;
+    `invariant_positions`: the same where splits follow the length alone.
+    """
+
+    tiny: int = _bounds(0, 1 << 24)
+    short: int = _bounds(0, 1 << 24)
+    single: int = _bounds(0, 1 << 24)
+    middle: int = _bounds(0, 1 << 24)
+    many: int = _bounds(1, 1 << 20)
+    bytes_in_flight: int = _bounds(64, 1 << 20)
+    split_positions: int = _bounds(64, 1 << 24)
+    invariant_positions: int = _bounds(64, 1 << 24)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What rows are matched against; see the module's text."""
+
+    sm: str
+    head_dim: int
+    group: int
+    n_kv_heads: int
+    kv_dtype: str
+    kv_bytes: int
+    capacity: int
+    batched: bool
+    paged: bool
+    invariant: bool = False
+    programmatic: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A class of shapes and what to choose for it, as pairs of name and value."""
+
+    where: tuple[tuple[str, Any], ...]
+    choose: tuple[tuple[str, int], ...]
+    note: str = ""
+
+    def matches(self, shape: Shape) -> bool:
+        """Whether the shape is in the class."""
+        where = {"invariant": False, **dict(self.where)}
+        return all(_matches(name, wanted, getattr(shape, name)) for name, wanted in where.items())
+
+    def plain(self) -> dict[str, Any]:
+        """As the file has it."""
+        where = {name: list(value) if isinstance(value, tuple) else value for name, value in self.where}
+        return where | {"choose": dict(self.choose)} | ({"note": self.note} if self.note else {})
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows in their order, and the models by architecture."""
+
+    rows: tuple[Row, ...] = ()
+    models: tuple[tuple[str, Model], ...] = ()
+
+    @classmethod
+    def read(cls, path: str | Path) -> Table:
+        """The table of a file. Raises `SpecError` that names the file, the row and what is wrong with it."""
+        try:
+            plain = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as failure:
+            raise SpecError(f"{path}: a tuning table that cannot be read ({failure.strerror or failure})") from None
+        except ValueError as failure:
+            raise SpecError(f"{path}: not JSON ({failure})") from None
+        return cls.of(plain, str(path))
+
+    @classmethod
+    def of(cls, plain: Any, source: str) -> Table:
+        """The table of a parsed file."""
+        if not isinstance(plain, dict) or not plain.keys() <= {"models", "rows"}:
+            raise SpecError(f"{source}: must be an object with models and rows (got {_kind(plain)})")
+        rows, models = plain.get("rows", []), plain.get("models", {})
+        if not isinstance(rows, list) or not isinstance(models, dict):
+            raise SpecError(f"{source}: rows must be a list and models an object (got {_kind(rows)}, {_kind(models)})")
+        return cls(
+            tuple(_row(row, f"{source}: row {index}") for index, row in enumerate(rows, 1)),
+            tuple((sm, _model(values, f"{source}: models: {sm}")) for sm, values in models.items()),
+        )
+
+    def over(self, other: Table) -> Table:
+        """These rows before the other's; these models in place of the other's."""
+        return Table(self.rows + other.rows, tuple((dict(other.models) | dict(self.models)).items()))
+
+    def with_rows(self, rows: Iterable[Row]) -> Table:
+        """These rows in the place of those of the same class; those of new classes before all others."""
+        new = {row.where: row for row in rows}
+        kept = [new.pop(row.where, row) for row in self.rows]
+        return Table((*new.values(), *kept), self.models)
+
+    def model(self, sm: str) -> Model:
+        """The thresholds of an architecture."""
+        return dict(self.models)[sm]
+
+    def choose(self, shape: Shape, otherwise: Choice) -> Choice:
+        """The choice of the first row that matches; what it leaves open is as `otherwise`."""
+        row = next((row for row in self.rows if row.matches(shape)), None)
+        return otherwise if row is None else replace(otherwise, **dict(row.choose))
+
+    def text(self) -> str:
+        """The file: a line a row."""
+        models = [f"  {json.dumps(sm)}: {json.dumps(_plain(model))}" for sm, model in self.models]
+        rows = [f"  {json.dumps(row.plain())}" for row in self.rows]
+        parts = [f' "models": {_block("{", models, "}")}'] if models else []
+        return "{\n" + ",\n".join([*parts, f' "rows": {_block("[", rows, "]")}']) + "\n}\n"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file's text."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+
+def fixed(choice: Choice) -> Table:
+    """A table that makes this choice for every shape."""
+    choose = tuple(_plain(choice).items())
+    return Table(tuple(Row((("invariant", flag),), choose) for flag in (False, True)))
+
+
+# -- which table counts ------------------------------------------------------------------------------------------------
+
+_in_force: Table | None = None
+
+
+@cache
+def shipped() -> Table:
+    """The table that comes with the package."""
+    return Table.read(SHIPPED)
+
+
+def in_force() -> Table:
+    """The table that plans are made with: the shipped one, under the one that `PTXGEN_TUNING` named at first use."""
+    global _in_force
+    if _in_force is None:
+        own = os.environ.get(VARIABLE)
+        _in_force = Table.read(own).over(shipped()) if own else shipped()
+    return _in_force
+
+
+def own_path() -> Path:
+    """Where a user's own table lies unless `PTXGEN_TUNING` names another; it is read only where that says so."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path(os.environ.get("HOME") or "~").expanduser() / ".config")
+    return home / "ptxgen" / "tuning.json"
+
+
+@contextmanager
+def using(table: Table | str | Path) -> Iterator[Table]:
+    """Every plan within, in any thread, is made with this table (or file) over the shipped one."""
+    global _in_force
+    before = in_force()
+    own = table if isinstance(table, Table) else Table.read(table)
+    _in_force = own.over(shipped())
+    try:
+        yield _in_force
+    finally:
+        _in_force = before
+
+
+# -- reading a file ----------------------------------------------------------------------------------------------------
+
+
+def _row(plain: Any, source: str) -> Row:
+    if not isinstance(plain, dict) or not isinstance(plain.get("choose"), dict):
+        raise SpecError(f"{source}: must be an object with choose, an object (got {_kind(plain)})")
+    where = {name: value for name, value in plain.items() if name not in ("choose", "note")}
+    known = {f.name: str(f.type) for f in fields(Shape)}
+    for name, value in where.items():
+        if name not in known:
+            raise SpecError(f"{source}: {name}: no such key; there are {', '.join(known)}, choose, note")
+        _check_class(name, value, known[name], source)
+    choice = _integers(plain["choose"], Choice, f"{source}: choose")
+    return Row(
+        tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in where.items()),
+        tuple(choice.items()),
+        str(plain.get("note", "")),
+    )
+
+
+def _check_class(name: str, value: Any, kind: str, source: str) -> None:
+    if name == "capacity":
+        fine = isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value)
+        rule = "must be [first, last], two integers" if not fine or value[0] > value[1] else ""
+    else:
+        rule = "" if type(value).__name__ == kind else f"must be of type {kind}"
+    if rule:
+        raise SpecError(f"{source}: {name}: {rule} (got {json.dumps(value)})")
+
+
+def _model(plain: Any, source: str) -> Model:
+    values = _integers(plain, Model, source)
+    if missing := [f.name for f in fields(Model) if f.name not in values]:
+        raise SpecError(f"{source}: {', '.join(missing)}: must be given")
+    return Model(**values)
+
+
+def _integers(plain: Any, cls: type[Choice] | type[Model], source: str) -> dict[str, int]:
+    if not isinstance(plain, dict):
+        raise SpecError(f"{source}: must be an object (got {_kind(plain)})")
+    rules: dict[str, Mapping[Any, Any]] = {f.name: f.metadata for f in fields(cls)}
+    for name, value in plain.items():
+        if name not in rules:
+            raise SpecError(f"{source}: {name}: no such key; there are {', '.join(rules)}")
+        least, most, power = (rules[name][key] for key in ("least", "most", "power"))
+        if type(value) is not int or not least <= value <= most or (power and value & (value - 1)):
+            what = "a power of two" if power else "an integer"
+            raise SpecError(f"{source}: {name}: must be {what} from {least} to {most} (got {json.dumps(value)})")
+    return plain
+
+
+def _matches(name: str, wanted: Any, value: Any) -> bool:
+    return bool(wanted[0] <= value <= wanted[1]) if name == "capacity" else bool(wanted == value)
+
+
+def _plain(values: Choice | Model) -> dict[str, int]:
+    return {f.name: getattr(values, f.name) for f in fields(values)}
+
+
+def _kind(value: Any) -> str:
+    return f"an object with {', '.join(value)}" if isinstance(value, dict) else type(value).__name__
+
+
+def _block(opening: str, lines: list[str], closing: str) -> str:
+    return "\n".join([opening, ",\n".join(lines), f" {closing}"]) if lines else opening + closing

@@ -1,0 +1,168 @@
+"""What `ptxgen tune` measures: a job per class of shapes, and the choices that are tried for it. Measures nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ptxgen.idioms.decode.plan import Plan, chip_name, chip_of, choice_of
+from ptxgen.kernels import IncrementalAttention
+from ptxgen.targets import Target
+from ptxgen.tuning import Choice, Row, fixed, using
+
+LEAST_GAIN = 0.02  # a row is written for no less: times differ by as much from run to run
+_WAVES = (0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
+_WARPS = (2, 4, 8, 16)
+_IN_FLIGHT = (1, 2, 4)
+_SPLIT_POSITIONS = (1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A class of shapes to tune: the heads of a layer, the cache's element type, a capacity, and either one sequence
+    (`batches` empty) or batches of these sizes. `fills`: how full the cache is, as shares of the capacity.
+
+    The class reaches from half the capacity up to it.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    kv_dtype: str
+    capacity: int
+    batches: tuple[int, ...] = ()
+    fills: tuple[float, ...] = (1.0,)
+
+    @property
+    def spec(self) -> IncrementalAttention:
+        """The kernel that is measured."""
+        return IncrementalAttention(
+            max_len=self.capacity, head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads,
+            q_dtype=self.kv_dtype if self.kv_dtype in ("f32", "bf16") else "f16", kv_dtype=self.kv_dtype,
+            batched=bool(self.batches), indirect=not self.batches,
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences of each launch that is measured."""
+        return self.batches or (1,)
+
+    def bytes(self, batch: int) -> int:
+        """K and V of a full cache, in bytes; scales included."""
+        attention = self.spec.attention
+        row: int = attention.row_bytes + (2 * attention.scale_groups if attention.quantised else 0)
+        return 2 * batch * self.capacity * self.n_kv_heads * row
+
+    def label(self) -> str:
+        """In a few words."""
+        batches = f"batches of {', '.join(map(str, self.batches))}" if self.batches else "one sequence"
+        return f"{self.n_heads}/{self.n_kv_heads}/{self.head_dim} {self.kv_dtype}, {self.capacity} positions, {batches}"
+
+    def row(self, target: Target, choice: Choice, note: str) -> Row:
+        """The row of this class with that choice."""
+        where = (
+            ("sm", chip_name(target)), ("head_dim", self.head_dim), ("group", self.n_heads // self.n_kv_heads),
+            ("n_kv_heads", self.n_kv_heads), ("kv_dtype", self.spec.kv_dtype.name),
+            ("capacity", (self.capacity // 2 + 1, self.capacity)), ("batched", bool(self.batches)),
+        )  # fmt: skip
+        return Row(where, tuple(vars(choice).items()), note)
+
+    def plan(self, target: Target, choice: Choice) -> Plan:
+        """What a choice becomes."""
+        with using(fixed(choice)):
+            made: Plan = self.spec.plan(target)
+        return made
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a job: µs of the choice in force before and of the best one, and how many were measured."""
+
+    job: Job
+    before: Choice
+    before_us: float
+    best: Choice
+    best_us: float
+    measured: int
+    least_gain: float = LEAST_GAIN
+
+    @property
+    def gain(self) -> float:
+        """Share of the time that the best choice saves."""
+        return 1 - self.best_us / self.before_us
+
+    @property
+    def better(self) -> bool:
+        """Whether it is worth a row."""
+        return self.gain >= self.least_gain
+
+
+def search(job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN) -> Found:
+    """The fastest choice for a job: first how the work is divided, then the CTA, then the neighbours of the best.
+
+    `us` measures a choice; plans that are equal are measured once. The least of many measurements is partly luck, so
+    the best one and the one before are measured once more, and these two times are the outcome.
+    """
+    before = choice_of(job.spec.attention, target, batched=bool(job.batches))
+    known: dict[Plan, float] = {}
+
+    def measured(choices: Iterable[Choice], best: tuple[float, Choice]) -> tuple[float, Choice]:
+        for choice in choices:
+            plan = job.plan(target, choice)
+            if plan not in known:
+                known[plan] = us(choice)
+                if known[plan] < best[0]:
+                    best = known[plan], choice
+        return best
+
+    best = measured([before], (math.inf, before))
+    for stage in (divisions, shapes, neighbours):
+        best = measured(stage(job, target, best[1]), best)
+    again = [us(choice) for choice in (before, best[1])]
+    return Found(job, before, again[0], best[1], again[1], len(known), least_gain)
+
+
+def divisions(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """Clusters, and CTAs of the grid: one cluster a unit, and around so many waves."""
+    chip, units = chip_of(target), _units(job, target, base)
+    cluster = 1
+    while cluster <= chip.cluster:
+        if not job.batches:
+            yield replace(base, cluster=cluster, grid=cluster * units)
+        for waves in _WAVES:
+            splits = max(1, round(waves * chip.sms / (units * cluster)))
+            grid = round(waves * chip.sms) if job.batches else splits * units * cluster
+            yield replace(base, cluster=cluster, grid=max(1, grid))
+        cluster *= 2
+    for positions in _SPLIT_POSITIONS if job.batches else ():
+        yield replace(base, split_positions=positions)
+
+
+def shapes(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """Warps of a CTA, and tiles in flight."""
+    for warps in _WARPS:
+        for in_flight in _IN_FLIGHT:
+            yield replace(base, warps=warps, in_flight=in_flight)
+
+
+def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """A split more or less, and half or twice the cluster."""
+    step = _units(job, target, base) * base.cluster
+    for more in (-2, -1, 1, 2):
+        if base.grid + more * step > 0:
+            yield replace(base, grid=base.grid + more * step)
+    for cluster in (base.cluster // 2, base.cluster * 2):
+        if 1 <= cluster <= chip_of(target).cluster:
+            yield replace(base, cluster=cluster)
+
+
+def choices(job: Job, target: Target) -> int:
+    """About how many choices a search measures."""
+    base = choice_of(job.spec.attention, target, batched=bool(job.batches))
+    stages = (choice for stage in (divisions, shapes, neighbours) for choice in stage(job, target, base))
+    return len({job.plan(target, choice) for choice in (base, *stages)})
+
+
+def _units(job: Job, target: Target, base: Choice) -> int:
+    return job.n_kv_heads * job.plan(target, base).parts

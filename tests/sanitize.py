@@ -1,0 +1,195 @@
+"""The GPU suite under compute-sanitizer: memcheck, racecheck, synccheck, initcheck, in parallel processes.
+
+python -m tests.sanitize [--tools memcheck,initcheck] [--jobs 12] [--seconds 400] [--logs DIR] [--save]
+
+First every golden (each branch of each template) and a short soak under every tool, then the rest of the suite as far
+as the time goes. Compiled code is shared through PTXGEN_TEST_CACHE; fill it with one plain run of the suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
+FIRST = "tests/test_cuda_goldens.py::test_golden_matches_its_reference"
+# Not under a sanitizer, and why.
+LEFT_OUT = {
+    "test_a_kernel_fault": "a kernel faults on purpose",
+    "test_a_fork": "forks a process that holds a context",
+    "test_a_spawned": "starts processes of its own",
+    "test_a_cold_process": "starts processes of its own, and times them",
+    "test_warmup_in_parallel": "times the compiler",
+    "test_golden_gives_what_the_executor": "launches what the first goldens' test has launched",
+    "test_a_short_soak": "too long; a shorter one runs on its own",
+    "test_out_of_memory": "asks for more than there is, on purpose",
+    "test_jax_arrays": "XLA's own kernels and threads",
+    "test_memory_is_flat": "counts memory, of which the tools hold back what was freed",
+}
+# synccheck counts cp.async.mbarrier.arrive as an arrival of the thread, and calls the mbarrier.arrive beside it one
+# without a wait; PTX means them to be used so (PTX ISA, cp.async.mbarrier.arrive).
+NOT_UNDER = {
+    "synccheck": ("test_gpu[token_pipeline]",),
+    # The page does not fill its caches, and says what initcheck says of that.
+    "initcheck": ("test_the_page_runs[cuda]",),
+    # racecheck itself ends (2025.3, without a finding) where modules come and go beside their launches.
+    "racecheck": ("test_released_memory_waits_for_its_last_launch",),
+}
+SLOW = ("test_runtime_capture", "test_torch_ops", "test_runtime_executor", "test_incremental_attention")  # begin early
+SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: (\d+) hazards?)", re.MULTILINE)
+PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider")
+FOUND = 86  # exit status of compute-sanitizer when it has something to report
+
+
+@dataclass(frozen=True)
+class Item:
+    """One process: a tool, what it runs, and how many tests that is."""
+
+    tool: str
+    name: str
+    command: tuple[str, ...]
+    tests: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an item: finished in time, tests that passed, findings, and whether the tests themselves failed."""
+
+    item: Item
+    done: bool
+    passed: int
+    findings: int
+    failed: bool
+    seconds: float
+
+
+def suite() -> list[str]:
+    """Every GPU test that is not left out."""
+    command = [*PYTEST, "-m", "gpu", "--collect-only", "tests"]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in listed if "::" in line and not any(f"::{name}" in line for name in LEFT_OUT)]
+
+
+def chunks(tests: list[str], size: int) -> Iterator[list[str]]:
+    """Runs of neighbours, so that the tests of one file share a process."""
+    by_file: dict[str, list[str]] = {}
+    for test in tests:
+        by_file.setdefault(test.partition("::")[0], []).append(test)
+    for there in by_file.values():
+        yield from (there[i : i + size] for i in range(0, len(there), size))
+
+
+def items(tools: list[str], size: int, only: str = "") -> list[Item]:
+    """The goldens and the soak under every tool, then the rest, tools in turn; of some files `only` (a regex)."""
+    tests = [t for t in suite() if re.search(only, t)]
+    first = [t for t in tests if t.startswith(FIRST)]
+    rest = [t for t in tests if not t.startswith(FIRST)]
+    found = []
+    later = sorted(chunks(rest, size), key=lambda chunk: not any(f"/{name}" in chunk[0] for name in SLOW))
+    for group in ([first[i::4] for i in range(4)], later):
+        for number, chunk in enumerate(c for c in group if c):
+            file = chunk[0].partition("::")[0].removeprefix("tests/").removesuffix(".py")
+            for tool in tools:
+                mine = [t for t in chunk if not t.endswith(NOT_UNDER.get(tool, ()) or "\0")]
+                found.append(Item(tool, f"{file}-{number}", (*PYTEST, "-m", "gpu", *mine), len(mine)))
+        if group and group[0] and group[0][0].startswith(FIRST):
+            soak = (sys.executable, "-m", "tests.soak", "--device", "cuda", "--steps", "160", "--per-life", "40")
+            found += [Item(tool, "soak", soak, 1) for tool in tools]
+    return found
+
+
+def run(item: Item, logs: Path, deadline: float) -> Outcome:
+    """One item, killed at the deadline."""
+    log, out = logs / f"{item.tool}-{item.name}.log", logs / f"{item.tool}-{item.name}.out"
+    command = [
+        "compute-sanitizer", "--tool", item.tool, "--target-processes", "all", "--error-exitcode", str(FOUND),
+        "--require-cuda-init", "no", "--report-api-errors", "no", "--print-limit", "60", "--log-file", str(log),
+        *item.command,
+    ]  # fmt: skip
+    started = time.monotonic()
+    if started >= deadline:
+        return Outcome(item, False, 0, 0, False, 0.0)
+    with out.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(timeout=deadline - started)
+            done = True
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            status, done = process.wait(), False
+    said = log.read_text(errors="replace") if log.exists() else ""
+    findings = sum(int(a or b) for a, b in SUMMARY.findall(said))
+    text = out.read_text(errors="replace")
+    passed = sum(map(int, re.findall(r"(\d+) passed", text))) or int(status == 0 and item.name == "soak")
+    failed = done and (status not in (0, FOUND) or " failed" in text)
+    return Outcome(item, done, passed if done else text.count("."), findings, failed, time.monotonic() - started)
+
+
+def table(outcomes: list[Outcome], tools: list[str]) -> Iterator[tuple[str, dict[str, int | float]]]:
+    """Figures of each tool."""
+    for tool in tools:
+        mine = [o for o in outcomes if o.item.tool == tool]
+        yield tool, {
+            "tests": sum(o.passed for o in mine),
+            "of": sum(o.item.tests for o in mine),
+            "findings": sum(o.findings for o in mine),
+            "failed": sum(o.failed for o in mine),
+            "unfinished": sum(not o.done for o in mine),
+            "seconds": round(sum(o.seconds for o in mine), 1),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--seconds", type=float, default=3600, help="kill what runs longer than this in all")
+    parser.add_argument("--only", default="", help="tests whose id this regular expression finds")
+    parser.add_argument("--chunk", type=int, default=24, help="tests of a process")
+    parser.add_argument("--logs", type=Path, help="where to keep what the tools say (default: a temporary directory)")
+    parser.add_argument("--save", action="store_true", help="append rows to benchmarks/results/sanitizer.jsonl")
+    options = parser.parse_args()
+    if shutil.which("compute-sanitizer") is None:
+        raise SystemExit("compute-sanitizer: is not on the PATH; it is part of the CUDA toolkit")
+    tools = options.tools.split(",")
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="sanitize-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + options.seconds
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(pool.map(lambda item: run(item, logs, deadline), items(tools, options.chunk, options.only)))
+    for outcome in outcomes:
+        if outcome.findings or outcome.failed:
+            print(f"{outcome.item.tool} {outcome.item.name}: {outcome.findings} findings, see {logs}")
+    rows = dict(table(outcomes, tools))
+    for tool, row in rows.items():
+        print(tool, row, flush=True)
+    if options.save:
+        save(rows, options.only or "all")
+    print(f"logs: {logs}")
+    sys.exit(any(row["findings"] or row["failed"] for row in rows.values()))
+
+
+def save(rows: dict[str, dict[str, int | float]], part: str) -> None:
+    """Rows of this run, with the GPU's name."""
+    from benchmarks.rows import Run
+    from ptxgen.runtime import open_device
+
+    kept = Run("sanitizer", open_device("cuda").model)  # type: ignore[attr-defined]
+    for tool, row in rows.items():
+        kept.add({"tool": tool, "part": part}, "ptxgen", **row)
+    print(kept.save())
+
+
+if __name__ == "__main__":
+    main()
