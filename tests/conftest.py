@@ -28,25 +28,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled code is shared by the tests of this session (its workers included) and by nobody else.
 
-    `PTXGEN_TEST_CACHE` names a directory for several sessions to share (see tests/sanitize.py).
+    `PTXGEN_TEST_CACHE` names a directory for several sessions to share (see tests/sanitize.py). What the caller's
+    environment says of tuning and of `CI` (where goldens may not be updated) decides nothing here.
     """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PTXGEN_CACHE_DIR", os.environ.get("PTXGEN_TEST_CACHE") or str(shared / "ptxgen-cache"))
-        patch.delenv("PTXGEN_TUNING", raising=False)
+        for name in ("PTXGEN_TUNING", "CI"):
+            patch.delenv(name, raising=False)
         yield
 
 
 @pytest.fixture
-def goldens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Goldens:
-    """A directory of goldens to spoil, where updates are allowed."""
+def goldens(tmp_path: Path) -> Goldens:
+    """A directory of goldens to spoil."""
     from tests.golden_copy import make
 
-    monkeypatch.delenv("CI", raising=False)
     return make(tmp_path / "golden_ptx")
 
 

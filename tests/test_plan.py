@@ -133,9 +133,8 @@ def test_a_shape_that_no_kernel_takes_is_refused() -> None:
 
 
 def test_generate_config_writes_a_directory_that_golden_checks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("CI", raising=False)
     out, config = tmp_path / "kernels", str(CONFIGS / "tinyllama-1.1b.json")
     options = ["--target", "sm_80", "--target", "sm_90", "--max-len", "512", "--kv-dtype", "f16"]
     assert invoke(["generate", "--config", config, *options, "-o", str(out)]) == 0
