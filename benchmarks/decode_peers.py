@@ -6,7 +6,8 @@ An implementation takes the inputs of a case and returns its time and error; `Re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.decode_cases import Inputs
@@ -33,25 +34,33 @@ def timed(inputs: Inputs, call_of: Callable[[Any], Callable[[], Any]], caches: l
     return graph_us(calls * max(1, -(-8 // len(calls)))), error
 
 
+@contextmanager
+def bound(inputs: Inputs, out: Any, target: str = "", **options: bool) -> Iterator[Callable[[Any], Callable[[], None]]]:
+    """IncrementalAttention with the plan of `target` (default: of this GPU): from caches to the call that attends."""
+    import torch
+
+    from benchmarks.gpu import Loaded
+
+    case, spec = inputs.case, inputs.case.spec(**options)
+    major, minor = torch.cuda.get_device_capability()
+    loaded = Loaded(generate(spec, target or f"sm_{major}{minor}"), batch=case.batch, pages=inputs.shape[0])
+    lengths = {"seq_lens" if spec.batched else "seq_len": inputs.lengths}
+    table = {"page_table": inputs.table} if case.page_size else {}
+    try:
+        yield lambda kv: loaded.bind(q=inputs.q, out=out, **kv, **table, **lengths)
+    finally:
+        loaded.close()
+
+
 def ours(target: str = "", **options: bool) -> Implementation:
-    """IncrementalAttention with the plan of `target` (default: of this GPU) and these options."""
+    """IncrementalAttention with these options."""
 
     def measure(inputs: Inputs) -> Measured:
         import torch
 
-        from benchmarks.gpu import Loaded
-
-        case, spec = inputs.case, inputs.case.spec(**options)
-        major, minor = torch.cuda.get_device_capability()
         out = torch.full_like(inputs.q, math.nan)
-        loaded = Loaded(generate(spec, target or f"sm_{major}{minor}"), batch=case.batch, pages=inputs.shape[0])
-        lengths = {"seq_lens" if spec.batched else "seq_len": inputs.lengths}
-        table = {"page_table": inputs.table} if case.page_size else {}
-        fixed = {**table, **lengths}
-        try:
-            return timed(inputs, lambda kv: loaded.bind(q=inputs.q, out=out, **kv, **fixed), inputs.caches, out)
-        finally:
-            loaded.close()
+        with bound(inputs, out, target, **options) as call_of:
+            return timed(inputs, call_of, inputs.caches, out)
 
     return measure
 

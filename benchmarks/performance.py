@@ -18,7 +18,7 @@ INTRODUCTION = """# Performance
 All figures but the last table's are from one NVIDIA H200 (sm_90a), each beside its peers in one run. The raw rows lie
 in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure again with
 `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`,
-`decode_shapes`, `small_kernels`, `launch`, `host_attention`, `generation`).
+`decode_shapes`, `counters`, `small_kernels`, `launch`, `host_attention`, `generation`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 

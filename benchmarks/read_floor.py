@@ -140,6 +140,11 @@ class Floor:
         way = self.best[nbytes]
         return self.measure(nbytes, [way])[way]
 
+    def call(self, nbytes: int) -> Callable[[], None]:
+        """One read, by the way that `us` found for that size."""
+        nbytes = nbytes // 256 * 256
+        return self._call(self.best[nbytes], 0, nbytes)
+
     def measure(self, nbytes: int, these: Iterable[Way]) -> dict[Way, float]:
         """Microseconds of these ways."""
         from benchmarks.gpu import graph_us, sets_for
