@@ -86,11 +86,11 @@ def launch() -> None:
 
 def measure() -> Run:
     """Rows of every case, from one run of ncu."""
-    import torch
-
     ncu = shutil.which("ncu")
     if ncu is None:
         raise SystemExit("ncu: not found; it comes with Nsight Compute and the CUDA toolkit, and must be on PATH")
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
         metrics = ",".join([*(name for name, _ in MEASURES.values()), *map(STALL.format, REASONS)])
