@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.families.floating import arithmetic as float_arithmetic
 from ptxgen.runtime.cpu.families.floating import is_float_op
@@ -11,19 +13,34 @@ from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.symbols import bits_of
 from ptxgen.runtime.cpu.types import SIGNED, element_of, integer_vector, vector_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ptxgen.runtime.cpu.registry import Function
+
 _WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
+
+
+def shared(*opcodes: str) -> Callable[[Function], Function]:
+    """Register an emitter for opcodes that float types have too; those of a float type go to `floating`."""
+
+    def register(emit: Function) -> Function:
+        @emits(*opcodes)
+        def by_type(e: Emitter, op: Op) -> None:
+            (float_arithmetic if is_float_op(op) else emit)(e, op)
+
+        return by_type
+
+    return register
 
 
 def _sources(e: Emitter, op: Op, kind: str, count: int = 2) -> list[str]:
     return [e.src(o, kind) for o in op.operands[1 : 1 + count]]
 
 
-@emits("add", "sub")
+@shared("add", "sub")
 def add(e: Emitter, op: Op) -> None:
     """Sum or difference; `.sat` clamps s32; `.cc` also sets the carry flag, which a borrow clears."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind, name = op.words[-1], op.words[0]
     vector = vector_of(kind)
     a, b = _sources(e, op, kind)
@@ -88,23 +105,17 @@ def _product(e: Emitter, a: str, b: str, kind: str, part: str) -> str:
     return e.c(f"trunc {wide} {down} to {narrow}")
 
 
-@emits("mul")
+@shared("mul")
 def mul(e: Emitter, op: Op) -> None:
     """The low, high or whole product."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind, part = op.words[-1], op.words[1]
     a, b = _sources(e, op, kind)
     e.dst(op.operands[0], _product(e, a, b, kind, part), _WIDE[kind] if part == "wide" else kind)
 
 
-@emits("mad", "madc")
+@shared("mad", "madc")
 def mad(e: Emitter, op: Op) -> None:
     """Product plus addend; `madc` also adds the carry; `.sat` clamps the high form of s32."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind, part = op.words[-1], op.words[1]
     a, b = _sources(e, op, kind)
     result_kind = _WIDE[kind] if part == "wide" else kind
@@ -159,12 +170,9 @@ def sad(e: Emitter, op: Op) -> None:
     e.dst(op.operands[0], e.c(f"add {vector} {c}, {distance}"), kind)
 
 
-@emits("div", "rem")
+@shared("div", "rem")
 def div(e: Emitter, op: Op) -> None:
     """Quotient or remainder; a zero divisor gives all ones, or the dividend."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind = op.words[-1]
     vector = vector_of(kind)
     a, b = _sources(e, op, kind)
@@ -175,36 +183,27 @@ def div(e: Emitter, op: Op) -> None:
     e.dst(op.operands[0], result, kind)
 
 
-@emits("abs")
+@shared("abs")
 def absolute(e: Emitter, op: Op) -> None:
     """|a|; the most negative number stays."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind = op.words[-1]
     vector = vector_of(kind)
     (a,) = _sources(e, op, kind, 1)
     e.dst(op.operands[0], e.c(f"call {vector} @llvm.abs.{_suffix(vector)}({vector} {a}, i1 false)"), kind)
 
 
-@emits("neg")
+@shared("neg")
 def neg(e: Emitter, op: Op) -> None:
     """−a."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind = op.words[-1]
     vector = vector_of(kind)
     (a,) = _sources(e, op, kind, 1)
     e.dst(op.operands[0], e.c(f"sub {vector} zeroinitializer, {a}"), kind)
 
 
-@emits("min", "max")
+@shared("min", "max")
 def minimum(e: Emitter, op: Op) -> None:
     """The smaller or larger; `.relu` then clamps at zero."""
-    if is_float_op(op):
-        float_arithmetic(e, op)
-        return
     kind = op.words[-1]
     vector = vector_of(kind)
     a, b = _sources(e, op, kind)
