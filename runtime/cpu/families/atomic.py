@@ -8,7 +8,7 @@ from ptxgen.runtime.cpu.families.memory import address, space_of, synchronise
 from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import vec
 from ptxgen.runtime.cpu.registry import emits
-from ptxgen.runtime.cpu.support.memory import address_type
+from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.symbols import bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 

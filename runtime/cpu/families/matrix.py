@@ -12,8 +12,8 @@ from ptxgen.runtime.cpu.families.memory import address, space_of
 from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import indices, vec
 from ptxgen.runtime.cpu.registry import emits
+from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.core import FAULT_ASSERT
-from ptxgen.runtime.cpu.support.memory import address_type
 from ptxgen.runtime.cpu.support.tiles import ACCUMULATORS, ELEMENTS
 from ptxgen.runtime.cpu.symbols import bits_of
 from ptxgen.runtime.cpu.types import vector_of

@@ -9,7 +9,7 @@ from ptxgen.runtime.cpu.ir import splat, vec
 from ptxgen.runtime.cpu.layout import LAUNCH
 from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.support import order
-from ptxgen.runtime.cpu.support.memory import address_type
+from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.symbols import Var, bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, vec
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS
-from ptxgen.runtime.cpu.support.memory import address_type
 from ptxgen.runtime.cpu.symbols import bits_of
 
 _PLAIN = {

@@ -9,12 +9,14 @@ release, relaxed).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ptxgen.runtime.cpu.ir import Code, splat, vec
 from ptxgen.runtime.cpu.layout import WINDOW_SHIFT
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import (
     Access,
-    address_type,
     lane_0,
     offset_of,
     one_by_one,
@@ -120,8 +122,12 @@ def _forward_shared(c: Code, access: Access, tail: str) -> None:
             c.ret(when="true")
 
 
-def _load_run(c: Code, access: Access) -> None:
-    """Return at once where the lanes read one run of bytes."""
+@contextmanager
+def _run(c: Code, access: Access, what: str) -> Iterator[tuple[str, str, str]]:
+    """Where the lanes move one run of bytes: (the first active lane's pointer, lane 0's pointer, whether all lanes do).
+
+    Some lanes only where the access can be masked.
+    """
     with c.if_(regular(c, access, access.row)):
         base = lane_0(c, access)
         start, length = span(c, access, base)
@@ -130,25 +136,26 @@ def _load_run(c: Code, access: Access) -> None:
         if not access.maskable:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
-            watch_run(c, access, "read", base, start, pointer)
-            if not access.simple:
-                transpose(c, access, pointer, "%out", to_columns=True)
-                c.ret(when="true")
-            else:
-                with c.if_(whole, likely=True):
-                    c.ret(f"{access.value} " + c.load(access.value, pointer, align=access.bits // 8), when="true")
-                if access.maskable:
-                    c.ret(f"{access.value} " + _masked(c, access, base, start, pointer), when="true")
+            watch_run(c, access, what, base, start, pointer)
+            yield pointer, c.at(pointer, c(f"sub i64 {base}, {start}")), whole
 
 
-def _masked(c: Code, access: Access, base: str, start: str, pointer: str) -> str:
-    """The active lanes of a run; `pointer` is the first active lane's."""
-    origin = c.at(pointer, c(f"sub i64 {base}, {start}"))
-    lanes = c(f"bitcast i32 %m to {vec('i1')}")
-    return c(
-        f"call {access.value} @llvm.masked.load.v32{access.element}.p0(ptr align {access.bits // 8} {origin}, "
-        f"{vec('i1')} {lanes}, {access.value} zeroinitializer)"
-    )
+def _load_run(c: Code, access: Access) -> None:
+    """Return at once where the lanes read one run of bytes."""
+    with _run(c, access, "read") as (pointer, origin, whole):
+        if not access.simple:
+            transpose(c, access, pointer, "%out", to_columns=True)
+            c.ret(when="true")
+            return
+        with c.if_(whole, likely=True):
+            c.ret(f"{access.value} " + c.load(access.value, pointer, align=access.bits // 8), when="true")
+        if access.maskable:
+            lanes = c(f"bitcast i32 %m to {vec('i1')}")
+            value = c(
+                f"call {access.value} @llvm.masked.load.v32{access.element}.p0(ptr align {access.bits // 8} {origin}, "
+                f"{vec('i1')} {lanes}, {access.value} zeroinitializer)"
+            )
+            c.ret(f"{access.value} {value}", when="true")
 
 
 def _load_one(c: Code, access: Access) -> None:
@@ -210,30 +217,18 @@ def store(space: str, vector: str, bits: str, check: str = "") -> str:
 
 def _store_run(c: Code, access: Access) -> None:
     """Return at once where the lanes write one run of bytes."""
-    with c.if_(regular(c, access, access.row)):
-        base = lane_0(c, access)
-        start, length = span(c, access, base)
-        fine, pointer = reachable(c, access, start, length)
-        whole = c("icmp eq i32 %m, -1")
-        if not access.maskable:
-            fine = c(f"and i1 {fine}, {whole}")
-        with c.if_(fine):
-            watch_run(c, access, "write", base, start, pointer)
-            if not access.simple:
-                transpose(c, access, pointer, "%in", to_columns=False)
-                c.ret(when="true")
-            else:
-                with c.if_(whole, likely=True):
-                    c.store(access.value, "%value", pointer, align=access.bits // 8)
-                    c.ret(when="true")
-                if access.maskable:
-                    origin = c.at(pointer, c(f"sub i64 {base}, {start}"))
-                    lanes = c(f"bitcast i32 %m to {vec('i1')}")
-                    c.do(
-                        f"call void @llvm.masked.store.v32{access.element}.p0({access.value} %value, "
-                        f"ptr align {access.bits // 8} {origin}, {vec('i1')} {lanes})"
-                    )
-                    c.ret(when="true")
-
-
-__all__ = ["address_type"]
+    with _run(c, access, "write") as (pointer, origin, whole):
+        if not access.simple:
+            transpose(c, access, pointer, "%in", to_columns=False)
+            c.ret(when="true")
+            return
+        with c.if_(whole, likely=True):
+            c.store(access.value, "%value", pointer, align=access.bits // 8)
+            c.ret(when="true")
+        if access.maskable:
+            lanes = c(f"bitcast i32 %m to {vec('i1')}")
+            c.do(
+                f"call void @llvm.masked.store.v32{access.element}.p0({access.value} %value, "
+                f"ptr align {access.bits // 8} {origin}, {vec('i1')} {lanes})"
+            )
+            c.ret(when="true")
