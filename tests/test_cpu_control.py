@@ -1,5 +1,7 @@
 """Facts about control flow on the executor: divergence, loops, calls, tables of branches, exits, spinning."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from ptxgen.errors import ExecutionError, IsaError
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.flow import Flow
+from ptxgen.runtime.cpu.launch import Run, _Waiting
 from tests.cpu_run import run, text_of
 
 MODES = ("fast", "random", "check")
@@ -392,6 +395,77 @@ def test_spinning_for_what_never_comes_ends_as_no_progress(threads):
     with pytest.raises(ExecutionError, match=r"(?s)no progress in kernel k.*spins at test.ptx:\d+"):
         run("wait: ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra wait; ret;", u32(1), grid=3,
             threads=threads)  # fmt: skip
+
+
+def test_what_another_thread_brings_late_is_still_seen(monkeypatch):
+    """A thread whose CTA spins is held until the other thread has ended: what that one wrote last counts."""
+    ended, held = threading.Event(), threading.Event()
+    work, look = Run._work, _Waiting.look
+
+    def worked(self, number, worker):
+        error = work(self, number, worker)
+        ended.set()
+        return error
+
+    def looked(self, code):
+        look(self, code)
+        if self.repeats >= 3:
+            held.set()
+            assert ended.wait(60)
+
+    monkeypatch.setattr(Run, "_work", worked)
+    monkeypatch.setattr(_Waiting, "look", looked)
+    out = u32(2)
+    run(
+        """
+  atom.global.add.u32 %r1, [%a0], 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra first; mov.u32 %r2, 0;
+long:
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 20000000; @%p2 bra long;
+  st.volatile.global.u32 [%a0+4], 1; ret;
+first:
+  ld.volatile.global.u32 %r2, [%a0+4]; setp.eq.u32 %p2, %r2, 0; @%p2 bra first;
+  st.volatile.global.u32 [%a0+4], 2; ret;""",
+        out, grid=2, block=1, threads=2,
+    )  # fmt: skip
+    assert held.is_set()
+    assert out[1] == 2
+
+
+# A ticket at the start of a CTA; the last to draw sums what all leave at their end, WAIT and all.
+EARLY_TICKET = """
+  atom.global.add.u32 %r1, [%a0], 1; mov.u32 %r2, 0;
+work:
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 300; @%p1 bra work;
+  mov.u32 %r3, %ctaid.x; mul.wide.u32 %rd1, %r3, 4; add.u64 %rd1, %a1, %rd1; st.relaxed.gpu.global.u32 [%rd1], 1;
+  setp.ne.u32 %p2, %r1, 7; @%p2 ret;
+again:
+  mov.u64 %rd1, %a1; mov.u32 %r4, 0; mov.u32 %r5, 0;
+sum:
+  ld.relaxed.gpu.global.u32 %r6, [%rd1]; add.u32 %r4, %r4, %r6; add.u64 %rd1, %rd1, 4; add.u32 %r5, %r5, 1;
+  setp.lt.u32 %p3, %r5, 8; @%p3 bra sum;
+  WAIT
+  st.global.u32 [%a2], %r4; ret;"""
+
+
+def summed(wait, **given):
+    out = u32(1)
+    run(EARLY_TICKET.replace("WAIT", wait), u32(1), u32(8), out, grid=8, block=1, **given)
+    return int(out[0])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_cta_to_start_may_wait_for_the_others(mode, threads):
+    wait = "setp.lt.u32 %p4, %r4, 8; @%p4 bra again;"
+    assert {summed(wait, mode=mode, seed=seed, threads=threads) for seed in range(12)} == {8}
+
+
+def test_random_mode_leaves_ctas_on_their_way_while_others_run():
+    """So a CTA that does not wait for those that have started is found."""
+    assert summed("", mode="fast") == 8
+    sums = [summed("", mode="random", seed=seed) for seed in range(12)]
+    assert min(sums) < 8
+    assert [summed("", mode="random", seed=seed) for seed in range(12)] == sums
 
 
 def test_a_wait_for_a_time_ends():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,10 @@ import numpy as np
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu import report
-from ptxgen.runtime.cpu.layout import DONE, FAULTED, LAUNCH, PARKED
+from ptxgen.runtime.cpu.layout import DONE, FAULTED, GANG, LAUNCH, PARKED, RUNNABLE
 from ptxgen.runtime.cpu.places import Places
 from ptxgen.runtime.cpu.state import Gang, Geometry, Worker, forget_order
+from ptxgen.runtime.cpu.support.gangs import MOST_ROUNDS
 from ptxgen.runtime.cpu.waiting import deadlock_text, spinning_text
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 BUDGET = 1 << 10  # backward branches of a warp before others get a turn
 _RESIDENT = 64  # gangs that one thread keeps waiting for each other
+_PAUSES = 8  # of a gang in random mode, besides its first: others go on meanwhile
 _PATIENCE_SECONDS = 600.0  # of a gang that only spins, though its state changes
 
 
@@ -50,7 +53,9 @@ class Run:
         self.params, self.globals = params, globals_
         self.table = memory.table()
         self.number, self.beside = memory.begin_launch() if mode == "check" else 0, beside
-        self.stuck: dict[int, bool] = {}
+        self.lock = threading.Lock()
+        self.progress = 0  # rounds in which a thread's gangs came further, and threads that have ended
+        self.stuck: dict[int, int | None] = {}  # by thread: the progress that its gangs saw and stood still
 
     def go(self, pool: Callable[[], ThreadPoolExecutor]) -> None:
         """Run the grid."""
@@ -58,7 +63,7 @@ class Run:
         self.block = block
         workers_used = workers[: self.workers_wanted]
         self._prepare(workers_used)
-        self.stuck = dict.fromkeys(range(len(workers_used)), False)
+        self.stuck = dict.fromkeys(range(len(workers_used)))
         if len(workers_used) == 1:
             errors = [self._work(0, workers_used[0])]
         else:
@@ -90,6 +95,7 @@ class Run:
             forget_order(block.order, self.geometry)
         if self.mode == "random":
             self.order = np.random.default_rng(self.seed).permutation(self.geometry.gangs).astype(np.int64)
+            self.turns = [np.random.default_rng([self.seed, number]) for number in range(len(workers))]
             block.put("Q", LAUNCH["order"], self.order.ctypes.data)
         else:
             block.put("Q", LAUNCH["order"], 0)
@@ -106,8 +112,13 @@ class Run:
             raise
         if error is not None:
             self.block.put("I", LAUNCH["abort"], 1)
+        self._progressed()
         del self.stuck[number]
         return error
+
+    def _progressed(self) -> None:
+        with self.lock:
+            self.progress += 1
 
     def _gangs(self, number: int, worker: Worker) -> str | None:
         code = self.native.run(worker.thread.address, worker.gang.block.address)
@@ -115,7 +126,7 @@ class Run:
             return None
         if code in (FAULTED, PARKED):
             return self._failure(code, worker, worker.gang, [worker.gang])
-        waiting = [_Waiting(worker.gang)]  # it spins: perhaps for a gang that has not begun
+        waiting = [_Waiting(worker.gang)]  # it spins, perhaps for a gang that has not begun; or is left on its way
         worker.gang = worker.another_gang()
         while len(waiting) < _RESIDENT and self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
             code = self.native.run(worker.thread.address, worker.gang.block.address)
@@ -127,10 +138,11 @@ class Run:
         return self._turns(number, worker, waiting)
 
     def _turns(self, number: int, worker: Worker, waiting: list[_Waiting]) -> str | None:
-        """Resume spinning gangs in turn until all are done, or nothing changes any more."""
+        """Resume waiting gangs in turn until all are done, or nothing changes any more."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while waiting:
-            for one in list(waiting):
+            before = self.progress  # whoever spins for something that comes later has not looked for it yet
+            for one in self._in_turn(number, waiting):
                 code = self.native.resume(one.gang.block.address)
                 if code == DONE:
                     waiting.remove(one)
@@ -140,27 +152,37 @@ class Run:
                 elif code in (FAULTED, PARKED):
                     return self._failure(code, worker, one.gang, [w.gang for w in waiting])
                 else:
-                    one.look()
+                    one.look(code)
             if not waiting:
                 break
-            self.stuck[number] = all(one.repeats >= 3 for one in waiting)
+            still = all(one.repeats >= 3 for one in waiting)
+            if not still:
+                self._progressed()
+            self.stuck[number] = before if still else None
             if self.block.get("I", LAUNCH["abort"]):
                 return None
-            if self.stuck[number] and all(list(self.stuck.values())) and self._nothing_begins():
+            if still and all(seen == self.progress for seen in list(self.stuck.values())):
                 return spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
             if time.monotonic() > deadline:
                 text = spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
                 return f"{text}\n  for {_PATIENCE_SECONDS:.0f} s"
-            if self.stuck[number]:
+            if still:
                 time.sleep(0.0005)
-        self.stuck[number] = False
+        self.stuck[number] = None
         if self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
             return self._gangs(number, worker)
         return None
 
-    def _nothing_begins(self) -> bool:
-        """Every gang has begun, or no more may be resident."""
-        return True
+    def _in_turn(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
+        """A round of waiting gangs: in random mode in any order, and each for a few rounds of its own at first."""
+        if self.mode != "random":
+            return list(waiting)
+        rng = self.turns[number]
+        for one in waiting:
+            if one.pauses:
+                one.pauses -= 1
+                one.gang.block.put("I", GANG["rounds"], int(rng.integers(MOST_ROUNDS)))
+        return [waiting[index] for index in rng.permutation(len(waiting))]
 
     def _failure(self, code: int, worker: Worker, gang: Gang, gangs: list[Gang]) -> str:
         entry = self.compiled.entry
@@ -170,15 +192,19 @@ class Run:
 
 
 class _Waiting:
-    """A gang that spins, and the states it was seen in."""
+    """A gang that spins or was left on its way, and the states it was seen in."""
 
     def __init__(self, gang: Gang) -> None:
         self.gang = gang
         self.seen: set[bytes] = set()
         self.repeats = 0
+        self.pauses = _PAUSES
 
-    def look(self) -> None:
-        """Note the state; `repeats` counts how often in a row it was one seen before."""
+    def look(self, code: int) -> None:
+        """Note the state that a turn ended in; `repeats` counts how often in a row it spun in one seen before."""
+        if code == RUNNABLE:
+            self.repeats = 0
+            return
         state = hashlib.blake2b(self.gang.warp_states(), digest_size=16).digest()
         self.repeats = self.repeats + 1 if state in self.seen else 0
         self.seen.add(state)

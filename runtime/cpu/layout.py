@@ -54,7 +54,7 @@ THREAD = _offsets(
     "late_round:4 pad:4 landed:8 landed_for:8"
 )
 GANG = _offsets(
-    "launch:8 thread:8 ctas:8 count:4 done:4 index:8 id_x:4 id_y:4 id_z:4 spinning:4 moved:8 ext:192 "
+    "launch:8 thread:8 ctas:8 count:4 done:4 index:8 id_x:4 id_y:4 id_z:4 rounds:4 moved:8 ext:192 "
     "cluster_arrived:4 cluster_phase:4"
 )
 CTA = _offsets(

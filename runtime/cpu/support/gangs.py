@@ -18,6 +18,7 @@ from ptxgen.runtime.cpu.layout import (
     LAUNCH,
     PARKED,
     READY,
+    RUNNABLE,
     THREAD,
     WARP,
     YIELDED,
@@ -26,13 +27,15 @@ from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.driver import for_each_warp, reset_barrier
 
 SPIN_TURNS = 256  # rounds of a gang in which warps only used up their budget, before Python looks at it
+MOST_ROUNDS = 8  # that a gang has in random mode before others have theirs: a power of two
 
 
 @support("gang")
 def gang(what: str) -> str:
     """`gang.start(gang, index)` puts a gang at its beginning; `gang.run(gang)` gives its warps turns.
 
-    `gang.run` returns DONE, FAULTED, PARKED (nothing can run: a deadlock) or YIELDED (all warps spin).
+    `gang.run` returns DONE, FAULTED, PARKED (nothing can run: a deadlock), YIELDED (all warps spin), or in random mode
+    RUNNABLE after `rounds` of the gang, if these are not 0: a gang may stand anywhere while others run.
     """
     return _start() if what == "start" else _run()
 
@@ -43,6 +46,10 @@ def _start() -> str:
     c.store("i64", "%index", "%gang", GANG["index"])
     c.store("i32", 0, "%gang", GANG["done"])
     c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
+    c.store("i32", 0, "%gang", GANG["rounds"])
+    with c.if_(_randomly(c, launch)):
+        rounds = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, {MOST_ROUNDS - 1}")
+        c.store("i32", rounds, "%gang", GANG["rounds"])
     with c.if_(CHECKING):
         c.do("call void @async.forget(ptr %gang)")
     rest = c.var("i64", "%index")
@@ -118,9 +125,15 @@ def _run() -> str:
     base, count = c.load("ptr", "%gang", GANG["ctas"]), c.load("i32", "%gang", GANG["count"])
     warps = c.load("i32", launch, LAUNCH["warps"])
     total = c(f"mul i32 {count}, {warps}")
-    randomly = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+    randomly = _randomly(c, launch)
     spins = c.var("i32", 0)
     with c.loop():
+        with c.if_(randomly):
+            rounds = c.load("i32", "%gang", GANG["rounds"])
+            with c.if_(c(f"icmp ne i32 {rounds}, 0")):
+                left = c(f"sub i32 {rounds}, 1")
+                c.store("i32", left, "%gang", GANG["rounds"])
+                c.ret(f"i32 {RUNNABLE}", when=c(f"icmp eq i32 {left}, 0"))
         ran, moved, alive, shift = (c.var("i32", 0) for _ in range(4))
         for slot in (ran, moved, alive, shift):
             c.store("i32", 0, slot)
@@ -162,6 +175,10 @@ def _run() -> str:
             c.ret(f"i32 {YIELDED}", when="true")
     c.do("unreachable")
     return c.text()
+
+
+def _randomly(c: Code, launch: str) -> str:
+    return c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
 
 
 def _turn(c: Code, launch: str, w: str, function: str, randomly: str) -> str:
@@ -214,7 +231,7 @@ def next_block(*_: str) -> str:
     base = c.at("%w", READY)
     c.ret("i32 0", when=c(f"trunc i64 {c.load('i64', base)} to i1"))
     begin = c.var("i32", c.load("i32", "%w", WARP["start"]))
-    randomly = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+    randomly = _randomly(c, launch)
     gang_ = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
     with c.if_(randomly, likely=False):
         chance = c(f"and i32 {c(f'call i32 @random.next(ptr {gang_})')}, 7")
