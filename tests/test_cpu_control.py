@@ -10,6 +10,7 @@ from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.flow import Flow
 from ptxgen.runtime.cpu.launch import Run, _Waiting
+from ptxgen.runtime.cpu.state import Worker
 from tests.cpu_run import run, text_of
 
 MODES = ("fast", "random", "check")
@@ -397,10 +398,27 @@ def test_spinning_for_what_never_comes_ends_as_no_progress(threads):
             threads=threads)  # fmt: skip
 
 
-def test_what_another_thread_brings_late_is_still_seen(monkeypatch):
-    """A thread whose CTA spins is held until the other thread has ended: what that one wrote last counts."""
-    ended, held = threading.Event(), threading.Event()
-    work, look = Run._work, _Waiting.look
+# The first CTA to come waits for the second, which takes its time.
+LONG_WAIT = """
+  atom.global.add.u32 %r1, [%a0], 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra first; mov.u32 %r2, 0;
+long:
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 20000000; @%p2 bra long;
+  st.volatile.global.u32 [%a0+4], 1; ret;
+first:
+  ld.volatile.global.u32 %r2, [%a0+4]; setp.eq.u32 %p2, %r2, 0; @%p2 bra first;
+  st.volatile.global.u32 [%a0+4], 2; ret;"""
+
+
+def test_what_a_cta_brings_last_is_still_seen():
+    out = u32(2)
+    run(LONG_WAIT, out, grid=2, block=1)
+    assert out[1] == 2
+
+
+def test_what_another_thread_brings_last_is_still_seen(monkeypatch):
+    """A thread whose CTA spins is held until the other thread, which has the other CTA, has ended."""
+    ended, held, both = threading.Event(), threading.Event(), threading.Barrier(2)
+    work, look, another = Run._work, _Waiting.look, Worker.another_gang
 
     def worked(self, number, worker):
         error = work(self, number, worker)
@@ -413,20 +431,15 @@ def test_what_another_thread_brings_late_is_still_seen(monkeypatch):
             held.set()
             assert ended.wait(60)
 
+    def with_the_other(self):
+        both.wait(60)  # so neither takes both
+        return another(self)
+
+    monkeypatch.setattr(Worker, "another_gang", with_the_other)
     monkeypatch.setattr(Run, "_work", worked)
     monkeypatch.setattr(_Waiting, "look", looked)
     out = u32(2)
-    run(
-        """
-  atom.global.add.u32 %r1, [%a0], 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra first; mov.u32 %r2, 0;
-long:
-  add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 20000000; @%p2 bra long;
-  st.volatile.global.u32 [%a0+4], 1; ret;
-first:
-  ld.volatile.global.u32 %r2, [%a0+4]; setp.eq.u32 %p2, %r2, 0; @%p2 bra first;
-  st.volatile.global.u32 [%a0+4], 2; ret;""",
-        out, grid=2, block=1, threads=2,
-    )  # fmt: skip
+    run(LONG_WAIT, out, grid=2, block=1, threads=2)
     assert held.is_set()
     assert out[1] == 2
 

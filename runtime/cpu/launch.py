@@ -147,7 +147,7 @@ class Run:
                 if code == DONE:
                     waiting.remove(one)
                     for other in waiting:
-                        other.seen.clear()
+                        other.forget()
                     deadline = time.monotonic() + _PATIENCE_SECONDS
                 elif code in (FAULTED, PARKED):
                     return self._failure(code, worker, one.gang, [w.gang for w in waiting])
@@ -199,6 +199,11 @@ class _Waiting:
         self.seen: set[bytes] = set()
         self.repeats = 0
         self.pauses = _PAUSES
+
+    def forget(self) -> None:
+        """What it spun in was not for ever: another gang has ended."""
+        self.seen.clear()
+        self.repeats = 0
 
     def look(self, code: int) -> None:
         """Note the state that a turn ended in; `repeats` counts how often in a row it spun in one seen before."""
