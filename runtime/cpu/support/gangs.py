@@ -168,8 +168,7 @@ def _run() -> str:
         idle = c(f"icmp eq i32 {c.load('i32', moved)}, 0")
         total = c(f"add i32 {c.load('i32', spins)}, 1")
         c.store("i32", c(f"select i1 {idle}, i32 {total}, i32 0"), spins)
-        limit = c(f"select i1 {randomly}, i32 4096, i32 {SPIN_TURNS}")
-        with c.if_(c(f"icmp uge i32 {c.load('i32', spins)}, {limit}"), likely=False):
+        with c.if_(c(f"icmp uge i32 {c.load('i32', spins)}, {SPIN_TURNS}"), likely=False):
             with c.if_(CHECKING):
                 c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
             c.ret(f"i32 {YIELDED}", when="true")
