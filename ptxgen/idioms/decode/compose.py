@@ -85,7 +85,8 @@ def _splits(
     assert where.splits is not None, "a plan with splits has their registers"
     assert where.active is not None
     assert where.split is not None
-    splits = Splits(b, elements, where.splits, where.active, where.split, plan.most_splits)
+    early = plan.early_ticket
+    splits = Splits(b, elements, where.splits, where.active, where.split, plan.most_splits, early=early)
     with b.fragment("records_locate"):
         b.expose(divided=~b.op("setp.eq.u32", "undivided", where.active, 1))
         splits.locate(b.ld_param("records"), where.unit)
@@ -95,7 +96,10 @@ def _splits(
         tickets, ticket = b.ld_param("tickets"), where.unit
         if exchange is not None:
             ticket = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
-        splits.arrive(tickets, ticket)
+        splits.draw(tickets, ticket)
+    if early:
+        with b.fragment("ticket_tell"):
+            splits.tell()
     with b.fragment("ticket_read"):
         splits.read_flag()
     with b.fragment("records_begin"):

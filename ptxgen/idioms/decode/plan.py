@@ -46,7 +46,8 @@ class Plan:
     or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
     time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
     unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
-    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits.
+    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `early_ticket`: the
+    CTA that merges the records is the last of its unit to start, not the last to leave one (`ticket`).
     """
 
     loop: MainLoop
@@ -58,6 +59,7 @@ class Plan:
     head_dim: int
     grid: int = 0
     split_tiles: int = 0
+    early_ticket: bool = False
 
     @property
     def partials(self) -> Partials:
@@ -165,17 +167,18 @@ def plan(
     parts = units // attention.n_kv_heads
     split_tiles = max(1, choice.split_positions // shape.tile)
     long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
+    early = choice.early_ticket == 1
     if invariant:
         most = min(most, long_splits)
-        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles)
+        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles, early and most > 1)
     if not batched:  # no more in flight than a warp ever gets
         turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
         shape = replace(shape, in_flight=min(shape.in_flight, turns))
     if not batched or long_splits == 1:
-        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim)
+        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim, early_ticket=early and most > 1)
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     return Plan(
-        loop, shape, parts, cluster, splits, max(most, long_splits), attention.head_dim, choice.grid, split_tiles
+        loop, shape, parts, cluster, splits, max(most, long_splits), attention.head_dim, choice.grid, split_tiles, early
     )
 
 

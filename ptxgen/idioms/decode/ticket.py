@@ -1,9 +1,14 @@
-"""Merging splits through global memory: every split leaves a record, and the last to arrive merges them all.
+"""Merging splits through global memory: every split leaves a record, and one of them merges them all.
 
-Who comes last is known by a ticket, an atomic counter that wraps to zero with the last arrival, ready for the next
-launch. No fence stands between a record and its ticket: every 8 bytes of a record are written at once and hold a word
-that is never zero, so the last split sees whether they are there, and leaves zeros behind. The order of the merge is
+Which one is known by a ticket, an atomic counter that wraps to zero with the last draw, ready for the next launch. No
+fence stands between a record and its ticket: every 8 bytes of a record are written at once and hold a word that is
+never zero, so the split that merges sees whether they are there, and leaves zeros behind. The order of the merge is
 that of the splits, whoever merges: results do not depend on the order of arrival.
+
+A late ticket is drawn behind the record: the last to leave one merges, and all records are on their way. An early
+ticket is drawn when a CTA has found work, and the atomic's latency lies behind its loads: the last to start merges, and
+waits for CTAs that have all started, so that they come to their records whatever else waits for room on the GPU. (So do
+the CTAs of their clusters, which start together; each rank has a ticket of its own.)
 """
 
 from __future__ import annotations
@@ -23,17 +28,19 @@ class Splits:
     """Records `[unit][split][element]` of values (16 bytes), and behind a unit's values its maxima and sums (8 bytes).
 
     `unit` numbers (sequence, KV head, part of the group); `splits` (the capacity) and `active` (those that have work
-    now) are registers; `index` is this CTA's split, `ticket` its counter's index.
+    now) are registers; `index` is this CTA's split, `ticket` its counter's index, drawn `early` or late.
     """
 
-    def __init__(self, b: Builder, elements: Elements, splits: Reg, active: Reg, index: Reg, most: int) -> None:
-        self.b, self.elements = b, elements
+    def __init__(
+        self, b: Builder, elements: Elements, splits: Reg, active: Reg, index: Reg, most: int, *, early: bool
+    ) -> None:
+        self.b, self.elements, self.early = b, elements, early
         self.splits, self.active, self.index = splits, active, index
         self.at_once = min(most, _AT_ONCE if elements.threads <= _WIDE else _AT_ONCE // 2)
         self.values = b.reg("record_values", "u64")
         self.statistics = b.reg("record_statistics", "u64")
         self.split = b.reg("record_split", "u32")
-        self.unread = b.reg("records_unread", "pred")
+        self.unread = None if early else b.reg("records_unread", "pred")
         self.exist = b.array("record_exists", "pred", self.at_once)
         self.pairs = b.array("record_pair", "b64", 3 * self.at_once)
         self.words = b.array("record_word", "u32", 3 * self.at_once)
@@ -69,20 +76,39 @@ class Splits:
         b.op("st.relaxed.gpu.global.v2.b64", where[0], pairs[:2])
         b.op("st.relaxed.gpu.global.b64", self._address("statistics", self.index, 8, self.statistics)[0], pairs[2])
 
-    def arrive(self, tickets: Reg, ticket: Reg) -> None:
-        """Thread 0 draws a ticket. Meanwhile records may be read."""
+    def draw(self, tickets: Reg, ticket: Reg) -> None:
+        """Thread 0 draws a ticket. A late one it tells the CTA at once; until then records may be read."""
         b = self.b
-        b.op("setp.lt.u32", self.unread, self.active, 0)
-        leader = b.op("setp.eq.u32", "ticket_leader", b.registers["thread"], 0)
+        if self.unread is not None:
+            b.op("setp.lt.u32", self.unread, self.active, 0)
+        leader = self._leader()
         place = b.op("mad.wide.u32", "ticket_place", ticket, 4, tickets)
         final = b.op("sub.u32", "ticket_final", self.active, 1)
         drawn = b.reg("ticket_drawn", "u32")
         b.op("atom.relaxed.gpu.global.inc.u32", drawn, place[0], final, pred=leader)
-        b.op("sub.u32", drawn, final, drawn, pred=leader)
-        b.op("st.shared.u32", self.flag[0], drawn, pred=leader)
+        if not self.early:
+            self._tell(leader, final, drawn)
+
+    def tell(self) -> None:
+        """Thread 0 tells the CTA its early ticket, ahead of a barrier. Only the ticket was kept in a register."""
+        b = self.b
+        final = b.op("sub.u32", b.registers["ticket_final"], self.active, 1)
+        self._tell(self._leader(), final, b.registers["ticket_drawn"])
+
+    def _leader(self) -> Reg:
+        """Whether this is the thread that draws: thread 0, early only where there is more than one split."""
+        leader = scratch(self.b, "ticket_leader", "pred")
+        self.b.op("setp.eq.u32", leader, self.b.registers["thread"], 0)
+        if self.early:
+            self.b.op("setp.ne.and.u32", leader, self.active, 1, leader)
+        return leader
+
+    def _tell(self, leader: Reg, final: Reg, drawn: Reg) -> None:
+        self.b.op("sub.u32", drawn, final, drawn, pred=leader)
+        self.b.op("st.shared.u32", self.flag[0], drawn, pred=leader)
 
     def read_flag(self) -> Reg:
-        """Whether this CTA came last."""
+        """Whether this CTA drew the last ticket."""
         b = self.b
         left = b.op("ld.shared.u32", "ticket_left", self.flag[0])
         last: Reg = b.op("setp.eq.u32", "is_last", left, 0)
@@ -109,7 +135,7 @@ class Splits:
             b.op("ld.relaxed.gpu.global.b64", pairs[2], statistics[8 * count * index], pred=exists)
 
     def check(self) -> None:
-        """Whether what was read was there, all of it; what is read from now on has to be read again."""
+        """Whether what was read was there, all of it; late, what is read from now on has to be read again."""
         b = self.b
         tells = list(self.words)
         for index, part in enumerate(self.parts):
@@ -124,7 +150,8 @@ class Splits:
                 b.op("min.u32", least[index], tells[2 * index], tells[2 * index + 1])
             tells = [*least[:half], *odd]
         b.op("setp.ne.u32", "records_there", tells[0], 0)
-        b.op("setp.ge.u32", self.unread, self.active, 0)
+        if self.unread is not None:
+            b.op("setp.ge.u32", self.unread, self.active, 0)
 
     def merge(self, into: Partial) -> Reg:
         """Merge what was read and clear it in memory; returns whether more are left."""

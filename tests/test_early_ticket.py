@@ -1,0 +1,218 @@
+"""Splits merged by the last CTA to start (`early_ticket`): the late ticket's bytes in every mode and order, workspaces
+left as they were, and that the executor tells where such a CTA does not wait.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.generator import generate
+from ptxgen.kernels import IncrementalAttention
+from ptxgen.kernels.flash_decoding_chunk import FlashDecodingChunk
+from ptxgen.launch import Param, evaluate
+from ptxgen.runtime import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.trial import bind_example, trial
+from ptxgen.targets import target as parse_target
+from ptxgen.tuning import Choice, fixed, using
+from tests.mutations import SpecSubject, deletions
+
+SEEDS = range(12)
+# Ways to share a unit out: CTAs of a cluster, the target, CTAs of the grid.
+SHARED = {"splits": ("sm_80", 1, 24), "splits, sm_90": ("sm_90", 1, 24), "more splits than are read at once":
+          ("sm_80", 1, 80), "clusters of 2": ("sm_90", 2, 24), "clusters of 4": ("sm_90", 4, 24)}  # fmt: skip
+FIELDS: dict[str, dict[str, Any]] = {
+    "f16": {}, "e4m3": {"kv_dtype": "e4m3"}, "s8": {"kv_dtype": "s8"}, "f32": {"kv_dtype": "f32", "q_dtype": "f32"},
+    "window": {"window": 633}, "options": {"alibi": True, "sinks": True, "soft_cap": 3.0},
+    "part of a group": {"n_heads": 24, "n_kv_heads": 1, "head_dim": 64}, "batch": {"batched": True},
+    "invariant": {"batched": True, "batch_invariant": True}, "window, batch": {"batched": True, "window": 1000},
+    "pages": {"batched": True, "page_size": 16}, "programmatic": {"programmatic": True},
+    "programmatic, batch": {"programmatic": True, "batched": True, "kv_dtype": "s8"},
+}  # fmt: skip
+LONGEST, LENGTHS = 1500, (1500, 0, 1, 300, 64, 1499)
+
+
+def choice(shared: str, early: bool = True) -> Choice:
+    _, cluster, grid = SHARED[shared]
+    return Choice(2, cluster, grid, 1, split_positions=64, early_ticket=int(early))
+
+
+def spec(**fields: Any) -> IncrementalAttention:
+    plain = {"max_len": LONGEST, "head_dim": 16, "n_heads": 4, "n_kv_heads": 2, "q_dtype": "f16", "kv_dtype": "f16"}
+    return IncrementalAttention(**{**plain, "lse": True, **fields})
+
+
+def given(one: IncrementalAttention) -> tuple[dict[str, Any], dict[str, int]]:
+    """Arguments, and the sizes of a batch."""
+    if not one.batched:
+        return one.example(np.random.default_rng(5)), {}
+    sizes = {"batch": len(LENGTHS)} | ({"pages": len(LENGTHS) * 94} if one.page_size else {})
+    values = one.example(np.random.default_rng(5), **sizes)
+    values["seq_lens"] = np.array(LENGTHS, np.int32)
+    if one.page_size:
+        pages = np.random.default_rng(6).permutation(sizes["pages"])
+        values["page_table"] = pages.astype(np.int32).reshape(len(LENGTHS), -1)
+    return values, sizes
+
+
+def results(device: Device, one: IncrementalAttention, target: str) -> bytes:
+    """The bytes of what it writes, once these are what its reference says, twice."""
+    arguments, sizes = given(one)
+    outputs = trial(one, device, target=target, arguments=arguments, **sizes).require().outputs
+    return b"".join(outputs[name].tobytes() for name in ("out", "lse"))
+
+
+def zeros(param: Param, sizes: dict[str, int]) -> np.ndarray:
+    """A buffer of a parameter's shape."""
+    return np.zeros([evaluate(extent, sizes) for extent in param.shape], param.dtype.numpy)
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(shared, fields, id=f"{shared}: {fields}")
+        for shared, (target, *_) in SHARED.items()
+        for fields in FIELDS
+        if target == "sm_90" or "programmatic" not in fields
+    ]
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shared", "fields"), cases())
+def test_both_tickets_give_the_same_bytes(device: Device, shared: str, fields: str) -> None:
+    one, target = spec(**FIELDS[fields]), SHARED[shared][0]
+    found = set()
+    for early in (False, True):
+        with using(fixed(choice(shared, early))):
+            plan = one.plan(parse_target(target))
+            assert (plan.early_ticket, plan.cluster) == (early, SHARED[shared][1])
+            assert plan.most_splits > 2
+            found.add(results(device, one, target))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("shared", "fields"), cases())
+def test_in_every_mode_and_order_of_ctas(shared: str, fields: str) -> None:
+    one, target = spec(**FIELDS[fields]), SHARED[shared][0]
+    devices = [CpuDevice(mode, threads=threads) for mode in ("fast", "check") for threads in (1, 4)]
+    devices += [CpuDevice("random", seed, threads=1 + seed % 3) for seed in SEEDS]
+    with using(fixed(choice(shared))):
+        assert len({results(device, one, target) for device in devices}) == 1
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_launches_leave_the_workspaces_as_they_were(device: Device, shared: str) -> None:
+    """Zeros, whatever the lengths: the next launch, of other lengths, finds its counters and records at the start."""
+    checked = [CpuDevice("check", threads=1), *(CpuDevice("random", seed, threads=2) for seed in SEEDS)]
+    one, target = spec(batched=True), SHARED[shared][0]
+    values, sizes = given(one)
+    rng = np.random.default_rng(8)
+    for on in (device, *checked):
+        with using(fixed(choice(shared))):
+            kernel = on.load(one, target)
+        spaces = {p.name: zeros(p, sizes) for p in kernel.params if p.access == "workspace"}
+        assert set(spaces) == {"records", "tickets"}
+        launch, bound = bind_example(kernel, values | spaces, sizes)
+        for lengths in (LENGTHS, (0,) * 6, (LONGEST,) * 6, *rng.integers(0, LONGEST, (4, 6), endpoint=True)):
+            values["seq_lens"] = np.array(lengths, np.int32)
+            bound["seq_lens"].copy_from(values["seq_lens"])
+            launch.launch()
+            on.synchronize()
+            wanted = one.reference(**values)["out"].astype(np.float32)
+            np.testing.assert_allclose(bound["out"].numpy().astype(np.float32), wanted, atol=3e-3)
+            assert not bound["tickets"].numpy().any()
+            assert not bound["records"].numpy().any()
+
+
+def test_a_unit_that_one_cta_takes_draws_no_ticket() -> None:
+    """Short lengths: one split has work, and nobody waits."""
+    one = spec(batched=True)
+    values, sizes = given(one)
+    values["seq_lens"] = np.array([1, 16, 32, 0, 31, 2], np.int32)
+    with using(fixed(choice("splits"))):
+        kernel = CpuDevice("check").load(one, "sm_80")
+    tickets = next(p for p in kernel.params if p.name == "tickets")
+    launch, bound = bind_example(kernel, values | {"tickets": zeros(tickets, sizes) + np.uint32(77)}, sizes)
+    launch.launch()
+    assert (bound["tickets"].numpy() == 77).all()
+
+
+# -- what the executor tells -------------------------------------------------------------------------------------------
+
+
+def subject(shared: str, **fields: Any) -> SpecSubject:
+    """One with a text of the early ticket, which is made here and now."""
+    made = SpecSubject(spec(**fields), parse_target(SHARED[shared][0]))
+    with using(fixed(choice(shared))):
+        assert "%ticket_drawn" in made.ptx.text
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shared", "fields"), [("splits", {}), ("clusters of 2", {}), ("clusters of 2", {"programmatic": True})], ids=str
+)
+def test_every_barrier_wait_and_fence_matters(shared: str, fields: dict[str, Any]) -> None:
+    """The late ticket has a barrier without which nothing changes; here there is none."""
+    sound = subject(shared, **fields)
+    assert sound.noticed(sound.ptx.text) is None
+    faults = list(deletions(sound.ptx.text))
+    assert len([fault for fault in faults if fault.kind == "barrier" and "bar.sync" in fault.what]) == 1
+    assert [str(fault) for fault in faults if not sound.noticed(fault.text)] == []
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_a_merge_that_does_not_wait_is_noticed(shared: str) -> None:
+    sound = subject(shared)
+    text = sound.ptx.text.replace("@!%records_there bra $records_wait;", "")
+    assert text != sound.ptx.text
+    assert any(sound.outcome(text, "random", seed) for seed in SEEDS)
+
+
+def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed() -> None:
+    """Two launches of a chain have one workspace."""
+    sound = subject("clusters of 2", programmatic=True)
+    lines = sound.ptx.text.split("\n")
+    wait = next(line for line in lines if "griddepcontrol.wait" in line)
+    lines.remove(wait)
+    drawn = next(number for number, line in enumerate(lines) if "atom.relaxed" in line)
+    assert "ticket" in lines[drawn]
+    late = "\n".join([*lines[: drawn + 1], wait, *lines[drawn + 1 :]])
+    assert re.search(r"may still write.*\n.*atom", sound.outcome(late, "check") or "")
+
+
+# -- geometry and code -------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_without_splits_has_no_ticket() -> None:
+    with using(fixed(choice("splits"))):
+        early = spec(max_len=30)
+        assert not early.plan(parse_target("sm_80")).early_ticket
+        text = generate(early, "sm_80").text
+        chunk = FlashDecodingChunk(LONGEST, 16, 4, 2)
+        assert not chunk.plan(parse_target("sm_80")).early_ticket
+    assert "ticket" not in text
+
+
+@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
+@pytest.mark.parametrize("warps", [4, 8, 16])
+def test_assembles_without_spills(target: str, warps: int) -> None:
+    """The ticket is one register more, held through the main loop."""
+    for fields in (
+        {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128}, {"n_heads": 9, "n_kv_heads": 1, "head_dim": 256},
+        {"n_heads": 32, "n_kv_heads": 32, "head_dim": 80, "kv_dtype": "s8", "batched": True},
+        {"n_heads": 16, "n_kv_heads": 1, "head_dim": 512, "kv_dtype": "e4m3", "window": 4096},
+        {"n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "kv_dtype": "f32", "q_dtype": "f32"},
+    ):  # fmt: skip
+        one = spec(max_len=65536, **fields)
+        with using(fixed(Choice(warps, 2, 264, 2, 4096, early_ticket=1))):
+            assert one.plan(parse_target(target)).early_ticket
+            ptx = generate(one, target)
+        resources = assemble(ptx.text, target).resources[ptx.entry]
+        assert resources.clean, (one, resources)
