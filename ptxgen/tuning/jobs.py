@@ -99,7 +99,7 @@ class Found:
 
 
 def search(job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN) -> Found:
-    """The fastest choice for a job: first how the work is divided, then the CTA, then the neighbours of the best.
+    """The fastest choice for a job: first how the work is divided, then the CTA, which CTA merges, and the neighbours.
 
     `us` measures a choice; plans that are equal are measured once. The least of many measurements is partly luck, so
     the best one and the one before are measured once more, and these two times are the outcome.
@@ -117,7 +117,7 @@ def search(job: Job, target: Target, us: Callable[[Choice], float], least_gain: 
         return best
 
     best = measured([before], (math.inf, before))
-    for stage in (divisions, shapes, neighbours):
+    for stage in STAGES:
         best = measured(stage(job, target, best[1]), best)
     again = [us(choice) for choice in (before, best[1])]
     return Found(job, before, again[0], best[1], again[1], len(known), least_gain)
@@ -146,6 +146,11 @@ def shapes(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, warps=warps, in_flight=in_flight)
 
 
+def tickets(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """The other time of the ticket, where units are split (elsewhere the plan is the same)."""
+    yield replace(base, early_ticket=1 - base.early_ticket)
+
+
 def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
     """A split more or less, and half or twice the cluster."""
     step = _units(job, target, base) * base.cluster
@@ -157,10 +162,13 @@ def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, cluster=cluster)
 
 
+STAGES = (divisions, shapes, tickets, neighbours)
+
+
 def choices(job: Job, target: Target) -> int:
     """About how many choices a search measures."""
     base = choice_of(job.spec.attention, target, batched=bool(job.batches))
-    stages = (choice for stage in (divisions, shapes, neighbours) for choice in stage(job, target, base))
+    stages = (choice for stage in STAGES for choice in stage(job, target, base))
     return len({job.plan(target, choice) for choice in (base, *stages)})
 
 
