@@ -43,6 +43,19 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...
     return tuple(root / name for name in sorted(files))
 
 
+def check_place(path: Path) -> None:
+    """Raise the `OSError` that `write_files` would, where it can be told before there is something to write."""
+    if path.is_dir():
+        raise IsADirectoryError(21, "Is a directory", str(path))
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(path))
+    if not os.access(path if path.exists() and not path.is_file() else folder, os.W_OK):
+        raise PermissionError(13, "Permission denied", str(path))
+
+
 def _make_directories(folder: Path) -> list[Path]:
     """Create a directory and its parents; returns those that were not there, outermost first."""
     missing = []

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 
-from ptxgen.dtypes import dtype
-from ptxgen.errors import SpecError
-from ptxgen.output import write_files
+from ptxgen.archive import read_arrays, write_arrays
+from ptxgen.dtypes import DTYPES, dtype
+from ptxgen.errors import SpecError, brief
 from ptxgen.parity import LIMITS, Verdict, compare
 from ptxgen.runtime.allocation import Allocation
+from ptxgen.runtime.backend import Geometry
 from ptxgen.runtime.buffer import Buffer
 
 if TYPE_CHECKING:
@@ -70,34 +70,95 @@ class Recording:
         }  # fmt: skip
         arrays = {f"before_{i}": m.before for i, m in enumerate(self.memory)}
         arrays |= {f"after_{i}": m.after for i, m in enumerate(self.memory)}
-        packed = io.BytesIO()
-        np.savez_compressed(packed, meta=np.array(json.dumps(meta)), **arrays)  # type: ignore[arg-type]
-        return write_files(Path(path).parent, {Path(path).name: packed.getvalue()})[0]
+        return write_arrays(path, {"meta": np.array(json.dumps(meta)), **arrays}, compress=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """Read what `save` wrote; `SpecError` names the file when it is something else."""
+        """Read what `save` wrote; `SpecError` names the file, and the field, when it is something else."""
+        arrays = read_arrays(path, _WHAT)
         try:
-            with np.load(path) as file:
-                meta = json.loads(str(file["meta"]))
-                if meta["format"] != FORMAT:
-                    raise SpecError(f"{path}: recording format must be {FORMAT} (got {meta['format']})")
-                memory = tuple(
-                    Memory(m["pointer"], file[f"before_{i}"], file[f"after_{i}"], m["name"], m["dtype"], m["points"])
-                    for i, m in enumerate(meta["memory"])
-                )
-        except (KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as wrong:
-            raise SpecError(f"{path}: must be a launch recorded by ptxgen ({wrong})") from None
-        return cls(
-            meta["text"], meta["entry"], _three(meta["grid"]), _three(meta["block"]), meta["shared"],
-            _three(meta["cluster"]), tuple(bytes.fromhex(a) for a in meta["arguments"]), memory, meta["device"],
-            meta["limit"],
-        )  # fmt: skip
+            return _recording(arrays)
+        except SpecError as wrong:
+            raise SpecError(f"{path}: {wrong}") from None
 
 
-def _three(values: list[int]) -> tuple[int, int, int]:
-    x, y, z = values
-    return x, y, z
+_WHAT = "a launch recorded by ptxgen"
+_Rule = tuple[str, Callable[[Any], bool]]  # what a field must be, and whether a value is
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _is_hex(value: Any) -> bool:
+    return isinstance(value, str) and len(value) % 2 == 0 and set(value) <= set("0123456789abcdef")
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1 and value.size > 0
+
+
+_TEXT: _Rule = ("a string", lambda v: isinstance(v, str))
+_WHOLE: _Rule = ("an integer from 0, of 64 bits at most", _is_whole)
+_THREE: _Rule = ("three integers", lambda v: isinstance(v, list) and len(v) == 3 and all(map(_is_whole, v)))
+_META: dict[str, _Rule] = {
+    "text": _TEXT, "entry": _TEXT, "grid": _THREE, "block": _THREE, "shared": _WHOLE, "cluster": _THREE,
+    "arguments": ("a list of bytes in hexadecimal", lambda v: isinstance(v, list) and all(map(_is_hex, v))),
+    "memory": ("a list", lambda v: isinstance(v, list)), "device": _TEXT,
+    "limit": ("a number from 0", lambda v: type(v) in (int, float) and 0 <= v < math.inf),
+}  # fmt: skip
+_BYTES: _Rule = ("a row of bytes", _is_bytes)
+_MEMORY: dict[str, _Rule] = {
+    "pointer": _WHOLE, "before": _BYTES, "after": _BYTES, "name": _TEXT,
+    "dtype": (f"one of {', '.join(DTYPES)}", lambda v: isinstance(v, str) and v in DTYPES),
+    "points": ("true or false", lambda v: isinstance(v, bool)),
+}  # fmt: skip
+
+
+def _recording(arrays: Mapping[str, np.ndarray]) -> Recording:
+    """From the arrays of a file: the one place that checks them."""
+    try:
+        meta = json.loads(str(arrays["meta"]))
+        written = meta["format"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise SpecError(f"must be {_WHAT} (got arrays {brief(sorted(arrays))})") from None
+    if written != FORMAT:
+        raise SpecError(f"recording format must be {FORMAT} (got {brief(written)})")
+    fields = _checked("recording", meta, _META)
+    grid, block, cluster = (tuple(fields[name]) for name in ("grid", "block", "cluster"))
+    geometry = Geometry.of(grid, block, fields["shared"], cluster)
+    memory = []
+    for number, known in enumerate(fields["memory"]):
+        label = f"recording.memory[{number}]"
+        held = {name: arrays.get(f"{name}_{number}") for name in ("before", "after")}
+        one = Memory(**_checked(label, {**known, **held} if isinstance(known, dict) else known, _MEMORY))
+        if one.before.nbytes != one.after.nbytes:
+            raise SpecError(f"{label}: must be as many bytes before as after (got {one.before.nbytes}, "
+                            f"{one.after.nbytes})")  # fmt: skip
+        if one.points and one.before.nbytes % 8:
+            raise SpecError(f"{label}: addresses must be 8 bytes each (got {one.before.nbytes} bytes)")
+        memory.append(one)
+    arguments = tuple(map(bytes.fromhex, fields["arguments"]))
+    return Recording(
+        fields["text"], fields["entry"], geometry.grid, geometry.block, geometry.shared, geometry.cluster, arguments,
+        tuple(memory), fields["device"], fields["limit"],
+    )  # fmt: skip
+
+
+def _checked(label: str, values: Any, rules: Mapping[str, _Rule]) -> dict[str, Any]:
+    """The fields that `rules` names, each as its rule demands."""
+    if not isinstance(values, dict):
+        raise SpecError(f"{label}: must have the fields {', '.join(rules)} (got {brief(values)})")
+    for name, (says, fits) in rules.items():
+        if name not in values:
+            raise SpecError(f"{label}.{name}: must be {says} (it is missing)")
+        if not fits(values[name]):
+            raise SpecError(f"{label}.{name}: must be {says} (got {_described(values[name])})")
+    return {name: values[name] for name in rules}
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else brief(value)
 
 
 def record(source: Kernel | Module, bound: BoundKernel) -> Recording:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import ml_dtypes
@@ -104,6 +105,63 @@ def test_record_refuses_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert invoke(["record", *ATTEND, "--seq-len", "101", "--device", "cpu", "-o", str(file)]) == 2
     assert "must be from 0 to 100 (got 101)" in capsys.readouterr().err
     assert not file.exists()
+
+
+@pytest.mark.parametrize("mode", ["random", "check"])
+def test_a_seed_below_zero_is_refused(mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "x.npz")
+    given = ["--device", "cpu", "--mode", mode, "--seed", "-1"]
+    assert invoke(["record", *ATTEND, "--device", "cpu", "-o", file]) == 0
+    capsys.readouterr()
+    for words in (["run", *ATTEND, *given], ["record", *ATTEND, *given, "-o", file], ["replay", file, *given]):
+        assert invoke(words) == 2
+        out, err = capsys.readouterr()
+        assert (out, err) == ("", "ptxgen: Invalid value for '--seed': -1 is not in the range x>=0.\n")
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+WRITERS = {"run": "--output", "record": "-o"}
+
+
+def written(command: str, file: Path) -> int:
+    return invoke([command, *ATTEND, *CPU, WRITERS[command], str(file)])
+
+
+@pytest.mark.parametrize("command", WRITERS)
+@pytest.mark.parametrize("name", ["plain", "a.npz", "made/for/it.dat"])
+def test_the_name_given_is_the_name_written(command: str, name: str, tmp_path: Path) -> None:
+    assert written(command, tmp_path / name) == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [tmp_path / name]
+    np.load(files[0])
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_what_cannot_be_written_is_refused_before_the_run(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"ptxgen.cli.{command}.open_for", lambda *_: pytest.fail("the device was opened"))
+    (tmp_path / "file").write_text("")
+    assert written(command, tmp_path / "file" / "x.npz") == 2
+    assert capsys.readouterr().err == f"ptxgen: {tmp_path}/file/x.npz: Not a directory\n"
+    assert written(command, tmp_path) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_full_disk_leaves_what_was_there(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = tmp_path / "keep.npz"
+    kept.write_text("before")
+    monkeypatch.setattr("os.chmod", full)
+    assert written(command, kept) == 2
+    assert capsys.readouterr().err == f"ptxgen: {kept}: No space left on device\n"
+    assert [(path, path.read_text()) for path in tmp_path.iterdir()] == [(kept, "before")]
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
     from ptxgen.runtime.device import Device
 
+SEED = click.IntRange(min=0)  # what NumPy's generators take
+
 
 def launch_options() -> list[click.Option]:
     """Options of a launch with an example's arguments."""
@@ -24,7 +26,7 @@ def launch_options() -> list[click.Option]:
                      help="architecture to generate for  [default: the device's own]"),
         click.Option(["--mode"], type=click.Choice(["fast", "random", "check"]), default="check",
                      help="of the CPU executor  [default: check]"),
-        click.Option(["--seed"], type=int, default=0, help="of the random inputs  [default: 0]"),
+        click.Option(["--seed"], type=SEED, default=0, help="of the random inputs  [default: 0]"),
         click.Option(["--size", "sizes"], multiple=True, metavar="NAME=N", help="a capacity, length or position"),
         click.Option(["--seq-len"], type=int, default=None, help="the same as --size seq_len=N"),
     ]  # fmt: skip

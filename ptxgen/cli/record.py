@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._run import launch_options, open_for, size_options
 from ptxgen.kernel import KernelType
+from ptxgen.output import check_place
 
 
 def _options() -> Sequence[click.Option]:
     return [
-        click.Option(["-o", "--output"], required=True, metavar="FILE", help="the .npz to write"),
+        click.Option(["-o", "--output"], type=click.Path(dir_okay=False), required=True, metavar="FILE",
+                     help="the .npz to write"),
         *launch_options(),
-    ]
+    ]  # fmt: skip
 
 
 def _record(
@@ -28,6 +31,7 @@ def _record(
     from ptxgen.runtime.trial import bind_example
 
     given = size_options(spec, sizes, seq_len)
+    check_place(Path(output))
     opened = open_for(device, mode, seed)
     values = spec.example(np.random.default_rng(seed), **given)
     kernel = opened.load(spec, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ptxgen.cli._output import table
-from ptxgen.cli._run import open_for
+from ptxgen.cli._run import SEED, open_for
 
 
 @click.command("replay")
@@ -13,7 +13,7 @@ from ptxgen.cli._run import open_for
 @click.option("--device", default="cpu", help="cpu, cuda or cuda:N  [default: cpu]")
 @click.option("--mode", type=click.Choice(["fast", "random", "check"]), default="check",
               help="of the CPU executor  [default: check]")  # fmt: skip
-@click.option("--seed", type=int, default=0, help="of the executor's random order")
+@click.option("--seed", type=SEED, default=0, help="of the executor's random order")
 def command(file: str, device: str, mode: str, seed: int) -> int:
     """Launch what `ptxgen record` kept, and compare every buffer with what it became then."""
     from ptxgen.runtime.recording import Recording, replay

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,9 +13,7 @@ from ptxgen.cli._output import emit_json, table
 from ptxgen.cli._run import launch_options, open_for, size_options
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
-
-if TYPE_CHECKING:
-    import numpy as np
+from ptxgen.output import check_place
 
 
 def _options() -> Sequence[click.Option]:
@@ -23,7 +21,8 @@ def _options() -> Sequence[click.Option]:
         *launch_options(),
         click.Option(["--inputs"], type=click.Path(exists=True, dir_okay=False), default=None,
                      help="an .npz whose arrays replace arguments of the same name"),
-        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, help="an .npz for the results"),
+        click.Option(["--output"], type=click.Path(dir_okay=False), default=None, metavar="FILE",
+                     help="the .npz to write results to"),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for a machine to read."),
     ]  # fmt: skip
 
@@ -34,25 +33,16 @@ def _arguments(path: str | None, spec: KernelType, seed: int, sizes: Mapping[str
         return {}
     import numpy as np
 
+    from ptxgen.archive import read_arrays
     from ptxgen.examples import checked_inputs
 
-    archive = _loaded(path)
+    archive = read_arrays(path, "an .npz of arrays without Python objects")
     if twice := sorted(archive.keys() & sizes.keys()):
         raise SpecError(f"{path}: holds {', '.join(twice)}, which --size gives too")
     try:
         return checked_inputs(spec, spec.example(np.random.default_rng(seed), **sizes), archive, sizes)
     except SpecError as wrong:
         raise SpecError("\n".join(f"{path}: {line}" for line in str(wrong).splitlines())) from None
-
-
-def _loaded(path: str) -> dict[str, np.ndarray]:
-    import numpy as np
-
-    try:
-        with np.load(path) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (TypeError, AttributeError, ValueError, EOFError, BadZipFile) as wrong:
-        raise SpecError(f"{path}: must be an .npz of arrays without Python objects ({wrong})") from None
 
 
 def _run(
@@ -67,16 +57,17 @@ def _run(
     output: str | None,
     as_json: bool,
 ) -> int:
+    from ptxgen.archive import write_arrays
     from ptxgen.runtime.trial import trial
 
     given = size_options(spec, sizes, seq_len)
+    if output is not None:
+        check_place(Path(output))
     arguments = _arguments(inputs, spec, seed, given)
     opened = open_for(device, mode, seed)
     result = trial(spec, opened, target=target, seed=seed, arguments=arguments, **given)  # type: ignore[arg-type]
     if output is not None:
-        import numpy as np
-
-        np.savez(output, **result.outputs)  # type: ignore[arg-type]
+        write_arrays(output, result.outputs)
     if as_json:
         emit_json({
             "kernel": spec.kernel_name, "spec": repr(spec), "target": result.kernel.ptx.target.name,

@@ -1,0 +1,41 @@
+"""Arrays by name in an `.npz` file: read with one sentence for whatever is wrong, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ptxgen.errors import SpecError
+from ptxgen.output import write_files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def read_arrays(path: str | Path, what: str) -> dict[str, np.ndarray]:
+    """Every array of an `.npz` file.
+
+    Raises `OSError` where the file cannot be opened, and `SpecError` ("must be {what}") where it is no archive, is
+    damaged in any place (a checksum guards every array), or holds Python objects.
+    """
+    from numpy.lib import format as npy
+
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+            return {name: npy.read_array(io.BytesIO(data), allow_pickle=False) for name, data in members.items()}
+        except Exception as wrong:  # damage has no end of ways to show: zlib, struct, key, value, memory errors, …
+            raise SpecError(f"{path}: must be {what} ({wrong or type(wrong).__name__})") from None
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> Path:
+    """Write an `.npz` under exactly this name, making directories that are missing; see `write_files`."""
+    import numpy as np
+
+    packed = io.BytesIO()
+    (np.savez_compressed if compress else np.savez)(packed, **arrays)  # type: ignore[arg-type]
+    return write_files(Path(path).parent, {Path(path).name: packed.getvalue()})[0]
