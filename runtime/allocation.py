@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
@@ -59,6 +60,6 @@ class Allocation:
             self.device._disown(self.pointer, self.nbytes)
             self.keep = None
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and not getattr(self, "freed", True):
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
+        if not finalizing() and not getattr(self, "freed", True):
             self.free()  # whoever held its address is gone as well

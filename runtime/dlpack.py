@@ -5,8 +5,11 @@ Source: DLPack 1.1, dlpack.h; Python array API standard, `__dlpack__`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any, Final
+
+import numpy as np
 
 from ptxgen.dtypes import DTYPES, DType
 from ptxgen.errors import SpecError
@@ -26,6 +29,7 @@ _CODES = {
     for name in names
 }
 _TYPES = {(code, dtype.bits): dtype for dtype, code in _CODES.items()}
+_SINCE_1_1 = frozenset({_E4M3FN, _E5M2})
 _READ_ONLY = 1  # bit of DLManagedTensorVersioned.flags
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED: Final = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
@@ -68,7 +72,6 @@ class Versioned(ctypes.Structure):
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _api(name: str, result: Any, *arguments: Any) -> Any:
@@ -79,25 +82,29 @@ def _api(name: str, result: Any, *arguments: Any) -> Any:
 _is_valid = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _pointer_of = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _rename = _api("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_new = _api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-# The same two by address: in a destructor the object is dying, and must not be counted.
-_dying_is_valid = _api("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
-_dying_pointer_of = _api("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+
+
+def _name_of(capsule: object) -> bytes:
+    for name in (_VERSIONED, _PLAIN):
+        if _is_valid(capsule, name):
+            return name
+    raise SpecError(f"__dlpack__: must return an unused DLPack capsule (got {capsule!r})")
+
+
+def _managed(capsule: object, name: bytes) -> Plain | Versioned:
+    return (Versioned if name == _VERSIONED else Plain).from_address(_pointer_of(capsule, name))
 
 
 class Taken:
     """What a producer's capsule holds; the producer is told when this object goes."""
 
     def __init__(self, capsule: object) -> None:
-        name = next((n for n in (_VERSIONED, _PLAIN) if _is_valid(capsule, n)), None)
-        if name is None:
-            raise SpecError(f"__dlpack__: must return an unused DLPack capsule (got {capsule!r})")
-        self._address = _pointer_of(capsule, name)
-        managed = (Versioned if name == _VERSIONED else Plain).from_address(self._address)
+        name = _name_of(capsule)
+        managed = _managed(capsule, name)
         if isinstance(managed, Versioned) and managed.major != 1:
             raise SpecError(f"__dlpack__: version must be 1.x (got {managed.major}.{managed.minor})")
         _rename(capsule, _USED[name])
-        self._deleter = managed.deleter
+        self._address, self._deleter = ctypes.addressof(managed), managed.deleter
         tensor = managed.tensor
         self.readonly = bool(isinstance(managed, Versioned) and managed.flags & _READ_ONLY)
         self.device = (tensor.device_type, tensor.device_id)
@@ -107,27 +114,18 @@ class Taken:
         self.dtype = _TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
         self.type_words = f"code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
 
-    def __del__(self) -> None:
+    def __del__(self, prototype: Any = _DELETER) -> None:  # a global may be gone when the interpreter goes down
         deleter = getattr(self, "_deleter", None)
         if deleter:
-            _DELETER(deleter)(self._address)
+            prototype(deleter)(self._address)
 
 
-_given: dict[int, tuple[object, ...]] = {}  # what a consumer holds, by the address of its managed tensor
+class _Carrier:
+    """Memory as NumPy's array interface describes it; NumPy does not touch it."""
 
-
-def _delete(address: int) -> None:
-    _given.pop(address, None)
-
-
-def _destroy(capsule: int) -> None:
-    """A capsule that nobody took."""
-    for name in (_PLAIN, _VERSIONED):
-        if _dying_is_valid(capsule, name):
-            _given.pop(_dying_pointer_of(capsule, name), None)
-
-
-_deleter, _destructor = _DELETER(_delete), _DESTRUCTOR(_destroy)
+    def __init__(self, owner: object, interface: dict[str, object]) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface
 
 
 def give(
@@ -139,24 +137,30 @@ def give(
     readonly: bool,
     versioned: bool,
 ) -> object:
-    """A capsule over memory that `owner` keeps alive, until the consumer is done with it."""
+    """A capsule over memory that `owner` keeps alive, until the consumer is done with it.
+
+    It is NumPy's capsule for an array of the same layout, told where the memory is and what its elements are: what
+    takes it back is C, and works from any thread, under any exception, and while the interpreter goes down.
+    """
     if dtype not in _CODES:
         raise BufferError(f"DLPack has no element type for {dtype}")
-    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-    steps = (ctypes.c_int64 * max(len(shape), 1))()
-    step = 1
-    for axis in reversed(range(len(shape))):
-        steps[axis] = step
-        step *= shape[axis]
-    code, bits = _CODES[dtype], dtype.bits
-    tensor = Tensor(pointer, *device, len(shape), code, bits, 1, extents, steps, 0)
-    deleter = ctypes.cast(_deleter, ctypes.c_void_p)
-    if versioned:
-        managed: Plain | Versioned = Versioned(1, 0, None, deleter, _READ_ONLY * readonly, tensor)
-    elif readonly:
+    if readonly and not versioned:
         raise BufferError("read-only memory needs a consumer of DLPack 1.0 or later")
-    else:
-        managed = Plain(tensor, None, deleter)
-    address = ctypes.addressof(managed)
-    _given[address] = (managed, extents, steps, owner)
-    return _new(address, _VERSIONED if versioned else _PLAIN, ctypes.cast(_destructor, ctypes.c_void_p))
+    interface = {"version": 3, "shape": shape, "typestr": f"<u{dtype.bytes}", "data": (pointer, readonly)}
+    capsule = _export(np.asarray(_Carrier(owner, interface)), versioned)
+    name = _name_of(capsule)
+    managed = _managed(capsule, name)
+    tensor = managed.tensor
+    tensor.device_type, tensor.device_id = device
+    tensor.code = _CODES[dtype]
+    if isinstance(managed, Versioned) and tensor.code in _SINCE_1_1:
+        managed.minor = 1
+    return capsule
+
+
+def _export(array: Any, versioned: bool) -> object:
+    """NumPy's own capsule; NumPy before 2.1 has only those without a version, which every consumer takes."""
+    if versioned:
+        with contextlib.suppress(TypeError):
+            return array.__dlpack__(max_version=(1, 1))
+    return array.__dlpack__()

@@ -13,7 +13,7 @@ import pytest
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime import dlpack
+from ptxgen.runtime import dlpack, open_device
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.interop import contiguous, host_array
@@ -68,20 +68,50 @@ def test_import_keeps_the_producer_alive_and_lets_it_go(fake: tuple[CudaDevice, 
     del producer
     gc.collect()
     assert len(binding.memory) == 1
-    assert dlpack._given
     del got
     gc.collect()
-    assert binding.memory == {}
-    assert dlpack._given == {}, "the producer was told"
+    assert binding.memory == {}, "the producer was told"
 
 
 def test_an_untaken_capsule_is_cleaned_up(fake: tuple[CudaDevice, Binding]) -> None:
     buffer = fake[0].zeros(4, "f32")
     capsule = buffer.__dlpack__()
-    assert len(dlpack._given) == 1
+    assert buffer.allocation.exports == 1
     del capsule
-    assert dlpack._given == {}
     buffer.free()
+
+
+def test_a_consumer_that_refuses_the_type_leaves_no_export() -> None:
+    """It drops the capsule with its exception set, which has to come out as it is."""
+    buffer = open_device("cpu").zeros((2, 3), "bf16")
+    with pytest.raises((RuntimeError, BufferError), match=r"dtype|type"):
+        np.from_dlpack(buffer)
+    buffer.free()
+
+
+def test_an_export_may_outlive_our_modules() -> None:
+    """In another module, and in a cycle: both are collected after the modules of this package are gone."""
+    code = (
+        "import json, numpy as np\n"
+        "from ptxgen.runtime import dlpack, open_device\n"
+        "device = open_device('cpu')\n"
+        "x = device.zeros(4, 'f32')\n"
+        "cycle = [np.from_dlpack(x), dlpack.Taken(x.__dlpack__()), x.__dlpack__(max_version=(1, 0))]\n"
+        "cycle.append(cycle)\n"
+        "json.kept = [np.from_dlpack(x), dlpack.Taken(x.__dlpack__()), x.__dlpack__(), device.wrap(np.ones(3))]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("kind", "version"), [("f16", (1, 0)), ("e4m3", (1, 1)), ("e5m2", (1, 1))])
+def test_an_export_says_the_version_that_has_its_type(
+    fake: tuple[CudaDevice, Binding], kind: str, version: tuple[int, int]
+) -> None:
+    capsule = fake[0].zeros(4, kind).__dlpack__(max_version=(1, 1))
+    managed = dlpack._managed(capsule, b"dltensor_versioned")
+    assert isinstance(managed, dlpack.Versioned)
+    assert (managed.major, managed.minor) == version
 
 
 def test_shared_memory_cannot_be_freed_by_hand(fake: tuple[CudaDevice, Binding]) -> None:
