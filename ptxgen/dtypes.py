@@ -86,10 +86,12 @@ _ALIASES = {
 def dtype(value: object) -> DType:
     """The `DType` that a name (`"f16"`, `"bfloat16"`, `"int8"`), a DType, or anything with such a `.name` stands for.
 
-    Raises `SpecError` for anything else.
+    Raises `SpecError` for anything else, and for a NumPy dtype in another byte order than the machine's.
     """
     if isinstance(value, DType):
         return value
+    if not getattr(value, "isnative", True):
+        raise SpecError(f"dtype: must be in native byte order (got {value!r}); x.astype(x.dtype.newbyteorder()) is")
     name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
     found = DTYPES.get(_ALIASES.get(str(name), str(name)))
     if found is None:

@@ -97,20 +97,23 @@ def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
     return array.astype(kind).tobytes()
 
 
-def pack_raw(label: str, value: object, size: int) -> tuple[bytes, Buffer | None]:
+def pack_raw(label: str, value: object, size: int, device: Device) -> tuple[bytes, Buffer | None]:
     """An argument of an entry that has no `Param`: a buffer, a tensor map, a NumPy scalar, or bytes of exactly `size`.
 
     A Python int stands for a pointer or a 64-bit integer, so it is taken for 8-byte parameters only: for others the
     width must be said (`np.uint32(7)`).
     """
-    if isinstance(value, Buffer):
-        data, keep = value.pointer.to_bytes(8, "little"), value
-    elif isinstance(value, TensorMap):
-        data, keep = value.data, value.array
+    keep: Buffer | None = None
+    memory = value.array if isinstance(value, TensorMap) else value
+    if isinstance(memory, Buffer):
+        if memory.device is not device:
+            raise SpecError(f"{label}: must be on {device.name} (got {memory!r})")
+        pointer, keep = memory.pointer.to_bytes(8, "little"), memory
+        data = value.data if isinstance(value, TensorMap) else pointer
     elif isinstance(value, np.generic | bytes):
-        data, keep = bytes(value if isinstance(value, bytes) else value.tobytes()), None
+        data = bytes(value if isinstance(value, bytes) else value.tobytes())
     elif isinstance(value, int) and not isinstance(value, bool):
-        data, keep = (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"), None
+        data = (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
     else:
         raise SpecError(f"{label}: must be a Buffer, an int or a NumPy scalar (got {type(value).__name__} {value!r})")
     if len(data) != size:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.runtime.backend import Copy
-from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.buffer import Buffer, check_writable
 from ptxgen.runtime.stream import Stream
 
 
@@ -35,6 +35,7 @@ class Blocks:
     def read(self, out: np.ndarray, stream: Stream | None = None) -> np.ndarray:
         """Fill a contiguous host array of as many bytes; complete on return unless it is page-locked."""
         self._check_host(out)
+        check_writable("Blocks.read", out)
         if self.nbytes:
             copy = Copy("out", out.ctypes.data, self._start, self.width, self.count, self.width, self.pitch)
             self.buffer._copy(copy, stream, keep=out)

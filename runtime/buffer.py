@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from operator import index as index_of
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,8 @@ class Buffer:
         if out is None:
             out = np.empty(self.shape, self.dtype.numpy)
         self._check_host("numpy(out)", out)
+        check_writable("Buffer.numpy(out)", out)
+        stream = self.device._given(stream)
         if self.nbytes:
             self._copy(Copy("out", out.ctypes.data, self.pointer, self.nbytes), stream, keep=out)
             if stream is not None and not stream.capturing and not self.device._is_pinned(out):
@@ -87,6 +90,7 @@ class Buffer:
             source = self.device.wrap(source)
         if isinstance(source, Buffer) and source.device is not self.device:
             source = source.numpy()
+        stream = self.device._given(stream)
         if isinstance(source, Buffer):
             self._check_like("copy_from", source.shape, source.dtype)
             if self.nbytes:
@@ -99,14 +103,20 @@ class Buffer:
         return self
 
     def fill(self, value: float, stream: Stream | None = None) -> Buffer:
-        """Set every element to `value`; returns the buffer. Elements of 8 bytes take only 0."""
+        """Set every element to `value`, one number that the dtype has; returns the buffer.
+
+        Elements of 8 bytes take only values of one repeated byte, such as 0.
+        """
+        from ptxgen.runtime.arguments import pack_scalar
+
         if self.readonly:
             raise SpecError(f"Buffer.fill: the buffer must be writable (got {self!r} over read-only memory)")
-        pattern = np.asarray(value).astype(self.dtype.numpy).tobytes()
+        pattern = pack_scalar("Buffer.fill", value, self.dtype)
         if len(set(pattern)) == 1:
             pattern = pattern[:1]
         if len(pattern) == 8:
             raise SpecError(f"Buffer.fill: 8-byte elements can only be filled with one repeated byte (got {value!r})")
+        stream = self.device._given(stream)
         if self.nbytes:
             after = self._note(stream)
             self.device._fill(self.pointer, pattern, self.nbytes // len(pattern), stream, after)
@@ -144,7 +154,10 @@ class Buffer:
                     raise SpecError(f"Buffer[...]: a slice must have step 1 (got {part!r})")
                 start, dims[0] = start + low * inner, max(high - low, 0)
             else:
-                at = int(index_of(part))
+                try:
+                    at = int(index_of(part))
+                except TypeError:
+                    raise SpecError(f"Buffer[...]: an index must be an int or a slice (got {part!r})") from None
                 at += extent if at < 0 else 0
                 if not 0 <= at < extent:
                     raise SpecError(f"Buffer[...]: index must be within 0 … {extent - 1} (got {part!r})")
@@ -183,7 +196,12 @@ class Buffer:
         return host if dtype is None else host.astype(np.dtype(dtype))  # type: ignore[call-overload]
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("Buffer: a single element has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
         state = ", freed" if self.allocation.freed else ""
@@ -209,10 +227,18 @@ class Buffer:
             want, got = f"{list(self.shape)} {self.dtype}", f"{list(shape)} {dtype}"
             raise SpecError(f"Buffer.{verb}: must be {want} (got {got})")
 
-    def _check_host(self, verb: str, array: np.ndarray) -> None:
+    def _check_host(self, verb: str, array: object) -> None:
+        if not isinstance(array, np.ndarray):
+            raise SpecError(f"Buffer.{verb}: must be a NumPy array (got {type(array).__name__})")
         self._check_like(verb, array.shape, to_dtype(array.dtype))
         if not array.flags.c_contiguous:
             raise SpecError(f"Buffer.{verb}: must be C-contiguous (got strides {array.strides})")
+
+
+def check_writable(label: str, array: np.ndarray) -> None:
+    """A host array that will be filled."""
+    if not array.flags.writeable:
+        raise SpecError(f"{label}: must be writable (got a read-only array)")
 
 
 def as_shape(label: str, shape: object) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ class Device(ABC):
         """An uninitialised buffer; with a `stream` it exists in the order of that stream only."""
         dims, kind = as_shape("Device.empty", shape), to_dtype(dtype)
         nbytes = math.prod(dims) * kind.bytes
+        stream = self._given(stream)
         pointer = self._allocate(max(nbytes, 1), stream)
         allocation = Allocation(self, pointer, max(nbytes, 1))
         if stream is not None:
@@ -233,7 +234,16 @@ class Device(ABC):
     def _new_stream(self) -> Stream: ...
 
     @abstractmethod
-    def _foreign_stream(self, foreign: object) -> Stream: ...
+    def _foreign_stream(self, foreign: object) -> Stream:
+        """A stream of this device as it is, a foreign one as ours; `SpecError` for one of another device."""
+
+    def _given(self, stream: object) -> Stream | None:
+        """A stream as callers give it."""
+        return None if stream is None else self._foreign_stream(stream)
+
+    @abstractmethod
+    def _check_memory(self, label: str, pointer: int) -> None:
+        """Raise `SpecError` if an address that `label` gives is not memory of this device."""
 
     def _current_stream_of(self, library: str) -> Stream:
         """The current stream of another library on this device (only asked where there are such libraries)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ptxgen.errors import CudaError
+from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.graph import Graph, Node
 from ptxgen.runtime.stream import Event, Stream
@@ -62,6 +62,13 @@ class ImmediateStream(Stream):
         self.latest = 0
 
 
+def immediate(stream: object) -> ImmediateStream:
+    """A stream of such a backend; `SpecError` for any other."""
+    if not isinstance(stream, ImmediateStream):
+        raise SpecError(f"stream: must be a stream of this device (got {stream!r}); other libraries' do not exist here")
+    return stream
+
+
 class ImmediateLauncher:
     """A prepared launch: `run(block, stream)` does the work. `first_use(stream)` is told every stream before use."""
 
@@ -82,8 +89,7 @@ class ImmediateLauncher:
         """Run, or record with the arguments of this moment."""
         if self._closed is not None:
             raise CudaError(f"launch: {self._closed}")
-        where = self._default if stream is None else stream
-        assert isinstance(where, ImmediateStream)
+        where = immediate(self._default if stream is None else stream)
         self._first_use(where)
         block = self._block.copy() if where.capturing else self._block
         where.submit(lambda: self._run(block, where))

@@ -118,6 +118,8 @@ def _from_cuda_interface(device: Device, source: Any) -> Buffer:
     if strides is not None and not contiguous(shape, tuple(s // dtype.bytes for s in strides)):
         raise SpecError(f"wrap: must be C-contiguous (got shape {shape}, strides {strides} bytes)")
     pointer, readonly = said["data"]
+    if pointer and 0 not in shape:
+        device._check_memory(type(source).__name__, pointer)
     buffer = _buffer(device, source, pointer or 0, shape, dtype, bool(readonly))
     stream = said.get("stream")
     if stream is not None and _library(source) not in _WITH_CURRENT_STREAM:

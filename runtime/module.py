@@ -72,7 +72,7 @@ class Entry:
             raise SpecError(f"{self.function.name}: arguments are _0 … _{len(self.function.slots) - 1} (got {name})")
         if not isinstance(value, Buffer | TensorMap | int | bytes | np.generic):
             value = self.device.wrap(value)
-        data, keep = pack_raw(f"{self.function.name}({name})", value, self.function.slots[index].size)
+        data, keep = pack_raw(f"{self.function.name}({name})", value, self.function.slots[index].size, self.device)
         return index, data, () if keep is None else (keep,)
 
 

@@ -51,6 +51,3 @@ class Stream(ABC):
     @abstractmethod
     def wait(self, other: Stream | Event) -> None:
         """Let later work of this stream wait for an event, or for what `other` holds now; the host goes on."""
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)

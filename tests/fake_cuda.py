@@ -66,10 +66,12 @@ def entry_slots(text: str, name: str) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def fake_device(binding: Binding | None = None, cubins: DiskCache | None = None) -> tuple[CudaDevice, Binding]:
+def fake_device(
+    binding: Binding | None = None, cubins: DiskCache | None = None, index: int = 0
+) -> tuple[CudaDevice, Binding]:
     """A device over a fake driver, with a cache in memory unless one is given."""
     made = Binding() if binding is None else binding
-    return CudaDevice(0, Driver(made), DiskCache(None) if cubins is None else cubins), made
+    return CudaDevice(index, Driver(made), DiskCache(None) if cubins is None else cubins), made
 
 
 def running_device() -> CudaDevice:
@@ -110,6 +112,7 @@ class Binding:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.nodes: dict[int, Launched] = {}
         self.contexts: list[int] = []
+        self.made_in: dict[int, int] = {}  # context of every stream, event and address
         self.driver_compiles = True
         self.captured_elsewhere: set[int] = set()
         self.busy = False  # whether events are still to come
@@ -143,6 +146,7 @@ class Binding:
 
     def handle(self) -> int:
         self._next += 0x100
+        self.made_in[self._next] = self._cuCtxGetCurrent()
         return self._next
 
     def _submit(self, stream: Any, job: Callable[[], None]) -> None:
@@ -205,6 +209,7 @@ class Binding:
         raw = (ctypes.c_ubyte * (size + _SLACK))()
         pointer = -(-ctypes.addressof(raw) // 256) * 256
         self.memory[pointer] = raw
+        self.made_in[pointer] = self._cuCtxGetCurrent()
         return pointer
 
     def memory_at(self, pointer: int, size: int) -> bytes:
@@ -222,6 +227,10 @@ class Binding:
     def _cuMemFreeHost(self, pointer: int) -> None: ...
 
     def _cuPointerGetAttribute(self, attribute: Any, pointer: int) -> Any:
+        if attribute == real.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+            for start, raw in self.memory.items():
+                if start <= pointer < start + len(raw):
+                    return self.made_in[start] - 0xC0
         start, size = getattr(self, "pinned", (0, 0))
         return 1 if start <= pointer < start + size else real.CUresult.CUDA_ERROR_INVALID_VALUE
 
@@ -258,7 +267,11 @@ class Binding:
     def _cuStreamIsCapturing(self, stream: int) -> int: return int(stream in self.captured_elsewhere)
     def _cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> None: ...
     def _cuEventCreate(self, flags: int) -> int: return self.handle()
-    def _cuEventRecord(self, event: object, stream: object) -> None: ...
+    def _cuEventRecord(self, event: Any, stream: Any) -> Any:
+        context = self.made_in[int(event)]
+        same = self.made_in.get(int(stream), context) == context  # a stream of another library may be of any
+        return None if same else real.CUresult.CUDA_ERROR_INVALID_HANDLE
+
     def _cuEventSynchronize(self, event: object) -> None: ...
     def _cuEventQuery(self, event: object) -> Any: return real.CUresult(600) if self.busy else None
     def _cuEventDestroy(self, event: object) -> None: ...

@@ -16,7 +16,7 @@ from ptxgen.errors import CudaError, ModuleLoadError, SpecError
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.driver import Driver, DriverError
 from ptxgen.runtime.diskcache import DiskCache
-from tests.fake_cuda import TEXT, Binding, real
+from tests.fake_cuda import TEXT, Binding, fake_device, real
 
 
 @pytest.fixture
@@ -201,6 +201,19 @@ def test_two_devices_have_caches_and_memory_of_their_own() -> None:
     buffer = second.zeros(4, "f32")
     with pytest.raises(SpecError, match=r"must be on cuda:0 \(got Buffer.*cuda:1"):
         first.wrap(buffer)
+
+
+def test_a_stream_waits_for_one_of_another_device() -> None:
+    """The event belongs to the device whose stream it is recorded on."""
+    binding = Binding(devices=2)
+    (first, _), (second, _) = (fake_device(binding, index=i) for i in range(2))
+    binding.log.clear()
+    first.default_stream.wait(second.stream())
+    first.default_stream.wait(second.stream().record())
+    assert binding.log.count("cuStreamWaitEvent") == 2
+    binding.log.clear()
+    first.stream(1).wait(second.stream(1))
+    assert "cuStreamWaitEvent" in binding.log, "the legacy streams of two devices have one number"
 
 
 def test_threads_share_a_device(device: CudaDevice, binding: Binding) -> None:

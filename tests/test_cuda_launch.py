@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime import open_device
 from ptxgen.runtime.backend import Geometry
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.launch import Config, config
@@ -118,6 +119,16 @@ def test_wrong_arguments_are_refused_at_bind(fake: tuple[CudaDevice, Binding], a
         fake[0].module(TEXT)["scale"].bind(1, 32, args)
 
 
+def test_memory_of_another_device_is_refused_at_bind(fake: tuple[CudaDevice, Binding]) -> None:
+    device, _ = fake
+    other, _ = fake_device(Binding(devices=2), index=1)
+    bound = device.module(TEXT)["scale"].bind(1, 32, [device.zeros(4, "f32"), np.float32(2), np.uint32(4)])
+    rows = other.zeros((8, 16), "f32")
+    for wrong in (open_device("cpu").zeros(4, "f32"), rows, other.tensor_map(rows, (8, 16))):
+        with pytest.raises(SpecError, match=r"scale\(_0\): must be on cuda:0 \(got Buffer"):
+            bound.update(_0=wrong)
+
+
 def test_update_repacks_one_argument(fake: tuple[CudaDevice, Binding]) -> None:
     device, binding = fake
     bound = device.module(TEXT)["scale"].bind(1, 32, [device.zeros(4, "f32"), np.float32(2), np.uint32(4)])
@@ -174,6 +185,27 @@ def test_foreign_streams_by_every_protocol(fake: tuple[CudaDevice, Binding]) -> 
     assert "cuStreamDestroy" not in binding.log
     with pytest.raises(SpecError, match=r"must be a stream of this or another library.*\(got 'default'\)"):
         bound.launch("default")
+
+
+def test_streams_of_other_devices_are_refused(fake: tuple[CudaDevice, Binding]) -> None:
+    """Also those that torch and CuPy say so of, and those of the CPU executor, whose number is 0."""
+    device, binding = fake
+
+    def foreign(**says: int) -> object:
+        return type("Stream", (), says)()
+
+    bound = device.module(TEXT)["scale"].bind(1, 32, [device.zeros(4, "f32"), np.float32(2), np.uint32(4)])
+    other, _ = fake_device(Binding(devices=2), index=1)
+    torch = foreign(cuda_stream=0x52, device_index=1)
+    cupy = foreign(ptr=0x53, device_id=1)
+    for stream in (other.stream(), open_device("cpu").default_stream, torch, cupy):
+        for use in (bound.launch, lambda s: device.zeros(4, "f32", s)):
+            with pytest.raises(SpecError, match="stream: must be on cuda:0"):
+                use(stream)
+    assert binding.launched == []
+    for stream in (foreign(cuda_stream=0x52, device_index=0), foreign(ptr=0x53, device_id=-1)):
+        bound.launch(stream)
+    assert [launch.stream for launch in binding.launched] == [0x52, 0x53]
 
 
 def test_streams_are_remembered_only_up_to_a_limit(fake: tuple[CudaDevice, Binding]) -> None:

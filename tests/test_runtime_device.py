@@ -74,6 +74,15 @@ def test_views_share_memory_within_bounds(device: Device) -> None:
             wrong()
 
 
+def test_buffers_are_iterated_by_their_first_index(device: Device) -> None:
+    x = device.array(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert [row.numpy().tolist() for row in x] == [[0, 1, 2], [3, 4, 5]]
+    k, v = x
+    assert (k.pointer, v.pointer) == (x[0].pointer, x[1].pointer)
+    with pytest.raises(TypeError, match="has no length"):
+        list(x[0, 0])
+
+
 def test_copy_from_checks_what_it_is_given(device: Device) -> None:
     x = device.zeros((2, 3), "f32")
     x.copy_from(np.arange(6, dtype=np.float32).reshape(2, 3))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, ModuleLoadError, SpecError, TargetError
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.runtime import Device, open_device
+from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 
@@ -44,6 +47,43 @@ def misaligned(device: Device) -> Buffer:
 def test_wrong_arguments(device: Device, name: str, make: object, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         bound(device, **{name: make(device)})  # type: ignore[operator]
+
+
+BIG_ENDIAN = np.arange(4, dtype=">f4")
+READ_ONLY = np.frombuffer(bytes(16), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda d, x: d.array(BIG_ENDIAN), r"native byte order \(got dtype\('>f4'\)\)"),
+        (lambda d, x: x.copy_from(BIG_ENDIAN), "native byte order"),
+        (lambda d, x: x.numpy(BIG_ENDIAN.copy()), "native byte order"),
+        (lambda d, x: x.numpy(READ_ONLY), r"Buffer\.numpy\(out\): must be writable"),
+        (lambda d, x: Blocks(x, 0, 16, 1, 16).read(READ_ONLY), r"Blocks\.read: must be writable"),
+        (lambda d, x: x.numpy([0] * 4), r"numpy\(out\): must be a NumPy array \(got list\)"),
+        (lambda d, x: x.fill([1, 2]), r"Buffer\.fill: must be one f32 value \(got \[1, 2\]\)"),
+        (lambda d, x: d.empty(4, "u8").fill(300), r"an integer within 0 … 255 \(got 300\)"),
+        (lambda d, x: d.empty(4, "s32").fill(1.5), r"an integer within .* \(got 1.5\)"),
+        (lambda d, x: d.empty(4, "s32").fill(float("nan")), r"an integer within .* \(got nan\)"),
+        (lambda d, x: x[1.5], r"an index must be an int or a slice \(got 1.5\)"),
+        (lambda d, x: x[...], r"an index must be an int or a slice \(got Ellipsis\)"),
+        (lambda d, x: x.copy_from(x.numpy(), "first"), r"must be a stream .*\(got 'first'"),
+        (lambda d, x: x.fill(0, "first"), r"must be a stream .*\(got 'first'"),
+        (lambda d, x: d.empty(4, "f32", "first"), r"must be a stream .*\(got 'first'"),
+    ],
+)
+def test_wrong_uses_of_buffers(device: Device, use: Callable[[Device, Buffer], object], says: str) -> None:
+    x = device.array(np.arange(4, dtype=np.float32))
+    with pytest.raises(SpecError, match=says):
+        use(device, x)
+    assert x.numpy().tolist() == [0, 1, 2, 3]
+    assert not READ_ONLY.any()
+
+
+def test_arrays_in_another_byte_order_are_not_wrapped() -> None:
+    with pytest.raises(SpecError, match="native byte order"):
+        open_device("cpu").wrap(BIG_ENDIAN)
 
 
 def test_a_wrong_update_leaves_the_arguments_as_they_were(device: Device) -> None:

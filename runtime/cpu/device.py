@@ -20,7 +20,7 @@ from ptxgen.runtime.cpu.memory import Memory
 from ptxgen.runtime.cpu.tensormap import encode
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.graph import Graph
-from ptxgen.runtime.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream
+from ptxgen.runtime.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
 from ptxgen.runtime.modulecache import ModuleCache
 from ptxgen.runtime.stream import Stream
 from ptxgen.runtime.tensormap import Tiling
@@ -155,8 +155,7 @@ class CpuDevice(Device):
 
     def _submit(self, stream: Stream | None, job: Callable[[], None]) -> None:
         self._check()
-        where = self.default_stream if stream is None else stream
-        assert isinstance(where, ImmediateStream)
+        where = immediate(self.default_stream if stream is None else stream)
         where.submit(lambda: self._run_job(where, job))
 
     @staticmethod
@@ -206,9 +205,10 @@ class CpuDevice(Device):
         return ImmediateStream()
 
     def _foreign_stream(self, foreign: object) -> Stream:
-        if isinstance(foreign, ImmediateStream):
-            return foreign
-        raise CudaError(f"cpu: streams of other libraries do not exist here (got {foreign!r})")
+        return immediate(foreign)
+
+    def _check_memory(self, label: str, pointer: int) -> None:
+        """The process has one memory."""
 
     def _new_graph(self) -> Graph:
         return ImmediateGraph(self)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ptxgen.errors import CudaError
+from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
 from ptxgen.runtime.cuda.driver import STICKY, Driver, DriverError
@@ -19,7 +19,7 @@ from ptxgen.runtime.cuda.graph import CudaGraph
 from ptxgen.runtime.cuda.launch import CudaLauncher
 from ptxgen.runtime.cuda.load import Loader, Retired
 from ptxgen.runtime.cuda.memory import CudaMemory
-from ptxgen.runtime.cuda.stream import CudaStream, current_of, foreign_handle
+from ptxgen.runtime.cuda.stream import CudaStream, as_ours, current_of
 from ptxgen.runtime.cuda.tensormap import encode
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.diskcache import DiskCache
@@ -210,7 +210,14 @@ class CudaDevice(Device):
         return CudaStream(self)
 
     def _foreign_stream(self, foreign: object) -> Stream:
-        return CudaStream(self, foreign_handle(foreign), foreign)
+        return as_ours(self, foreign)
+
+    def _check_memory(self, label: str, pointer: int) -> None:
+        ordinal = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        code, index = self.ask("cuPointerGetAttribute", ordinal, pointer)
+        if code or int(index) != self.index:
+            where = "memory that the driver does not know" if code else f"cuda:{int(index)}"
+            raise SpecError(f"wrap: must be memory of {self.name} (got {label} in {where})")
 
     def _current_stream_of(self, library: str) -> Stream:
         handle = current_of(library, self.index)

@@ -11,7 +11,6 @@ from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import FirstUse, Function, Geometry
 from ptxgen.runtime.cuda.load import CudaFunction
-from ptxgen.runtime.cuda.stream import CudaStream
 from ptxgen.runtime.stream import Stream
 from ptxgen.targets import STATIC_SHARED_LIMIT
 
@@ -124,9 +123,7 @@ class CudaLauncher:
             self._failed(code, call)
 
     def _resolve(self, stream: object) -> Stream:
-        if stream is None:
-            return self._device.default_stream
-        return stream if isinstance(stream, CudaStream) else self._device.stream(stream)
+        return self._device.default_stream if stream is None else self._device._foreign_stream(stream)
 
     def _failed(self, code: int, call: Callable[[], int]) -> None:
         """A launch failed. Where our context was not the current one, launch again in it; else raise."""

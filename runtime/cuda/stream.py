@@ -67,12 +67,15 @@ class CudaStream(Stream):
 
     def wait(self, other: Stream | Event) -> None:
         """Order later work of this stream after `other`, on the device."""
-        if isinstance(other, Stream):
-            if other.handle == self.handle:
+        if not isinstance(other, CudaEvent):
+            before = other if isinstance(other, CudaStream) else as_ours(self.device, other)
+            if before is self or (before.handle == self.handle and before.device is self.device):
                 return
-            other = CudaEvent(self.device, other.handle, timing=False)
-        assert isinstance(other, CudaEvent)
+            other = CudaEvent(before.device, before.handle, timing=False)  # in the context of the stream it is for
         self.device.call("cuStreamWaitEvent", self.handle, other.raw, 0)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
 
     def captured_by_others(self) -> bool:
         """Whether the library whose stream this is records it into a graph now."""
@@ -86,10 +89,18 @@ class CudaStream(Stream):
             self.device.quiet("cuStreamDestroy", self.handle)
 
 
+def as_ours(device: CudaDevice, source: object) -> CudaStream:
+    """A stream of this device, ours or another library's; `SpecError` for one that is another device's."""
+    if isinstance(source, CudaStream) and source.device is device:
+        return source
+    said = (getattr(source, name, None) for name in ("device_index", "device_id"))  # torch, CuPy (−1: does not say)
+    if isinstance(source, Stream) or any(isinstance(i, int) and i >= 0 and i != device.index for i in said):
+        raise SpecError(f"stream: must be on {device.name} (got {source!r})")
+    return CudaStream(device, foreign_handle(source), source)
+
+
 def foreign_handle(source: object) -> int:
     """The CUstream number of a foreign stream: `__cuda_stream__`, torch (`.cuda_stream`), CuPy (`.ptr`), an int."""
-    if isinstance(source, Stream):
-        return source.handle
     protocol: Any = getattr(source, "__cuda_stream__", None)
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol
