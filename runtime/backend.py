@@ -151,3 +151,8 @@ class MemoryUse:
     total: int
     used: int
     reserved: int
+
+    @property
+    def available(self) -> int:
+        """What another allocation of this process can have: free memory, and what its pool holds without using it."""
+        return self.free + self.reserved - self.used

@@ -9,7 +9,6 @@ import numpy as np
 from ptxgen.errors import SpecError
 from ptxgen.runtime.backend import Copy
 from ptxgen.runtime.buffer import Buffer, check_writable
-from ptxgen.runtime.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +31,32 @@ class Blocks:
         """Bytes of all blocks together."""
         return self.width * self.count
 
-    def read(self, out: np.ndarray, stream: Stream | None = None) -> np.ndarray:
+    def read(self, out: np.ndarray, stream: object = None) -> np.ndarray:
         """Fill a contiguous host array of as many bytes; complete on return unless it is page-locked."""
         self._check_host(out)
         check_writable("Blocks.read", out)
         if self.nbytes:
             copy = Copy("out", out.ctypes.data, self._start, self.width, self.count, self.width, self.pitch)
-            self.buffer._copy(copy, stream, keep=out)
-            if stream is not None and not stream.capturing and not self.buffer.device._is_pinned(out):
-                stream.synchronize()
+            where = self.buffer.device._given(stream)
+            self.buffer._copy(copy, where, keep=out)
+            if where is not None and not where.capturing and not self.buffer.device._is_pinned(out):
+                where.synchronize()
         return out
 
-    def write(self, source: np.ndarray, stream: Stream | None = None) -> None:
+    def write(self, source: np.ndarray, stream: object = None) -> None:
         """Overwrite from a contiguous host array of as many bytes."""
         self._check_host(source)
         if self.nbytes:
             copy = Copy("in", self._start, source.ctypes.data, self.width, self.count, self.pitch, self.width)
-            self.buffer._copy(copy, stream, keep=source)
+            self.buffer._copy(copy, self.buffer.device._given(stream), keep=source)
 
-    def move_to(self, other: Blocks, stream: Stream | None = None) -> None:
+    def move_to(self, other: Blocks, stream: object = None) -> None:
         """Copy to blocks of the same number and width on the same device."""
         if (self.width, self.count) != (other.width, other.count) or self.buffer.device is not other.buffer.device:
             raise SpecError(f"Blocks.move_to: must be {self.count} blocks of {self.width} bytes (got {other})")
         if self.nbytes:
             copy = Copy("on", other._start, self._start, self.width, self.count, other.pitch, self.pitch)
-            other.buffer._copy(copy, stream, self.buffer)
+            other.buffer._copy(copy, self.buffer.device._given(stream), self.buffer)
 
     @property
     def _start(self) -> int:

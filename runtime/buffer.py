@@ -25,7 +25,7 @@ class Buffer:
 
     Without a `stream`, reads and writes wait for all earlier work on the buffer and are complete on return. With one,
     they are ordered in that stream, and the host goes on as soon as the driver allows. Slices by leading ints and one
-    slice share memory with the buffer.
+    slice share memory with the buffer. A `stream` is one of the device, or another library's.
     """
 
     __slots__ = ("__weakref__", "_pointer", "allocation", "dtype", "nbytes", "shape")
@@ -63,7 +63,7 @@ class Buffer:
         """Give the memory back; this buffer, its views and what was bound to them raise when used again."""
         self.allocation.free()
 
-    def numpy(self, out: np.ndarray | None = None, stream: Stream | None = None) -> np.ndarray:
+    def numpy(self, out: np.ndarray | None = None, stream: object = None) -> np.ndarray:
         """A host copy `[shape]`; with `out` (contiguous, same dtype and shape) it is filled and returned.
 
         With a `stream`, page-locked `out` (see `Device.pinned`) is filled asynchronously.
@@ -79,7 +79,7 @@ class Buffer:
                 stream.synchronize()
         return out
 
-    def copy_from(self, source: object, stream: Stream | None = None) -> Buffer:
+    def copy_from(self, source: object, stream: object = None) -> Buffer:
         """Overwrite with a NumPy array or a buffer of the same dtype and shape; returns the buffer itself.
 
         A host array may be changed as soon as this returns, unless it is page-locked and a `stream` is given.
@@ -102,7 +102,7 @@ class Buffer:
             self._copy(Copy("in", self.pointer, array.ctypes.data, self.nbytes), stream, keep=array)
         return self
 
-    def fill(self, value: float, stream: Stream | None = None) -> Buffer:
+    def fill(self, value: float, stream: object = None) -> Buffer:
         """Set every element to `value`, one number that the dtype has; returns the buffer.
 
         Elements of 8 bytes take only values of one repeated byte, such as 0.
@@ -122,7 +122,7 @@ class Buffer:
             self.device._fill(self.pointer, pattern, self.nbytes // len(pattern), stream, after)
         return self
 
-    def zero(self, stream: Stream | None = None) -> Buffer:
+    def zero(self, stream: object = None) -> Buffer:
         """Set every byte to zero; returns the buffer."""
         return self.fill(0, stream)
 

@@ -49,7 +49,7 @@ class Device(ABC):
     closed: bool = False
 
     # memory -------------------------------------------------------------------------------------------------------
-    def empty(self, shape: int | tuple[int, ...], dtype: object, stream: Stream | None = None) -> Buffer:
+    def empty(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
         """An uninitialised buffer; with a `stream` it exists in the order of that stream only."""
         dims, kind = as_shape("Device.empty", shape), to_dtype(dtype)
         nbytes = math.prod(dims) * kind.bytes
@@ -60,11 +60,11 @@ class Device(ABC):
             allocation.used_on(stream)
         return Buffer(allocation, pointer, dims, kind)
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: object, stream: Stream | None = None) -> Buffer:
+    def zeros(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
         """A buffer of zeros."""
         return self.empty(shape, dtype, stream).zero(stream)
 
-    def array(self, source: object, dtype: object = None, stream: Stream | None = None) -> Buffer:
+    def array(self, source: object, dtype: object = None, stream: object = None) -> Buffer:
         """A new buffer with a copy of `source`: a NumPy array or scalar, nested lists, a buffer of any device, or
         anything with `__dlpack__` or `__cuda_array_interface__`. `dtype` converts host data only.
         """

@@ -115,10 +115,10 @@ class Graph(ABC):
         self._update(node)
 
     # replay -------------------------------------------------------------------------------------------------------
-    def launch(self, stream: Stream | None = None) -> None:
-        """Submit everything to `stream` (None: the device's default stream)."""
+    def launch(self, stream: object = None) -> None:
+        """Submit everything to `stream`, which may be another library's (None: the device's default stream)."""
         self.check()
-        target = self.device.default_stream if stream is None else stream
+        target = self.device._given(stream) or self.device.default_stream
         if target.capturing:
             raise CudaError("Graph.launch: a graph inside a capture is not supported; launch its kernels instead")
         if target.handle not in self._marked:

@@ -57,7 +57,7 @@ class ImmediateStream(Stream):
         """The time now."""
         return ImmediateEvent()
 
-    def wait(self, other: Stream | Event) -> None:
+    def wait(self, other: object) -> None:
         """Nothing is ever pending; what comes next follows more than the last launch."""
         self.latest = 0
 
@@ -85,7 +85,7 @@ class ImmediateLauncher:
         self._first_use = first_use
         self._closed: str | None = None
 
-    def launch(self, stream: Stream | None = None) -> None:
+    def launch(self, stream: object = None) -> None:
         """Run, or record with the arguments of this moment."""
         if self._closed is not None:
             raise CudaError(f"launch: {self._closed}")

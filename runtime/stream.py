@@ -49,5 +49,6 @@ class Stream(ABC):
         """An event after the work submitted so far."""
 
     @abstractmethod
-    def wait(self, other: Stream | Event) -> None:
-        """Let later work of this stream wait for an event, or for what `other` holds now; the host goes on."""
+    def wait(self, other: object) -> None:
+        """Let later work of this stream wait for an event, or for what another stream (of this library or another)
+        holds now; the host goes on."""

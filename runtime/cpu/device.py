@@ -119,8 +119,8 @@ class CpuDevice(Device):
         try:
             return self.bytes.allocate(nbytes)
         except MemoryError:
-            free = self.memory().free
-            said = f"asked for {nbytes:,} bytes, {free:,} are free; up to about {free:,} would fit"
+            use = self.memory()
+            said = f"asked for {nbytes:,} bytes, {use.free:,} are free; up to about {use.available:,} would fit"
             raise CudaError(f"cpu: out of memory: {said}") from None
 
     def _release(self, pointer: int, nbytes: int, streams: tuple[Stream, ...]) -> None:

@@ -46,10 +46,9 @@ class CudaMemory:
             if error.code != _OUT_OF_MEMORY:
                 raise
             use = self.use()
-            fits = use.free + use.reserved - use.used
             raise CudaError(
                 f"{self.device.name}: out of memory: asked for {nbytes:,} bytes, {use.free:,} of {use.total:,} are "
-                f"free, this process's pool has {use.used:,} in use; up to about {fits:,} would fit"
+                f"free, this process's pool has {use.used:,} in use; up to about {use.available:,} would fit"
             ) from error
         if stream is None:
             self._allocating.synchronize()

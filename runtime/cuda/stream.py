@@ -65,7 +65,7 @@ class CudaStream(Stream):
         """An event after the work submitted so far."""
         return CudaEvent(self.device, self.handle)
 
-    def wait(self, other: Stream | Event) -> None:
+    def wait(self, other: object) -> None:
         """Order later work of this stream after `other`, on the device."""
         if not isinstance(other, CudaEvent):
             before = other if isinstance(other, CudaStream) else as_ours(self.device, other)
