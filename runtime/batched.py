@@ -7,16 +7,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ptxgen.errors import CapacityError, CudaError, SpecError
+from ptxgen.errors import CapacityError, CudaError, SpecError, brief
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.interop import argument
 from ptxgen.runtime.kvcache import KvCache, as_rows
-from ptxgen.runtime.layers import KvLayers, positive
+from ptxgen.runtime.layers import KvLayers, from_zero, positive, within
 from ptxgen.runtime.pages import PageTable
 from ptxgen.runtime.sizing import bytes_per_sequence, overhead
-from ptxgen.runtime.snapshot import dequantise
-from ptxgen.runtime.stream import Stream
-from ptxgen.runtime.transfer import page_blocks, slot_blocks
+from ptxgen.runtime.transfer import after_all, page_blocks, slot_blocks
 
 log = logging.getLogger("ptxgen.runtime")
 
@@ -27,15 +26,18 @@ class BatchedKvCache:
     With `page_size`, `[n_pages, n_kv_heads, page_size, head_dim]`, and `page_table`. A slot has one length for all
     layers. A decode step is `step()`, which makes room and puts `positions` and `lengths` into device memory, then per
     layer `append` and attention; a graph of the latter two stays valid over steps, and over every `resize` that does
-    not grow. Growing gives new addresses: `generation` counts them, and graphs of the old ones raise.
+    not grow. Growing gives new addresses: `generation` counts them, and graphs of the old ones raise. A slot that no
+    step has named, or whose length was set since, takes part in nothing: its position on the device is −1.
     """
 
     def __init__(self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None) -> None:
         positive("BatchedKvCache", batch=batch)
-        if page_size and (page_size < 16 or page_size & (page_size - 1)):
-            raise SpecError(f"BatchedKvCache.page_size: must be a power of two from 16 on, or 0 (got {page_size})")
+        if not isinstance(page_size, int) or (page_size and (page_size < 16 or page_size & (page_size - 1))):
+            raise SpecError(f"BatchedKvCache.page_size: must be a power of two from 16 on, or 0 (got {page_size!r})")
         if n_pages is not None and not page_size:
             raise SpecError(f"BatchedKvCache.n_pages: needs a page_size (got n_pages={n_pages})")
+        if n_pages is not None:
+            positive("BatchedKvCache", n_pages=n_pages)
         self.device = cache.device
         self.n_layers, self.n_heads, self.n_kv_heads = cache.n_layers, cache.n_heads, cache.n_kv_heads
         self.head_dim, self.max_len, self.dtype = cache.head_dim, cache.max_len, cache.dtype
@@ -46,39 +48,51 @@ class BatchedKvCache:
         self._allocate(batch)
 
     def _allocate(self, batch: int) -> None:
+        """Take memory for `batch` empty sequences; where there is none, nothing has changed."""
+        device, (rows, count) = self.device, self._extents(batch)
+        pages = PageTable(device, batch, self._entries, count, rows) if self.page_size else None
+        store = KvLayers(device, self.n_layers, (count, self.n_kv_heads, rows), self.head_dim, self.dtype)
+        positions, lengths = (device.array(np.full(batch, start, np.int32)) for start in (-1, 0))
         self.batch = self.allocated_batch = batch
-        device = self.device
+        self.pages: PageTable | None = pages
+        self._store, self._positions, self._device_lengths = store, positions, lengths
         self._lengths = np.zeros(batch, np.int32)
-        self.pages: PageTable | None = None
-        rows: tuple[int, ...] = (batch, self.n_kv_heads, self.max_len)
-        if self.page_size:
-            per_sequence = -(-self.max_len // self.page_size)
-            n_pages = self._n_pages or batch * per_sequence
-            self.pages = PageTable(device, batch, per_sequence, n_pages, self.page_size)
-            rows = (n_pages, self.n_kv_heads, self.page_size)
-        self._store = KvLayers(device, self.n_layers, rows, self.head_dim, self.dtype)
-        self._positions, self._device_lengths = (device.array(np.zeros(batch, np.int32)) for _ in range(2))
+        self._stepping = np.zeros(batch, bool)  # slots whose position on the device may not be −1
         self._pointers: dict[tuple[int, str], Buffer] = {}
         self._appends: dict[tuple[int, str], BoundKernel] = {}
+
+    @property
+    def _entries(self) -> int:
+        """Pages of a full sequence."""
+        return -(-self.max_len // self.page_size)
+
+    def _extents(self, batch: int) -> tuple[int, int]:
+        """Positions of a page, or of a sequence, and how many of these are allocated."""
+        if self.page_size:
+            return self.page_size, self._n_pages or batch * self._entries
+        return self.max_len, batch
 
     # memory -------------------------------------------------------------------------------------------------------
     def resize(self, batch: int) -> bool:
         """Use `batch` sequences; true if the addresses changed, which is when it grows past what is allocated.
 
-        A smaller batch keeps memory, addresses and lengths; a grown one starts empty. Raises `CudaError` before
-        anything is given up where the memory for growing is not there.
+        A smaller batch keeps memory and addresses, and empties the slots that go out of use; a grown one starts empty.
+        Raises `CudaError` before anything is given up where the memory for growing is not there. Should others take
+        it in that moment, the cache is left as after `free`.
         """
         positive("BatchedKvCache", batch=batch)
         if batch <= self.allocated_batch and self._store:
+            for slot in range(batch, self.batch):
+                self.set_length(slot, 0)
             self.batch = batch
             return False
-        if not self.page_size:
-            grown = bytes_per_sequence(self.n_layers, self.n_kv_heads, self.head_dim, self.max_len, self.dtype) * batch
-            use = self.device.memory()
-            there = use.free + use.reserved - use.used + self.nbytes
-            if grown + overhead(batch, self.n_layers, None) > there:
-                need = f"{batch} sequences need {grown:,} bytes"
-                raise CudaError(f"BatchedKvCache.resize: {need}, about {there:,} are there; nothing was changed")
+        rows, count = self._extents(batch)
+        need = bytes_per_sequence(self.n_layers, self.n_kv_heads, self.head_dim, rows, self.dtype) * count
+        need += overhead(batch, self.n_layers, None) + (4 * batch * self._entries if self.page_size else 0)
+        there = self.device.memory().available + self.nbytes
+        if need > there:
+            said = f"{batch} sequences need {need:,} bytes, about {there:,} are there; nothing was changed"
+            raise CudaError(f"BatchedKvCache.resize: {said}")
         self.free()
         self._allocate(batch)
         self.generation += 1
@@ -97,12 +111,16 @@ class BatchedKvCache:
 
     def buffers(self, layer: int) -> dict[str, Buffer]:
         """The buffers of a layer by parameter name, for the sequences in use; with pages also page_table."""
-        if not self._store:
-            raise CudaError("BatchedKvCache: was freed; resize it")
-        held = self._store.buffers(layer)
+        held = self._held.buffers(layer)
         if self.pages is not None:
             return held | {"page_table": self.pages.buffer[: self.batch]}
         return {name: buffer[: self.batch] for name, buffer in held.items()}
+
+    @property
+    def _held(self) -> KvLayers:
+        if not self._store:
+            raise CudaError("BatchedKvCache: was freed; resize it")
+        return self._store
 
     @property
     def positions(self) -> Buffer:
@@ -120,16 +138,11 @@ class BatchedKvCache:
             raise SpecError("BatchedKvCache.pointers: a paged cache has no contiguous sequences")
         key = (layer, kind)
         if key not in self._pointers:
-            buffer = self._buffer(layer, kind)
+            if kind not in ("k", "v"):
+                raise SpecError(f'BatchedKvCache.pointers: kind must be "k" or "v" (got {kind!r})')
+            buffer = self._held.buffers(layer)[f"{kind}_cache"]
             self._pointers[key] = self.device.pointers([buffer[i] for i in range(self.allocated_batch)])
         return self._pointers[key][: self.batch]
-
-    def _buffer(self, layer: int, kind: str) -> Buffer:
-        if kind not in ("k", "v"):
-            raise SpecError(f'BatchedKvCache: kind must be "k" or "v" (got {kind!r})')
-        if not self._store:
-            raise CudaError("BatchedKvCache: was freed; resize it")
-        return self._store.buffers(layer)[f"{kind}_cache"]
 
     def free(self) -> None:
         """Give the memory back; graphs and bound kernels that use it raise from then on."""
@@ -140,13 +153,14 @@ class BatchedKvCache:
             if self.pages is not None:
                 self.pages.buffer.free()
         self._store, self._pointers, self._appends = None, {}, {}
+        self._lengths[:], self._stepping[:] = 0, False
 
     def reset(self) -> None:
         """Forget all positions; the bytes stay."""
-        for slot in range(self.allocated_batch):
+        for slot in range(self.batch):
             self.set_length(slot, 0)
 
-    def zero(self, stream: Stream | None = None) -> None:
+    def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
         self.reset()
         if self._store:
@@ -155,52 +169,65 @@ class BatchedKvCache:
     # lengths ------------------------------------------------------------------------------------------------------
     def length(self, slot: int) -> int:
         """Positions held by a slot."""
-        self._check_slot(slot)
-        return int(self._lengths[slot])
+        return int(self._lengths[self._slot(slot)])
 
-    def set_length(self, slot: int, n: int) -> None:
-        """Say that a slot holds `n` positions, 0 … max_len; pages are taken or given back."""
-        self._check_slot(slot, self.allocated_batch)
-        if not 0 <= n <= self.max_len:
-            raise SpecError(f"BatchedKvCache.set_length: must be within 0 … {self.max_len} (got {n})")
+    def set_length(self, slot: int, n: int, stream: object = None) -> None:
+        """Say that a slot holds `n` positions, 0 … max_len; pages are taken or given back.
+
+        The slot appends nowhere until the next step: where it would have, the device is told, on `stream`.
+        """
+        at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
+        where = self.device._on(stream)
         if self.pages is not None:
-            self.pages.reserve({slot: n})
-            self.pages.shrink(slot, n)
-        self._lengths[slot] = n
+            self.pages.reserve({at: length})
+        if self._stepping[at]:
+            self._positions[at : at + 1].fill(-1, where)
+            self._stepping[at] = False
+        if self.pages is not None:
+            self.pages.shrink(at, length)
+        self._lengths[at] = length
 
-    def rollback(self, slot: int, position: int) -> None:
-        """Forget the positions of a slot from `position` on; never lengthens it."""
-        if position < 0:
-            raise SpecError(f"BatchedKvCache.rollback: position must be ≥ 0 (got {position})")
-        self.set_length(slot, min(self.length(slot), position))
+    def rollback(self, slot: int, position: int, stream: object = None) -> None:
+        """Forget the positions of a slot from `position` on, as `set_length` does; never lengthens it."""
+        first = from_zero("BatchedKvCache.rollback", position)
+        self.set_length(slot, min(self.length(slot), first), stream)
+
+    def _slot(self, slot: object) -> int:
+        return within("BatchedKvCache: slot", slot, 0, self.batch - 1)
 
     # a decode step ------------------------------------------------------------------------------------------------
-    def step(self, slots: Iterable[int] | None = None, stream: Stream | None = None) -> None:
+    def step(self, slots: Iterable[int] | None = None, stream: object = None) -> None:
         """Make room for one position in `slots` (default: all in use) and say so to the device, on `stream`.
 
-        Raises `CapacityError`, changing nothing, when a slot is full or pages run out.
+        Raises `CapacityError`, changing nothing, when a slot is full or pages run out. Positions count when the device
+        has been told of them.
         """
-        active = list(range(self.batch) if slots is None else slots)
+        where, _ = self.device._on(stream), self._held
+        if slots is not None and not isinstance(slots, Iterable):
+            raise SpecError(f"BatchedKvCache.step: slots must be several ints (got {slots!r})")
+        active = list(range(self.batch)) if slots is None else sorted({self._slot(slot) for slot in slots})
         for slot in active:
-            if self.length(slot) >= self.max_len:
+            if self._lengths[slot] >= self.max_len:
                 raise CapacityError(
                     f"BatchedKvCache: slot {slot} holds all {self.max_len} positions; nothing was changed"
                 )
         if self.pages is not None:
             self.pages.reserve({slot: self.length(slot) + 1 for slot in active})
-            self.pages.upload(stream)
+            self.pages.upload(where)
         positions, lengths = np.full(self.allocated_batch, -1, np.int32), np.zeros(self.allocated_batch, np.int32)
         positions[active] = self._lengths[active]
+        lengths[active] = positions[active] + 1
+        self._stepping[:] = True  # until both copies are under way
+        self._positions.copy_from(positions, where)
+        self._device_lengths.copy_from(lengths, where)
+        self._stepping = positions >= 0
         self._lengths[active] += 1
-        lengths[active] = self._lengths[active]
-        self._positions.copy_from(positions, stream)
-        self._device_lengths.copy_from(lengths, stream)
 
-    def append(self, layer: int, k: Buffer, v: Buffer, stream: Stream | None = None) -> None:
+    def append(self, layer: int, k: object, v: object, stream: object = None) -> None:
         """Write this step's k, v `[batch, n_kv_heads, head_dim]` at `positions`, in one launch."""
         shape = (self.batch, self.n_kv_heads, self.head_dim)
-        k, v = (as_rows(f"append({n})", b, shape) for n, b in (("k", k), ("v", v)))
-        self._append(layer, k, v).launch(stream)
+        k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
+        self._append(layer, as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)).launch(stream)
 
     def _append(self, layer: int, k: Buffer, v: Buffer) -> BoundKernel:
         from ptxgen.kernels import KvCacheScatter
@@ -220,55 +247,47 @@ class BatchedKvCache:
 
     # contents -----------------------------------------------------------------------------------------------------
     def scatter_from(
-        self, cache: KvCache, slot: int, seq_len: int, layer: int | None = None, stream: Stream | None = None
+        self, cache: KvCache, slot: int, seq_len: int, layer: int | None = None, stream: object = None
     ) -> None:
         """Copy the first `seq_len` positions of a single cache, one layer or all, into a slot, and set its length.
 
-        Stays on the device: one strided copy per layer and buffer (per page where paged). 0 does nothing.
-        Raises `SpecError` for a slot that is not there, other dimensions, or more than the cache holds.
+        Stays on the device, in strided copies (one per layer and buffer where contiguous) on `stream`; without one,
+        after all earlier work on both caches, and complete on return. 0 does nothing. Raises `SpecError` for a slot
+        that is not there, other dimensions, or more than the cache holds.
         """
-        self._check_slot(slot)
+        self._slot(slot)
         names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")
-        if any(getattr(self, name) != getattr(cache, name) for name in names):
-            raise SpecError(f"BatchedKvCache.scatter_from: must have the same dimensions (got {cache!r})")
+        if not isinstance(cache, KvCache) or any(getattr(self, name) != getattr(cache, name) for name in names):
+            raise SpecError(f"BatchedKvCache.scatter_from: must have the same dimensions (got {brief(cache)})")
         layers = range(self.n_layers) if layer is None else (layer,)
-        held = min(cache.length(i) for i in layers)
-        if not 0 <= seq_len <= held:
-            raise SpecError(f"BatchedKvCache.scatter_from: seq_len must be within 0 … {held} (got {seq_len})")
-        if seq_len == 0:
+        length = within("BatchedKvCache.scatter_from: seq_len", seq_len, 0, min(cache.length(i) for i in layers))
+        if length == 0:
             return
-        assert self._store is not None
-        self.set_length(slot, seq_len)
+        sources, targets = ([kept.buffers(i) for i in layers] for kept in (cache, self._held))
+        where = self.device._on(stream)
+        if where is None:
+            table = () if self.pages is None else (self.pages.buffer,)
+            where = after_all((self._positions, *table, *(b for part in (*sources, *targets) for b in part.values())))
+        self.set_length(slot, length, where)
         if self.pages is not None:
-            self.pages.upload(stream)
-        for index in layers:
-            mine = self._store.buffers(index)
-            for name, buffer in cache.buffers(index).items():
+            self.pages.upload(where)
+        for source, target in zip(sources, targets, strict=True):
+            for name, buffer in source.items():
                 if self.pages is None:
-                    pairs = slot_blocks(buffer, mine[name], slot, seq_len)
+                    pairs = slot_blocks(buffer, target[name], slot, length)
                 else:
-                    pairs = page_blocks(buffer, mine[name], self.pages.table[slot].tolist(), seq_len)
-                for source, target in pairs:
-                    source.move_to(target, stream)
+                    pairs = page_blocks(buffer, target[name], self.pages.table[slot].tolist(), length)
+                for here, there in pairs:
+                    here.move_to(there, where)
+        if stream is None:
+            where.synchronize()
 
     def peek(self, layer: int, kind: str, slot: int, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
         """The first `n` values (default: all) at one position of one head of a slot, as float32."""
-        count = self.head_dim if n is None else n
-        limits = {"position": (position, self.length(slot)), "head": (head, self.n_kv_heads)}
-        for name, (value, limit) in limits.items():
-            if not 0 <= value < limit:
-                raise SpecError(f"BatchedKvCache.peek: {name} must be within 0 … {limit - 1} (got {value})")
-        if not 1 <= count <= self.head_dim:
-            raise SpecError(f"BatchedKvCache.peek: n must be within 1 … {self.head_dim} (got {n})")
-        at = (slot, head, position)
+        label = "BatchedKvCache.peek"
+        at = within(f"{label}: position", position, 0, self.length(slot) - 1)
+        row = within(f"{label}: head", head, 0, self.n_kv_heads - 1)
+        place = (slot, row, at)
         if self.pages is not None:
-            page = int(self.pages.table[slot, position // self.page_size])
-            at = (page, head, position % self.page_size)
-        values = self._buffer(layer, kind)[at].numpy()
-        assert self._store is not None
-        scales = self._store.buffers(layer).get(f"{kind}_scales")
-        return dequantise(values, None if scales is None else scales[at].numpy())[:count]
-
-    def _check_slot(self, slot: int, limit: int | None = None) -> None:
-        if not 0 <= slot < (limit or self.batch):
-            raise SpecError(f"BatchedKvCache: slot must be within 0 … {(limit or self.batch) - 1} (got {slot})")
+            place = (int(self.pages.table[slot, at // self.page_size]), row, at % self.page_size)
+        return self._held.values(label, layer, kind, place, n)

@@ -15,7 +15,7 @@ from ptxgen.runtime.flashdecoding import FlashDecoding
 from ptxgen.runtime.graph import Graph, Node
 from ptxgen.runtime.interop import after_producers, before_producers
 from ptxgen.runtime.kvcache import KvCache
-from ptxgen.runtime.staging import Arguments, take_back
+from ptxgen.runtime.staging import Arguments, row_count, take_back
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Executor:
 
     # one position -------------------------------------------------------------------------------------------------
     def incremental_attention(
-        self, layer: int, q: object, k: object, v: object, out: object, stream: Stream | None = None
+        self, layer: int, q: object, k: object, v: object, out: object, stream: object = None
     ) -> int:
         """Append k, v `[n_kv_heads, head_dim]` at the layer's position, attend with q `[n_heads, head_dim]` over all
         positions so far, fill `out` like q; the new length.
@@ -95,6 +95,7 @@ class Executor:
         cache a `CapacityError`; both leave lengths and contents as they were. While recording, the length does not
         change: `step` counts.
         """
+        stream = self.device._on(stream)
         if stream is not None and stream.capturing:
             return self._record(layer, q, k, v, out, stream)
         length = self.cache.room(layer, 1) + 1
@@ -109,7 +110,7 @@ class Executor:
         return length
 
     def flash_attention_cached(
-        self, layer: int, q: object, k: object, v: object, out: object, stream: Stream | None = None
+        self, layer: int, q: object, k: object, v: object, out: object, stream: object = None
     ) -> int:
         """Append positions at the layer's and attend over all of them, causally; the new length.
 
@@ -118,11 +119,11 @@ class Executor:
         """
         if len(getattr(q, "shape", ())) < 3:
             return self.incremental_attention(layer, q, k, v, out, stream)
-        rows = int(q.shape[0])  # type: ignore[attr-defined]
+        stream, rows = self.device._on(stream), row_count("q", q)
         length = self.cache.room(layer, rows) + rows
         given = {"q": q, "k": k, "v": v, "out": out}
-        where = self.stream if stream is None else stream
-        buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, "qkv")
+        where = stream or self.stream
+        buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where)
         attention = self._prefill(layer, buffers["q"], buffers["out"], rows, length)
         self._begin(stream, buffers)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
@@ -131,12 +132,13 @@ class Executor:
         self._end(stream, buffers)
         return length
 
-    def flash_decoding(self, layer: int, q: object, out: object, stream: Stream | None = None) -> None:
+    def flash_decoding(self, layer: int, q: object, out: object, stream: object = None) -> None:
         """Attend with q over what a layer holds, in chunks that run side by side; fills `out`, appends nothing.
 
         While recording, length comes from device memory (`step`, or `lengths`). `flash_decoding_nodes` adds the same
         to a graph as explicit nodes.
         """
+        stream, length = self.device._on(stream), self.cache.length(layer)
         rows = self._rows(q=q, out=out)
         if stream is not None and stream.capturing:
             no_host_arrays(q, out)
@@ -144,25 +146,29 @@ class Executor:
             return
         where = self._begin(stream, rows)
         self._arguments.upload({"q": q}, where)
-        self._flash().launch(layer, rows["q"], rows["out"], self.cache.length(layer), where)
+        self._flash().launch(layer, rows["q"], rows["out"], length, where)
         self._arguments.download("out", out, where)
         self._end(stream, rows)
 
     def flash_decoding_nodes(self, graph: Graph, layer: int, q: object, out: object) -> tuple[Node, Node]:
         """Append chunk and reduction to a graph as explicit nodes; arguments on the device."""
         no_host_arrays(q, out)
+        self.cache.length(layer)  # is it there?
         rows = self._rows(q=q, out=out)
         return self._flash().add_to(graph, layer, rows["q"], rows["out"])
 
     def flash_attention(
-        self, q: object, k: object, v: object, out: object, causal: bool = True, stream: Stream | None = None
+        self, q: object, k: object, v: object, out: object, causal: bool = True, stream: object = None
     ) -> None:
         """Attention of whole sequences, without the cache: q, out `[n, n_heads, head_dim]`, k, v
-        `[m, n_kv_heads, head_dim]`, any n ≤ m; causal: the queries are the last n of the m positions."""
-        where = self.stream if stream is None else stream
-        rows, keys = (int(a.shape[0]) for a in (q, k))  # type: ignore[attr-defined]
+        `[m, n_kv_heads, head_dim]`; causal: the queries are the last n of the m positions, so that n ≤ m."""
+        stream = self.device._on(stream)
+        where = stream or self.stream
+        rows, keys = row_count("q", q), row_count("k", k)
+        if causal and rows > keys:
+            raise SpecError(f"flash_attention: causal, q must have at most as many rows as k, {keys} (got {rows})")
         counts = {"q": rows, "k": keys, "v": keys, "out": rows}
-        buffers = self._arguments.rows({"q": q, "k": k, "v": v, "out": out}, counts, where, "qkv")
+        buffers = self._arguments.rows({"q": q, "k": k, "v": v, "out": out}, counts, where)
         spec = self._multi_head(causal=causal, kv_dtype=buffers["k"].dtype)
         attention = self.device.load(spec).bind(**buffers, q_len=rows, kv_len=keys)
         self._begin(stream, buffers)
@@ -171,16 +177,17 @@ class Executor:
         self._end(stream, buffers)
 
     def rope(
-        self, q: object, k: object = None, position: int = 0, stream: Stream | None = None, **options: Any
+        self, q: object, k: object = None, position: int = 0, stream: object = None, **options: Any
     ) -> None:
         """Rotate q `[n_heads, head_dim]` and k `[n_kv_heads, head_dim]` to a position, in place (a leading axis is
         consecutive positions); `options` are those of `Rope`: theta, style, rotary_dim, scaling, precise, …"""
         from ptxgen.kernels import Rope
 
-        where = self.stream if stream is None else stream
+        stream = self.device._on(stream)
+        where = stream or self.stream
         given = {"q": q} if k is None else {"q": q, "k": k}
-        rows = int(q.shape[0]) if len(q.shape) == 3 else 1  # type: ignore[attr-defined]
-        buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, "qk")
+        rows = row_count("q", q) if len(getattr(q, "shape", ())) == 3 else 1
+        buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, written=("q", "k"))
         heads = 0 if k is None else self.n_kv_heads
         spec = Rope(head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=heads, dtype=self.q_dtype, **options)
         bound = self.device.load(spec).bind(**buffers, position=position)
@@ -191,14 +198,14 @@ class Executor:
         self._end(stream, buffers)
 
     # graphs -------------------------------------------------------------------------------------------------------
-    def step(self, stream: Stream | None = None) -> None:
+    def step(self, stream: object = None) -> None:
         """Count one position in every layer, and put positions and lengths into device memory for a replay.
 
         Raises `CapacityError`, changing nothing, when a layer is full.
         """
         before = [self.cache.room(layer, 1) for layer in range(self.n_layers)]
         positions = np.array(before, np.int32)
-        where = self.stream if stream is None else stream
+        where = self.device._on(stream) or self.stream
         self.positions.copy_from(positions, where)
         self.lengths.copy_from(positions + np.int32(1), where)
         for layer, length in enumerate(before):

@@ -40,6 +40,14 @@ def import_buffer(device: Device, source: object) -> Buffer:
     )
 
 
+def argument(device: Device, label: str, source: object) -> Buffer:
+    """`Device.wrap` of an argument; what is wrong with it is said under its name."""
+    try:
+        return device.wrap(source)
+    except SpecError as wrong:
+        raise SpecError(f"{label}: {str(wrong).removeprefix('wrap: ')}") from None
+
+
 def host_array(source: Any) -> np.ndarray | None:
     """A DLPack array that lies in host memory as a NumPy array (bf16 and fp8 included); None if it does not."""
     if not hasattr(source, "__dlpack_device__") or source.__dlpack_device__()[0] not in (dlpack.CPU, dlpack.CUDA_HOST):

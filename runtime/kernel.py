@@ -11,6 +11,7 @@ from ptxgen.runtime.arguments import Capacities, ParamBlock, check_alignment, ch
 from ptxgen.runtime.backend import Function, Geometry, Resources
 from ptxgen.runtime.bound import BoundKernel, Packed
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.interop import argument
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx
@@ -91,7 +92,7 @@ class Kernel:
             return value
         if param.kind == "pointers" and isinstance(value, list | tuple):
             return value
-        return self.device.wrap(value)
+        return argument(self.device, f"bind({name})", value)
 
     def _workspace(self, param: Param, capacities: Capacities) -> Buffer:
         make = self.device.zeros if param.zeroed else self.device.empty

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.dtypes import DType
-from ptxgen.errors import CapacityError, SpecError
+from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.runtime import sizing
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.interop import after_producers, before_producers
-from ptxgen.runtime.layers import KvLayers, kv_dtype, positive, scale_groups
-from ptxgen.runtime.snapshot import Layer, Snapshot, dequantise
+from ptxgen.runtime.interop import after_producers, argument, before_producers
+from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, scale_groups, within
+from ptxgen.runtime.snapshot import Layer, Snapshot
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class KvCache:
         """Forget all positions; the bytes stay."""
         self._lengths = [0] * self.n_layers
 
-    def zero(self, stream: Stream | None = None) -> None:
+    def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
         self._store.zero(stream)
         self.reset()
@@ -100,21 +100,17 @@ class KvCache:
     # lengths ------------------------------------------------------------------------------------------------------
     def length(self, layer: int) -> int:
         """Positions held by a layer."""
-        self._check_layer(layer)
-        return self._lengths[layer]
+        return self._lengths[within("KvCache: layer", layer, 0, self.n_layers - 1)]
 
     def set_length(self, layer: int, n: int) -> None:
         """Say that a layer holds `n` positions, 0 … max_len."""
-        self._check_layer(layer)
-        if not 0 <= n <= self.max_len:
-            raise SpecError(f"KvCache.set_length: must be within 0 … {self.max_len} (got {n})")
-        self._lengths[layer] = int(n)
+        at = within("KvCache: layer", layer, 0, self.n_layers - 1)
+        self._lengths[at] = within("KvCache.set_length:", n, 0, self.max_len)
 
     def rollback(self, position: int) -> None:
         """Forget the positions from `position` on, in every layer; never lengthens one."""
-        if position < 0:
-            raise SpecError(f"KvCache.rollback: position must be ≥ 0 (got {position})")
-        self._lengths = [min(n, position) for n in self._lengths]
+        first = from_zero("KvCache.rollback", position)
+        self._lengths = [min(n, first) for n in self._lengths]
 
     def room(self, layer: int, rows: int) -> int:
         """The layer's length, if `rows` more positions fit; else `CapacityError`."""
@@ -127,16 +123,18 @@ class KvCache:
         return length
 
     # contents -----------------------------------------------------------------------------------------------------
-    def append(self, layer: int, k: Buffer, v: Buffer, stream: Stream | None = None) -> int:
-        """Add positions at the layer's length; the new length. k, v `[rows, n_kv_heads, head_dim]` on the device.
+    def append(self, layer: int, k: object, v: object, stream: object = None) -> int:
+        """Add positions at the layer's length; the new length. k, v `[rows, n_kv_heads, head_dim]` on the device: a
+        buffer, or what `Device.wrap` takes.
 
         Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the cache's own, which is its
         executor's; without that, as every launch.
         """
+        k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
         rows = k.shape[0] if len(k.shape) == 3 else 1
         position = self.room(layer, rows)
         shape = (rows, self.n_kv_heads, self.head_dim)
-        k, v = (as_rows(f"append({n})", b, shape) for n, b in (("k", k), ("v", v)))
+        k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
         bound = self._scatter(layer, k, v, position)
         if stream is None and self.stream is not None:
             after_producers(self.stream, (k, v))
@@ -166,29 +164,15 @@ class KvCache:
 
     def peek(self, layer: int, kind: str, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
         """The first `n` values (default: all) at one position of one head, as float32. Out of range is an error."""
-        count = self.head_dim if n is None else n
-        for name, value, limit in (("position", position, self.length(layer)), ("head", head, self.n_kv_heads)):
-            if not 0 <= value < limit:
-                raise SpecError(f"KvCache.peek: {name} must be within 0 … {limit - 1} (got {value})")
-        if not 1 <= count <= self.head_dim:
-            raise SpecError(f"KvCache.peek: n must be within 1 … {self.head_dim} (got {n})")
-        return self._rows(layer, kind, head, position, position + 1)[0, :count]
+        label = "KvCache.peek"
+        at = within(f"{label}: position", position, 0, self.length(layer) - 1)
+        return self._store.values(label, layer, kind, (within(f"{label}: head", head, 0, self.n_kv_heads - 1), at), n)
 
     def fingerprint(self, layer: int, n_positions: int) -> np.ndarray:
         """The sum of the first head's key at each of the first `n_positions`, float32."""
-        length = self.length(layer)
-        if not 0 <= n_positions <= length:
-            raise SpecError(f"KvCache.fingerprint: n_positions must be within 0 … {length} (got {n_positions})")
-        return np.asarray(self._rows(layer, "k", 0, 0, n_positions).sum(axis=1, dtype=np.float32))
-
-    def _rows(self, layer: int, kind: str, head: int, start: int, stop: int) -> np.ndarray:
-        """Positions of one head as float32; copies only them."""
-        if kind not in ("k", "v"):
-            raise SpecError(f'KvCache.peek: kind must be "k" or "v" (got {kind!r})')
-        held = self.buffers(layer)
-        scales = held.get(f"{kind}_scales")
-        values = held[f"{kind}_cache"][head, start:stop].numpy()
-        return dequantise(values, None if scales is None else scales[head, start:stop].numpy())
+        count = within("KvCache.fingerprint: n_positions", n_positions, 0, self.length(layer))
+        keys = self._store.values("KvCache.fingerprint", layer, "k", (0, slice(0, count)))
+        return np.asarray(keys.sum(axis=1, dtype=np.float32))
 
     def blocks(self, layer: int, length: int) -> dict[str, Blocks]:
         """The first `length` positions of every head, per buffer of a layer."""
@@ -212,27 +196,35 @@ class KvCache:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a snapshot back and set the lengths; one that does not fit raises and changes nothing."""
+        if not isinstance(snapshot, Snapshot):
+            raise SpecError(f"KvCache.restore: must be a Snapshot (got {brief(snapshot)})")
         if len(snapshot) != self.n_layers or snapshot.dtype != self.dtype:
             want = f"{self.n_layers} layers of {self.dtype}"
             raise SpecError(f"KvCache.restore: must have {want} (got {len(snapshot)} of {snapshot.dtype})")
         for index, stored in enumerate(snapshot.layers):
-            if stored.seq_len > self.max_len:
-                held = f"layer {index} has {stored.seq_len} positions"
-                raise CapacityError(f"KvCache.restore: {held}, the cache takes {self.max_len}; nothing was changed")
-            for name, array in stored.arrays().items():
-                width = self.groups if name.endswith("_scales") else self.head_dim
-                if array.shape != (self.n_kv_heads, stored.seq_len, width):
-                    want = f"[{self.n_kv_heads}, seq_len, {width}]"
-                    raise SpecError(f"KvCache.restore: layer {index} {name} must be {want} (got {list(array.shape)})")
+            self._check_stored(index, stored)
         for index, stored in enumerate(snapshot.layers):
             arrays = stored.arrays()
             for name, blocks in self.blocks(index, stored.seq_len).items():
                 blocks.write(np.ascontiguousarray(arrays[name.removesuffix("_cache")]))
             self._lengths[index] = stored.seq_len
 
-    def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.n_layers:
-            raise SpecError(f"KvCache: layer must be within 0 … {self.n_layers - 1} (got {layer})")
+    def _check_stored(self, index: int, stored: Layer) -> None:
+        """Whether one layer of a snapshot has the arrays of this cache, each with its dtype and shape."""
+        arrays = stored.arrays()
+        for name, buffer in self.buffers(index).items():
+            short = name.removesuffix("_cache")
+            label, array = f"KvCache.restore: layer {index} {short}", arrays.get(short)
+            kind, width = buffer.dtype.numpy, buffer.shape[2]
+            if not isinstance(array, np.ndarray) or array.dtype != kind:
+                got = "none" if array is None else getattr(array, "dtype", brief(array))
+                raise SpecError(f"{label} must be an array of {buffer.dtype} (got {got})")
+            if array.ndim != 3 or array.shape != (self.n_kv_heads, stored.seq_len, width):
+                want = f"[{self.n_kv_heads}, seq_len, {width}]"
+                raise SpecError(f"{label} must be {want} (got {list(array.shape)})")
+        if stored.seq_len > self.max_len:
+            held = f"layer {index} has {stored.seq_len} positions"
+            raise CapacityError(f"KvCache.restore: {held}, the cache takes {self.max_len}; nothing was changed")
 
     def __repr__(self) -> str:
         shape = f"{self.n_layers} × [{self.n_kv_heads}, {self.max_len}, {self.head_dim}] {self.dtype}"
@@ -241,6 +233,8 @@ class KvCache:
 
 def as_rows(label: str, buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
     """The buffer in that shape: given so, without its leading 1, or flat. Raises `SpecError`."""
+    if 0 in shape:
+        raise SpecError(f"{label}: must have at least one row (got shape {list(buffer.shape)})")
     if buffer.shape == shape:
         return buffer
     flat = (int(np.prod(shape)),)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from operator import index as index_of
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.snapshot import SCALE_GROUP
-from ptxgen.runtime.stream import Stream
+from ptxgen.runtime.snapshot import SCALE_GROUP, dequantise
 
 if TYPE_CHECKING:
     from ptxgen.runtime.device import Device
@@ -32,6 +34,27 @@ def positive(label: str, **values: object) -> None:
             raise SpecError(f"{label}.{name}: must be an int ≥ 1 (got {value!r})")
 
 
+def within(label: str, value: object, low: int, high: int) -> int:
+    """`value` as an int of `low` … `high`; a `SpecError` for any other, and for what is no integer."""
+    if type(value) is int and low <= value <= high:
+        return value
+    try:
+        number = index_of(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise SpecError(f"{label} must be an int within {low} … {high} (got {value!r})") from None
+    if not low <= number <= high:
+        raise SpecError(f"{label} must be within {low} … {high} (got {value!r})")
+    return number
+
+
+def from_zero(label: str, position: object) -> int:
+    """A position as an int ≥ 0; `SpecError` for anything else."""
+    number = index_of(position) if hasattr(position, "__index__") else -1
+    if number < 0:
+        raise SpecError(f"{label}: position must be ≥ 0 (got {position!r})")
+    return number
+
+
 def scale_groups(head_dim: int) -> int:
     """Scales of one int8 row."""
     return -(-head_dim // SCALE_GROUP)
@@ -41,7 +64,7 @@ class KvLayers:
     """Per layer k_cache, v_cache `[*rows, head_dim]`, and for int8 k_scales, v_scales `[*rows, groups]` in f16."""
 
     def __init__(self, device: Device, n_layers: int, rows: tuple[int, ...], head_dim: int, dtype: DType) -> None:
-        self.device = device
+        self.device, self.head_dim = device, head_dim
         shapes = [(name, (*rows, head_dim), dtype) for name in ("k_cache", "v_cache")]
         if dtype == s8:
             shapes += [(name, (*rows, scale_groups(head_dim)), f16) for name in ("k_scales", "v_scales")]
@@ -67,11 +90,21 @@ class KvLayers:
         """The buffers of a layer by parameter name."""
         if not self._layers:
             raise CudaError("KV cache: was freed; make a new one")
-        if not 0 <= layer < len(self._layers):
-            raise SpecError(f"KV cache: layer must be within 0 … {len(self._layers) - 1} (got {layer})")
-        return self._layers[layer]
+        return self._layers[within("KV cache: layer", layer, 0, len(self._layers) - 1)]
 
-    def zero(self, stream: Stream | None = None) -> None:
+    def values(
+        self, label: str, layer: int, kind: str, at: tuple[int | slice, ...], n: int | None = None
+    ) -> np.ndarray:
+        """The first `n` values (None: all) of the "k" or "v" rows at an index, as float32; copies only these rows."""
+        if kind not in ("k", "v"):
+            raise SpecError(f'{label}: kind must be "k" or "v" (got {kind!r})')
+        count = self.head_dim if n is None else within(f"{label}: n", n, 1, self.head_dim)
+        held = self.buffers(layer)
+        scales = held.get(f"{kind}_scales")
+        rows = dequantise(held[f"{kind}_cache"][at].numpy(), None if scales is None else scales[at].numpy())
+        return rows[..., :count]
+
+    def zero(self, stream: object = None) -> None:
         """Fill everything with zeros."""
         for layer in self._layers:
             for buffer in layer.values():

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.errors import ModuleLoadError, SpecError
+from ptxgen.errors import ModuleLoadError, SpecError, brief
 from ptxgen.runtime.arguments import ParamBlock, pack_raw
 from ptxgen.runtime.backend import Function, Geometry, Resources
 from ptxgen.runtime.bound import BoundKernel, Packed
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.interop import argument
 from ptxgen.runtime.stream import Stream
 from ptxgen.runtime.tensormap import TensorMap
 
@@ -71,7 +72,7 @@ class Entry:
         if not 0 <= index < len(self.function.slots):
             raise SpecError(f"{self.function.name}: arguments are _0 … _{len(self.function.slots) - 1} (got {name})")
         if not isinstance(value, Buffer | TensorMap | int | bytes | np.generic):
-            value = self.device.wrap(value)
+            value = argument(self.device, f"{self.function.name}({name})", value)
         data, keep = pack_raw(f"{self.function.name}({name})", value, self.function.slots[index].size, self.device)
         return index, data, () if keep is None else (keep,)
 
@@ -82,6 +83,8 @@ class Module:
     def __init__(self, device: Device, text: str) -> None:
         if device.strict:
             raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
+        if not isinstance(text, str):
+            raise SpecError(f"Device.module: must be PTX text, a str (got {brief(text)})")
         self.device = device
         self.text = text
         self._code = device._load_foreign(text)

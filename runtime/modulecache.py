@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from ptxgen.errors import ModuleLoadError, PtxgenError, TargetError
+from ptxgen.errors import ModuleLoadError, PtxgenError, SpecError, TargetError, brief
+from ptxgen.kernel import KernelType
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Table, in_force
 
 if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType
     from ptxgen.runtime.device import Device
     from ptxgen.runtime.kernel import Kernel
 
@@ -74,6 +74,8 @@ class ModuleCache:
         wanted = list(dict.fromkeys(specs))
         if not wanted:
             return {}
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise SpecError(f"warmup.workers: must be an int ≥ 1, or None (got {workers!r})")
         threads = min(len(wanted), workers or os.cpu_count() or 1)
         with ThreadPoolExecutor(threads, thread_name_prefix="ptxgen-warmup") as pool:
             futures = {spec: pool.submit(self.load, spec, target) for spec in wanted}
@@ -97,6 +99,8 @@ class ModuleCache:
 
     def _load(self, spec: KernelType, target: Target) -> Kernel:
         """One thread loads, the others wait for it."""
+        if not isinstance(spec, KernelType):
+            raise SpecError(f"load: must be a spec, KernelType(...) with its fields (got {brief(spec)})")
         key = (spec, target, in_force().digest)
         with self._lock:
             kernels, all_kernels = self._kernels, self._all

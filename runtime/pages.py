@@ -64,7 +64,7 @@ class PageTable:
             self.table[slot, keep:held] = _NONE
             self._changed = True
 
-    def upload(self, stream: Stream | None = None) -> None:
+    def upload(self, stream: Stream | None) -> None:
         """Bring the device's table up to date, if it is not."""
         if self._changed:
             self.buffer.copy_from(self.table, stream)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
+from ptxgen.output import write_files
 
 _FORMAT = 1
 SCALE_GROUP = 32  # values that share one int8 scale
@@ -52,33 +56,44 @@ class Snapshot:
         return len(self.layers)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write an `.npz` file; bf16 and fp8 are kept as their bits."""
+        """Write an `.npz` file, whole or not at all; bf16 and fp8 are kept as their bits."""
         arrays = {
             f"{i}.{name}": array.view(f"u{array.itemsize}")
             for i, layer in enumerate(self.layers)
             for name, array in layer.arrays().items()
         }
         head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers)})
-        with open(path, "wb") as file:
-            np.savez(file, head=np.array(head), **arrays)  # type: ignore[arg-type]
+        packed = io.BytesIO()
+        np.savez(packed, head=np.array(head), **arrays)  # type: ignore[arg-type]
+        write_files(Path(path).parent, {Path(path).name: packed.getvalue()})
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Snapshot:
         """Read what `save` wrote; `SpecError` for any other file."""
-        with np.load(path, allow_pickle=False) as stored:
-            if "head" not in stored:
-                raise SpecError(f"Snapshot.load: must be a snapshot file (got {path})")
-            head = json.loads(str(stored["head"]))
-            written = head.get("ptxgen_snapshot")
-            if written != _FORMAT:
-                raise SpecError(f"Snapshot.load: format must be {_FORMAT} (got {written} in {path})")
-            dtype = to_dtype(head["dtype"])
-            kinds = {"k": dtype, "v": dtype, "k_scales": f16, "v_scales": f16}
-            names = list(kinds) if dtype == s8 else ["k", "v"]
-            layers = tuple(
-                Layer(**{n: stored[f"{i}.{n}"].view(kinds[n].numpy) for n in names}) for i in range(head["layers"])
-            )
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                head = json.loads(str(stored["head"]))
+                written = head["ptxgen_snapshot"]
+                if written != _FORMAT:
+                    raise SpecError(f"Snapshot.load: format must be {_FORMAT} (got {written} in {path})")
+                dtype = to_dtype(head["dtype"])
+                kinds = {"k": dtype, "v": dtype, "k_scales": f16, "v_scales": f16}
+                names = list(kinds) if dtype == s8 else ["k", "v"]
+                layers = tuple(
+                    Layer(**{n: _viewed(stored[f"{i}.{n}"], kinds[n]) for n in names}) for i in range(head["layers"])
+                )
+        except SpecError:
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError, EOFError, NotImplementedError, BadZipFile) as wrong:
+            raise SpecError(f"Snapshot.load: must be a snapshot file (got {path}: {wrong})") from None
         return cls(dtype, layers)
+
+
+def _viewed(bits: np.ndarray, dtype: DType) -> np.ndarray:
+    """Bits as the values they are; `ValueError` for an array that is no layer's."""
+    if bits.ndim != 3 or bits.dtype != np.dtype(f"u{dtype.bytes}"):
+        raise ValueError(f"an array of {bits.dtype} {bits.shape}, which no layer of {dtype} has")
+    return bits.view(dtype.numpy)
 
 
 def dequantise(values: np.ndarray, scales: np.ndarray | None) -> np.ndarray:

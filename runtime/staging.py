@@ -9,9 +9,10 @@ import numpy as np
 
 from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 from ptxgen.runtime.backend import Copy
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.interop import argument
 from ptxgen.runtime.kvcache import as_rows
 from ptxgen.runtime.stream import Stream
 
@@ -96,7 +97,7 @@ class Arguments:
         """The device buffer of an argument, checked: its own, or the staging one of a host array."""
         if not isinstance(array, np.ndarray):
             return self._on_device(name, array, self.shapes[name])
-        self._check_host(name, array, self.shapes[name])
+        self._check_host(name, array, self.shapes[name], name == "out")
         return self.staging.buffers[name]
 
     def upload(self, given: Mapping[str, object], stream: Stream) -> None:
@@ -110,16 +111,20 @@ class Arguments:
         if isinstance(array, np.ndarray):
             self.staging.download(name, array, stream)
 
-    def rows(self, given: Mapping[str, Any], counts: Mapping[str, int], stream: Stream, read: str) -> dict[str, Buffer]:
+    def rows(
+        self, given: Mapping[str, Any], counts: Mapping[str, int], stream: Stream, read: str = "qkv",
+        written: tuple[str, ...] = ("out",),
+    ) -> dict[str, Buffer]:  # fmt: skip
         """Arguments of several rows, on the device: every one is checked before the first is copied.
 
-        Host arrays get buffers for this call, filled where their name is in `read`.
+        Host arrays get buffers for this call, filled where their name is in `read`; those in `written` are filled
+        from them later.
         """
         shapes = {name: (counts[name], *self.shapes[name]) for name in given}
         found: dict[str, Buffer] = {}
         for name, array in given.items():
             if isinstance(array, np.ndarray):
-                self._check_host(name, array, shapes[name])
+                self._check_host(name, array, shapes[name], name in written)
             else:
                 found[name] = self._on_device(name, array, shapes[name])
         for name, array in given.items():
@@ -130,12 +135,14 @@ class Arguments:
         return {name: found[name] for name in given}
 
     def _on_device(self, name: str, array: object, shape: tuple[int, ...]) -> Buffer:
-        buffer = as_rows(name, self.device.wrap(array), shape)
+        buffer = as_rows(name, argument(self.device, name, array), shape)
         if buffer.dtype != self.dtype:
             raise SpecError(f"{name}: must be {self.dtype} (got {buffer.dtype}, shape {list(buffer.shape)})")
         return buffer
 
-    def _check_host(self, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    def _check_host(self, name: str, array: np.ndarray, shape: tuple[int, ...], written: bool) -> None:
+        if written and not array.flags.writeable:
+            raise SpecError(f"{name}: must be writable (got a read-only array)")
         if array.shape == shape and array.dtype == self._numpy and array.flags.c_contiguous:
             return  # nearly always: and the rest takes ten times as long
         if to_dtype(array.dtype) != self.dtype:
@@ -145,6 +152,15 @@ class Arguments:
             raise SpecError(f"{name}: must have shape {list(shape)} (got {list(array.shape)})")
         if not array.flags.c_contiguous:
             raise SpecError(f"{name}: must be C-contiguous (got strides {array.strides})")
+
+
+def row_count(name: str, array: object) -> int:
+    """The rows of an argument `[rows, heads, head_dim]`."""
+    shape = getattr(array, "shape", None)
+    if not isinstance(shape, tuple) or len(shape) != 3 or shape[0] < 1:
+        got = brief(array) if shape is None else f"shape {list(shape)}"
+        raise SpecError(f"{name}: must have shape [rows ≥ 1, heads, head_dim] (got {got})")
+    return int(shape[0])
 
 
 def take_back(array: object, buffer: Buffer, stream: Stream) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.stream import Stream
 
 Pair = tuple[Blocks, Blocks]
 
@@ -22,12 +23,46 @@ def slot_blocks(source: Buffer, target: Buffer, slot: int, seq_len: int) -> Iter
 
 
 def page_blocks(source: Buffer, target: Buffer, pages: Sequence[int], seq_len: int) -> Iterator[Pair]:
-    """The first positions of every head, page by page: into `[n_pages, n_kv_heads, page_size, width]`."""
+    """The first positions of every head: into `[n_pages, n_kv_heads, page_size, width]`, by `pages` in order.
+
+    Full pages go head by head over runs of consecutive pages, or page by page over all heads: whichever is fewer.
+    """
     heads, length, width = source.shape
     row, size = width * source.dtype.bytes, target.shape[2]
-    for entry, first in enumerate(range(0, seq_len, size)):
-        part = min(size, seq_len - first) * row
-        yield (
-            Blocks(source, first * row, part, heads, length * row),
-            Blocks(target, pages[entry] * heads * size * row, part, heads, size * row),
-        )
+    page = size * row
+
+    def across(entry: int, rows: int) -> Pair:
+        here = Blocks(source, entry * page, rows * row, heads, length * row)
+        return here, Blocks(target, pages[entry] * heads * page, rows * row, heads, page)
+
+    whole, rest = divmod(seq_len, size)
+    runs = list(_runs(pages[:whole]))
+    if heads * len(runs) < whole:
+        for entry, count in runs:
+            for head in range(heads):
+                yield (
+                    Blocks(source, (head * length + entry * size) * row, page, count, page),
+                    Blocks(target, (pages[entry] * heads + head) * page, page, count, heads * page),
+                )
+    else:
+        yield from (across(entry, size) for entry in range(whole))
+    if rest:
+        yield across(whole, rest)
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first entry, entries) of each run of consecutive page numbers."""
+    start = 0
+    for entry in range(1, len(pages) + 1):
+        if entry == len(pages) or pages[entry] != pages[entry - 1] + 1:
+            yield start, entry - start
+            start = entry
+
+
+def after_all(buffers: Iterable[Buffer]) -> Stream:
+    """The default stream of their device, after all work that was submitted on the buffers."""
+    held = list(buffers)
+    stream = held[0].device.default_stream
+    for earlier in {handle: s for b in held for handle, s in b.allocation.streams.items()}.values():
+        stream.wait(earlier)
+    return stream
