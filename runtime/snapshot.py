@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
+from ptxgen.archive import read_arrays, write_arrays
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
-from ptxgen.output import write_files
 
 _FORMAT = 1
 SCALE_GROUP = 32  # values that share one int8 scale
@@ -55,7 +52,7 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write an `.npz` file, whole or not at all; bf16 and fp8 are kept as their bits."""
         arrays = {
             f"{i}.{name}": array.view(f"u{array.itemsize}")
@@ -63,29 +60,24 @@ class Snapshot:
             for name, array in layer.arrays().items()
         }
         head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers)})
-        packed = io.BytesIO()
-        np.savez(packed, head=np.array(head), **arrays)  # type: ignore[arg-type]
-        write_files(Path(path).parent, {Path(path).name: packed.getvalue()})
+        write_arrays(path, {"head": np.array(head), **arrays})
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Snapshot:
-        """Read what `save` wrote; `SpecError` for any other file."""
+    def load(cls, path: str | Path) -> Snapshot:
+        """Read what `save` wrote; `SpecError` for any other file, `OSError` where none can be opened."""
+        stored = read_arrays(path, "a snapshot file")
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                head = json.loads(str(stored["head"]))
-                written = head["ptxgen_snapshot"]
-                if written != _FORMAT:
-                    raise SpecError(f"Snapshot.load: format must be {_FORMAT} (got {written} in {path})")
-                dtype = to_dtype(head["dtype"])
-                kinds = {"k": dtype, "v": dtype, "k_scales": f16, "v_scales": f16}
-                names = list(kinds) if dtype == s8 else ["k", "v"]
-                layers = tuple(
-                    Layer(**{n: _viewed(stored[f"{i}.{n}"], kinds[n]) for n in names}) for i in range(head["layers"])
-                )
-        except SpecError:
-            raise
-        except (KeyError, ValueError, TypeError, AttributeError, EOFError, NotImplementedError, BadZipFile) as wrong:
-            raise SpecError(f"Snapshot.load: must be a snapshot file (got {path}: {wrong})") from None
+            head = json.loads(str(stored["head"]))
+            if head["ptxgen_snapshot"] != _FORMAT:
+                raise ValueError(f"of format {head['ptxgen_snapshot']}, and this reads {_FORMAT}")
+            dtype = to_dtype(head["dtype"])
+            kinds = {"k": dtype, "v": dtype, "k_scales": f16, "v_scales": f16}
+            names = list(kinds) if dtype == s8 else ["k", "v"]
+            layers = tuple(
+                Layer(**{n: _viewed(stored[f"{i}.{n}"], kinds[n]) for n in names}) for i in range(head["layers"])
+            )
+        except (KeyError, ValueError, TypeError, AttributeError) as wrong:
+            raise SpecError(f"{path}: must be a snapshot file ({wrong})") from None
         return cls(dtype, layers)
 
 

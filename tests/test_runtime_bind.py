@@ -63,7 +63,7 @@ def test_arguments_are_packed_in_order_and_the_grid_follows_the_batch(fake: tupl
         ({"batch": 0}, r"bind\(batch\): a capacity must be an int ≥ 1 \(got 0\)"),
         ({"q": 4096 + 8}, r"bind\(q\): must be aligned to 16 bytes \(got address 0x1008\)"),
         ({"q": -1}, "within 64 bits"),
-        ({"q": "x"}, r"wrap: must be a Buffer, or have __dlpack__"),
+        ({"q": "x"}, r"bind\(q\): must be a Buffer, or have __dlpack__"),
         ({"q": np.zeros((3, 2, 64), np.float16)}, r"must be memory of cuda:0 \(got a NumPy array"),
         ({"caches": [1, 2, 3]}, r"bind\(caches\): a list of pointers must hold buffers \(got 1\)"),
     ],

@@ -1,8 +1,7 @@
-"""KV caches without attention: lengths, copies, snapshots, slots, pages, sizes; the recording driver will do, too."""
+"""The KV cache of one sequence, without attention: lengths, copies, snapshots, sizes; the recording driver will do."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from pathlib import Path
 
@@ -10,42 +9,15 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CapacityError, CudaError, SpecError
-from ptxgen.runtime import BatchedKvCache, Device, KvCache, Snapshot, open_device
+from ptxgen.runtime import Device, KvCache, Snapshot, open_device
 from tests.fake_cuda import fake_device
-
-KINDS = ["f32", "f16", "bf16", "e4m3", "s8"]
+from tests.kv_caches import KINDS, as_float, filled, made
 
 
 @pytest.fixture(params=["fake", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Device:
     """No kernel runs here, so that a driver that only copies will do."""
     return fake_device()[0] if request.param == "fake" else open_device(request.param)
-
-
-def made(device: Device, dtype: str = "f32", **changes: int) -> KvCache:
-    shape = {"n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 40, "max_len": 48} | changes
-    return KvCache(device, dtype=dtype, **shape)
-
-
-def filled(cache: KvCache, lengths: tuple[int, ...] = (7, 5), seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Random bytes (no NaN) everywhere, written by plain copies; lengths set. What was written, per layer."""
-    rng = np.random.default_rng(seed)
-    written = []
-    for layer, length in enumerate(lengths):
-        written.append({})
-        for name, buffer in cache.buffers(layer).items():
-            values = rng.integers(-90, 90, buffer.shape).astype(np.float32)
-            written[-1][name] = (values if cache.dtype.name == "s8" else values / 8).astype(buffer.dtype.numpy)
-            buffer.copy_from(written[-1][name])
-        cache.set_length(layer, length)
-    return written
-
-
-def as_float(arrays: dict[str, np.ndarray], kind: str) -> np.ndarray:
-    values = arrays[f"{kind}_cache"].astype(np.float32)
-    if f"{kind}_scales" not in arrays:
-        return values
-    return values * np.repeat(arrays[f"{kind}_scales"].astype(np.float32), 32, -1)[..., : values.shape[-1]]
 
 
 def test_layout_and_size(device: Device) -> None:
@@ -169,126 +141,6 @@ def test_free_and_use_after_free(device: Device) -> None:
         with pytest.raises((CudaError, SpecError), match=r"freed|must be within"):
             use()
     cache.free()
-
-
-# several sequences ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("kind", "page"), list(itertools.product(KINDS, (0, 16))))
-def test_scatter_copies_the_filled_positions_of_every_head(device: Device, kind: str, page: int) -> None:
-    cache = made(device, kind)
-    written = filled(cache, (37, 33))
-    batched = BatchedKvCache(cache, 3, page_size=page)
-    batched.zero()
-    batched.scatter_from(cache, 1, 33)
-    assert [batched.length(slot) for slot in range(3)] == [0, 33, 0]
-    for layer, which in itertools.product((0, 1), "kv"):
-        expected = as_float(written[layer], which)
-        for head, position in itertools.product((0, 1), (0, 15, 16, 32)):
-            assert np.array_equal(batched.peek(layer, which, 1, position, head), expected[head, position])
-    if page == 0:
-        rest = batched.buffers(0)["k_cache"].numpy()
-        assert not rest[0].astype(np.float32).any(), "other slots"
-        assert not rest[1, :, 33:].astype(np.float32).any(), "later positions"
-
-
-def test_scatter_of_one_layer_and_of_nothing(device: Device) -> None:
-    cache = made(device)
-    written = filled(cache, (37, 33))
-    batched = BatchedKvCache(cache, 2)
-    batched.zero()
-    batched.scatter_from(cache, 0, 0)
-    assert batched.length(0) == 0
-    batched.scatter_from(cache, 0, 35, layer=0)
-    assert np.array_equal(batched.peek(0, "k", 0, 34, 1), written[0]["k_cache"][1, 34])
-    assert not batched.buffers(1)["k_cache"].numpy().any()
-
-
-def test_scatter_checks_slot_length_and_dimensions(device: Device) -> None:
-    cache = made(device)
-    filled(cache, (37, 33))
-    batched = BatchedKvCache(cache, 2)
-    for slot in (-1, 2):
-        with pytest.raises(SpecError, match=rf"slot must be within 0 … 1 \(got {slot}\)"):
-            batched.scatter_from(cache, slot, 3)
-    for length in (-1, 34):
-        with pytest.raises(SpecError, match=rf"seq_len must be within 0 … 33 \(got {length}\)"):
-            batched.scatter_from(cache, 0, length)
-    with pytest.raises(SpecError, match="must have the same dimensions"):
-        batched.scatter_from(made(device, head_dim=48), 0, 0)
-
-
-def test_only_growth_changes_addresses_and_says_so(device: Device, caplog: pytest.LogCaptureFixture) -> None:
-    batched = BatchedKvCache(made(device), 4)
-    where = batched.buffers(0)["k_cache"].pointer
-    lengths = batched.lengths.pointer
-    assert batched.resize(2) is False
-    assert batched.buffers(0)["k_cache"].shape == (2, 2, 48, 40)
-    assert batched.resize(4) is False
-    assert (batched.buffers(0)["k_cache"].pointer, batched.lengths.pointer) == (where, lengths)
-    old = batched.buffers(0)["k_cache"]
-    with caplog.at_level(logging.INFO, "ptxgen.runtime"):
-        assert batched.resize(6) is True
-    assert "graphs of the old addresses are invalid" in caplog.text
-    assert batched.generation == 1
-    with pytest.raises(CudaError, match="was freed"):
-        _ = old.pointer
-    with pytest.raises(SpecError, match=r"batch: must be an int ≥ 1 \(got 0\)"):
-        batched.resize(0)
-
-
-def test_pointers_are_where_sequences_begin(device: Device) -> None:
-    batched = BatchedKvCache(made(device), 3)
-    listed = batched.pointers(1, "v")
-    buffer = batched.buffers(1)["v_cache"]
-    assert listed.numpy().tolist() == [buffer[i].pointer for i in range(3)]
-    assert batched.pointers(1, "v").pointer == listed.pointer, "one buffer per layer and kind"
-    with pytest.raises(SpecError, match="no contiguous sequences"):
-        BatchedKvCache(made(device), 3, page_size=16).pointers(0, "k")
-
-
-def test_a_step_counts_and_tells_the_device(device: Device) -> None:
-    batched = BatchedKvCache(made(device), 3)
-    batched.set_length(0, 5)
-    batched.set_length(2, 47)
-    batched.step([0, 2])
-    assert batched.positions.numpy().tolist() == [5, -1, 47]
-    assert batched.lengths.numpy().tolist() == [6, 0, 48]
-    with pytest.raises(CapacityError, match="slot 2 holds all 48 positions; nothing was changed"):
-        batched.step()
-    assert [batched.length(slot) for slot in range(3)] == [6, 0, 48]
-    batched.rollback(2, 3)
-    batched.step()
-    assert batched.positions.numpy().tolist() == [6, 0, 3]
-
-
-def test_pages_are_taken_and_given_back(device: Device) -> None:
-    batched = BatchedKvCache(made(device), 3, page_size=16, n_pages=4)
-    assert batched.pages is not None
-    for _ in range(17):
-        batched.step([1])
-    batched.step([0])
-    assert batched.buffers(0)["page_table"].numpy().tolist() == [[2, -1, -1], [0, 1, -1], [-1, -1, -1]]
-    assert batched.pages.free_pages == 1
-    batched.set_length(2, 16)
-    said = "2 pages of 16 positions are needed and 0 of 4 are free; nothing was changed"
-    with pytest.raises(CapacityError, match=said):
-        batched.set_length(0, 48)
-    with pytest.raises(CapacityError, match=r"1 pages"):
-        batched.step([2])
-    assert batched.length(2) == 16
-    batched.rollback(1, 16)
-    assert batched.pages.free_pages == 1
-    batched.reset()
-    assert batched.pages.free_pages == 4
-    batched.step([2])
-    assert batched.buffers(0)["page_table"].numpy().tolist() == [[-1, -1, -1], [-1, -1, -1], [0, -1, -1]]
-
-
-def test_page_size_is_checked(device: Device) -> None:
-    for wrong in (8, 24):
-        with pytest.raises(SpecError, match=rf"a power of two from 16 on, or 0 \(got {wrong}\)"):
-            BatchedKvCache(made(device), 2, page_size=wrong)
-    with pytest.raises(SpecError, match="needs a page_size"):
-        BatchedKvCache(made(device), 2, n_pages=4)
 
 
 # sizes ------------------------------------------------------------------------------------------------------------
