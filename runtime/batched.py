@@ -177,7 +177,7 @@ class BatchedKvCache:
         The slot appends nowhere until the next step: where it would have, the device is told, on `stream`.
         """
         at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
-        where = self.device._on(stream)
+        where = self.device._given(stream)
         if self.pages is not None:
             self.pages.reserve({at: length})
         if self._stepping[at]:
@@ -202,7 +202,7 @@ class BatchedKvCache:
         Raises `CapacityError`, changing nothing, when a slot is full or pages run out. Positions count when the device
         has been told of them.
         """
-        where, _ = self.device._on(stream), self._held
+        where, _ = self.device._given(stream), self._held
         if slots is not None and not isinstance(slots, Iterable):
             raise SpecError(f"BatchedKvCache.step: slots must be several ints (got {slots!r})")
         active = list(range(self.batch)) if slots is None else sorted({self._slot(slot) for slot in slots})
@@ -264,7 +264,7 @@ class BatchedKvCache:
         if length == 0:
             return
         sources, targets = ([kept.buffers(i) for i in layers] for kept in (cache, self._held))
-        where = self.device._on(stream)
+        where = self.device._given(stream)
         if where is None:
             table = () if self.pages is None else (self.pages.buffer,)
             where = after_all((self._positions, *table, *(b for part in (*sources, *targets) for b in part.values())))

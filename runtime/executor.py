@@ -95,7 +95,7 @@ class Executor:
         cache a `CapacityError`; both leave lengths and contents as they were. While recording, the length does not
         change: `step` counts.
         """
-        stream = self.device._on(stream)
+        stream = self.device._given(stream)
         if stream is not None and stream.capturing:
             return self._record(layer, q, k, v, out, stream)
         length = self.cache.room(layer, 1) + 1
@@ -119,7 +119,7 @@ class Executor:
         """
         if len(getattr(q, "shape", ())) < 3:
             return self.incremental_attention(layer, q, k, v, out, stream)
-        stream, rows = self.device._on(stream), row_count("q", q)
+        stream, rows = self.device._given(stream), row_count("q", q)
         length = self.cache.room(layer, rows) + rows
         given = {"q": q, "k": k, "v": v, "out": out}
         where = stream or self.stream
@@ -138,7 +138,7 @@ class Executor:
         While recording, length comes from device memory (`step`, or `lengths`). `flash_decoding_nodes` adds the same
         to a graph as explicit nodes.
         """
-        stream, length = self.device._on(stream), self.cache.length(layer)
+        stream, length = self.device._given(stream), self.cache.length(layer)
         rows = self._rows(q=q, out=out)
         if stream is not None and stream.capturing:
             no_host_arrays(q, out)
@@ -162,7 +162,7 @@ class Executor:
     ) -> None:
         """Attention of whole sequences, without the cache: q, out `[n, n_heads, head_dim]`, k, v
         `[m, n_kv_heads, head_dim]`; causal: the queries are the last n of the m positions, so that n ≤ m."""
-        stream = self.device._on(stream)
+        stream = self.device._given(stream)
         where = stream or self.stream
         rows, keys = row_count("q", q), row_count("k", k)
         if causal and rows > keys:
@@ -183,7 +183,7 @@ class Executor:
         consecutive positions); `options` are those of `Rope`: theta, style, rotary_dim, scaling, precise, …"""
         from ptxgen.kernels import Rope
 
-        stream = self.device._on(stream)
+        stream = self.device._given(stream)
         where = stream or self.stream
         given = {"q": q} if k is None else {"q": q, "k": k}
         rows = row_count("q", q) if len(getattr(q, "shape", ())) == 3 else 1
@@ -205,7 +205,7 @@ class Executor:
         """
         before = [self.cache.room(layer, 1) for layer in range(self.n_layers)]
         positions = np.array(before, np.int32)
-        where = self.device._on(stream) or self.stream
+        where = self.device._given(stream) or self.stream
         self.positions.copy_from(positions, where)
         self.lengths.copy_from(positions + np.int32(1), where)
         for layer, length in enumerate(before):

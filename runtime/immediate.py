@@ -28,7 +28,8 @@ class ImmediateEvent(Event):
 
     def elapsed_us(self, earlier: Event) -> float:
         """Microseconds of wall time."""
-        assert isinstance(earlier, ImmediateEvent)
+        if not isinstance(earlier, ImmediateEvent):
+            raise SpecError(f"Event.elapsed_us: must be an event of the same device (got {earlier!r})")
         return (self.seconds - earlier.seconds) * 1e6
 
 
@@ -59,6 +60,8 @@ class ImmediateStream(Stream):
 
     def wait(self, other: object) -> None:
         """Nothing is ever pending; what comes next follows more than the last launch."""
+        if not isinstance(other, ImmediateEvent):
+            immediate(other)
         self.latest = 0
 
 

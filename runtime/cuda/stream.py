@@ -34,7 +34,8 @@ class CudaEvent(Event):
 
     def elapsed_us(self, earlier: Event) -> float:
         """Microseconds from `earlier` to this event, as the device saw them."""
-        assert isinstance(earlier, CudaEvent)
+        if not isinstance(earlier, CudaEvent):
+            raise SpecError(f"Event.elapsed_us: must be an event of the same device (got {earlier!r})")
         return float(self.device.call("cuEventElapsedTime", earlier.raw, self.raw)) * 1e3
 
     def __del__(self) -> None:
