@@ -27,9 +27,12 @@ def read_arrays(path: str | Path, what: str) -> dict[str, np.ndarray]:
         try:
             with zipfile.ZipFile(file) as archive:
                 members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+            file.seek(-12 - len(archive.comment), io.SEEK_END)  # the number of members, which zipfile does not check
+            if int.from_bytes(file.read(2), "little") != len(members):
+                raise ValueError("its directory is damaged")
             return {name: npy.read_array(io.BytesIO(data), allow_pickle=False) for name, data in members.items()}
         except Exception as wrong:  # damage has no end of ways to show: zlib, struct, key, value, memory errors, …
-            raise SpecError(f"{path}: must be {what} ({wrong or type(wrong).__name__})") from None
+            raise SpecError(f"{path}: must be {what} ({str(wrong) or type(wrong).__name__})") from None
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> Path:
