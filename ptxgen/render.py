@@ -35,6 +35,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
         auto_reload=False,
+        cache_size=-1,  # all of them, without a lock, which a fork could find held
         finalize=_place,
     )
     env.globals["guard"] = _guard

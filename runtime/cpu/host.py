@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-_lock = threading.Lock()  # llvmlite is not thread-safe
+from ptxgen.errors import ExecutionError, ModuleLoadError
+
 _serial = 0
-if hasattr(os, "register_at_fork"):  # LLVM is never forked half-way through
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,18 @@ def _llvm() -> Any:
     try:
         import llvmlite.binding as llvm
     except ImportError as missing:
-        from ptxgen.errors import ExecutionError
-
         raise ExecutionError("the CPU executor needs llvmlite: pip install 'ptxgen[cpu]'") from missing
+    lock = llvm.ffi.lib._lock
+    if hasattr(os, "register_at_fork"):  # LLVM is never forked half-way through
+        os.register_at_fork(before=lock.__enter__, after_in_parent=lock.__exit__, after_in_child=lock.__exit__)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm
+
+
+def _lock() -> Any:
+    """llvmlite's own lock (reentrant): it takes it for every call, in finalisers too, whatever thread these run in."""
+    return _llvm().ffi.lib._lock
 
 
 def _machine(host: Host, level: int) -> Any:
@@ -70,9 +76,47 @@ def _machine(host: Host, level: int) -> Any:
 def compile_ir(text: str, host: Host, level: int = 1) -> bytes:
     """Object code of a module's text. No mid-level passes: they cost more than they gain here."""
     llvm = _llvm()
-    with _lock:
+    with _lock():
         module = llvm.parse_assembly(text)
         return bytes(_machine(host, level).emit_object(module))
+
+
+class Mappings:
+    """How many pieces the process's address space may still be cut into. LLVM ends the process where there are no more.
+
+    `most` (None: no known limit) and `count()` are the system's. Counting thousands takes longer than linking, so it
+    happens only when what was free at the last count is used up, whoever gave something back meanwhile.
+    """
+
+    def __init__(self, most: int | None, count: Callable[[], int]) -> None:
+        self._most, self._count = most, count
+        self._free = 0
+
+    def take(self, n: int) -> None:
+        """Expect `n` more; `ModuleLoadError` where they do not fit beside a reserve for the rest of the process."""
+        if self._most is None:
+            return
+        if self._free < n:
+            self._free = self._most - self._most // 16 - self._count()
+        if self._free < n:
+            raise ModuleLoadError(
+                f"CPU executor: linking takes up to {n} memory mappings; {max(self._free, 0)} are free of the "
+                f"{self._most} that this system grants a process (vm.max_map_count): too many kernels are loaded; drop "
+                "devices and modules that are not in use"
+            )
+        self._free -= n
+
+
+def _mappings_of_this_system() -> Mappings:
+    limit, maps = Path("/proc/sys/vm/max_map_count"), Path("/proc/self/maps")
+    try:
+        return Mappings(int(limit.read_text()), lambda: maps.read_bytes().count(b"\n"))
+    except (OSError, ValueError):
+        return Mappings(None, lambda: 0)
+
+
+_MAPPINGS_PER_OBJECT = 3  # code, constants, variables
+_mappings = _mappings_of_this_system()
 
 
 class Linked:
@@ -81,7 +125,8 @@ class Linked:
     def __init__(self, objects: list[bytes], names: list[str], host: Host) -> None:
         global _serial
         llvm = _llvm()
-        with _lock:
+        with _lock():
+            _mappings.take(_MAPPINGS_PER_OBJECT * len(objects))
             _serial += 1
             self._jit = llvm.create_lljit_compiler(_machine(host, 1))
             builder = llvm.JITLibraryBuilder()
