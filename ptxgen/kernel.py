@@ -36,6 +36,9 @@ else:
 class KernelType:
     """Subclass with `@kernel_type`; give fields, rules, params, launch, build, given, reference and goldens."""
 
+    __slots__ = ("_hash",)  # beside the fields: no part of equality, of repr, of a pickle
+    _hash: int
+
     kernel_name: ClassVar[str] = ""
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = ()
     golden_targets: ClassVar[tuple[str, ...]] = ("sm_75", "sm_80", "sm_90")
@@ -95,6 +98,24 @@ class KernelType:
         reasons = settle(self, vars(self).copy())
         if reasons:
             raise spec_error(type(self).__name__, reasons)
+        hash(self)
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self is other or vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        """Of all fields, computed once: a spec is looked up at every load."""
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", hash((type(self), *(getattr(self, name) for name in sorted(vars(self))))))
+            return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: strings hash differently in every process."""
+        return vars(self)
 
     @property
     def slug(self) -> str:
@@ -118,7 +139,7 @@ K = TypeVar("K", bound=KernelType)
 @dataclass_transform(frozen_default=True)
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name."""
-    made = dataclasses.dataclass(frozen=True)(cls)
+    made = dataclasses.dataclass(frozen=True, eq=False)(cls)  # equality and hash are the base's
     made.kernel_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
     _REGISTRY[made.kernel_name] = made
     return made
@@ -163,6 +184,7 @@ def make_spec(name: str, fields: Mapping[str, object], targets: Iterable[str | T
     reasons += tuple(dict.fromkeys(reason for each in where for reason in target_reasons(spec, reasons, each)))
     if reasons:
         raise spec_error(cls.__name__, reasons)
+    hash(spec)
     return spec
 
 

@@ -9,6 +9,8 @@ import dataclasses
 import random
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
+from pickle import dumps, loads
 from typing import Any
 
 import pytest
@@ -233,3 +235,18 @@ def test_a_value_of_the_wrong_type_is_named() -> None:
     with pytest.raises(SpecError, match=r"KvCacheScatter\.max_len: must be an int \(got 64\.5\)"):
         make_spec("kv_cache_scatter", {k: v for k, v in wrong.items() if k != "kernel_type"})
     assert not supports(wrong, "sm_90")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_are_one_key_by_type_and_fields_however_they_are_made(name: str) -> None:
+    cls = kernel_types()[name]
+    spec = cls(**cls.goldens[0])
+    others = [make_spec(name, cls.goldens[0]), dataclasses.replace(spec), copy(spec), loads(dumps(spec))]  # type: ignore[type-var]
+    assert {spec: "found"} == dict.fromkeys(others, "found")
+    assert vars(spec).keys() == {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    field = next(f.name for f in dataclasses.fields(cls) if type(getattr(spec, f.name)) is int)  # type: ignore[arg-type]
+    changed = copy(spec)
+    object.__setattr__(changed, field, getattr(spec, field) + 1)
+    assert changed != spec
+    assert hash(changed) != hash(spec)
+    assert spec != vars(spec)
