@@ -147,7 +147,7 @@ class Device(ABC):
     def warmup(
         self, specs: Iterable[KernelType], target: object = None, workers: int | None = None
     ) -> dict[KernelType, Kernel]:
-        """Load all specs, in parallel threads; after it `strict = True` guards against late compilation."""
+        """Load all specs, compiling in parallel; after it `strict = True` guards against late compilation."""
         return self.modules.warmup(specs, target, workers)
 
     # order --------------------------------------------------------------------------------------------------------
@@ -217,6 +217,10 @@ class Device(ABC):
     @abstractmethod
     def _encode(self, tiling: Tiling) -> bytes:
         """The 128 bytes of a tensor map whose rules have been checked."""
+
+    def _at_hand(self, text: str) -> bool:
+        """Whether `_load` of a text is likely to need no compiler."""
+        return False
 
     def _load_foreign(self, text: str) -> Code:
         """`_load` of a text that nobody has checked yet."""

@@ -95,6 +95,11 @@ class DiskCache:
             self.hits += 1
         return payload
 
+    def __contains__(self, key: bytes) -> bool:
+        """Whether there is an entry, which `get` may yet find damaged."""
+        path = self.path(key)
+        return key in self._memory or (path is not None and os.path.exists(path))
+
     def put(self, key: bytes, payload: bytes) -> None:
         """Keep a payload. Another process that writes the same key at the same time does no harm."""
         if self.directory is None or len(payload) > self.cap_bytes:

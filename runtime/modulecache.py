@@ -21,8 +21,12 @@ from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Table, in_force
 
 if TYPE_CHECKING:
+    from ptxgen.generator import Ptx
     from ptxgen.runtime.device import Device
     from ptxgen.runtime.kernel import Kernel
+
+    Key = tuple[KernelType, Target, str]  # and the digest of the tuning table
+    Kernels = tuple[dict[KernelType, Kernel], dict[tuple[KernelType, Target], Kernel]]
 
 log = logging.getLogger("ptxgen.runtime")
 _caches: WeakSet[ModuleCache] = WeakSet()
@@ -39,6 +43,14 @@ class Loaded:
     load_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Generated text that is to be loaded, and how long it took to generate."""
+
+    ptx: Ptx
+    ms: float
+
+
 class ModuleCache:
     """Every spec is generated and loaded once per device, whichever threads ask; a hit is a dictionary look-up.
 
@@ -51,8 +63,8 @@ class ModuleCache:
         self._kernels: dict[KernelType, Kernel] = {}  # for the device's own target, under the table
         self._all: dict[tuple[KernelType, Target], Kernel] = {}  # under the table
         self._table: Table | None = None
-        self._by_table: dict[str, tuple[dict[KernelType, Kernel], dict[tuple[KernelType, Target], Kernel]]] = {}
-        self._pending: dict[tuple[KernelType, Target, str], Future[Kernel]] = {}
+        self._by_table: dict[str, Kernels] = {}
+        self._pending: dict[Key, Future[Kernel]] = {}
         self._lock = threading.Lock()
         self._generating = threading.Lock()
         _caches.add(self)
@@ -63,27 +75,30 @@ class ModuleCache:
             self._change_table()
         if target is None:
             found = self._kernels.get(spec)
-            return found if found is not None else self._load(spec, self.device.target)
+            return found if found is not None else self._load(spec, self.device.target).result()
         where = parse_target(target)  # type: ignore[arg-type]
-        return self._all.get((spec, where)) or self._load(spec, where)
+        return self._all.get((spec, where)) or self._load(spec, where).result()
 
     def warmup(
         self, specs: Iterable[KernelType], target: object = None, workers: int | None = None
     ) -> dict[KernelType, Kernel]:
-        """Load all specs in `workers` threads (default: as many as there are CPUs); one error reports every failure."""
-        wanted = list(dict.fromkeys(specs))
-        if not wanted:
-            return {}
+        """Load all specs, compiling in up to `workers` threads (default: one a CPU); one error reports every failure.
+
+        What needs no compiler is loaded by this thread: Python and the driver take loads one by one anyway, and threads
+        would only wait for each other.
+        """
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise SpecError(f"warmup.workers: must be an int ≥ 1, or None (got {workers!r})")
-        threads = min(len(wanted), workers or os.cpu_count() or 1)
-        with ThreadPoolExecutor(threads, thread_name_prefix="ptxgen-warmup") as pool:
-            futures = {spec: pool.submit(self.load, spec, target) for spec in wanted}
-        failed = {spec: f.exception() for spec, f in futures.items() if f.exception() is not None}
+        where = self.device.target if target is None else parse_target(target)  # type: ignore[arg-type]
+        if in_force() is not self._table:
+            self._change_table()
+        with ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="ptxgen-warmup") as pool:
+            loads = {spec: self._load(spec, where, pool) for spec in dict.fromkeys(specs)}
+        failed = {spec: load.exception() for spec, load in loads.items() if load.exception() is not None}
         if failed:
             lines = "\n".join(f"{spec!r}: {error}" for spec, error in failed.items())
-            raise ModuleLoadError(f"warmup: {len(failed)} of {len(wanted)} specs failed\n{lines}")
-        return {spec: f.result() for spec, f in futures.items()}
+            raise ModuleLoadError(f"warmup: {len(failed)} of {len(loads)} specs failed\n{lines}")
+        return {spec: load.result() for spec, load in loads.items()}
 
     def __contains__(self, spec: object) -> bool:
         return spec in self._kernels
@@ -95,42 +110,37 @@ class ModuleCache:
         """Go on with the kernels of the table that is in force now."""
         with self._lock:
             self._table = in_force()
-            self._kernels, self._all = self._by_table.setdefault(self._table.digest, ({}, {}))
+            self._kernels, self._all = self._kernels_under(self._table.digest)
 
-    def _load(self, spec: KernelType, target: Target) -> Kernel:
-        """One thread loads, the others wait for it."""
+    def _kernels_under(self, table: str) -> Kernels:
+        return self._by_table.setdefault(table, ({}, {}))
+
+    def _load(self, spec: KernelType, target: Target, pool: ThreadPoolExecutor | None = None) -> Future[Kernel]:
+        """A load, over or under way: one thread does it, the others wait. What must be compiled is left to a `pool`."""
         if not isinstance(spec, KernelType):
             raise SpecError(f"load: must be a spec, KernelType(...) with its fields (got {brief(spec)})")
         key = (spec, target, in_force().digest)
+        load: Future[Kernel] = Future()
         with self._lock:
-            kernels, all_kernels = self._kernels, self._all
-            ready = kernels.get(spec) if target == self.device.target else all_kernels.get((spec, target))
-            if ready is not None:
-                return ready
-            pending = self._pending.get(key)
-            if pending is None:
-                mine = self._pending[key] = Future()
-        if pending is not None:
-            return pending.result()
-        try:
-            kernel = self._build(spec, target)
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        else:
-            with self._lock:
-                all_kernels[spec, target] = kernel
-                if target == self.device.target:
-                    kernels[spec] = kernel
-            mine.set_result(kernel)
-            return kernel
-        finally:
-            with self._lock:
-                self._pending.pop(key, None)
+            ready = self._kernels_under(key[2])[1].get((spec, target))
+            first = load if ready is not None else self._pending.setdefault(key, load)
+        if ready is not None:
+            load.set_result(ready)
+        elif first is load:
+            try:
+                rendered = self._render(spec, target)
+                others = None if pool is None or self.device._at_hand(rendered.ptx.text) else pool
+            except BaseException as error:
+                self._end(key, load, error)
+            else:
+                if others is None:
+                    self._link(key, load, rendered)
+                else:
+                    others.submit(self._link, key, load, rendered)
+        return first
 
-    def _build(self, spec: KernelType, target: Target) -> Kernel:
+    def _render(self, spec: KernelType, target: Target) -> Rendered:
         from ptxgen.generator import generate
-        from ptxgen.runtime.kernel import Kernel
 
         device = self.device
         if device.strict:
@@ -146,14 +156,41 @@ class ModuleCache:
         except PtxgenError:
             log.debug("%r for %s on %s: not generated", spec, target, device.name)
             raise
-        rendered = time.perf_counter()
-        code = device._load(ptx.text, f"{ptx.entry} {ptx.digest[:12]}")
-        kernel = Kernel(device, ptx, code.function(ptx.entry))
-        now = time.perf_counter()
-        line = Loaded(spec, target, code.origin, (rendered - started) * 1e3, (now - rendered) * 1e3)
+        return Rendered(ptx, (time.perf_counter() - started) * 1e3)
+
+    def _link(self, key: Key, load: Future[Kernel], rendered: Rendered) -> None:
+        from ptxgen.runtime.kernel import Kernel
+
+        spec, target, _ = key
+        device, ptx = self.device, rendered.ptx
+        started = time.perf_counter()
+        try:
+            code = device._load(ptx.text, f"{ptx.entry} {ptx.digest[:12]}")
+            kernel = Kernel(device, ptx, code.function(ptx.entry))
+        except BaseException as error:
+            self._end(key, load, error)
+            return
+        line = Loaded(spec, target, code.origin, rendered.ms, (time.perf_counter() - started) * 1e3)
         self.history.append(line)
         log.debug("%r for %s on %s: %s, %.1f ms", spec, target, device.name, code.origin, line.load_ms)
-        return kernel
+        self._end(key, load, kernel)
+
+    def _end(self, key: Key, load: Future[Kernel], outcome: Kernel | BaseException) -> None:
+        """Let those who wait for a load have its kernel, or its error."""
+        spec, target, table = key
+        with self._lock:
+            self._pending.pop(key, None)
+            if not isinstance(outcome, BaseException):
+                own, every = self._kernels_under(table)
+                every[spec, target] = outcome
+                if target == self.device.target:
+                    own[spec] = outcome
+        if not isinstance(outcome, BaseException):
+            load.set_result(outcome)
+            return
+        load.set_exception(outcome)
+        if not isinstance(outcome, Exception):  # an interrupt is for this thread first
+            raise outcome
 
     def _after_fork(self) -> None:
         """A thread that held the lock, or was loading, is not in the child."""

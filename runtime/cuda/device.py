@@ -203,6 +203,9 @@ class CudaDevice(Device):
     def _load(self, text: str, label: str) -> Code:
         return self._loader.load(text, label)
 
+    def _at_hand(self, text: str) -> bool:
+        return self._loader.key(text) in self._loader.cubins
+
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
         return CudaLauncher(self, function, geometry, block, first_use)
 
