@@ -51,7 +51,7 @@ def from_zero(label: str, position: object) -> int:
     """A position as an int ≥ 0; `SpecError` for anything else."""
     number = index_of(position) if hasattr(position, "__index__") else -1
     if number < 0:
-        raise SpecError(f"{label}: position must be ≥ 0 (got {position!r})")
+        raise SpecError(f"{label}: position must be an int ≥ 0 (got {position!r})")
     return number
 
 

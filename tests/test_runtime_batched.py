@@ -137,3 +137,146 @@ def test_page_size_is_checked(device: Device) -> None:
             BatchedKvCache(made(device), 2, page_size=wrong)
     with pytest.raises(SpecError, match="needs a page_size"):
         BatchedKvCache(made(device), 2, n_pages=4)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) -> None:
+    batched = BatchedKvCache(made(device), 2, page_size=page)
+    batched.set_length(0, 5)
+    where = batched.buffers(0)["k_cache"].pointer
+    with pytest.raises(CudaError, match=r"sequences need [\d,]+ bytes, about [\d,]+ are there; nothing was changed"):
+        batched.resize(1 << 31)
+    assert (batched.allocated, batched.batch, batched.length(0), batched.generation) == (True, 2, 5, 0)
+    assert batched.buffers(0)["k_cache"].pointer == where
+
+
+def test_a_growth_whose_memory_others_take_leaves_a_free_cache() -> None:
+    device, binding = fake_device()
+    batched = BatchedKvCache(made(device), 2)
+    batched.set_length(0, 5)
+    binding.fail["cuMemAllocAsync"] = [0, 2]
+    with pytest.raises(CudaError, match="out of memory"):
+        batched.resize(3)
+    assert (batched.allocated, batched.batch, batched.length(0)) == (False, 2, 0)
+    assert batched.resize(2) is True
+    assert batched.buffers(0)["k_cache"].shape[0] == 2
+
+
+def test_a_smaller_batch_empties_the_slots_out_of_use(device: Device) -> None:
+    batched = BatchedKvCache(made(device), 3, page_size=16, n_pages=3)
+    assert batched.pages is not None
+    batched.step()
+    batched.resize(1)
+    assert batched.pages.free_pages == 2
+    batched.set_length(0, 48)
+    batched.resize(3)
+    assert [batched.length(slot) for slot in range(3)] == [48, 0, 0]
+    with pytest.raises(SpecError, match=r"slot must be within 0 … 2 \(got 3\)"):
+        batched.length(3)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_positions_are_minus_one_until_a_step_says_where(device: Device, page: int) -> None:
+    cache = made(device)
+    filled(cache)
+    batched = BatchedKvCache(cache, 3, page_size=page)
+    assert batched.positions.numpy().tolist() == [-1, -1, -1]
+    changes = {
+        "set_length": lambda: batched.set_length(1, 0),
+        "rollback": lambda: batched.rollback(1, 0),
+        "scatter_from": lambda: batched.scatter_from(cache, 1, 5),
+    }
+    for name, change in changes.items():
+        batched.reset()
+        batched.step()
+        assert batched.positions.numpy().tolist() == [0, 0, 0]
+        change()
+        assert batched.positions.numpy().tolist() == [0, -1, 0], name
+    batched.reset()
+    assert batched.positions.numpy().tolist() == [-1, -1, -1]
+
+
+def test_a_step_that_the_device_did_not_hear_of_does_not_count() -> None:
+    device, binding = fake_device()
+    batched = BatchedKvCache(made(device), 2)
+    binding.fail["cuMemcpyHtoDAsync"] = [0, 2]
+    with pytest.raises(CudaError, match="cuMemcpyHtoDAsync"):
+        batched.step()
+    assert [batched.length(slot) for slot in range(2)] == [0, 0]
+    batched.step()
+    assert batched.positions.numpy().tolist() == [0, 0]
+    batched.free()
+    with pytest.raises(CudaError, match="was freed"):
+        batched.step()
+    assert batched.length(0) == 0
+
+
+def test_positions_pages_and_slots_are_whole_numbers(device: Device) -> None:
+    batched = BatchedKvCache(made(device), 2, page_size=16)
+    batched.step()
+    wrong = {
+        r"slot must be an int within 0 … 1 \(got 0.5\)": lambda: batched.length(0.5),  # type: ignore[arg-type]
+        r"set_length: must be an int within 0 … 48 \(got 2.7\)": lambda: batched.set_length(0, 2.7),  # type: ignore[arg-type]
+        r"rollback: position must be an int ≥ 0 \(got 0.5\)": lambda: batched.rollback(0, 0.5),  # type: ignore[arg-type]
+        r"step: slots must be several ints \(got 1\)": lambda: batched.step(1),  # type: ignore[arg-type]
+        r"slot must be an int within 0 … 1 \(got 1.0\)": lambda: batched.step([0, 1.0]),  # type: ignore[list-item]
+        r"n_pages: must be an int ≥ 1 \(got 0\)": lambda: BatchedKvCache(made(device), 2, page_size=16, n_pages=0),
+        r"or 0 \(got 16.0\)": lambda: BatchedKvCache(made(device), 2, page_size=16.0),  # type: ignore[arg-type]
+    }
+    for says, use in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            use()
+    assert [batched.length(slot) for slot in (0, 1)] == [1, 1]
+
+
+# copies from a single cache ---------------------------------------------------------------------------------------
+def test_scatter_brings_the_page_table_to_the_device(device: Device) -> None:
+    cache = made(device)
+    filled(cache, (37, 33))
+    batched = BatchedKvCache(cache, 3, page_size=16)
+    batched.scatter_from(cache, 1, 33)
+    assert batched.buffers(0)["page_table"].numpy().tolist() == [[-1] * 3, [0, 1, 2], [-1] * 3]
+
+
+@pytest.mark.parametrize("kind", ["f16", "s8"])
+def test_scatter_into_runs_of_pages_and_single_ones(device: Device, kind: str) -> None:
+    """Long runs go head by head, and what they leave page by page."""
+    cache = made(device, kind, max_len=200)
+    written = filled(cache, (190, 190))
+    batched = BatchedKvCache(cache, 3, page_size=16)
+    for slot, length in ((0, 32), (1, 16), (0, 0)):
+        batched.set_length(slot, length)
+    assert batched.pages is not None
+    batched.scatter_from(cache, 2, 190)
+    pages = batched.pages.table[2][:12].tolist()
+    assert pages == [0, 1, *range(3, 13)], "two runs"
+    for layer, which, head in itertools.product((0, 1), "kv", (0, 1)):
+        expected = as_float(written[layer], which)[head, :190]
+        got = np.stack([batched.peek(layer, which, 2, position, head) for position in range(190)])
+        assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_scatter_waits_once_and_on_a_stream_not_at_all(page: int) -> None:
+    device, binding = fake_device()
+    cache = made(device)
+    filled(cache, (48, 48))
+    batched = BatchedKvCache(cache, 2, page_size=page)
+    for stream, waits in ((device.stream(), 0), (None, 1)):
+        batched.step()
+        binding.log.clear()
+        batched.scatter_from(cache, 0, 41, stream=stream)
+        assert binding.log.count("cuStreamSynchronize") == waits
+
+
+def test_scatter_without_a_stream_comes_after_all_work_on_the_source() -> None:
+    device, binding = fake_device()
+    cache = made(device)
+    filled(cache, (48, 48))
+    batched = BatchedKvCache(cache, 2)
+    cache.k(1).zero(device.stream())
+    binding.log.clear()
+    batched.scatter_from(cache, 0, 41)
+    calls = [name for name in binding.log if name in ("cuStreamWaitEvent", "cuMemcpy2DAsync")]
+    assert calls[0] == "cuStreamWaitEvent"
+    assert calls.count("cuMemcpy2DAsync") == 4, "one per layer and buffer"

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ptxgen.dtypes import dtype
 from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.runtime import Device, KvCache, Snapshot, open_device
+from ptxgen.runtime.snapshot import Layer
 from tests.fake_cuda import fake_device
 from tests.kv_caches import KINDS, as_float, filled, made
 
@@ -57,7 +59,7 @@ def test_lengths_rollback_and_reset(device: Device) -> None:
             cache.set_length(1, wrong)
     with pytest.raises(SpecError, match=r"layer must be within 0 … 1 \(got 2\)"):
         cache.length(2)
-    with pytest.raises(SpecError, match=r"position must be ≥ 0 \(got -1\)"):
+    with pytest.raises(SpecError, match=r"position must be an int ≥ 0 \(got -1\)"):
         cache.rollback(-1)
     before = cache.k(0).numpy()
     cache.reset()
@@ -111,7 +113,7 @@ def test_snapshot_restores_bits_and_lengths(device: Device, kind: str, tmp_path:
             assert buffer.numpy()[:, :length].tobytes() == arrays[name][:, :length].tobytes()
 
 
-def test_snapshots_that_do_not_fit_change_nothing(device: Device, tmp_path: Path) -> None:
+def test_snapshots_that_do_not_fit_change_nothing(device: Device) -> None:
     cache = made(device)
     filled(cache)
     snapshot = cache.snapshot()
@@ -127,9 +129,92 @@ def test_snapshots_that_do_not_fit_change_nothing(device: Device, tmp_path: Path
             other.restore(snapshot)
     with pytest.raises(SpecError, match=r"layer 0 k must be \[4, seq_len, 40\] \(got \[2, 7, 40\]\)"):
         made(device, n_kv_heads=4).restore(snapshot)
-    np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    with pytest.raises(SpecError, match="must be a snapshot file"):
-        Snapshot.load(tmp_path / "other.npz")
+
+
+def test_a_snapshot_with_wrong_arrays_changes_nothing(device: Device) -> None:
+    def arrays(length: int, kind: str, width: int = 40) -> np.ndarray:
+        return np.ones((2, length, width), dtype(kind).numpy)
+
+    good = Layer(arrays(6, "f16"), arrays(6, "f16"))
+    wrong = {
+        r"layer 1 v must be an array of f16 \(got float32\)": Layer(good.k, arrays(6, "f32")),
+        r"layer 1 k must be an array of f16 \(got int16\)": Layer(arrays(6, "s16"), good.v),
+        r"layer 1 v must be \[2, seq_len, 40\] \(got \[2, 5, 40\]\)": Layer(good.k, arrays(5, "f16")),
+        r"layer 1 k must be \[2, seq_len, 40\] \(got \[40\]\)": Layer(good.k[0, 0], good.v),
+    }
+    cache = made(device, "f16")
+    filled(cache)
+    before = cache.k(0).numpy().tobytes()
+    for says, layer in wrong.items():
+        with pytest.raises(SpecError, match=f"KvCache.restore: {says}"):
+            cache.restore(Snapshot(cache.dtype, (good, layer)))
+    with pytest.raises(SpecError, match=r"KvCache.restore: must be a Snapshot \(got None\)"):
+        cache.restore(None)  # type: ignore[arg-type]
+    assert cache.k(0).numpy().tobytes() == before
+    assert [cache.length(i) for i in (0, 1)] == [7, 5]
+    quantised = made(device, "s8")
+    plain = Layer(arrays(3, "s8"), arrays(3, "s8"))
+    with pytest.raises(SpecError, match=r"layer 0 k_scales must be an array of f16 \(got none\)"):
+        quantised.restore(Snapshot(quantised.dtype, (plain, plain)))
+
+
+def test_only_snapshots_are_loaded(device: Device, tmp_path: Path) -> None:
+    cache = made(device)
+    filled(cache)
+    path = tmp_path / "cache.npz"
+    cache.snapshot().save(path)
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 255
+    head = np.array('{"ptxgen_snapshot": 1, "dtype": "f32", "layers": 1}')
+    wrong = {"cut": whole[: len(whole) // 2], "flipped": bytes(flipped), "text": b"hello", "empty": b""}
+    for name, data in wrong.items():
+        (tmp_path / name).write_bytes(data)
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    np.savez(tmp_path / "headless.npz", a=np.zeros(3))
+    np.savez(tmp_path / "future.npz", head=np.array('{"ptxgen_snapshot": 2}'))
+    np.savez(tmp_path / "no_json.npz", head=np.array("{"))
+    np.savez(tmp_path / "layerless.npz", head=head)
+    np.savez(tmp_path / "flat.npz", **{"head": head, "0.k": np.zeros(3, "u4"), "0.v": np.zeros(3, "u4")})
+    names = [*wrong, "array.npy", "headless.npz", "future.npz", "no_json.npz", "layerless.npz", "flat.npz"]
+    for name in names:
+        with pytest.raises(SpecError, match=rf"{name}: must be a snapshot file \("):
+            Snapshot.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        Snapshot.load(tmp_path / "missing.npz")
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_old_one(device: Device, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    cache = made(device)
+    filled(cache)
+    cache.snapshot().save(tmp_path / "cache.npz")
+    before = (tmp_path / "cache.npz").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        made(device, n_layers=1).snapshot().save(tmp_path / "cache.npz")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("cache.npz", before)]
+
+
+def test_lengths_and_layers_are_whole_numbers(device: Device) -> None:
+    cache = made(device)
+    filled(cache)
+    wrong = {
+        r"KvCache: layer must be an int within 0 … 1 \(got 1.0\)": lambda: cache.length(1.0),  # type: ignore[arg-type]
+        r"KvCache: layer must be an int within 0 … 1 \(got 'k'\)": lambda: cache.length("k"),  # type: ignore[arg-type]
+        r"set_length: must be an int within 0 … 48 \(got 2.7\)": lambda: cache.set_length(0, 2.7),  # type: ignore[arg-type]
+        r"rollback: position must be an int ≥ 0 \(got 2.5\)": lambda: cache.rollback(2.5),  # type: ignore[arg-type]
+        r"peek: position must be an int within 0 … 6 \(got 1.5\)": lambda: cache.peek(0, "k", 1.5),  # type: ignore[arg-type]
+    }
+    for says, use in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            use()
+    cache.set_length(np.int64(0), np.int32(3))  # type: ignore[arg-type]
+    assert [cache.length(i) for i in (0, 1)] == [3, 5]
 
 
 def test_free_and_use_after_free(device: Device) -> None:
