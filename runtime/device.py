@@ -274,6 +274,8 @@ def open_device(name: str | None = None, **options: Any) -> Device:
     A GPU has one `Device` object per process (until that is closed), so that modules and memory are shared; the CPU
     executor gets a new one per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
     """
+    if name is not None and not isinstance(name, str):
+        raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')
     kind, _, index = (name or "").partition(":")
     if kind not in ("", "cuda", "cpu") or (index and (kind != "cuda" or not index.isdigit())):
         raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')

@@ -9,10 +9,12 @@ import pytest
 
 from ptxgen.errors import CudaError, ModuleLoadError, SpecError, TargetError
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
-from ptxgen.runtime import Device, open_device
+from ptxgen.parity import LIMITS, compare
+from ptxgen.runtime import Device, Executor, open_device
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
+from tests.kv_oracle import attention
 
 SHAPE = {"max_len": 16, "n_kv_heads": 2, "head_dim": 64}
 
@@ -39,7 +41,9 @@ def misaligned(device: Device) -> Buffer:
         ("v_cache", lambda d: d.zeros((2, 16, 64), "bf16"), r"bind\(v_cache\): must be f16 \(got bf16"),
         ("v_cache", misaligned, r"bind\(v_cache\): must be aligned to \d+ bytes \(got address 0x[0-9a-f]+\)"),
         ("k_cache", lambda d: 0x1002, r"bind\(k_cache\): must be aligned to \d+ bytes \(got address 0x1002\)"),
-        ("k", lambda d: open_device("cpu").zeros((1, 2, 64), "f32"), r"must be on (cpu|cuda:0) \(got Buffer"),
+        ("k", lambda d: open_device("cpu").zeros((1, 2, 64), "f32"), r"bind\(k\): must be on (cpu|cuda:0) \(got Buf"),
+        ("k", lambda d: None, r"bind\(k\): must be a Buffer, or have __dlpack__ .* \(got NoneType\)"),
+        ("k", lambda d: np.ones((1, 2, 64)) > 0, r"bind\(k\): "),
         ("position", lambda d: 1.5, r"bind\(position\): must be an integer within .* \(got 1.5\)"),
         ("speed", lambda d: 1, r"kv_cache_scatter\.bind: takes k, v, .* \(got speed\)"),
     ],
@@ -138,3 +142,85 @@ def test_targets_and_strict_mode(device: Device) -> None:
             device.load(KvCacheScatter(kv_dtype="f16", **SHAPE | {"max_len": 17}))
     finally:
         device.strict = False
+
+
+# the executor and its cache ---------------------------------------------------------------------------------------
+def rand(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def read_only(*shape: int) -> np.ndarray:
+    made = np.ones(shape, np.float32)
+    made.flags.writeable = False
+    return made
+
+
+def test_a_result_that_cannot_be_written_is_found_before_anything_is_done(device: Device) -> None:
+    ex = Executor(device, 2, 4, 2, 64, 48)
+    q, k, v = rand(3, 4, 64), rand(3, 2, 64), rand(3, 2, 64)
+    chunk, one = (q, k, v, read_only(3, 4, 64)), (q[0], k[0], v[0], read_only(4, 64))
+    calls = {
+        "incremental_attention": ("out", lambda: ex.incremental_attention(0, *one)),
+        "flash_attention_cached": ("out", lambda: ex.flash_attention_cached(0, *chunk)),
+        "flash_attention": ("out", lambda: ex.flash_attention(*chunk)),
+        "flash_decoding": ("out", lambda: ex.flash_decoding(0, q[0], one[3])),
+        "rope": ("k", lambda: ex.rope(q[0], read_only(2, 64))),
+    }
+    before = ex.cache.k(0).numpy().tobytes(), q.tobytes()
+    for name, (argument, call) in calls.items():
+        with pytest.raises(SpecError, match=rf"^{argument}: must be writable \(got a read-only array\)"):
+            call()
+        assert (ex.cache.k(0).numpy().tobytes(), q.tobytes()) == before, name
+    assert ex.cache.length(0) == 0
+    ex.incremental_attention(0, read_only(4, 64), read_only(2, 64), read_only(2, 64), np.zeros((4, 64), np.float32))
+
+
+def test_wrong_arguments_are_named(device: Device) -> None:
+    ex = Executor(device, 2, 4, 2, 64, 48)
+    q, k, v, out = rand(3, 4, 64), rand(3, 2, 64), rand(3, 2, 64), np.zeros((3, 4, 64), np.float32)
+    none = {n: x[:0] for n, x in (("q", q), ("k", k), ("v", v), ("out", out))}
+    wrong = {
+        r"^q: must be a Buffer, or have __dlpack__": lambda: ex.incremental_attention(0, [1.0], k[0], v[0], out[0]),
+        r"^q: must be C-contiguous": lambda: ex.incremental_attention(0, np.asfortranarray(q[0]), k[0], v[0], out[0]),
+        r"layer must be an int within 0 … 1 \(got 0.0\)": lambda: ex.incremental_attention(0.0, *one),  # type: ignore[arg-type]
+        r"layer must be within 0 … 1 \(got 2\)": lambda: ex.flash_decoding(2, q[0], out[0]),
+        r"^q: must have shape \[rows ≥ 1, heads, head_dim\] \(got \[1\]\)": lambda: ex.flash_attention([1], k, v, out),
+        r"^q: must have shape \[rows ≥ 1, .* \(got shape \[4, 64\]\)": lambda: ex.flash_attention(q[0], k, v, out),
+        r"^k: must have shape \[rows ≥ 1, .* \(got shape \[0, 2, 64\]\)": lambda: ex.flash_attention(q, k[:0], v, out),
+        r"^q: must have shape \[rows ≥ 1, .* \(got shape \[0,": lambda: ex.flash_attention_cached(0, **none),
+        r"^q: must be a Buffer, or have": lambda: ex.rope([1.0]),
+        r"^append\(k\): must be a Buffer": lambda: ex.cache.append(0, [1.0], [1.0]),
+        r"^append\(v\): must be a Buffer": lambda: ex.cache.append(0, device.array(k), None),
+        r"^append\(k\): must have at least one row": lambda: ex.cache.append(0, *[device.zeros((0, 2, 64), "f32")] * 2),
+        r"causal, q must have at most as many rows as k, 2 \(got 3\)": lambda: ex.flash_attention(q, k[:2], v[:2], out),
+    }
+    one = q[0], k[0], v[0], out[0]
+    for says, call in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            call()
+    assert ex.cache.length(0) == 0
+    ex.flash_attention(q, k[:2], v[:2], out, causal=False)
+    want = np.stack([attention(row, k[:2], v[:2]) for row in q])
+    assert compare("out", out, want, LIMITS["f32"]).ok, "without a causal mask any number of rows is fine"
+
+
+# what is no kernel, device or text --------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [0, 1, True, b"cpu", ["cpu"]])
+def test_a_device_has_a_name(name: object) -> None:
+    with pytest.raises(SpecError, match=r'open_device: name must be "cuda", "cuda:<index>", "cpu" or None \(got'):
+        open_device(name)  # type: ignore[arg-type]
+
+
+def test_what_is_no_spec_or_text_is_refused(device: Device) -> None:
+    spec = KvCacheScatter(kv_dtype="f16", **SHAPE)
+    wrong = {
+        r"load: must be a spec, .* \(got <class": lambda: device.load(KvCacheScatter),  # type: ignore[arg-type]
+        r"load: must be a spec, .* \(got None\)": lambda: device.load(None),  # type: ignore[arg-type]
+        r"warmup.workers: must be an int ≥ 1, or None \(got -1\)": lambda: device.warmup([spec], workers=-1),
+        r"warmup.workers: must be an int ≥ 1, or None \(got 0\)": lambda: device.warmup([spec], workers=0),
+        r"Device.module: must be PTX text, a str \(got None\)": lambda: device.module(None),  # type: ignore[arg-type]
+        r"Device.module: must be PTX text, a str \(got b'": lambda: device.module(b".version"),  # type: ignore[arg-type]
+    }
+    for says, use in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            use()

@@ -185,6 +185,20 @@ def test_overflow_and_wrong_arguments_change_nothing(device: Device) -> None:
     assert np.array_equal(ex.cache.k(0).numpy(), before)
 
 
+def test_an_append_without_a_step_writes_nothing(device: Device) -> None:
+    ex, _ = executor(device, n_layers=1)
+    ex.flash_attention_cached(0, rand(3, 4, 64), rand(3, 2, 64), rand(3, 2, 64), np.zeros((3, 4, 64), np.float32))
+    for page in (0, 16):
+        batched = BatchedKvCache(ex.cache, 2, page_size=page)
+        batched.zero()
+        batched.step()
+        batched.scatter_from(ex.cache, 0, 3)
+        batched.set_length(1, 0)
+        before = {name: buffer.numpy().tobytes() for name, buffer in batched.buffers(0).items()}
+        batched.append(0, *[device.array(rand(2, 2, 64))] * 2)
+        assert {name: buffer.numpy().tobytes() for name, buffer in batched.buffers(0).items()} == before
+
+
 def test_unknown_options_and_impossible_shapes(device: Device) -> None:
     with pytest.raises(TypeError, match="sofft_cap"):
         Executor(device, 1, 4, 2, 64, 16, sofft_cap=3.0)
