@@ -75,6 +75,7 @@ def ranges(spec: KernelType, sizes: Mapping[str, int]) -> dict[str, tuple[int, i
     keys = max_len or known.get("n_keys", 1)
     rows, positions = known.get("rows", 1), max_len or _MOST
     most_rows = max_len if max_len and not getattr(spec, "batched", False) else _MOST
+    skips = any(param.name == "n_pages" for param in spec.params())  # pages that do not exist; others read them all
     return {
         **dict.fromkeys(_CAPACITIES, (1, _MOST)),
         **dict.fromkeys(("seq_len", "seq_lens"), (0, max_len)),
@@ -82,7 +83,8 @@ def ranges(spec: KernelType, sizes: Mapping[str, int]) -> dict[str, tuple[int, i
         **dict.fromkeys(("q_len", "q_starts"), (0, tokens)),
         "rows": (1, most_rows), "position": (0, max(0, positions - rows)), "positions": (0, positions - 1),
         "slot": (0, batch - 1), "n_slots": (1, batch), "n_sequences": (0, batch), "n_pages": (0, pages),
-        "q_rows": (tokens, tokens), "kv_rows": (known.get("n_keys", 1),) * 2,
+        "page_table": (-_MOST - 1, _MOST) if skips else (-1, pages - 1), "q_rows": (tokens, tokens),
+        "kv_rows": (known.get("n_keys", 1),) * 2,
     }  # fmt: skip
 
 

@@ -209,6 +209,36 @@ def test_inputs_are_what_runs(tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npz")["out"] == pytest.approx(2.5)
 
 
+@pytest.mark.parametrize("name", ["incremental_attention", "multi_head_attention"])
+def test_pages_that_are_read_must_exist(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = spec_of(name, batched=True, page_size=16)
+    example = spec.example(np.random.default_rng(0))
+    table, (_, last) = example["page_table"].copy(), ranges(spec, {})["page_table"]
+    assert -1 <= table.min() < table.max() <= last
+    table[0, 0] = last + 1
+    np.savez(tmp_path / "in.npz", page_table=table)
+    words = [*options(spec), "--batched", "--page-size", "16", "--inputs", str(tmp_path / "in.npz")]
+    assert f".page_table: must be from -1 to {last} (got {last + 1})" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("name", ["kv_cache_scatter", "rope_kv_append"])
+def test_pages_that_are_written_may_be_said_not_to_exist(name: str, tmp_path: Path) -> None:
+    spec = spec_of(name, batched=True, page_size=16)
+    given = ["--batched", "--page-size", "16", "--inputs", str(tmp_path / "in.npz")]
+    for n_pages in (0, 1):
+        np.savez(tmp_path / "in.npz", n_pages=np.array(n_pages, np.int32))
+        assert invoke(["run", *options(spec), *given, *CPU]) == 0
+
+
+def test_infinities_are_compared_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    np.savez(tmp_path / "in.npz", q=np.full((4, 64), np.inf, np.float32))
+    assert invoke(["run", *ATTEND, *CPU, "--inputs", str(tmp_path / "in.npz")]) == 0
+    assert capsys.readouterr().err == ""
+    assert not recwarn.list
+
+
 def test_types_that_numpy_lacks_come_back_from_a_file(tmp_path: Path) -> None:
     spec = KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, src_dtype="bf16", kv_dtype="e4m3")
     k = np.full((1, 1, 8), 3.0, ml_dtypes.bfloat16)

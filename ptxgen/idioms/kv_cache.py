@@ -197,9 +197,12 @@ def dequantise_rows(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return values.astype(np.float32) * np.repeat(scales.astype(np.float32), GROUP, -1)[..., : values.shape[-1]]
 
 
-def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: dict[str, np.ndarray],
-                positions: np.ndarray, page_table: np.ndarray | None = None) -> None:  # fmt: skip
-    """Write f32 rows `{"k", "v"}` `[rows, n_kv_heads, head_dim]` to the caches in `out`; outside positions nothing."""
+def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, np.ndarray], positions: np.ndarray,
+                a: Mapping[str, Any]) -> None:  # fmt: skip
+    """Write f32 rows `{"k", "v"}` `[rows, n_kv_heads, head_dim]` to the caches in `out`; outside positions nothing.
+
+    `a` are the kernel's arguments, of which pages are found in `page_table` and `n_pages`.
+    """
     import numpy as np
 
     for r, position in enumerate(positions):
@@ -207,10 +210,9 @@ def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: dict[str, np.
             continue
         where: tuple[Any, ...] = (slice(None), position)
         if spec.page_size:
-            assert page_table is not None
-            entries = page_table[r] if spec.batched else page_table
+            entries = a["page_table"][r] if spec.batched else a["page_table"]
             page = entries[position // spec.page_size]
-            if not 0 <= page < out["k_cache"].shape[0]:
+            if not 0 <= page < a["n_pages"]:
                 continue
             where = (page, slice(None), position % spec.page_size)
         elif spec.batched:

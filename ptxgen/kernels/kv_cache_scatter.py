@@ -110,5 +110,5 @@ class KvCacheScatter(KernelType):
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
         positions = kv_cache.row_positions(self.batched, a, a["k"].shape[0])
-        kv_cache.append_rows(self, out, a, positions, a.get("page_table"))
+        kv_cache.append_rows(self, out, a, positions, a)
         return out

@@ -140,7 +140,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
         rows = {"k": rotary.rotate_rows(self.rotation, a["k"], positions), "v": a["v"]}
-        kv_cache.append_rows(self, out, rows, positions, a.get("page_table"))
+        kv_cache.append_rows(self, out, rows, positions, a)
         query = "q" if self.in_place else "q_out"
         rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.src_dtype.numpy)
         return {query: np.where(inside, rotated, a[query]), **out}
