@@ -13,9 +13,10 @@ from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.interop import argument
 from ptxgen.runtime.kvcache import KvCache, as_rows
 from ptxgen.runtime.layers import KvLayers, from_zero, positive, within
+from ptxgen.runtime.order import after_others
 from ptxgen.runtime.pages import PageTable
 from ptxgen.runtime.sizing import bytes_per_sequence, overhead
-from ptxgen.runtime.transfer import after_all, page_blocks, slot_blocks
+from ptxgen.runtime.transfer import page_blocks, slot_blocks
 
 log = logging.getLogger("ptxgen.runtime")
 
@@ -162,6 +163,7 @@ class BatchedKvCache:
 
     def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
+        stream = self.device._uncaptured(stream, "BatchedKvCache.zero", "lengths are the host's; fill buffers(layer)")
         self.reset()
         if self._store:
             self._store.zero(stream)
@@ -177,7 +179,7 @@ class BatchedKvCache:
         The slot appends nowhere until the next step: where it would have, the device is told, on `stream`.
         """
         at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
-        where = self.device._given(stream)
+        where = self.device._uncaptured(stream, "BatchedKvCache.set_length", "lengths are the host's")
         if self.pages is not None:
             self.pages.reserve({at: length})
         if self._stepping[at]:
@@ -200,9 +202,10 @@ class BatchedKvCache:
         """Make room for one position in `slots` (default: all in use) and say so to the device, on `stream`.
 
         Raises `CapacityError`, changing nothing, when a slot is full or pages run out. Positions count when the device
-        has been told of them.
+        has been told of them. Call it before each replay: it cannot be recorded.
         """
-        where, _ = self.device._given(stream), self._held
+        where = self.device._uncaptured(stream, "BatchedKvCache.step", "call it before each replay")
+        _ = self._held
         if slots is not None and not isinstance(slots, Iterable):
             raise SpecError(f"BatchedKvCache.step: slots must be several ints (got {slots!r})")
         active = list(range(self.batch)) if slots is None else sorted({self._slot(slot) for slot in slots})
@@ -255,6 +258,7 @@ class BatchedKvCache:
         after all earlier work on both caches, and complete on return. 0 does nothing. Raises `SpecError` for a slot
         that is not there, other dimensions, or more than the cache holds.
         """
+        where = self.device._uncaptured(stream, "BatchedKvCache.scatter_from", "lengths are the host's")
         self._slot(slot)
         names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")
         if not isinstance(cache, KvCache) or any(getattr(self, name) != getattr(cache, name) for name in names):
@@ -264,10 +268,11 @@ class BatchedKvCache:
         if length == 0:
             return
         sources, targets = ([kept.buffers(i) for i in layers] for kept in (cache, self._held))
-        where = self.device._given(stream)
         if where is None:
+            where = self.device.default_stream
             table = () if self.pages is None else (self.pages.buffer,)
-            where = after_all((self._positions, *table, *(b for part in (*sources, *targets) for b in part.values())))
+            used = (self._positions, *table, *(b for part in (*sources, *targets) for b in part.values()))
+            after_others(where, (b.allocation for b in used))
         self.set_length(slot, length, where)
         if self.pages is not None:
             self.pages.upload(where)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Function, Geometry, Launcher
@@ -32,7 +32,7 @@ class Arguments:
         self.block = block
         self.keep = dict(keep)
         self.launcher: ReferenceType[Launcher] | None = None
-        self.broken = False
+        self.broken: str | None = None
         self._streams: dict[int, Stream] = {}
         self._known: dict[int, Allocation] = {}
         self._register()
@@ -64,10 +64,10 @@ class Arguments:
 
     def invalidate(self, reason: str) -> None:
         """A buffer of the arguments is gone."""
-        self.broken = True
+        self.broken = f"{self.function.name}: {reason}"
         launcher = self.launcher() if self.launcher is not None else None
         if launcher is not None:
-            launcher.close(f"{self.function.name}: {reason}")
+            launcher.close(self.broken)
 
     def _register(self) -> None:
         """Be told of exactly what the arguments point to now."""
@@ -75,10 +75,10 @@ class Arguments:
         current = {id(a): a for d in direct for a in (d, *d.targets)}
         for key, allocation in self._known.items():
             if key not in current:
-                allocation.users.discard(self)
+                allocation.forget(self)
         for allocation in current.values():
-            allocation.users.add(self)
-            for stream in self._streams.values():
+            allocation.tell(self)
+            for stream in tuple(self._streams.values()):  # other threads may launch on more meanwhile
                 allocation.used_on(stream)
         self._known = current
 
@@ -87,7 +87,8 @@ class BoundKernel:
     """A kernel with its geometry and arguments, packed.
 
     `launch(stream=None)` only launches: no allocation, no copy, no check, no synchronisation. Buffers are kept alive;
-    after one of them is freed by hand, `launch` raises.
+    after one of them is freed by hand, `launch` raises. A kernel with a workspace must not run beside itself: bind once
+    per stream that launches it.
     """
 
     launch: Callable[..., None]
@@ -100,11 +101,13 @@ class BoundKernel:
         block: ParamBlock,
         pack: Packer,
         keep: dict[int, tuple[Buffer, ...]] | None = None,
+        workspaces: tuple[int, ...] = (),
     ) -> None:
         self.device = device
         self.function = function
         self.geometry = geometry
         self._pack = pack
+        self._workspaces = workspaces
         self._arguments = Arguments(function, block, keep or {})
         self._prepare()
 
@@ -127,16 +130,29 @@ class BoundKernel:
         """Take values that are checked and packed already."""
         if not self._arguments.store(packed):
             return
-        if self._arguments.broken and not any(a.freed for a in self.allocations()):
+        if self._arguments.broken and not any(a.lost for a in self.allocations()):
             self._prepare()  # what was freed has been replaced
         else:
             self._follow_libraries()
 
     def twin(self) -> BoundKernel:
-        """The same launch with an argument block of its own."""
+        """The same launch with an argument block of its own; `CudaError` if a buffer was freed."""
+        if self._arguments.broken is not None:
+            raise CudaError(self._arguments.broken)
         return BoundKernel(
-            self.device, self.function, self.geometry, self.block.copy(), self._pack, self._arguments.keep
-        )
+            self.device, self.function, self.geometry, self.block.copy(), self._pack, self._arguments.keep,
+            self._workspaces,
+        )  # fmt: skip
+
+    def workspaces(self) -> dict[int, Buffer]:
+        """Scratch memory by parameter index; what was given as an address is unknown."""
+        kept = self._arguments.keep
+        return {index: kept[index][0] for index in self._workspaces if kept.get(index)}
+
+    def own_workspaces(self) -> None:
+        """Take scratch memory of its own, so as to run beside those that shared it."""
+        made = ((i, self.device.zeros(b.shape, b.dtype)) for i, b in self.workspaces().items())
+        self.store([(index, buffer.pointer.to_bytes(8, "little"), (buffer,)) for index, buffer in made])
 
     def allocations(self) -> tuple[Allocation, ...]:
         """The memory that the arguments point to."""
@@ -146,13 +162,13 @@ class BoundKernel:
         arguments = self._arguments
         self._launcher = self.device._prepare(self.function, self.geometry, arguments.block, arguments.first_use)
         arguments.launcher = ref(self._launcher)
-        arguments.broken = False
+        arguments.broken = None
         self.launch = self._launcher.launch
         self._follow_libraries()
 
     def _follow_libraries(self) -> None:
         """With arguments of torch or CuPy, a launch without a stream goes to that library's current one."""
-        libraries = sorted({a.library for a in self.allocations() if a.library is not None})
+        libraries = libraries_of(self.allocations())
         follower = _OnCurrentStream(self.device, self._launcher, libraries) if libraries else self._launcher
         self.launch = follower.launch
 
@@ -170,8 +186,20 @@ class _OnCurrentStream:
 
     def launch(self, stream: Stream | None = None) -> None:
         if stream is None:
-            if len(self._libraries) > 1:
-                known = " and ".join(self._libraries)
-                raise SpecError(f"launch: needs a stream, as arguments come from {known} (got none)")
-            stream = self._device._current_stream_of(self._libraries[0])
+            stream = stream_without_one("launch", self._device, self._libraries)
         self._launcher.launch(stream)
+
+
+def libraries_of(allocations: Iterable[Allocation]) -> list[str]:
+    """Libraries with a current stream that these come from."""
+    return sorted({a.library for a in allocations if a.library is not None})
+
+
+def stream_without_one(what: str, device: Device, libraries: Sequence[str]) -> Stream:
+    """Where work without a stream of its own goes: the current stream of the library that its arguments come from, or
+    the device's default stream. `SpecError` where there are two libraries."""
+    if not libraries:
+        return device.default_stream
+    if len(libraries) > 1:
+        raise SpecError(f"{what}: needs a stream, as arguments come from {' and '.join(libraries)} (got none)")
+    return device._current_stream_of(libraries[0])

@@ -45,8 +45,9 @@ class Buffer:
     @property
     def pointer(self) -> int:
         """Address of the first element on the device; raises `CudaError` after `free`."""
-        if self.allocation.freed:
-            raise CudaError(f"{self!r}: was freed; allocate a new one")
+        if self.allocation.lost is not None:
+            gone = "was freed" if self.allocation.freed else self.allocation.lost
+            raise CudaError(f"{self!r}: {gone}; allocate a new one")
         return self._pointer
 
     @property

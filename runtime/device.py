@@ -50,10 +50,10 @@ class Device(ABC):
 
     # memory -------------------------------------------------------------------------------------------------------
     def empty(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
-        """An uninitialised buffer; with a `stream` it exists in the order of that stream only."""
+        """An uninitialised buffer; with a `stream` (not a captured one) it exists in the order of that stream only."""
+        stream = self._uncaptured(stream, "Device.empty", "allocate before, without this stream")
         dims, kind = as_shape("Device.empty", shape), to_dtype(dtype)
         nbytes = math.prod(dims) * kind.bytes
-        stream = self._given(stream)
         pointer = self._allocate(max(nbytes, 1), stream)
         allocation = Allocation(self, pointer, max(nbytes, 1))
         if stream is not None:
@@ -83,7 +83,7 @@ class Device(ABC):
     def pointers(self, targets: Sequence[Buffer]) -> Buffer:
         """A u64 array of addresses for "pointers" parameters; it keeps its targets alive, and goes bad with them."""
         made = self.array(np.array([t.pointer for t in targets], np.uint64))
-        made.allocation.targets = tuple({id(t.allocation): t.allocation for t in targets}.values())
+        made.allocation.point_to({id(t.allocation): t.allocation for t in targets}.values())
         return made
 
     def wrap(self, source: object) -> Buffer:
@@ -244,6 +244,14 @@ class Device(ABC):
     def _given(self, stream: object) -> Stream | None:
         """A stream as callers give it."""
         return None if stream is None else self._foreign_stream(stream)
+
+    def _uncaptured(self, stream: object, what: str, instead: str) -> Stream | None:
+        """The same for `what`, which cannot be recorded: `CudaError` while a graph, ours or another library's, captures
+        the stream; `instead` is what works."""
+        given = self._given(stream)
+        if given is not None and (given.capturing or given.captured_by_others()):
+            raise CudaError(f"{what}: is not possible while capturing; {instead}")
+        return given
 
     @abstractmethod
     def _check_memory(self, label: str, pointer: int) -> None:

@@ -9,12 +9,14 @@ import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.flashdecoding import FlashDecoding
 from ptxgen.runtime.graph import Graph, Node
-from ptxgen.runtime.interop import after_producers, before_producers
-from ptxgen.runtime.kvcache import KvCache
+from ptxgen.runtime.interop import argument
+from ptxgen.runtime.kvcache import KvCache, as_rows
+from ptxgen.runtime.order import after_others, before_others
 from ptxgen.runtime.staging import Arguments, row_count, take_back
 from ptxgen.runtime.stream import Stream
 
@@ -26,15 +28,17 @@ if TYPE_CHECKING:
 class Executor:
     """Attention over a KV cache that stays on the device; one position at a time, or a chunk of a prompt.
 
-    Host arrays are staged, and results are there on return; with device arrays alone nothing synchronises, and work is
-    ordered on `stream` (or the stream of the call). Without a stream of the call, arrays of torch, CuPy and others are
-    used after what their library has submitted, and before what it submits next.
+    Host arrays are staged, and results are there on return; with device arrays alone nothing synchronises. Calls run in
+    the order in which they are made, on the stream of the call or on `stream`, the device's default one. Without a
+    stream of the call, arrays are used after what other streams (torch's and CuPy's current ones, too) have been given
+    on them so far, and before what these are given next.
 
     `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's. `max_chunks` is how many parts `flash_decoding`
     cuts a cache into at most; `options` are those of `IncrementalAttention`: scale, soft_cap, window.
 
     In a graph, record with `stream=graph.stream` and call `step` before each replay: positions and lengths then come
-    from device memory.
+    from device memory (`positions`, `lengths`, one per layer). What a replay could not do again is a `CudaError` before
+    anything is recorded: host arrays, chunks, a position on the host.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class Executor:
         self.q_dtype = to_dtype(q_dtype)
         self.cache = KvCache(device, n_layers, n_heads, n_kv_heads, head_dim, max_len, kv_dtype)
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
-        self.stream = self.cache.stream = device.stream()
+        self.stream = self.cache.stream = self._latest = device.default_stream
         self.max_chunks = max_chunks
         self._flash_decoding: FlashDecoding | None = None
         self._options = options
@@ -97,16 +101,17 @@ class Executor:
         """
         stream = self.device._given(stream)
         if stream is not None and stream.capturing:
+            no_host_arrays(q, k, v, out)
             return self._record(layer, q, k, v, out, stream)
         length = self.cache.room(layer, 1) + 1
         buffers = self._buffers(q=q, k=k, v=v, out=out)
         attention = self._attention(layer, buffers["q"], buffers["out"], length)
-        where = self._begin(stream, buffers)
+        where = self._begin(stream, buffers, layer)
         self._arguments.upload({"q": q, "k": k, "v": v}, where)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
         self._arguments.download("out", out, where)
-        self._end(stream, buffers)
+        self._end(stream, buffers, layer)
         return length
 
     def flash_attention_cached(
@@ -119,17 +124,18 @@ class Executor:
         """
         if len(getattr(q, "shape", ())) < 3:
             return self.incremental_attention(layer, q, k, v, out, stream)
-        stream, rows = self.device._given(stream), row_count("q", q)
+        stream = self.device._uncaptured(stream, "Executor: a chunk", "its position is the host's; record single rows")
+        rows = row_count("q", q)
         length = self.cache.room(layer, rows) + rows
         given = {"q": q, "k": k, "v": v, "out": out}
         where = stream or self.stream
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where)
         attention = self._prefill(layer, buffers["q"], buffers["out"], rows, length)
-        self._begin(stream, buffers)
+        self._begin(stream, buffers, layer)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
         take_back(out, buffers["out"], where)
-        self._end(stream, buffers)
+        self._end(stream, buffers, layer)
         return length
 
     def flash_decoding(self, layer: int, q: object, out: object, stream: object = None) -> None:
@@ -139,16 +145,17 @@ class Executor:
         to a graph as explicit nodes.
         """
         stream, length = self.device._given(stream), self.cache.length(layer)
+        if recording(stream):
+            no_host_arrays(q, out)
         rows = self._rows(q=q, out=out)
         if stream is not None and stream.capturing:
-            no_host_arrays(q, out)
             self._flash().record(layer, rows["q"], rows["out"], stream)
             return
-        where = self._begin(stream, rows)
+        where = self._begin(stream, rows, layer)
         self._arguments.upload({"q": q}, where)
         self._flash().launch(layer, rows["q"], rows["out"], length, where)
         self._arguments.download("out", out, where)
-        self._end(stream, rows)
+        self._end(stream, rows, layer)
 
     def flash_decoding_nodes(self, graph: Graph, layer: int, q: object, out: object) -> tuple[Node, Node]:
         """Append chunk and reduction to a graph as explicit nodes; arguments on the device."""
@@ -163,6 +170,8 @@ class Executor:
         """Attention of whole sequences, without the cache: q, out `[n, n_heads, head_dim]`, k, v
         `[m, n_kv_heads, head_dim]`; causal: the queries are the last n of the m positions, so that n ≤ m."""
         stream = self.device._given(stream)
+        if recording(stream):
+            no_host_arrays(q, k, v, out)
         where = stream or self.stream
         rows, keys = row_count("q", q), row_count("k", k)
         if causal and rows > keys:
@@ -177,19 +186,34 @@ class Executor:
         self._end(stream, buffers)
 
     def rope(
-        self, q: object, k: object = None, position: int = 0, stream: object = None, **options: Any
+        self, q: object, k: object = None, position: object = 0, stream: object = None, **options: Any
     ) -> None:
         """Rotate q `[n_heads, head_dim]` and k `[n_kv_heads, head_dim]` to a position, in place (a leading axis is
-        consecutive positions); `options` are those of `Rope`: theta, style, rotary_dim, scaling, precise, …"""
+        consecutive positions); `options` are those of `Rope`: theta, style, rotary_dim, scaling, precise, …
+
+        `position` is an int, or s32 `[1]` on the device, which a graph needs: `positions[layer]` is where `step` puts
+        it.
+        """
         from ptxgen.kernels import Rope
 
         stream = self.device._given(stream)
+        if recording(stream):
+            no_host_arrays(q, k)
+        on_device = not isinstance(position, int | np.generic | np.ndarray)
+        if on_device:
+            position = as_rows("position", argument(self.device, "position", position), (1,))
+        else:
+            what, instead = f"Executor.rope: position {position}", "one on the device (positions[layer]) can change"
+            self.device._uncaptured(stream, what, instead)
         where = stream or self.stream
         given = {"q": q} if k is None else {"q": q, "k": k}
         rows = row_count("q", q) if len(getattr(q, "shape", ())) == 3 else 1
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, written=("q", "k"))
         heads = 0 if k is None else self.n_kv_heads
-        spec = Rope(head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=heads, dtype=self.q_dtype, **options)
+        spec = Rope(
+            head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=heads, dtype=self.q_dtype,
+            indirect=on_device, **options,
+        )  # fmt: skip
         bound = self.device.load(spec).bind(**buffers, position=position)
         self._begin(stream, buffers)
         bound.launch(where)
@@ -203,11 +227,14 @@ class Executor:
 
         Raises `CapacityError`, changing nothing, when a layer is full.
         """
+        stream = self.device._uncaptured(stream, "Executor.step", "call it before each replay")
         before = [self.cache.room(layer, 1) for layer in range(self.n_layers)]
         positions = np.array(before, np.int32)
-        where = self.device._given(stream) or self.stream
+        told = {"positions": self.positions, "lengths": self.lengths}
+        where = self._begin(stream, told)
         self.positions.copy_from(positions, where)
         self.lengths.copy_from(positions + np.int32(1), where)
+        self._end(stream, told)
         for layer, length in enumerate(before):
             self.cache.set_length(layer, length + 1)
 
@@ -215,7 +242,6 @@ class Executor:
         """Append and attend, position and length from device memory; loads and binds before anything is recorded."""
         from ptxgen.kernels import KvCacheScatter
 
-        no_host_arrays(q, k, v, out)
         buffers = self._buffers(q=q, out=out)
         cache, one = self.cache, slice(layer, layer + 1)
         scatter = KvCacheScatter(
@@ -242,17 +268,29 @@ class Executor:
         """The same with a leading 1."""
         return {name: b.reshape(1, *b.shape) for name, b in self._buffers(**given).items()}
 
-    def _begin(self, stream: Stream | None, buffers: Mapping[str, Buffer]) -> Stream:
-        """The stream to work on; without one given, our own, after what other libraries do on arrays of theirs."""
-        if stream is not None:
-            return stream
-        after_producers(self.stream, buffers.values())
-        return self.stream
-
-    def _end(self, stream: Stream | None, buffers: Mapping[str, Buffer]) -> None:
-        """What other libraries do with arrays of theirs from now on comes after our work."""
+    def _begin(self, stream: Stream | None, buffers: Mapping[str, Buffer], layer: int | None = None) -> Stream:
+        """The stream to work on, after the call before this one; without one given, our own, after what other streams
+        do with the arguments and the layer."""
+        where = self.stream if stream is None else stream
+        if recording(where):
+            return where
+        self.device._uncaptured(stream, "Executor", "a graph of another library would not count positions")
+        if where is not self._latest:
+            where.wait(self._latest)
+            self._latest = where
         if stream is None:
-            before_producers(self.stream, buffers.values())
+            after_others(where, self._used(buffers, layer))
+        return where
+
+    def _end(self, stream: Stream | None, buffers: Mapping[str, Buffer], layer: int | None = None) -> None:
+        """What other streams do with the arguments and the layer from now on comes after our work."""
+        if stream is None:
+            before_others(self.stream, self._used(buffers, layer))
+
+    def _used(self, buffers: Mapping[str, Buffer], layer: int | None) -> list[Allocation]:
+        """Memory that tells which streams are at work: a layer's keys stand for all that goes with them."""
+        used = [b.allocation for b in buffers.values()]
+        return used if layer is None else [*used, self.cache.k(layer).allocation]
 
     # bound kernels ------------------------------------------------------------------------------------------------
     def _attention(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:
@@ -299,6 +337,11 @@ class Executor:
                 self.device, self.cache, self.lengths, self.q_dtype, self.max_chunks, **self._options
             )
         return self._flash_decoding
+
+
+def recording(stream: Stream | None) -> bool:
+    """Whether work given to `stream` now is recorded into a graph."""
+    return stream is not None and stream.capturing
 
 
 def no_host_arrays(*arrays: object) -> None:

@@ -10,6 +10,8 @@ from weakref import ref
 
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.allocation import Allocation
+from ptxgen.runtime.bound import libraries_of, stream_without_one
+from ptxgen.runtime.order import after_others
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -18,16 +20,21 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """An explicit kernel node; holds the arguments that the graph launches it with."""
+    """An explicit kernel node; holds the arguments that the graph launches it with, and which nodes run before it."""
 
-    def __init__(self, graph: Graph, index: int, bound: BoundKernel) -> None:
+    def __init__(self, graph: Graph, index: int, bound: BoundKernel, before: Iterable[Node]) -> None:
         self._graph = ref(graph)
         self.index = index
         self.bound = bound
+        self._earlier: frozenset[int] = frozenset().union(*({n.index} | n._earlier for n in before))
 
     def of(self, graph: Graph) -> bool:
         """Whether this is a node of `graph`."""
         return self._graph() is graph
+
+    def beside(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those that may run at the same time as this one, which was added after them."""
+        return [n for n in nodes if n.index not in self._earlier]
 
     def __repr__(self) -> str:
         return f"Node({self.index}: {self.bound.name})"
@@ -38,16 +45,18 @@ class Graph(ABC):
 
     Either `with graph:` records what is launched and copied on `graph.stream`, or `add` appends nodes one by one. A
     graph keeps its buffers alive; when one of them is freed by hand, the graph raises from then on. Entering it again
-    replaces what it holds, in place where the shape of the work is the same.
+    replaces what it holds, in place where the shape of the work is the same; a capture that fails leaves it empty.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.nodes: list[Node] = []
         self._stream: Stream | None = None
+        self._recorded = False  # whether a capture has succeeded
         self._captured: dict[int, Allocation] = {}  # what recorded work uses
         self._kept: list[object] = []  # code and host arrays of recorded work
         self._owned: dict[int, Allocation] = {}  # all of it, nodes included
+        self._libraries: list[str] = []  # of other libraries' arrays among it
         self._marked: set[int] = set()  # streams that the owned memory knows of
         self._dead: str | None = None
 
@@ -75,23 +84,27 @@ class Graph(ABC):
         stream, self._stream = self.stream, None
         stream.graph = None
         if kind is not None:
-            self._forget()
+            self._empty()
             self._abort(stream)
             return
         try:
             self._end(stream)
         except BaseException:
-            self._forget()
+            self._empty()
             raise
+        self._recorded = True
 
     # explicit nodes -----------------------------------------------------------------------------------------------
     def add(self, bound: BoundKernel, after: Sequence[Node] | None = None, programmatic: bool = False) -> Node:
         """Append a kernel node with the arguments that `bound` has now; later updates of `bound` do not reach it.
 
         `after`: nodes to wait for; None is the node added last, () none. `programmatic`: the edges allow this kernel
-        to start early and wait in the kernel (griddepcontrol.wait), for kernels whose launch says so.
+        to start early and wait in the kernel (griddepcontrol.wait), for kernels whose launch says so. A node that may
+        run beside another one of the same workspace gets one of its own.
         """
         self.check()
+        if self._recorded:
+            raise CudaError("Graph.add: the graph was captured; add nodes to a graph of its own")
         if bound.device is not self.device:
             raise SpecError(f"Graph.add: kernel must be on {self.device.name} (got {bound!r})")
         before = tuple(self.nodes[-1:] if after is None else after)
@@ -99,7 +112,10 @@ class Graph(ABC):
             raise SpecError(f"Graph.add(after): must be nodes of this graph (got {before})")
         if programmatic and not bound.geometry.programmatic:
             raise SpecError(f"Graph.add(programmatic): {bound.name} does not use griddepcontrol")
-        node = Node(self, len(self.nodes), bound.twin())
+        node = Node(self, len(self.nodes), bound.twin(), before)
+        beside = {id(b.allocation) for n in node.beside(self.nodes) for b in n.bound.workspaces().values()}
+        if any(id(b.allocation) in beside for b in node.bound.workspaces().values()):
+            node.bound.own_workspaces()
         self._add(node, before, programmatic)
         self.nodes.append(node)
         self._refresh()
@@ -116,17 +132,28 @@ class Graph(ABC):
 
     # replay -------------------------------------------------------------------------------------------------------
     def launch(self, stream: object = None) -> None:
-        """Submit everything to `stream`, which may be another library's (None: the device's default stream)."""
+        """Submit everything to `stream`, which may be another library's.
+
+        None: the current stream of the library that arguments come from (torch or CuPy), else the device's default one.
+        """
         self.check()
-        target = self.device._given(stream) or self.device.default_stream
+        if not (self.nodes or self._recorded):
+            raise CudaError("Graph: is empty; capture into it, or add nodes")
+        target = self.device._given(stream) or stream_without_one("Graph.launch", self.device, self._libraries)
         if target.capturing:
             raise CudaError("Graph.launch: a graph inside a capture is not supported; launch its kernels instead")
         if target.handle not in self._marked:
-            self._marked.add(target.handle)
-            for allocation in self._owned.values():
-                allocation.used_on(target)
-            self._used_on(target)
+            self._first_on(target)
         self._launch(target)
+
+    def _first_on(self, stream: Stream) -> None:
+        """Before the first launch on a stream: it comes after what other streams do with the graph's memory; from then
+        on they know of it."""
+        after_others(stream, self._owned.values())
+        for allocation in self._owned.values():
+            allocation.used_on(stream)
+        self._used_on(stream)
+        self._marked.add(stream.handle)
 
     # ownership ----------------------------------------------------------------------------------------------------
     def own(self, allocations: Iterable[Allocation], keep: object = None) -> None:
@@ -143,10 +170,11 @@ class Graph(ABC):
             owned.update((id(a), a) for a in node.bound.allocations())
         for key, allocation in self._owned.items():
             if key not in owned:
-                allocation.users.discard(self)
+                allocation.forget(self)
         for allocation in owned.values():
-            allocation.users.add(self)
+            allocation.tell(self)
         self._owned = owned
+        self._libraries = libraries_of(owned.values())
         self._marked = set()
 
     def invalidate(self, reason: str) -> None:
@@ -160,8 +188,13 @@ class Graph(ABC):
         if self._stream is not None:
             raise CudaError("Graph: is being captured; leave the with block first")
 
+    def _empty(self) -> None:
+        """Hold nothing, an earlier capture's work included: its memory was let go when this capture began."""
+        self._forget()
+        self._clear()
+
     def _forget(self) -> None:
-        self._captured, self._kept, self._dead = {}, [], None
+        self._recorded, self._captured, self._kept, self._dead = False, {}, [], None
         self._refresh()
 
     # what a backend supplies --------------------------------------------------------------------------------------
@@ -175,7 +208,11 @@ class Graph(ABC):
 
     @abstractmethod
     def _abort(self, stream: Stream) -> None:
-        """Drop what was captured, and leave the device usable."""
+        """End the capture, and leave the device usable."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Drop the work that the graph holds."""
 
     @abstractmethod
     def _add(self, node: Node, after: tuple[Node, ...], programmatic: bool) -> None: ...

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.graph import Graph, Node
 from ptxgen.runtime.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.device import Device
 
 Job = Callable[[], None]
 
@@ -50,16 +54,17 @@ class ImmediateStream(Stream):
             self.graph.jobs.append(job)
 
     def synchronize(self) -> None:
-        """Nothing is ever pending; while capturing it is the same error as on a GPU."""
-        if self.graph is not None:
-            raise CudaError("Stream.synchronize: is not possible while capturing")
+        """Nothing is ever pending."""
+        self._refuse_events("synchronize")
 
     def record(self) -> Event:
         """The time now."""
+        self._refuse_events("record")
         return ImmediateEvent()
 
     def wait(self, other: object) -> None:
         """Nothing is ever pending; what comes next follows more than the last launch."""
+        self._refuse_events("wait", other)
         if not isinstance(other, ImmediateEvent):
             immediate(other)
         self.latest = 0
@@ -105,8 +110,11 @@ class ImmediateLauncher:
 class ImmediateGraph(Graph):
     """A list of jobs; explicit nodes run in the order in which they were added."""
 
-    jobs: list[Job]
     _origin: ImmediateStream | None = None
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.jobs: list[Job] = []
 
     def _begin(self) -> Stream:
         self.jobs = []
@@ -118,11 +126,12 @@ class ImmediateGraph(Graph):
             raise CudaError("Graph: nothing was captured; launch and copy on graph.stream")
 
     def _abort(self, stream: Stream) -> None:
+        """Nothing is pending."""
+
+    def _clear(self) -> None:
         self.jobs = []
 
     def _add(self, node: Node, after: tuple[Node, ...], programmatic: bool) -> None:
-        if not self.nodes:
-            self.jobs = []
         self.jobs.append(node.bound.launch)
 
     def _update(self, node: Node) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,32 +133,6 @@ def _from_cuda_interface(device: Device, source: Any) -> Buffer:
         device.default_stream.wait(device.stream(stream))
         buffer.allocation.used_on(device.default_stream)
     return buffer
-
-
-def after_producers(stream: Stream, buffers: Iterable[Buffer]) -> None:
-    """Order later work of `stream` after what other libraries have submitted on arrays of theirs."""
-    for earlier in _producers(buffers):
-        stream.wait(earlier)
-
-
-def before_producers(stream: Stream, buffers: Iterable[Buffer]) -> None:
-    """Order what other libraries will do with arrays of theirs after the work of `stream`."""
-    for later in _producers(buffers):
-        later.wait(stream)
-
-
-def _producers(buffers: Iterable[Buffer]) -> Iterable[Stream]:
-    """Streams on which the owners of foreign memory may be working; none for our memory."""
-    found: dict[int, Stream] = {}
-    for buffer in buffers:
-        allocation = buffer.allocation
-        if allocation.keep is None:
-            continue
-        found.update(allocation.streams)
-        if allocation.library is not None:
-            current = buffer.device._current_stream_of(allocation.library)
-            found[current.handle] = current
-    return found.values()
 
 
 def _buffer(

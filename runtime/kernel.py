@@ -27,6 +27,7 @@ class Kernel:
         self.function = function
         self.params: tuple[Param, ...] = ptx.params
         self._index = {p.name: i for i, p in enumerate(ptx.params)}
+        self._workspaces = tuple(i for i, p in enumerate(ptx.params) if p.access == "workspace")
         expected = tuple(8 if p.kind != "scalar" else p.dtype.bytes for p in ptx.params)
         found = tuple(slot.size for slot in function.slots)
         if expected != found:
@@ -42,7 +43,8 @@ class Kernel:
 
         Every parameter by name: buffers as `Buffer`, a DLPack or `__cuda_array_interface__` array, a NumPy array (CPU
         device), or an int address; "pointers" also as a list of buffers; scalars as numbers. Workspaces that are not
-        given are allocated. Capacities (`batch`) come from the shapes of the buffers, or by name. Raises `SpecError`.
+        given are allocated; launches that share one must not run at the same time (so: one `bind` per stream).
+        Capacities (`batch`) come from the shapes of the buffers, or by name. Raises `SpecError`.
         """
         capacities, given = self._split(arguments)
         for name, value in given.items():
@@ -61,7 +63,8 @@ class Kernel:
             return self._pack(name, value, capacities)
 
         packed = [pack(name, value) for name, value in given.items()]
-        bound = BoundKernel(self.device, self.function, geometry, ParamBlock(self.function.slots), pack)
+        block = ParamBlock(self.function.slots)
+        bound = BoundKernel(self.device, self.function, geometry, block, pack, workspaces=self._workspaces)
         bound.store(packed)
         return bound
 

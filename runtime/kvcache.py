@@ -12,8 +12,9 @@ from ptxgen.runtime import sizing
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.interop import after_producers, argument, before_producers
+from ptxgen.runtime.interop import argument
 from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, scale_groups, within
+from ptxgen.runtime.order import after_others, before_others
 from ptxgen.runtime.snapshot import Layer, Snapshot
 from ptxgen.runtime.stream import Stream
 
@@ -91,6 +92,7 @@ class KvCache:
 
     def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
+        stream = self.device._uncaptured(stream, "KvCache.zero", "lengths are the host's; fill buffers(layer)")
         self._store.zero(stream)
         self.reset()
 
@@ -128,8 +130,10 @@ class KvCache:
         buffer, or what `Device.wrap` takes.
 
         Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the cache's own, which is its
-        executor's; without that, as every launch.
+        executor's; without that, as every launch. Cannot be recorded: a replay would write the same position again.
         """
+        instead = "KvCacheScatter with indirect=True takes its position from the device"
+        stream = self.device._uncaptured(stream, "KvCache.append", instead)
         k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
         rows = k.shape[0] if len(k.shape) == 3 else 1
         position = self.room(layer, rows)
@@ -137,9 +141,9 @@ class KvCache:
         k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
         bound = self._scatter(layer, k, v, position)
         if stream is None and self.stream is not None:
-            after_producers(self.stream, (k, v))
+            after_others(self.stream, bound.allocations())
             bound.launch(self.stream)
-            before_producers(self.stream, (k, v))
+            before_others(self.stream, bound.allocations())
         else:
             bound.launch(stream)
         self._lengths[layer] = position + rows

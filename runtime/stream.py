@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from ptxgen.errors import CudaError
+
 if TYPE_CHECKING:
     from ptxgen.runtime.graph import Graph
 
@@ -42,13 +44,28 @@ class Stream(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Block until all submitted work is done."""
+        """Block until all submitted work is done; `CudaError` while capturing."""
 
     @abstractmethod
     def record(self) -> Event:
-        """An event after the work submitted so far."""
+        """An event after the work submitted so far; `CudaError` while capturing."""
 
     @abstractmethod
     def wait(self, other: object) -> None:
         """Let later work of this stream wait for an event, or for what another stream (of this library or another)
-        holds now; the host goes on."""
+        holds now; the host goes on.
+
+        `CudaError` while either of them is captured by a graph of ours.
+        """
+
+    def _refuse_events(self, what: str, other: object = None) -> None:
+        """A captured stream has no events: one would draw another stream into the capture, and the graph would not
+        own what that stream does."""
+        for stream in (self, other):
+            if isinstance(stream, Stream) and stream.graph is not None:
+                instead = "record on graph.stream alone (Graph.add makes branches)"
+                raise CudaError(f"Stream.{what}: is not possible while capturing; {instead}")
+
+    def captured_by_others(self) -> bool:
+        """Whether another library records this stream into a graph now, so that nothing may wait for it."""
+        return False

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.stream import Stream
 
 Pair = tuple[Blocks, Blocks]
 
@@ -57,12 +56,3 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
         if entry == len(pages) or pages[entry] != pages[entry - 1] + 1:
             yield start, entry - start
             start = entry
-
-
-def after_all(buffers: Iterable[Buffer]) -> Stream:
-    """The default stream of their device, after all work that was submitted on the buffers."""
-    held = list(buffers)
-    stream = held[0].device.default_stream
-    for earlier in {handle: s for b in held for handle, s in b.allocation.streams.items()}.values():
-        stream.wait(earlier)
-    return stream

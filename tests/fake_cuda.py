@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ real = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are
 
 from ptxgen.runtime import open_device  # noqa: E402
 from ptxgen.runtime.backend import Slot  # noqa: E402
+from ptxgen.runtime.buffer import Buffer  # noqa: E402
 from ptxgen.runtime.cuda.device import CudaDevice  # noqa: E402
 from ptxgen.runtime.cuda.driver import Driver  # noqa: E402
 from ptxgen.runtime.cuda.launch import Config  # noqa: E402
@@ -94,6 +97,25 @@ def running_device() -> CudaDevice:
     return device
 
 
+class Tensor:
+    """A buffer as an array of torch, whose current stream `torch_on` sets."""
+
+    __module__ = "torch"
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.__dlpack_device__ = buffer.__dlpack_device__
+
+    def __dlpack__(self, **given: Any) -> object:
+        return self.buffer.__dlpack__(**given)
+
+
+def torch_on(monkeypatch: pytest.MonkeyPatch, stream: int) -> None:
+    """As if torch were imported, and its current stream this one."""
+    inner = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda index: stream)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(_C=inner))
+
+
 class Binding:
     """Functions by their driver names; all else is the real module's. `fail[name]` is a list of codes to return."""
 
@@ -114,7 +136,11 @@ class Binding:
         self.contexts: list[int] = []
         self.made_in: dict[int, int] = {}  # context of every stream, event and address
         self.driver_compiles = True
-        self.captured_elsewhere: set[int] = set()
+        self.captured_elsewhere: set[int] = set()  # streams that another library captures, all of them blocking ones
+        self.forked: dict[int, int] = {}  # streams that joined a capture and have not been joined back: the capture's
+        self.events: dict[int, tuple[int, list[Any] | None]] = {}  # where each was recorded, and into which capture
+        self.waits: list[tuple[int, int]] = []  # stream, the one it waits for
+        self.replays: list[int] = []  # streams of graph launches
         self.busy = False  # whether events are still to come
         self.execute: Callable[[str, Launched], None] = lambda text, launch: None
         self._next = 0x1000
@@ -216,7 +242,8 @@ class Binding:
         """Bytes of device memory."""
         return ctypes.string_at(pointer, size)
 
-    def _cuMemFreeAsync(self, pointer: int, stream: object) -> None: del self.memory[int(pointer)]
+    def _cuMemFreeAsync(self, pointer: int, stream: object) -> None:
+        self._submit(stream, lambda: self.memory.pop(int(pointer)) and None)
 
     def _cuMemHostAlloc(self, size: int, flags: int) -> int:
         raw = ctypes.create_string_buffer(size)
@@ -262,15 +289,38 @@ class Binding:
     # streams and events -------------------------------------------------------------------------------------------
     def _cuStreamCreate(self, flags: int) -> int: return self.handle()
     def _cuStreamDestroy(self, stream: object) -> None: ...
-    def _cuStreamSynchronize(self, stream: object) -> None: ...
     def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int: return mode
-    def _cuStreamIsCapturing(self, stream: int) -> int: return int(stream in self.captured_elsewhere)
-    def _cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> None: ...
     def _cuEventCreate(self, flags: int) -> int: return self.handle()
+
+    def _cuStreamSynchronize(self, stream: Any) -> Any:
+        return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if int(stream) in self.capturing else None
+
+    def _cuStreamIsCapturing(self, stream: int) -> Any:
+        if stream in (0, 1) and self.captured_elsewhere:  # the legacy stream, which blocking streams wait for
+            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        return int(stream in self.captured_elsewhere or stream in self.capturing)
+
     def _cuEventRecord(self, event: Any, stream: Any) -> Any:
-        context = self.made_in[int(event)]
-        same = self.made_in.get(int(stream), context) == context  # a stream of another library may be of any
-        return None if same else real.CUresult.CUDA_ERROR_INVALID_HANDLE
+        event, stream = int(event), int(stream)
+        if self.made_in.get(stream, self.made_in[event]) != self.made_in[event]:
+            return real.CUresult.CUDA_ERROR_INVALID_HANDLE
+        self.events[event] = (stream, self.capturing.get(stream))
+        return None
+
+    def _cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> Any:
+        """An event of a captured stream draws the one that waits for it into the capture."""
+        stream, (earlier, capture) = int(stream), self.events[int(event)]
+        mine = self.capturing.get(stream)
+        if mine is not None and mine is not capture:
+            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        if capture is not None:
+            self.capturing[stream] = capture
+            if mine is None:
+                self.forked[stream] = id(capture)
+            else:
+                self.forked.pop(earlier, None)
+        self.waits.append((stream, earlier))
+        return None
 
     def _cuEventSynchronize(self, event: object) -> None: ...
     def _cuEventQuery(self, event: object) -> Any: return real.CUresult(600) if self.busy else None
@@ -357,9 +407,14 @@ class Binding:
     # graphs -------------------------------------------------------------------------------------------------------
     def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> None: self.capturing[int(stream)] = []
 
-    def _cuStreamEndCapture(self, stream: Any) -> int:
+    def _cuStreamEndCapture(self, stream: Any) -> Any:
+        recorded = self.capturing[int(stream)]
+        self.capturing = {s: jobs for s, jobs in self.capturing.items() if jobs is not recorded}
+        if id(recorded) in self.forked.values():
+            self.forked = {s: capture for s, capture in self.forked.items() if capture != id(recorded)}
+            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
         graph = self.handle()
-        self.graphs[graph] = self.capturing.pop(int(stream))
+        self.graphs[graph] = recorded
         return graph
 
     def _cuGraphCreate(self, flags: int) -> int:
@@ -408,6 +463,7 @@ class Binding:
         self.graphs[executable] = self.graphs[graph]
         return 0
 
-    def _cuGraphLaunch(self, executable: int, stream: object) -> None:
+    def _cuGraphLaunch(self, executable: int, stream: Any) -> None:
+        self.replays.append(int(stream))
         for job in self.graphs[executable]:
             job()

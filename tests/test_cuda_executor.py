@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+from ptxgen.errors import CudaError
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import Executor
-from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.fake_cuda import running_device
+from ptxgen.runtime.stream import Stream
+from tests.fake_cuda import Tensor, running_device, torch_on
 from tests.kv_oracle import Oracle
 from tests.soak import soak
 
@@ -77,33 +80,84 @@ def test_a_short_soak(device: CudaDevice) -> None:
     assert first == last
 
 
-class Foreign:
-    """A buffer as another library's array, which our default stream is made to wait for."""
+class Steps:
+    """Decode steps of an executor: the calls that put work into an order, and which streams wait for which."""
 
-    def __init__(self, buffer: Buffer) -> None:
-        self.__dlpack__ = buffer.__dlpack__
-        self.__dlpack_device__ = buffer.__dlpack_device__
+    def __init__(self, device: CudaDevice) -> None:
+        self.binding = device.driver.api
+        self.executor = Executor(device, 1, 4, 2, 64, 16)
+        self.own = [device.zeros((n, 64), "f32") for n in (4, 2, 2, 4)]
+        self.step(*self.own)  # loads and prepares
+
+    def order(self, call: Callable[..., object], *args: object) -> tuple[str, list[tuple[int, int]]]:
+        """Waits, launches and replays as letters, and the waits."""
+        self.binding.log.clear()
+        self.binding.waits.clear()
+        call(*args)
+        letters = {"cuStreamWaitEvent": "w", "cuLaunchKernelEx": "L", "cuGraphLaunch": "G"}
+        return "".join(letters.get(name, "") for name in self.binding.log), list(self.binding.waits)
+
+    def step(self, *given: object, stream: Stream | None = None) -> tuple[str, list[tuple[int, int]]]:
+        return self.order(lambda: self.executor.incremental_attention(0, *given, stream=stream))  # type: ignore[call-arg]
 
 
-def test_foreign_arrays_are_used_in_the_order_of_their_producer(device: CudaDevice) -> None:
-    log = device.driver.api.log
-    ex = Executor(device, 1, 4, 2, 64, 16)
-    q, k, v, out = (device.zeros((n, 64), "f32") for n in (4, 2, 2, 4))
+def test_memory_of_one_stream_needs_no_waits(device: CudaDevice) -> None:
+    steps = Steps(device)
+    assert steps.step(*steps.own) == ("LL", [])
+    assert steps.binding.log == ["cuLaunchKernelEx"] * 2, "and no allocation, copy or synchronisation"
+    assert {launch.stream for launch in steps.binding.launched[-2:]} == {device.default_stream.handle}
 
-    def calls(*given: object) -> list[str]:
-        log.clear()
-        ex.incremental_attention(0, *given)
-        return [name for name in log if name in ("cuStreamWaitEvent", "cuLaunchKernelEx")]
 
-    calls(q, k, v, out)  # loads and prepares
-    launches = ["cuLaunchKernelEx"] * 2
-    assert calls(q, k, v, out) == launches, "our own memory needs no waits"
-    assert log == launches, "with arrays on the device: no allocation, copy, or synchronisation either"
-    calls(q, k, v, out)
-    ex.cache.append(0, k, v)
-    assert {launch.stream for launch in device.driver.api.launched[-3:]} == {ex.stream.handle}, "in one order"
-    foreign = [Foreign(x) for x in (q, k, v)]
-    ordered = calls(*foreign, out)
-    first = ordered.index("cuLaunchKernelEx")
-    assert set(ordered[:first]) == {"cuStreamWaitEvent"}
-    assert ordered[-1] == "cuStreamWaitEvent"
+def test_arrays_of_a_library_are_used_between_its_earlier_and_its_later_work(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(device)
+    torch_on(monkeypatch, 0x70)
+    given, ours = [Tensor(x) for x in steps.own], steps.executor.stream.handle
+    both = [(ours, 0x70), (0x70, ours)]
+    assert steps.step(*given) == ("wLLw", both)
+    k, v = (device.wrap(x) for x in given[1:3])
+    assert steps.order(steps.executor.cache.append, 0, k, v) == ("wLw", both)
+
+
+def test_a_library_that_captures_cannot_have_a_step_in_its_graph(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(device)
+    torch_on(monkeypatch, 0x70)
+    given = [Tensor(x) for x in steps.own]
+    monkeypatch.setattr(steps.binding, "captured_elsewhere", {0x70})
+    with pytest.raises(CudaError, match=r"CudaStream\(0x70 .* another library captures it"):
+        steps.step(*given)
+    with pytest.raises(CudaError, match="Executor: is not possible while capturing"):
+        steps.step(*given, stream=device.stream(0x70))
+    assert steps.executor.cache.length(0) == 1, "the first step's"
+
+
+def test_own_memory_on_another_stream_is_ordered_as_a_librarys(device: CudaDevice) -> None:
+    steps = Steps(device)
+    side, ours = device.stream(), steps.executor.stream.handle
+    steps.own[1].fill(1, side)
+    assert steps.step(*steps.own) == ("wLLw", [(ours, side.handle), (side.handle, ours)])
+
+
+def test_calls_of_an_executor_run_one_after_the_other_whatever_their_streams(device: CudaDevice) -> None:
+    """They share the cache and scratch memory."""
+    steps = Steps(device)
+    one, two = device.stream(), device.stream()
+    assert steps.step(*steps.own, stream=one) == ("wLL", [(one.handle, steps.executor.stream.handle)])
+    assert steps.step(*steps.own, stream=two) == ("wLL", [(two.handle, one.handle)])
+    assert steps.step(*steps.own, stream=two) == ("LL", [])
+
+
+def test_a_step_and_the_replay_after_it_are_in_order(device: CudaDevice) -> None:
+    steps = Steps(device)
+    with device.graph() as graph:
+        steps.executor.incremental_attention(0, *steps.own, graph.stream)
+    ours, side = steps.executor.stream.handle, device.stream()
+    assert steps.order(steps.executor.step) == ("", [])
+    assert steps.order(graph.launch) == ("G", [])
+    assert steps.binding.replays[-1] == ours
+    assert steps.order(graph.launch, side) == ("wG", [(side.handle, ours)]), "the first on this stream"
+    assert steps.order(steps.executor.step)[1] == [(ours, side.handle), (side.handle, ours)]
+    assert steps.order(graph.launch, side) == ("G", [])

@@ -12,7 +12,7 @@ from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.fake_cuda import TEXT, Binding, fake_device
+from tests.fake_cuda import TEXT, Binding, Tensor, fake_device, torch_on
 
 
 @pytest.fixture
@@ -151,6 +151,36 @@ def test_freed_buffer_makes_the_graph_an_error(fake: tuple[CudaDevice, Binding])
     with pytest.raises(CudaError, match="was freed"):
         explicit.launch()
     assert len(binding.launched) == 1
+
+
+def test_a_graph_with_arrays_of_a_library_goes_to_its_current_stream(
+    fake: tuple[CudaDevice, Binding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, binding = fake
+    torch_on(monkeypatch, 0x70)
+    bound = device.module(TEXT)["scale"].bind(1, 32, [Tensor(device.zeros(4, "f32")), np.float32(1), np.uint32(4)])
+    captured, explicit = device.graph(), device.graph()
+    with captured:
+        bound.launch(captured.stream)
+    explicit.add(bound)
+    for graph in (captured, explicit):
+        graph.launch()
+    explicit.launch(device.default_stream)
+    assert binding.replays == [0x70, 0x70, device.default_stream.handle]
+
+
+def test_memory_freed_while_a_graph_is_captured_stays_out_of_it(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    x, side = device.zeros(4, "f32"), device.stream()
+    with device.graph() as graph:
+        x.fill(1, graph.stream)
+        with pytest.raises(CudaError, match="is not possible while capturing"):
+            side.wait(graph.stream)
+        other = device.zeros(4, "f32").fill(1, side)
+        pointer = other.pointer
+        del other
+        assert pointer not in binding.memory, "freed at once, not by the graph"
+    assert len(binding.graphs) == 1
 
 
 def test_released_memory_waits_for_replays(fake: tuple[CudaDevice, Binding]) -> None:

@@ -227,8 +227,72 @@ def test_bytes_past_the_length_are_never_trusted(device: Device, kind: str) -> N
 
 def test_a_graph_takes_device_arrays_only(device: Device) -> None:
     ex, _ = executor(device)
-    with pytest.raises(CudaError, match="device arrays only"), device.graph() as graph:
-        ex.incremental_attention(0, rand(4, 64), rand(2, 64), rand(2, 64), np.zeros((4, 64), np.float32), graph.stream)
+    q, k, out, rows, keys = rand(4, 64), rand(2, 64), rand(4, 64), rand(3, 4, 64), rand(3, 2, 64)
+    kept, turned = out.copy(), q.copy()
+    position = ex.positions[0]
+    with device.graph() as graph:
+        for call in (
+            lambda: ex.incremental_attention(0, q, k, k, out, graph.stream),
+            lambda: ex.flash_decoding(0, q, out, graph.stream),
+            lambda: ex.flash_attention(rows, keys, keys, rows, stream=graph.stream),
+            lambda: ex.rope(q, k, position, graph.stream),
+        ):
+            with pytest.raises(CudaError, match="device arrays only"):
+                call()
+        device.zeros(1, "f32").fill(0, graph.stream)
+    assert (out.tobytes(), q.tobytes()) == (kept.tobytes(), turned.tobytes())
+
+
+def test_what_a_replay_could_not_count_is_not_recorded(device: Device) -> None:
+    ex, _ = executor(device)
+    batch = BatchedKvCache(ex.cache, 2)
+    rows, keys = device.array(rand(3, 4, 64)), device.array(rand(3, 2, 64))
+    ex.cache.append(0, keys, keys)
+    with device.graph() as graph:
+        for call in (
+            lambda: ex.flash_attention_cached(0, rows, keys, keys, rows, graph.stream),
+            lambda: ex.rope(rows, keys, 3, graph.stream),
+            lambda: ex.step(graph.stream),
+            lambda: ex.cache.append(0, keys, keys, graph.stream),
+            lambda: ex.cache.zero(graph.stream),
+            lambda: batch.step(stream=graph.stream),
+            lambda: batch.scatter_from(ex.cache, 0, 2, 0, graph.stream),
+            lambda: batch.zero(graph.stream),
+        ):
+            with pytest.raises(CudaError, match="is not possible while capturing"):
+                call()
+        rows.fill(0, graph.stream)
+    assert (ex.cache.length(0), batch.length(0)) == (3, 0)
+
+
+def test_recorded_rope_turns_by_the_position_of_the_step(device: Device) -> None:
+    ex, _ = executor(device)
+    q, k = rand(4, 64), rand(2, 64)
+    turned = [device.array(x) for x in (q, k)]
+    with device.graph() as graph:
+        ex.rope(*turned, ex.positions[1], graph.stream)
+    for position in range(3):
+        for buffer, host in zip(turned, (q, k), strict=True):
+            buffer.copy_from(host)
+        ex.step()
+        graph.launch()
+        want = q.copy(), k.copy()
+        ex.rope(*want, position)
+        assert [b.numpy().tobytes() for b in turned] == [w.tobytes() for w in want], f"position {position}"
+    with pytest.raises(SpecError, match=r"position: must have shape \[1\] \(got \[2\]\)"):
+        ex.rope(*turned, ex.positions)
+
+
+def test_recorded_whole_sequences_replay_with_what_the_arrays_hold(device: Device) -> None:
+    ex, _ = executor(device)
+    q, k, v, out = (device.array(rand(3, n, 64)) for n in (4, 2, 2, 4))
+    with device.graph() as graph:
+        ex.flash_attention(q, k, v, out, stream=graph.stream)
+    k.copy_from(rand(3, 2, 64))
+    graph.launch()
+    want = device.zeros((3, 4, 64), "f32")
+    ex.flash_attention(q, k, v, want)
+    assert out.numpy().tobytes() == want.numpy().tobytes()
 
 
 @pytest.mark.parametrize(("kind", "page"), list(itertools.product(["f32", "f16", "s8"], [0, 16])))

@@ -215,6 +215,15 @@ def test_the_interface_of_another_devices_array_is_refused() -> None:
         first.wrap(Interface(x, stream=None, data=(0x10, False)))
 
 
+def test_the_interface_names_a_stream_that_waits_for_all_work(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    made, side = device.zeros(4, "f32"), device.stream()
+    made.fill(1, side)
+    binding.waits.clear()
+    assert made.__cuda_array_interface__["stream"] == device.default_stream.handle
+    assert binding.waits == [(device.default_stream.handle, side.handle)]
+
+
 def test_types_that_the_interface_cannot_name_are_not_offered(fake: tuple[CudaDevice, Binding]) -> None:
     assert not hasattr(fake[0].zeros(4, "bf16"), "__cuda_array_interface__")
     assert hasattr(fake[0].zeros(4, "s32"), "__cuda_array_interface__")

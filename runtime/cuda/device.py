@@ -111,8 +111,9 @@ class CudaDevice(Device):
         """Whether there is still a context to give something back to."""
         return self.dead is None and os.getpid() == self._pid
 
-    def after(self, streams: tuple[Stream, ...]) -> Event:
-        """An event after the work submitted to these streams so far; nothing waits for it."""
+    def after(self, streams: tuple[Stream, ...]) -> Event | None:
+        """An event after the work submitted to these streams so far; nothing waits for it. None while another library
+        captures one of them: ask again."""
         return self._memory.after(streams)
 
     def failed(self, name: str, code: int) -> DriverError:

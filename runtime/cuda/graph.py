@@ -54,12 +54,13 @@ class CudaGraph(Graph):
             if code == 0 and int(graph):
                 self.device.call("cuGraphDestroy", graph)
 
+    def _clear(self) -> None:
+        self._drop_executable()
+        self._drop_graph()
+
     # explicit nodes -----------------------------------------------------------------------------------------------
     def _add(self, node: Node, after: tuple[Node, ...], programmatic: bool) -> None:
-        if self._graph is None or not self.nodes:
-            self._drop_graph()
-            self._drop_executable()
-            self._raw_nodes = []
+        if self._graph is None:
             self._graph = self.device.call("cuGraphCreate", 0)
         params = self._params(node)
         before = [self._raw_nodes[n.index] for n in after]
@@ -116,8 +117,6 @@ class CudaGraph(Graph):
     # replay -------------------------------------------------------------------------------------------------------
     def _launch(self, stream: Stream) -> None:
         if self._executable is None:
-            if self._graph is None:
-                raise CudaError("Graph: is empty; capture into it, or add nodes")
             self._executable = self.device.call("cuGraphInstantiate", self._graph, 0)
         self.device.call("cuGraphLaunch", self._executable, stream.handle)
 
@@ -145,5 +144,4 @@ class CudaGraph(Graph):
 
     def __del__(self) -> None:
         if hasattr(self, "_executable") and not sys.is_finalizing():
-            self._drop_executable()
-            self._drop_graph()
+            self._clear()

@@ -118,12 +118,12 @@ class Retired:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._waiting: deque[tuple[Any, Event | None]] = deque()
+        self._waiting: deque[tuple[Any, tuple[Stream, ...], Event | None]] = deque()
 
     def add(self, raw: Any, streams: tuple[Stream, ...]) -> None:
         """Unload `raw` after the work submitted to `streams` so far."""
         if self._device.usable:
-            self._waiting.append((raw, self._device.after(streams) if streams else None))
+            self._waiting.append((raw, streams, None))
             self.reap()
 
     def reap(self) -> None:
@@ -133,13 +133,14 @@ class Retired:
         with self._device.relaxed():
             for _ in range(len(self._waiting)):
                 try:
-                    raw, event = self._waiting.popleft()
+                    raw, streams, event = self._waiting.popleft()
                 except IndexError:  # another thread was faster
                     return
-                if event is None or event.done():
+                event = event or (self._device.after(streams) if streams else None)
+                if not streams or (event is not None and event.done()):
                     self._device.quiet("cuModuleUnload", raw)
                 else:
-                    self._waiting.append((raw, event))
+                    self._waiting.append((raw, streams, event))
 
 
 class Loader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,7 @@ class CudaMemory:
         self.device = device
         self._allocating, self._releasing, self._copying = (CudaStream(device) for _ in range(3))
         self._pool = device.call("cuDeviceGetDefaultMemPool", device.raw)
+        self._released: deque[tuple[int, tuple[Stream, ...]]] = deque()  # not freed yet
         self._threshold = device.api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         if int(device.call("cuMemPoolGetAttribute", self._pool, self._threshold)) == 0:
             value = device.api.cuuint64_t(_KEEP_BYTES)
@@ -39,6 +41,7 @@ class CudaMemory:
 
     def allocate(self, nbytes: int, stream: Stream | None) -> int:
         """See `Device._allocate`."""
+        self._give_back()
         where = self._allocating if stream is None else stream
         try:
             pointer = int(self.device.call("cuMemAllocAsync", nbytes, where.handle))
@@ -56,24 +59,36 @@ class CudaMemory:
 
     def release(self, pointer: int, streams: tuple[Stream, ...]) -> None:
         """See `Device._release`. A device that is lost has nothing left to free."""
-        if self.device.dead is not None:
+        self._released.append((pointer, streams))
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Free what was released, where that can be now. May run in finalisers and any thread: there are no locks."""
+        if self.device.dead is not None or not self._released:
             return
         with self.device.relaxed():  # a finaliser may come while another library captures
-            self._order(streams)
-            self.device.call("cuMemFreeAsync", pointer, self._releasing.handle)
+            for _ in range(len(self._released)):
+                try:
+                    pointer, streams = self._released.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                if self._order(streams):
+                    self.device.call("cuMemFreeAsync", pointer, self._releasing.handle)
+                else:
+                    self._released.append((pointer, streams))
 
-    def after(self, streams: tuple[Stream, ...]) -> Event:
+    def after(self, streams: tuple[Stream, ...]) -> Event | None:
         """See `CudaDevice.after`."""
-        self._order(streams)
-        return self._releasing.record()
+        return self._releasing.record() if self._order(streams) else None
 
-    def _order(self, streams: tuple[Stream, ...]) -> None:
-        """Let the releasing stream wait for others. One that another library captures runs nothing meanwhile, and to
-        wait for it would pull us into its capture."""
+    def _order(self, streams: tuple[Stream, ...]) -> bool:
+        """Let the releasing stream wait for others; false, with nothing done, while another library captures one of
+        them: to wait for it would pull us into its capture."""
+        if any(stream.captured_by_others() for stream in streams):
+            return False
         for stream in streams:
-            assert isinstance(stream, CudaStream)
-            if not stream.captured_by_others():
-                self._releasing.wait(stream)
+            self._releasing.wait(stream)
+        return True
 
     def copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         """See `Device._copy`."""
@@ -153,6 +168,8 @@ class _Ordered:
         if self._stream is not None:
             return self._stream.handle
         for stream in self._after:
+            if stream.captured_by_others():
+                raise CudaError(f"a copy needs a stream: {stream} has this memory, and another library captures it")
             self._copying.wait(stream)
         return self._copying.handle
 

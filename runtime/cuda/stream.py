@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_CAPTURE_IMPLICIT = 906  # of the legacy stream, which all blocking streams wait for, while one of these is captured
 
 
 class CudaEvent(Event):
@@ -60,14 +61,17 @@ class CudaStream(Stream):
 
     def synchronize(self) -> None:
         """Block until all submitted work is done; raises what it failed with."""
+        self._refuse_events("synchronize")
         self.device.call("cuStreamSynchronize", self.handle)
 
     def record(self) -> Event:
         """An event after the work submitted so far."""
+        self._refuse_events("record")
         return CudaEvent(self.device, self.handle)
 
     def wait(self, other: object) -> None:
         """Order later work of this stream after `other`, on the device."""
+        self._refuse_events("wait", other)
         if not isinstance(other, CudaEvent):
             before = other if isinstance(other, CudaStream) else as_ours(self.device, other)
             if before is self or (before.handle == self.handle and before.device is self.device):
@@ -79,8 +83,13 @@ class CudaStream(Stream):
         return (0, self.handle)
 
     def captured_by_others(self) -> bool:
-        """Whether the library whose stream this is records it into a graph now."""
-        return not self._ours and int(self.device.call("cuStreamIsCapturing", self.handle)) != 0
+        """Whether another library records this stream, or one that this would wait for or make wait, into a graph."""
+        if self._ours:
+            return False
+        code, status = self.device.ask("cuStreamIsCapturing", self.handle)
+        if code not in (0, _CAPTURE_IMPLICIT):
+            raise self.device.failed("cuStreamIsCapturing", code)
+        return code != 0 or int(status) != 0
 
     def __repr__(self) -> str:
         return f"CudaStream({self.handle:#x} on {self.device.name})"
