@@ -22,9 +22,10 @@ from weakref import WeakSet
 _MAGIC = b"PTXGENC\x01"
 _HEAD = struct.Struct("<8sIQ32s")  # magic, key length, payload length, SHA-256 of key and payload
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
+_SHARE = 16  # of the cap: a process that wrote this part of it looks what others wrote
 DEFAULT_CAP_BYTES = 1 << 30
 
-
+File = tuple[int, int, str]  # last use (or write) in ns, bytes, path
 _caches: WeakSet[DiskCache] = WeakSet()
 
 
@@ -59,7 +60,9 @@ def key_of(parts: Iterable[object]) -> bytes:
 class DiskCache:
     """Payloads by key, least recently used first to go once they exceed `cap_bytes`.
 
-    `directory` None keeps everything in memory. `get` and `put` never raise for a reason of the file system.
+    `directory` None keeps everything in memory. `get` and `put` never raise for a reason of the file system. While n
+    processes write, there may be (n - 1) / 16 more than `cap_bytes` on disk, and a file of each that was killed, for an
+    hour.
     """
 
     def __init__(self, directory: Path | None, *, cap_bytes: int = DEFAULT_CAP_BYTES, suffix: str = ".bin") -> None:
@@ -71,7 +74,8 @@ class DiskCache:
         self.hits = 0
         self.misses = 0
         self._memory: OrderedDict[bytes, bytes] = OrderedDict()
-        self._on_disk: int | None = None  # bytes, as far as this process knows; None until the first look
+        self._on_disk = cap_bytes  # bytes, as far as this process knows; it looks at its first write
+        self._written = 0  # bytes of them since it looked
         self._warned = False
         self._lock = threading.Lock()
         _caches.add(self)
@@ -115,14 +119,13 @@ class DiskCache:
         """Forget every entry, those on disk included."""
         with self._lock:
             self._memory.clear()
-            self._on_disk = None
-        for _, _, path in self._entries():
+        for _, _, path in self._files()[0]:
             with contextlib.suppress(OSError):
-                path.unlink()
+                os.unlink(path)
 
     def size(self) -> tuple[int, int]:
         """(entries, bytes) on disk and in memory now."""
-        sizes = [size for _, size, _ in self._entries()] + [len(p) for p in self._memory.values()]
+        sizes = [size for _, size, _ in self._files()[0]] + [len(p) for p in self._memory.values()]
         return len(sizes), sum(sizes)
 
     def _read(self, key: bytes) -> bytes | None:
@@ -163,51 +166,48 @@ class DiskCache:
         self._account(len(data))
 
     def _account(self, added: int) -> None:
-        """Evict once what is on disk exceeds the cap; the directory is read only then, and at the first write."""
+        """Look at the directory when it may hold more than the cap, by this process's writes or by others'."""
         with self._lock:
-            if self._on_disk is None:
-                self._on_disk = sum(size for _, size, _ in self._entries())
-            else:
-                self._on_disk += added
-            if self._on_disk > self.cap_bytes:
-                self._on_disk = self._evict()
+            self._on_disk += added
+            self._written += added
+            if self._on_disk > self.cap_bytes or self._written > self.cap_bytes // _SHARE:
+                self._on_disk, self._written = self._tidy(), 0
 
-    def _evict(self) -> int:
-        """Remove the least recently used entries down to nine tenths of the cap, and dead temporaries."""
-        entries = sorted(self._entries())
+    def _tidy(self) -> int:
+        """Remove temporaries of dead writers, and what exceeds the cap, down to nine tenths of it; the bytes left."""
+        entries, temporaries = self._files()
+        dead = (time.time() - _STALE_SECONDS) * 1e9
+        gone = [path for written, _, path in temporaries if written < dead]
         total = sum(size for _, size, _ in entries)
-        for _, size, path in entries:
-            if total <= self.cap_bytes * 9 // 10:
-                break
+        if total > self.cap_bytes:
+            for _, size, path in sorted(entries):
+                if total <= self.cap_bytes * 9 // 10:
+                    break
+                gone.append(path)
+                total -= size
+        for path in gone:
             with contextlib.suppress(OSError):
-                path.unlink()
-            total -= size
-        self._remove_stale()
+                os.unlink(path)
         return total
 
-    def _entries(self) -> list[tuple[int, int, Path]]:
-        """(last use in ns, bytes, path) of every entry; entries that vanish meanwhile are left out."""
-        found: list[tuple[int, int, Path]] = []
+    def _files(self) -> tuple[list[File], list[File]]:
+        """Entries and temporaries; those that vanish meanwhile are left out."""
+        entries: list[File] = []
+        temporaries: list[File] = []
         if self.directory is None:
-            return found
-        try:
-            with os.scandir(self.directory) as listing:
-                for item in listing:
-                    if item.name.endswith(self.suffix) and not item.name.startswith("."):
-                        with contextlib.suppress(OSError):
-                            status = item.stat()
-                            found.append((status.st_mtime_ns, status.st_size, Path(item.path)))
-        except OSError:
-            return found
-        return found
-
-    def _remove_stale(self) -> None:
-        assert self.directory is not None
-        with contextlib.suppress(OSError):
-            for path in self.directory.glob(f".*{self.suffix}.*.tmp"):
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                        path.unlink()
+            return entries, temporaries
+        with contextlib.suppress(OSError), os.scandir(self.directory) as listing:
+            for item in listing:
+                name = item.name
+                if name.startswith("."):
+                    kind = temporaries if name.endswith(".tmp") and f"{self.suffix}." in name else None
+                else:
+                    kind = entries if name.endswith(self.suffix) else None
+                if kind is not None:
+                    with contextlib.suppress(OSError):
+                        status = item.stat()
+                        kind.append((status.st_mtime_ns, status.st_size, item.path))
+        return entries, temporaries
 
     def _remember(self, key: bytes, payload: bytes) -> None:
         with self._lock:

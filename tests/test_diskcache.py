@@ -145,16 +145,38 @@ def test_memory_is_capped_too():
     assert cache.get(b"0") is None
 
 
-def test_temporaries_of_dead_processes_are_removed(tmp_path):
-    cache = DiskCache(tmp_path, cap_bytes=2500)
-    stale, fresh = tmp_path / ".x.bin.1.ab.tmp", tmp_path / ".y.bin.1.ab.tmp"
-    stale.write_bytes(b"")
-    fresh.write_bytes(b"")
-    os.utime(stale, (time.time() - 7200,) * 2)
-    for n in range(4):
-        cache.put(b"%d" % n, bytes(1000))
+def test_temporaries_of_dead_processes_go_at_a_process_s_first_write(tmp_path):
+    stale, fresh, foreign = (tmp_path / name for name in (".x.bin.1.ab.tmp", ".y.bin.1.ab.tmp", ".z.bin.old"))
+    for path in (stale, fresh, foreign):
+        path.write_bytes(b"")
+    for path in (stale, foreign):
+        os.utime(path, (time.time() - 7200,) * 2)
+    DiskCache(tmp_path).put(b"k", b"v")
     assert not stale.exists()
     assert fresh.exists()
+    assert foreign.exists()
+
+
+@pytest.mark.parametrize("size", [2000, 30_000])
+def test_the_cap_holds_over_processes(tmp_path, size):
+    """Each of which sees what the others wrote when it has written a sixteenth of the cap itself."""
+    processes = [DiskCache(tmp_path, cap_bytes=100_000) for _ in range(4)]
+    for one in processes:
+        one.put(b"first", b"")
+    most = 0
+    for n in range(2 * 100_000 // size):
+        processes[n % 4].put(b"%d" % n, bytes(size))
+        most = max(most, processes[0].size()[1]) if n % 25 == 0 or size > 1000 else most
+    assert 50_000 < most <= 100_000 * (1 + 3 / 16)
+
+
+def test_a_process_looks_seldom_at_what_others_wrote(tmp_path, monkeypatch):
+    cache, looks = DiskCache(tmp_path, cap_bytes=1_000_000), []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
+    for n in range(100):
+        cache.put(b"%d" % n, bytes(1000))
+    assert 1 < len(looks) < 4
 
 
 def test_a_fork_while_a_thread_holds_the_lock_leaves_the_childs_cache_usable(tmp_path):
