@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
 from ptxgen.errors import ModuleLoadError
 from ptxgen.runtime.cuda.device import CudaDevice
-from ptxgen.runtime.cuda.driver import Driver
+from ptxgen.runtime.cuda.driver import Driver, build_of_driver
 from ptxgen.runtime.cuda.load import excerpt
 from ptxgen.runtime.diskcache import DiskCache
 from tests.fake_cuda import TEXT, Binding, fake_device
@@ -39,9 +40,33 @@ def test_first_by_the_driver_then_from_the_cache(tmp_path: Path, caplog: pytest.
 def test_the_key_names_all_that_machine_code_depends_on() -> None:
     device, _ = fake_device()
     other_gpu, _ = fake_device(Binding(capability=(8, 0)))
-    other_driver, _ = fake_device(Binding(version=13010))
-    keys = {d._loader.key(t) for d in (device, other_gpu, other_driver) for t in (TEXT, NEW)}
-    assert len(keys) == 6
+    other_release, _ = fake_device(Binding(version=13010))
+    other_build, _ = fake_device()
+    other_build.driver.build = "libcuda.so.580.95.05 96000000"
+    keys = {d._loader.key(t) for d in (device, other_gpu, other_release, other_build) for t in (TEXT, NEW)}
+    assert len(keys) == 8
+
+
+@pytest.mark.parametrize(
+    ("mapped", "build"),
+    [("{}/libcuda.so.580.65.06", "libcuda.so.580.65.06 5"), ("{}/libcuda.so.1 (deleted)", ""), ("[heap]", "")],
+)
+def test_the_build_of_the_driver_is_that_of_the_library_in_this_process(
+    tmp_path: Path, mapped: str, build: str
+) -> None:
+    (tmp_path / "libcuda.so.580.65.06").write_text("12345")
+    maps = tmp_path / "maps"
+    line = "7f00-7f01 r-xp 00000000 08:01 1234   "
+    maps.write_text(f"{line}/usr/lib/libcudart.so.13\n{line}{mapped.format(tmp_path)}\n{line}/usr/lib/libc.so.6\n")
+    assert build_of_driver(maps) == build
+    assert build_of_driver(tmp_path / "absent") == ""
+
+
+@pytest.mark.gpu
+def test_the_build_of_a_real_driver_ends_with_its_version() -> None:
+    name, size = Driver().build.rsplit(maxsplit=1)
+    assert re.fullmatch(r"libcuda\.so\.\d+\.[\d.]+", name)
+    assert int(size) > 1 << 20
 
 
 def test_refused_cached_cubin_is_compiled_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

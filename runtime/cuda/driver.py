@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import CudaError
@@ -57,10 +59,24 @@ def _import_binding() -> Any:
     return binding
 
 
+def build_of_driver(maps: Path = Path("/proc/self/maps")) -> str:
+    """The driver's library as this process has it: file name, which ends with the full version, and size in bytes.
+
+    "" where the system does not say what a process has mapped.
+    """
+    try:
+        found = re.search(rb"/.*/libcuda\.so.*$", maps.read_bytes(), re.MULTILINE)
+        path = Path("" if found is None else found[0].decode())
+        return f"{path.name} {path.stat().st_size}" if path.name else ""
+    except (OSError, ValueError):
+        return ""
+
+
 class Driver:
     """The driver API. `binding` is `cuda.bindings.driver`, or what stands in for it in a test.
 
-    `version` is 13000 for CUDA 13.0. Raises `CudaError` where there is no driver or it does not start.
+    `version` is 13000 for CUDA 13.0, whichever driver of that release it is; `build` tells those apart. Raises
+    `CudaError` where there is no driver or it does not start.
     """
 
     def __init__(self, binding: Any = None) -> None:
@@ -72,6 +88,7 @@ class Driver:
         except Exception as missing:  # the binding has its own classes for a library that is not there
             raise CudaError(f"cuInit: no CUDA driver is installed: {missing}") from None
         self.version: int = self.call("cuDriverGetVersion")
+        self.build = build_of_driver()
 
     def ask(self, name: str, *args: object) -> tuple[int, Any]:
         """Call and return (code, result), for the few calls whose failure is an answer."""

@@ -154,9 +154,13 @@ class Loader:
         self.cubins = cubins
 
     def key(self, text: str) -> bytes:
-        """Everything that the machine code depends on."""
+        """Everything that the machine code depends on. (The options that the driver gets name buffers for its log.)
+
+        What nvJitLink made, where the driver could not, stays until one of these changes, whatever nvJitLink is then.
+        """
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return key_of((_FORMAT, digest, self.device.capability, (), self.device.driver.version))
+        driver = self.device.driver
+        return key_of((_FORMAT, digest, self.device.capability, driver.version, driver.build))
 
     def load(self, text: str, label: str) -> CudaCode:
         """The loaded module, by the first way that works; one log line says which. See `Device._load`."""
