@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,9 +95,26 @@ def test_launch_in_a_thread_without_the_context_makes_it_current(device: CudaDev
     assert len(binding.launched) == 3
 
 
-def test_calls_restore_the_context_of_other_libraries(device: CudaDevice, binding: Binding) -> None:
+def test_calls_are_made_in_this_devices_context_and_restore_another_librarys(
+    device: CudaDevice, binding: Binding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, set[int]] = {}
+    called = Binding._called
+
+    def recorded(self: Binding, name: str, *rest: Any) -> tuple[Any, ...]:
+        made.setdefault(name, set()).add(self.contexts[-1])
+        return called(self, name, *rest)
+
+    monkeypatch.setattr(Binding, "_called", recorded)
     binding.contexts[:] = [0xDD]
-    device.empty(4, "f32")
+    buffer = device.zeros(4, "f32", device.stream())
+    device.module(TEXT)["nothing"].launch(1, 32)
+    buffer.numpy()
+    buffer.free()
+    device.synchronize()
+    switches = {"cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"}
+    assert {name for name, contexts in made.items() if contexts != {0xC0}} <= switches
+    assert {"cuMemAllocAsync", "cuModuleLoadData", "cuStreamCreate", "cuMemFreeAsync"} <= made.keys()
     assert binding.contexts == [0xDD]
 
 

@@ -165,6 +165,21 @@ def test_bound_kernels_keep_their_buffers_alive(fake: tuple[CudaDevice, Binding]
     assert binding.memory == {}
 
 
+def test_memory_given_to_a_kernel_later_is_released_after_the_streams_that_launch_it(
+    fake: tuple[CudaDevice, Binding],
+) -> None:
+    """The launcher tells of a stream once, at its first launch."""
+    device, binding = fake
+    stream, first, second = device.stream(), device.zeros(16, "f32"), device.zeros(16, "f32")
+    bound = device.module(TEXT)["scale"].bind(1, 32, [first, np.float32(1), np.uint32(16)])
+    bound.launch(stream)
+    bound.update(_0=second)
+    bound.launch(stream)
+    binding.waits.clear()
+    second.free()
+    assert [earlier for _, earlier in binding.waits] == [stream.handle]
+
+
 def test_foreign_streams_by_every_protocol(fake: tuple[CudaDevice, Binding]) -> None:
     device, binding = fake
 
