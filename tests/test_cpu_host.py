@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 
 from ptxgen.errors import ModuleLoadError
@@ -88,3 +89,35 @@ def test_a_kernel_too_many_is_an_error_and_leaves_the_device_usable(monkeypatch)
         device.module(text_of("ret;", 0))["k"]
     monkeypatch.undo()
     device.module(text_of("ret;", 0))["k"].launch(1, 32)
+
+
+def test_kernels_share_a_linker_and_nothing_else(monkeypatch):
+    """A linker takes half a millisecond; code that is dropped leaves the others' as it was."""
+    device, out = open_device("cpu"), np.zeros(1, np.uint32)
+    kernels = {n: device.module(text_of(f"mov.u32 %n, {n}; st.global.u32 [%a0], %n;", 1))["k"] for n in (1, 2)}
+    made: list[object] = []
+    monkeypatch.setattr(host._llvm(), "create_lljit_compiler", made.append)
+    kernels[3] = device.module(text_of("mov.u32 %n, 3; st.global.u32 [%a0], %n;", 1))["k"]
+    assert not made
+    while kernels:
+        for number, kernel in kernels.items():
+            kernel.launch(1, 1, [out])
+            assert out[0] == number
+        del kernels[min(kernels)]
+
+
+def test_loading_from_the_object_cache_imports_nothing(tmp_path):
+    """All of it is there once a device is open."""
+    code = textwrap.dedent(f"""
+        import sys
+        from ptxgen.runtime import open_device
+        device = open_device("cpu")
+        before = set(sys.modules)
+        device.module({text_of("ret;", 0)!r})["k"].bind(1, 32)
+        print(sorted(name for name in set(sys.modules) - before))
+    """)
+    environment = {**os.environ, "PTXGEN_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+            for _ in range(2)]  # fmt: skip
+    assert "ptxgen.parser" in runs[0].stdout
+    assert runs[1].stdout == "[]\n"

@@ -138,7 +138,7 @@ class CompiledCache:
 
     def _link(self, objects: Objects, check: bool) -> Linked:
         core = library.of(self.host, check).core()
-        return Linked([core, *objects.support, objects.warp], _EXPORTS, self.host)
+        return Linked([core, *objects.support, objects.warp], _EXPORTS)
 
 
 def _level(text: str) -> int:

@@ -119,23 +119,28 @@ _MAPPINGS_PER_OBJECT = 3  # code, constants, variables
 _mappings = _mappings_of_this_system()
 
 
+@functools.lru_cache(maxsize=1)
+def linker() -> Any:
+    """LLVM's linker for code in memory: one for the process, as each takes half a millisecond and 0.3 MB."""
+    return _llvm().create_lljit_compiler(_machine(this_host(), 1))
+
+
 class Linked:
     """Object code in memory; `address(name)` of what it exports. Lives as long as this object."""
 
-    def __init__(self, objects: list[bytes], names: list[str], host: Host) -> None:
+    def __init__(self, objects: list[bytes], names: list[str]) -> None:
         global _serial
         llvm = _llvm()
         with _lock():
             _mappings.take(_MAPPINGS_PER_OBJECT * len(objects))
             _serial += 1
-            self._jit = llvm.create_lljit_compiler(_machine(host, 1))
             builder = llvm.JITLibraryBuilder()
             for image in objects:
                 builder.add_object_img(image)
             builder.add_current_process()
             for name in names:
                 builder.export_symbol(name)
-            self._library = builder.link(self._jit, f"ptxgen{_serial}")
+            self._library = builder.link(linker(), f"ptxgen{_serial}")
             self._addresses = {name: int(self._library[name]) for name in names}
 
     def address(self, name: str) -> int:

@@ -11,12 +11,13 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from ptxgen.runtime.cpu import layout, registry
 from ptxgen.runtime.cpu.entry import core_text, module_text, needed_by
 from ptxgen.runtime.cpu.forks import renewed_in_children
-from ptxgen.runtime.cpu.host import Host, compile_ir, this_host
+from ptxgen.runtime.cpu.host import Host, compile_ir, linker, this_host
 from ptxgen.runtime.cpu.support import function_text
 from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
 
@@ -121,7 +122,9 @@ def of(host: Host, check: bool) -> Library:
 
 
 def prepare(check: bool) -> None:
-    """Do what no kernel need wait for: start the compiler, import the emitters, have the core at hand."""
+    """Do what no kernel need wait for: start the compiler, import what loads, have the core at hand."""
+    import_module("ptxgen.runtime.module")
     registry.family_of(("ret",))
     sources_digest()
+    linker()
     of(this_host(), check).core()
