@@ -90,7 +90,8 @@ LATE_RECORDS = 4096
 # check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of `support/races.py`,
 # then a clock for each 8 bytes of shared memory (at offset `clocks`)
 CHECK = _offsets(
-    "cells:8 clocks:8 writes:8 reads:8 last_reads:8 written:8 read:8 write_lanes:8 read_lanes:8 pad:56 cluster:128 "
+    "cells:8 clocks:8 writes:8 reads:8 last_reads:8 polls:8 written:8 read:8 write_lanes:8 read_lanes:8 pad:48 "
+    "cluster:128 "
     f"arrived:128 visits:{16 * MAX_CLUSTER} bars:{128 * BARRIERS}"
 )
 CHECK["arrays"] = CHECK["_end"]

@@ -91,4 +91,4 @@ def warp_sync(e: Emitter, op: Op) -> None:
     """Wait for the lanes of a mask; their accesses of memory are ordered then."""
     gather_members(e, op.operands[0])
     if e.check:
-        e.c.do("call void @race.turn(ptr %w)")
+        e.c.do("call void @clock.turn(ptr %w)")

@@ -150,7 +150,7 @@ def synchronise(e: Emitter, op: Op, when: str, place: nodes.Address) -> None:
     if when == "before" or op.words[0] in ("ld", "atom"):
         e.c.do(f"call void @order.{when}.{space}({head})")
     if when == "after" and space != "shared":
-        e.c.do("call void @race.turn(ptr %w)")
+        e.c.do("call void @clock.turn(ptr %w)")
 
 
 def _check_word(e: Emitter) -> str:
@@ -270,6 +270,6 @@ def fence(e: Emitter, op: Op) -> None:
     """Orders accesses between host threads; within one, the executor is in order anyway."""
     e.c.do("fence seq_cst")
     if e.check and ("proxy" in op.words or "mbarrier_init" in op.words):
-        e.c.do("call void @race.fence(ptr %w)")
+        e.c.do("call void @proxy.fence(ptr %w)")
     if e.check and "proxy" not in op.words and "cta" not in op.words:
         e.c.do("call void @order.fence(ptr %w)")

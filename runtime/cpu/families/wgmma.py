@@ -38,7 +38,7 @@ def order(e: Emitter, op: Op) -> None:
             raise e.error(f"operand {op.operands[0]}: must be a number")
         products.wait(int(op.operands[0].value))
         e.c.do("call void @async.land_products(ptr %w)")
-        e.c.do("call void @race.turn(ptr %w)")
+        e.c.do("call void @clock.turn(ptr %w)")
 
 
 @emits("wgmma.mma_async", outputs=0, inout=(0,), converges=True)

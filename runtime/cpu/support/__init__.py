@@ -20,8 +20,8 @@ _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
     "core", "driver", "gangs", "access", "memory", "atomic", "math", "extreme", "integer", "convert", "warp", "shadow",
-    "races", "ledger", "order", "between", "late", "remote", "matrix", "tiles", "cluster", "mbarrier", "async_copy",
-    "bulk", "boxes", "tensor", "wgmma",
+    "clocks", "races", "proxies", "ledger", "order", "between", "late", "remote", "matrix", "tiles", "cluster",
+    "mbarrier", "async_copy", "bulk", "boxes", "tensor", "wgmma",
 )  # fmt: skip
 
 

@@ -14,10 +14,9 @@ from ptxgen.runtime.cpu.layout import CTA, LAUNCH, SHADOW, STAMP_CTAS, STRONG_WR
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_CONSTANT, FAULT_EARLY, FAULT_ORDER, FAULT_UNINITIALISED
 from ptxgen.runtime.cpu.support.order import order_block
-from ptxgen.runtime.cpu.support.shadow import READS, report
+from ptxgen.runtime.cpu.support.shadow import READS, STRONG_WORDS, report
 
 HEAD = "ptr %w, i32 %site, i32 %lane, i32 %row"
-STRONG = ("order", "publish", "atomic")  # accesses that do not race with each other
 WARP_BITS = 5
 _CTA_SHIFT, _STRONG_SHIFT, _LAUNCH_SHIFT = 32, 55, 56
 _FILLED = 8  # stamps that are written together
@@ -98,7 +97,7 @@ def _look(access: str) -> str:
     )
     now, before = _numbers(c)
     last = c.var("i64", 0)
-    strong = int(access in STRONG)
+    strong = int(access in STRONG_WORDS)
     with c.count("i64", "%n") as place:
         flag = c.load("i8", c.at("%flags", place))
         if access in READS:

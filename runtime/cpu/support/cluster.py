@@ -49,7 +49,7 @@ def _order(c: Code, direction: str) -> None:
             with c.if_(c(f"icmp ne i32 {phase}, {c.load('i32', cta, CTA['phase'])}")):
                 c.store("i32", phase, cta, CTA["phase"])
                 c.do(f"call void @order.acquire(ptr %w, i64 {c(f'ptrtoint ptr {gang} to i64')}, i32 {ACQUIRE})")
-        c.do(f"call void @race.{direction}(ptr %w, ptr {c.at(block, CHECK['cluster'])})")
+        c.do(f"call void @clock.{direction}(ptr %w, ptr {c.at(block, CHECK['cluster'])})")
 
 
 def _arrive() -> str:

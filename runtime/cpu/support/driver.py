@@ -153,7 +153,7 @@ def _exchange_clocks(c: Code, cta: str, direction: str, number: str, w: str = "%
     with c.if_(CHECKING):
         offset = c(f"add i32 {c(f'shl i32 {number}, 7')}, {CHECK['bars']}")
         clock = c.at(c.load("ptr", cta, CTA["races"]), c(f"zext i32 {offset} to i64"))
-        c.do(f"call void @race.{direction}(ptr {w}, ptr {clock})")
+        c.do(f"call void @clock.{direction}(ptr {w}, ptr {clock})")
 
 
 @support("barrier")

@@ -95,7 +95,7 @@ def _clocks_to_release(c: Code, cta: str) -> str:
     now = c.load("i32", cta, CTA["epoch"])
     with c.if_(c(f"icmp ne i32 {c(f'and i32 %how, {RELEASE}')}, 0")):
         c.do("call void @late.own(ptr %w)")
-        after = c(f"add i32 {now}, 1")  # the time of the access itself; `race.turn` comes behind it
+        after = c(f"add i32 {now}, 1")  # the time of the access itself; `clock.turn` comes behind it
         c.store("i32", after, own)
         c.store("i32", after, cta, CTA["epoch"])
     with c.else_():
@@ -178,7 +178,7 @@ def _learn_of_own(c: Code, cta: str, block: str, row: str) -> None:
         mine = c.load(_CLOCK, "%w", WARP["vclock"], align=64)
         both = c(f"call {_CLOCK} @llvm.umax.v32i32({_CLOCK} {mine}, {_CLOCK} {theirs})")
         c.store(_CLOCK, both, "%w", WARP["vclock"], align=64)
-        c.do("call void @race.settle(ptr %w)")
+        c.do("call void @clock.settle(ptr %w)")
 
 
 def _is_news(c: Code, cta: str, block: str, place: str) -> str:

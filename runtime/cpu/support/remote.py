@@ -10,6 +10,7 @@ from ptxgen.runtime.cpu.ir import Code
 from ptxgen.runtime.cpu.layout import CHECK, CTA, GANG, VISIT, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.between import HEAD, WARP_BITS
+from ptxgen.runtime.cpu.support.cells import STRONG
 from ptxgen.runtime.cpu.support.core import FAULT_GONE, FAULT_ORDER
 from ptxgen.runtime.cpu.support.shadow import report
 
@@ -26,13 +27,18 @@ def _look(access: str) -> str:
     parameters = f"{HEAD}, ptr %there, i64 %a, i64 %n, i64 %offset"
     c = Code(f"define internal void @remote.look.{access}({parameters}) noinline")
     writes = c.load("ptr", c.load("ptr", "%there", CTA["races"]), CHECK["writes"])
+    lanes = c.load("ptr", c.load("ptr", "%there", CTA["races"]), CHECK["write_lanes"])
     begun, index = c.load("i32", "%there", CTA["begun"]), c.load("i64", "%there", CTA["index"])
     end = c("add i64 %offset, %n")
     first, after = c("lshr i64 %offset, 2"), c(f"lshr i64 {c(f'add i64 {end}, 3')}, 2")
     with c.count("i64", after, first) as cell:
         stamp = c.load("i32", c(f"getelementptr i32, ptr {writes}, i64 {cell}"))
         time, warp = c(f"lshr i32 {stamp}, {WARP_BITS}"), c(f"and i32 {stamp}, {(1 << WARP_BITS) - 1}")
-        with c.if_(c(f"icmp ugt i32 {time}, {begun}")):
+        compared = c(f"icmp ugt i32 {time}, {begun}")
+        if access == "strong":
+            lane = c.load("i8", c(f"getelementptr i8, ptr {lanes}, i64 {cell}"))
+            compared = c(f"and i1 {compared}, {c(f'icmp ne i8 {lane}, {STRONG}')}")
+        with c.if_(compared):
             known = c(f"call i32 @order.known(ptr %w, i64 {index}, i32 {warp}, i1 {int(access == 'strong')})")
             with c.if_(c(f"icmp ugt i32 {time}, {known}"), likely=False):
                 begin = c(f"sub i64 {c(f'shl i64 {cell}, 2')}, %offset")

@@ -26,6 +26,7 @@ from ptxgen.runtime.cpu.support.driver import for_each_warp
 # the launch that has written it
 FLAG_WRITTEN, FLAG_FLYING = 1, 2
 READS = ("read", "fetch", "constant", "order", "atomic")
+STRONG_WORDS = ("order", "publish", "atomic")  # accesses that do not race with each other
 _WRITES = ("write", "publish", "atomic", "land")
 _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n"
 _ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
@@ -35,7 +36,8 @@ _ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
 def shadow(what: str, space: str = "") -> str:
     """`shadow.begin(cta)`; `shadow.read|write|atomic|order|publish.SPACE(w, site, lane, row, pointer, address, bytes)`.
 
-    `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both. For a copy
+    `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both; `meet` (of
+    shared memory) synchronises and is neither. For a copy
     that lands later, `issue` enters the write (it races from then on), and `land` says that the bytes are there.
     `fetch` is a read by the asynchronous proxy, `constant` one by the path for what no launch writes meanwhile.
 
@@ -122,7 +124,7 @@ def _global(c: Code, what: str) -> None:
 
 def _between(c: Code, what: str, flags: str, stamps: str, offset: str) -> None:
     """Look at what others have written (`between.py`), then enter what this access writes."""
-    strong = what in ("order", "publish", "atomic")
+    strong = what in STRONG_WORDS
     if what == "atomic":  # mostly of bytes that others have changed so
         c.ret(when=c(f"call i1 @between.again(ptr %w, ptr {stamps}, i64 {offset}, i64 %n)"))
     first = c(f"call i64 @between.scan.{'read' if what in READS else 'write'}(ptr %w, ptr {flags}, i64 %n)")
@@ -166,16 +168,16 @@ def _shared(c: Code, what: str) -> None:
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
     _written(c, what, flags)
     with c.if_(c(f"icmp ne ptr {there}, {cta}")):
-        strong = "strong" if what in ("order", "publish", "atomic") else "weak"
+        strong = "strong" if what in (*STRONG_WORDS, "meet") else "weak"
         head = f"ptr %w, i32 %site, i32 %lane, i32 %row, ptr {there}, i64 %a, i64 %n"
         c.do(f"call void @remote.look.{strong}({head}, i64 {offset})")
         if what not in ("issue", "land"):
             c.do(f"call void @remote.visit(ptr %w, i32 %site, ptr {there})")
     with c.if_(own):
-        names = {"read": "read", "fetch": "read", "write": "write", "issue": "write", "land": "write"}
-        c.do(f"call void @race.{names.get(what, 'atomic')}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
+        names = {"fetch": "race.read", "issue": "race.write", "land": "race.write", "meet": "clock.meet"}
+        c.do(f"call void @{names.get(what, f'race.{what}')}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
         if what == "fetch":
-            c.do(f"call void @race.fetch({_ARGUMENTS} %a, i64 %n, i64 {offset})")
+            c.do(f"call void @proxy.fetch({_ARGUMENTS} %a, i64 %n, i64 {offset})")
 
 
 def _find(what: str) -> str:
@@ -219,7 +221,7 @@ def _begin() -> str:
     def start(w: str) -> None:
         c.store(vec("i32"), clocks, w, WARP["vclock"], align=64)
         c.store("i32", before, w, WARP["before"])
-        c.do(f"call void @race.settle(ptr {w})")
+        c.do(f"call void @clock.settle(ptr {w})")
 
     for_each_warp(c, "%cta", start)
     c.ret()

@@ -97,7 +97,7 @@ def _reach(c: Code, address: str, size: int) -> str:
         since = c.load("i32", "%w", WARP["wgmma_since"])
         with c.if_(c(f"icmp ne i32 {since}, 0")):
             where = f"ptr {pointer}, i64 {address}, i64 {size}, i64 {c(f'sub i64 {address}, {SHARED_BASE}')}"
-            c.do(f"call void @race.kept({head}, {where}, i32 {since})")
+            c.do(f"call void @proxy.kept({head}, {where}, i32 {since})")
         c.do(f"call void @shadow.fetch.shared({head}, ptr {pointer}, i64 {address}, i64 {size})")
     return pointer
 

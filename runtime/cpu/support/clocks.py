@@ -1,0 +1,92 @@
+"""Check mode: what a warp knows of the other warps of its CTA, and how barriers and atomics pass it on.
+
+A CTA counts its synchronisations (`epoch`); an access carries the count at which it was made. A warp's vector clock
+says, for each warp, up to which count that warp's accesses come before its own now. A barrier takes in the clocks of
+those that arrive and gives them to those that leave; the places of shared memory, of 8 bytes each, have clocks of their
+own, for what may be a lock or a flag.
+"""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
+from ptxgen.runtime.cpu.layout import CHECK, CTA, WARP
+from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.cells import PARAMETERS
+
+_CLOCK = vec("i32")
+
+
+@support("clock")
+def clock(what: str) -> str:
+    """`clock.release(w, clock)` adds the warp's knowledge to a clock, `clock.acquire(w, clock)` that to the warp's;
+    `clock.take|leave|meet(w, …, offset)` acquire, release, or do both at the places of an access of shared memory.
+
+    `clock.settle(w)` follows every change of a warp's clock; `clock.turn(w)` orders its lanes.
+    """
+    if what in ("release", "acquire"):
+        return _exchange(what)
+    if what in ("take", "leave", "meet"):
+        return _places(what)
+    return {"settle": _settle, "turn": _turn}[what]()
+
+
+def _exchange(what: str) -> str:
+    c = Code(f"define internal void @clock.{what}(ptr %w, ptr %clock) noinline")
+    mine, theirs = c.load(_CLOCK, "%w", WARP["vclock"], align=64), c.load(_CLOCK, "%clock", align=64)
+    both = c(f"call {_CLOCK} @llvm.umax.v32i32({_CLOCK} {mine}, {_CLOCK} {theirs})")
+    if what == "acquire":
+        c.store(_CLOCK, both, "%w", WARP["vclock"], align=64)
+        c.do("call void @clock.settle(ptr %w)")
+    else:
+        cta = c.load("ptr", "%w", WARP["cta"])
+        now, warp = c.load("i32", cta, CTA["epoch"]), c.load("i32", "%w", WARP["id"])
+        c.store(_CLOCK, both, "%clock", align=64)
+        c.store("i32", now, c(f"getelementptr i32, ptr %clock, i32 {warp}"))
+        c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
+    c.ret()
+    return c.text()
+
+
+def _turn() -> str:
+    """What the warp's lanes did comes before what they do next."""
+    c = Code("define internal void @clock.turn(ptr %w) noinline")
+    cta = c.load("ptr", "%w", WARP["cta"])
+    now = c(f"add i32 {c.load('i32', cta, CTA['epoch'])}, 1")
+    c.store("i32", now, cta, CTA["epoch"])
+    c.store("i32", c(f"shl i32 {now}, 5"), "%w", WARP["synced"])
+    c.ret()
+    return c.text()
+
+
+def _settle() -> str:
+    """Note the stamp below which the warp's clock covers every other warp of the CTA; its own lanes are together."""
+    c = Code("define internal void @clock.settle(ptr %w) noinline")
+    clock = c.load(_CLOCK, "%w", WARP["vclock"], align=64)
+    number = lanes_of("i32", 1)
+    cta = c.load("ptr", "%w", WARP["cta"])
+    warps = c.load("i32", cta, CTA["warp_count"])
+    c.store("i32", c(f"shl i32 {c.load('i32', cta, CTA['epoch'])}, 5"), "%w", WARP["synced"])
+    beyond = c(f"icmp uge {_CLOCK} {number}, {c.spread('i32', warps)}")
+    own = c(f"icmp eq {_CLOCK} {number}, {c.spread('i32', c.load('i32', '%w', WARP['id']))}")
+    ignored = c(f"or {vec('i1')} {beyond}, {own}")
+    others = c(f"select {vec('i1')} {ignored}, {_CLOCK} {splat('i32', -1)}, {_CLOCK} {clock}")
+    least = c(f"call i32 @llvm.vector.reduce.umin.v32i32({_CLOCK} {others})")
+    least = c(f"call i32 @llvm.umin.i32(i32 {least}, i32 {(1 << 27) - 2})")
+    c.store("i32", c(f"shl i32 {c(f'add i32 {least}, 1')}, 5"), "%w", WARP["safe"])
+    c.ret()
+    return c.text()
+
+
+def _places(what: str) -> str:
+    """What came before the last releases at these bytes comes before this; what follows theirs comes after it."""
+    c = Code(f"define internal void @clock.{what}({PARAMETERS}) noinline")
+    block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
+    clocks = c.at(block, c.load("i64", block, CHECK["clocks"]))
+    end = c("add i64 %offset, %n")
+    first, after = c("lshr i64 %offset, 3"), c(f"lshr i64 {c(f'add i64 {end}, 7')}, 3")
+    with c.count("i64", after, first) as number:
+        place = c.at(clocks, c(f"shl i64 {number}, 7"))
+        for direction in {"take": ("acquire",), "leave": ("release",), "meet": ("acquire", "release")}[what]:
+            c.do(f"call void @clock.{direction}(ptr %w, ptr {place})")
+    c.ret()
+    return c.text()
