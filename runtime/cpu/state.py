@@ -180,7 +180,7 @@ class Gang:
         self.valid = Block(count * shared if check else 1)
         self.races = [_check_block(shared_bytes(entry, geometry)) for _ in range(count if check else 0)]
         row = row_bytes(geometry)
-        self.known = Block(2 * count * max(row, 1) if check else 1)
+        self.known = Block(2 * count * geometry.warps * max(row, 1) if check else 1)
         self.block.put("q", GANG["launch"], launch.address)
         self.block.put("q", GANG["thread"], thread.address)
         self.block.put("q", GANG["ctas"], self.ctas.address)
@@ -198,8 +198,8 @@ class Gang:
                 ("warps", self.warps.address + first * shape.stride),
                 ("valid", self.valid.address + (rank * shared if check else 0)),
                 ("races", self.races[rank].address if check else 0),
-                ("known", self.known.address + 2 * rank * row if check else 0),
-                ("glimpsed", self.known.address + (2 * rank + 1) * row if check else 0),
+                ("known", self.known.address + 2 * first * row if check else 0),
+                ("glimpsed", self.known.address + (2 * first + geometry.warps) * row if check else 0),
             ):
                 self.ctas.put("q", at + CTA[name], value)
             self.ctas.put("I", at + CTA["rank"], rank)

@@ -37,6 +37,9 @@ def _exchange(what: str) -> str:
     if what == "acquire":
         c.store(_CLOCK, both, "%w", WARP["vclock"], align=64)
         c.do("call void @clock.settle(ptr %w)")
+        knows = c.load("i32", c.load("ptr", "%w", WARP["cta"]), CTA["knows"])
+        with c.if_(c(f"icmp ne i32 {knows}, 0"), likely=False):
+            c.do("call void @order.share(ptr %w)")
     else:
         cta = c.load("ptr", "%w", WARP["cta"])
         now, warp = c.load("i32", cta, CTA["epoch"]), c.load("i32", "%w", WARP["id"])

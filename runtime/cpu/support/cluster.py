@@ -38,7 +38,7 @@ def _gang_of(c: Code) -> str:
 
 
 def _order(c: Code, direction: str) -> None:
-    """Check mode: the barrier orders the warps of each CTA, and the CTAs: once a phase of those that wait."""
+    """Check mode: the barrier orders the warps of each CTA, and the CTAs: once a phase of each warp that waits."""
     with c.if_(checking(c)):
         cta = c.load("ptr", "%w", WARP["cta"])
         block, gang = c.load("ptr", cta, CTA["races"]), c.load("ptr", cta, CTA["gang"])
@@ -46,8 +46,8 @@ def _order(c: Code, direction: str) -> None:
             c.do("call void @order.arrive(ptr %w, i32 %how)")
         else:
             phase = c.load("i32", gang, GANG["cluster_phase"])
-            with c.if_(c(f"icmp ne i32 {phase}, {c.load('i32', cta, CTA['phase'])}")):
-                c.store("i32", phase, cta, CTA["phase"])
+            with c.if_(c(f"icmp ne i32 {phase}, {c.load('i32', '%w', WARP['phase'])}")):
+                c.store("i32", phase, "%w", WARP["phase"])
                 c.do(f"call void @order.acquire(ptr %w, i64 {c(f'ptrtoint ptr {gang} to i64')}, i32 {ACQUIRE})")
         c.do(f"call void @clock.{direction}(ptr %w, ptr {c.at(block, CHECK['cluster'])})")
 

@@ -3,12 +3,15 @@
 A release leaves a record at the place that it goes through (an address): the clocks of the CTA's warps, up to which
 their work comes before it (see `races.py`). A place keeps for each CTA the number of a record, and a CTA that acquires
 takes them over. Relaxed operations release what a fence came before, and acquire for the next fence (PTX ISA, "memory
-consistency model": release and acquire patterns). A CTA knows as a whole: a warp's acquire serves the others too.
+consistency model": release and acquire patterns). What a warp has acquired serves the others of its CTA once they come
+after it: behind a barrier, or what else exchanges clocks.
 
 The book that this is kept in is `ledger.py`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ptxgen.runtime.cpu.ir import Code, vec
 from ptxgen.runtime.cpu.layout import CHECK, CTA, LAUNCH, ORDER, THREAD, WARP
@@ -19,6 +22,7 @@ from ptxgen.runtime.cpu.support.ledger import alone, record_at, row_of, times_of
 
 RELEASE, ACQUIRE, OWN_CTA = 1, 2, 4  # `how` an access synchronises; without the first two it is relaxed
 _CLOCK = vec("i32")
+_FLAGS = {"known": "knows", "glimpsed": "glimpses"}  # rows of a warp, and since when it has any
 
 
 @support("order")
@@ -27,13 +31,14 @@ def order(what: str, space: str = "") -> str:
 
     `order.release|acquire(w, place, how)` do that for one place (an i64); `order.fence(w)`; `order.arrive(w, how)` at a
     cluster barrier, all of whose arrivals `order.publish(cta, place)` releases at the end of the phase;
+    `order.share(w)`, when the warp's clock has grown, gives it what the warps that it now comes after know;
     `order.known(w, cta, warp, strong)` is the time up to which another CTA's warp is known.
     """
     if what in ("before", "after"):
         return _around(what, space)
     return {
         "release": _release, "acquire": _acquire, "fence": _fence, "known": _known, "arrive": _arrive,
-        "publish": _publish,
+        "publish": _publish, "share": _share,
     }[what]()  # fmt: skip
 
 
@@ -128,30 +133,36 @@ def _publish() -> str:
     c = Code("define internal void @order.publish(ptr %cta, i64 %place) noinline")
     block = c.load("ptr", c.load("ptr", "%cta", CTA["launch"]), LAUNCH["known"])
     slot = c.at(c.load("ptr", "%cta", CTA["races"]), CHECK["arrived"])
-    _leave(c, "%cta", block, "%place", c.load(_CLOCK, slot, align=64))
+    _leave(c, "%cta", block, "%place", c.load(_CLOCK, slot, align=64), lambda join: for_each_warp(c, "%cta", join))
     c.ret()
     return c.text()
 
 
 def _release() -> str:
-    """Leave a record of the CTA at a place, with what it knows of others."""
+    """Leave a record of the CTA at a place, with what the warp knows of others."""
     c = Code("define internal void @order.release(ptr %w, i64 %place, i32 %how) noinline")
     cta, block = order_block(c)
     clocks, key = _clocks_to_release(c, cta), _key(c, cta)
-    _leave(c, cta, block, key, clocks)
+    _leave(c, cta, block, key, clocks, lambda join: join("%w"))
     c.ret()
     return c.text()
 
 
-def _leave(c: Code, cta: str, block: str, key: str, clocks: str) -> None:
-    """A record of these clocks, with what the CTA knows of others."""
+def _leave(
+    c: Code, cta: str, block: str, key: str, clocks: str, each: Callable[[Callable[[str], None]], None]
+) -> None:
+    """A record of these clocks, with what `each` warp that is given to it knows of other CTAs."""
     with alone(c, block):
         place = c(f"call i32 @ledger.place(ptr {block}, i64 {key}, i1 true)")
         with c.if_(c(f"icmp sge i32 {place}, 0")):
             row, times = row_of(c, block, place), times_of(c, block, place)
             c.store("i32", c(f"add i32 {c.load('i32', times)}, 1"), times)
-            with c.if_(c(f"icmp ne i32 {c.load('i32', cta, CTA['knows'])}, 0")):
-                c.do(f"call void @ledger.join(ptr {block}, ptr {row}, ptr {c.load('ptr', cta, CTA['known'])})")
+
+            def join(w: str) -> None:
+                with c.if_(c(f"icmp ne i32 {c.load('i32', w, WARP['knows'])}, 0")):
+                    c.do(f"call void @ledger.join(ptr {block}, ptr {row}, ptr {_row_of_warp(c, block, w, 'known')})")
+
+            each(join)
             fresh = c(f"call i32 @ledger.record(ptr {block})")
             with c.if_(c(f"icmp ne i32 {fresh}, 0")):
                 c.store(_CLOCK, clocks, record_at(c, block, fresh), align=64)
@@ -160,14 +171,46 @@ def _leave(c: Code, cta: str, block: str, key: str, clocks: str) -> None:
                 c.store("i32", merged, slot)
 
 
-def _take(c: Code, cta: str, block: str, row: str, what: str, flag: str) -> None:
-    """Add a row to what the CTA knows, or has only glimpsed."""
-    mine = c.load("ptr", cta, CTA[what])
-    with c.if_(c(f"icmp eq i32 {c.load('i32', cta, CTA[flag])}, 0")):
+def _row_of_warp(c: Code, block: str, w: str, what: str) -> str:
+    """A warp's own row: of what it has `known`, or only `glimpsed`."""
+    number = c(f"mul i32 {c.load('i32', block, ORDER['row'])}, {c.load('i32', w, WARP['id'])}")
+    rows = c.load("ptr", c.load("ptr", w, WARP["cta"]), CTA[what])
+    return c(f"getelementptr i32, ptr {rows}, i32 {number}")
+
+
+def _take(c: Code, cta: str, block: str, row: str, what: str) -> None:
+    """Add a row to what the executing warp has `known` or `glimpsed`, and note since when there is any."""
+    mine, flag = _row_of_warp(c, block, "%w", what), WARP[_FLAGS[what]]
+    with c.if_(c(f"icmp eq i32 {c.load('i32', '%w', flag)}, 0")):
         size = c(f"zext i32 {c.load('i32', block, ORDER['row'])} to i64")
         c.do(f"call void @llvm.memset.p0.i64(ptr {mine}, i8 0, i64 {c(f'shl i64 {size}, 2')}, i1 false)")
-        c.store("i32", 1, cta, CTA[flag])
+        c.store("i32", c.load("i32", cta, CTA["epoch"]), "%w", flag)
+        c.store("i32", 1, cta, CTA["knows"])
     c.do(f"call void @ledger.join(ptr {block}, ptr {mine}, ptr {row})")
+
+
+def _share() -> str:
+    """Take over the rows of warps that had them before what the executing warp knows of them.
+
+    A row that has grown since counts as a whole: only behind what does not wait (bar.arrive) may that be too much.
+    """
+    c = Code("define internal void @order.share(ptr %w) noinline")
+    cta, block = order_block(c)
+    clock = c.at("%w", WARP["vclock"])
+
+    def look(other: str) -> None:
+        number = c.load("i32", other, WARP["id"])
+        time = c.load("i32", c(f"getelementptr i32, ptr {clock}, i32 {number}"))
+        apart = c(f"icmp ne ptr {other}, %w")
+        for what, flag in _FLAGS.items():
+            before = c(f"sub i32 {c.load('i32', other, WARP[flag])}, 1")  # nothing at all is never
+            with c.if_(c(f"and i1 {apart}, {c(f'icmp ult i32 {before}, {time}')}")):
+                _take(c, cta, block, _row_of_warp(c, block, other, what), what)
+
+    with alone(c, block):
+        for_each_warp(c, cta, look)
+    c.ret()
+    return c.text()
 
 
 def _learn_of_own(c: Code, cta: str, block: str, row: str) -> None:
@@ -207,10 +250,10 @@ def _acquire() -> str:
             now = c(f"icmp ne i32 {c(f'and i32 %how, {ACQUIRE}')}, 0")
             news = _is_news(c, cta, block, place)
             with c.if_(c(f"and i1 {now}, {news}")):
-                _take(c, cta, block, row, "known", "knows")
+                _take(c, cta, block, row, "known")
                 _learn_of_own(c, cta, block, row)
             with c.if_(c(f"and i1 {c(f'xor i1 {now}, true')}, {news}")):
-                _take(c, cta, block, row, "glimpsed", "glimpses")
+                _take(c, cta, block, row, "glimpsed")
     c.ret()
     return c.text()
 
@@ -220,9 +263,9 @@ def _fence() -> str:
     c = Code("define internal void @order.fence(ptr %w) noinline")
     cta, block = order_block(c)
     c.do("call void @late.own(ptr %w)")
-    with c.if_(c(f"icmp ne i32 {c.load('i32', cta, CTA['glimpses'])}, 0")), alone(c, block):
-        row = c.load("ptr", cta, CTA["glimpsed"])
-        _take(c, cta, block, row, "known", "knows")
+    with c.if_(c(f"icmp ne i32 {c.load('i32', '%w', WARP['glimpses'])}, 0")), alone(c, block):
+        row = _row_of_warp(c, block, "%w", "glimpsed")
+        _take(c, cta, block, row, "known")
         _learn_of_own(c, cta, block, row)
     now = c.load("i32", cta, CTA["epoch"])
     c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
@@ -238,13 +281,13 @@ def _known() -> str:
     """`order.known(w, cta, warp, strong) -> i32`: up to which time a warp of another CTA is known, `strong` accesses
     knowing what was glimpsed too; −1 (for ever) where CTAs are not compared any more."""
     c = Code("define internal i32 @order.known(ptr %w, i64 %index, i32 %warp, i1 %strong) noinline")
-    cta, block = order_block(c)
+    _, block = order_block(c)
     c.ret("i32 -1", when=c(f"icmp ne i32 {c.load('i32', block, ORDER['off'])}, 0"))
     best = c.var("i32", 0)
-    for what, flag in (("known", "knows"), ("glimpsed", "glimpses")):
-        there = c(f"icmp ne i32 {c.load('i32', cta, CTA[flag])}, 0")
+    for what, flag in _FLAGS.items():
+        there = c(f"icmp ne i32 {c.load('i32', '%w', WARP[flag])}, 0")
         with c.if_(there if what == "known" else c(f"and i1 {there}, %strong")):
-            number = c.load("i32", c(f"getelementptr i32, ptr {c.load('ptr', cta, CTA[what])}, i64 %index"))
+            number = c.load("i32", c(f"getelementptr i32, ptr {_row_of_warp(c, block, '%w', what)}, i64 %index"))
             with c.if_(c(f"icmp ne i32 {number}, 0")):
                 time = c.load("i32", c(f"getelementptr i32, ptr {record_at(c, block, number)}, i32 %warp"))
                 c.store("i32", c(f"call i32 @llvm.umax.i32(i32 {c.load('i32', best)}, i32 {time})"), best)

@@ -12,6 +12,7 @@ from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.between import HEAD, WARP_BITS
 from ptxgen.runtime.cpu.support.cells import STRONG
 from ptxgen.runtime.cpu.support.core import FAULT_GONE, FAULT_ORDER
+from ptxgen.runtime.cpu.support.driver import for_each_warp
 from ptxgen.runtime.cpu.support.shadow import report
 
 
@@ -77,8 +78,15 @@ def _gone() -> str:
         with c.if_(c(f"icmp ne ptr {visitor}, null")):
             number, index = c.load("i32", visitor, WARP["id"]), c.load("ptr", visitor, WARP["cta"])
             index = c.load("i64", index, CTA["index"])
-            known = c(f"call i32 @order.known(ptr %w, i64 {index}, i32 {number}, i1 false)")
-            with c.if_(c(f"icmp ugt i32 {c.load('i32', slot, VISIT['time'])}, {known}"), likely=False):
+            known = c.var("i32", 0)
+
+            def look(w: str, known: str = known, index: str = index, number: str = number) -> None:
+                its = c(f"call i32 @order.known(ptr {w}, i64 {index}, i32 {number}, i1 false)")
+                c.store("i32", c(f"call i32 @llvm.umax.i32(i32 {its}, i32 {c.load('i32', known)})"), known)
+
+            for_each_warp(c, cta, look)
+            time = c.load("i32", slot, VISIT["time"])
+            with c.if_(c(f"icmp ugt i32 {time}, {c.load('i32', known)}"), likely=False):
                 plus_one = c(f"add i64 {index}, 1")
                 who = c(f"or i64 {c(f'shl i64 {plus_one}, 8')}, {c(f'zext i32 {number} to i64')}")
                 site = c.load("i32", slot, VISIT["site"])
