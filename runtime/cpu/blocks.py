@@ -27,6 +27,14 @@ class Op:
     targets: tuple[tuple[int, str], ...] = ()  # block keys of a jump
     text: str = ""
 
+    @property
+    def pure(self) -> bool:
+        """Whether what it writes is as undefined as what it reads, and that is all: so too for parameters of calls."""
+        if self.words[:2] in (("ld", "param"), ("st", "param")):
+            place = self.operands[self.words[0] == "ld"]
+            return isinstance(place, nodes.Address) and isinstance(place.base, nodes.Symbol)
+        return self.family is not None and self.family.pure
+
     def with_words(self, words: tuple[str, ...], operands: tuple[Source, ...]) -> Op:
         """Another instruction in this one's place; what it reads and writes is for the caller to say."""
         return Op(words, operands, self.scope, self.line, family_of(words), text=self.text)

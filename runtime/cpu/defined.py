@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ptxgen.runtime.cpu.flow import Block
+from ptxgen.runtime.cpu.flow import Block, Op
 from ptxgen.runtime.cpu.products import Products
 from ptxgen.runtime.cpu.symbols import Reg
 
@@ -22,6 +24,7 @@ class DefinedLanes:
         self.base: dict[int, str] = {}
         self.checked: set[int] = set()
         self.silent = False
+        self.carries = False  # whether reading what is not defined makes results so, and is no finding
         self.sources: str | None = None  # of the present instruction: lanes in which all it has read is defined
 
     def begin(self, block: Block) -> None:
@@ -29,6 +32,32 @@ class DefinedLanes:
         self.now, self.base, self.checked = {}, {}, set()
         self.block = block
         self.products.begin()
+
+    def start(self, op: Op) -> None:
+        """Forget the previous instruction."""
+        self.sources, self.carries = None, op.pure
+
+    @contextmanager
+    def reading(self, carries: bool) -> Iterator[None]:
+        """Operands that matter here, or whose undefined lanes only make the results undefined."""
+        before, self.carries = self.carries, carries
+        yield
+        self.carries = before
+
+    def take(self) -> str | None:
+        """The lanes in which all that was read is defined, or None; the results do not depend on that any more."""
+        lanes, self.sources = self.sources, None
+        return lanes
+
+    def add(self, lanes: str) -> None:
+        """The results are defined in these lanes at most."""
+        self.sources = lanes if self.sources is None else self.e.c(f"and i32 {self.sources}, {lanes}")
+
+    def join(self, reg: Reg) -> None:
+        """The result is a part of a register: that is as defined as its best part."""
+        before = self.lanes(reg)
+        if self.sources is not None:
+            self.sources = None if before is None else self.e.c(f"or i32 {before}, {self.sources}")
 
     def lanes(self, reg: Reg) -> str | None:
         """The lanes in which the register is defined, or None if that is known to be all."""
@@ -55,8 +84,8 @@ class DefinedLanes:
         lanes = self.lanes(reg)
         if lanes is None:
             return
-        if e.op.family is not None and e.op.family.pure and reg is not e.op.guard:
-            self.sources = lanes if self.sources is None else e.c(f"and i32 {self.sources}, {lanes}")
+        if self.carries and reg is not e.op.guard:
+            self.add(lanes)
             return
         if reg.index in self.checked:
             return

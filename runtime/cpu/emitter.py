@@ -49,7 +49,7 @@ class Emitter(Jumps):
         for op in block.ops:
             self.op = op
             if self.defined:
-                self.defined.sources = None
+                self.defined.start(op)
             assert op.family is not None
             try:
                 op.family.function(self, op)

@@ -176,8 +176,7 @@ def _defined_after(block: Block) -> int:
     """Registers surely written once the block is over; what is computed from an unwritten register is unwritten."""
     defined = block.defined_in
     for op in block.ops:
-        pure = op.family is not None and op.family.pure
-        taints = pure and any(not defined >> reg.index & 1 for reg in op.reads if reg is not op.guard)
+        taints = op.pure and any(not defined >> reg.index & 1 for reg in op.reads if reg is not op.guard)
         for reg in op.writes:
             if taints:
                 defined &= ~(1 << reg.index)

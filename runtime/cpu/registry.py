@@ -87,6 +87,7 @@ def emits(
     blocks: bool = False,
     result: bool = False,
     retries: bool = False,
+    pure: bool = False,
 ) -> Callable[[Function], Function]:
     """Register an emitter for opcodes that begin with these words."""
 
@@ -94,8 +95,8 @@ def emits(
         for opcode in opcodes:
             words = tuple(opcode.split("."))
             assert words not in _EMITTERS, opcode
-            pure = function.__module__.rpartition(".")[2] in _PURE
-            _EMITTERS[words] = Family(function, outputs, inout, converges, blocks, result, retries, pure)
+            carries = pure or function.__module__.rpartition(".")[2] in _PURE
+            _EMITTERS[words] = Family(function, outputs, inout, converges, blocks, result, retries, carries)
         return function
 
     return register

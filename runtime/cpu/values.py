@@ -6,6 +6,8 @@ block's mask. Masks and predicates travel as one i32.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.defined import DefinedLanes
@@ -282,6 +284,10 @@ class Values:
         if self.defined:
             self.defined.write(reg)
         return self._slot(reg)
+
+    def reading(self, carries: bool) -> AbstractContextManager[None]:
+        """Operands of which undefined lanes matter here, or only make the results undefined (see `defined.py`)."""
+        return self.defined.reading(carries) if self.defined else nullcontext()
 
     # findings ---------------------------------------------------------------------------------------------------
     def fault_if(

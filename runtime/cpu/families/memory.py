@@ -6,10 +6,11 @@ from ptxgen import nodes
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import splat, vec
-from ptxgen.runtime.cpu.layout import LAUNCH
+from ptxgen.runtime.cpu.layout import LAUNCH, LOCAL_WINDOW, WINDOW_SHIFT
 from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.support import order
 from ptxgen.runtime.cpu.support.access import address_type
+from ptxgen.runtime.cpu.support.core import FAULT_REGISTER
 from ptxgen.runtime.cpu.symbols import Var, bits_of
 from ptxgen.runtime.cpu.types import integer_vector
 
@@ -217,6 +218,7 @@ def _into_words(e: Emitter, variable: Var, offset: int, bits: int, value: str) -
         old = e.read(word, i32)
         if e.defined is not None:
             e.defined.silent = False
+            e.defined.join(word)
         mask = ((1 << bits) - 1) << start
         part = e.c(f"shl {i32} {e.c(f'zext {integer_vector(bits)} {value} to {i32}')}, {splat('i32', start)}")
         kept = e.c(f"and {i32} {old}, {splat('i32', ~mask & 0xFFFFFFFF)}")
@@ -238,13 +240,17 @@ def store(e: Emitter, op: Op) -> None:
         raise e.error(f"operand {target}: must be an address")
     sources = _items(op.operands[1], count, e)
     bits = bits_of(kind)
-    values = [e.src(source, f"b{bits}") for source in sources]
     variable = _parameter(e, target)
     if variable is not None and space == "param":
         assert isinstance(target.base, nodes.Symbol)
-        for n, value in enumerate(values):
+        for n, source in enumerate(sources):
+            value = e.src(source, f"b{bits}")
             _into_words(e, variable, target.base.offset + target.offset + n * bits // 8, bits, value)
+            if e.defined is not None:
+                e.defined.take()
         return
+    with e.reading(carries=space in ("local", "generic")):
+        values = [e.src(source, f"b{bits}") for source in sources]
     if "release" in op.words:
         e.c.do("fence release")
     if _ORDERED & set(op.words):
@@ -252,6 +258,8 @@ def store(e: Emitter, op: Op) -> None:
     addresses, offset = address(e, target, space)
     if space in ("const", "param"):
         raise e.unsupported()
+    if space == "generic" and e.defined is not None:
+        _demand_defined(e, sources, addresses, offset)
     head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {e.new_site()}"
     vector = integer_vector(bits)
     name = f"st.{space}.v{count}.b{bits}{_check_word(e)}"
@@ -263,6 +271,21 @@ def store(e: Emitter, op: Op) -> None:
         e.c.do(f"call void @{name}({head}, ptr {e.scratch})")
     if _ORDERED & set(op.words):
         synchronise(e, op, "after", target)
+
+
+def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: int) -> None:
+    """Report undefined lanes of what is stored, but not those that store to local memory, which carries anything."""
+    assert e.defined is not None
+    there = e.defined.take()
+    if there is None:
+        return
+    absolute = e.c(f"add {vec('i64')} {addresses}, {splat('i64', offset)}")
+    window = e.c(f"lshr {vec('i64')} {absolute}, {splat('i64', WINDOW_SHIFT)}")
+    fine = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
+    allowed = e.c(f"or i32 {there}, {fine}")
+    lanes = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {allowed}, -1')}")
+    names = ", ".join(reg.name for reg in map(e.reg, sources) if reg is not None)
+    e.fault_if(lanes, FAULT_REGISTER, remark=names)
 
 
 @emits("membar", "fence", outputs=0)

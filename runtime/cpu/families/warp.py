@@ -33,27 +33,37 @@ def gather_members(e: Emitter, operand: Source) -> str:
     return members
 
 
-@emits("shfl", converges=True)
+@emits("shfl", converges=True, pure=True)
 def shfl(e: Emitter, op: Op) -> None:
     """d|p = the value of another lane (PTX ISA, "shfl.sync"); p: whether that lane is in the segment."""
     if op.words[1] != "sync":
         raise e.unsupported()
     mode = op.words[2]
     target = op.operands[0]
-    gather_members(e, op.operands[4])
+    with e.reading(carries=False):
+        gather_members(e, op.operands[4])
     value = e.src(op.operands[1], "b32")
+    there = e.defined.take() if e.defined else None
     if e.check:  # what a lane that takes no part would give is undefined (PTX ISA): here a NaN
         value = e.c(f"select {vec('i1')} {e.mask_vector()}, {_I32} {value}, {_I32} {splat('i32', -1)}")
     index, inside = _source_lane(e, mode, op.operands[2], op.operands[3])  # 32 and more: outside of the segment
-    if index.startswith("<"):
-        result = e.c(f"shufflevector {_I32} {value}, {_I32} poison, {_I32} {index}")
-    else:
-        result = e.c(f"call {_I32} @permute({_I32} {value}, {_I32} {index})")
+    result = _from_lanes(e, value, index)
     if isinstance(target, nodes.Pair):
         inside = inside or e.c(f"icmp ult {_I32} {index}, {splat('i32', 32)}")
         e.dst_pred(target.second, e.bits(inside))
         target = target.first
+    if e.defined and there is not None:  # a lane's value is as defined as in the lane that it comes from
+        absent = e.c(f"xor i32 {e.mask}, -1")
+        known = e.c(f"sext {vec('i1')} {e.lanes(e.c(f'or i32 {there}, {absent}'))} to {_I32}")
+        e.defined.add(e.bits(e.c(f"icmp ne {_I32} {_from_lanes(e, known, index)}, zeroinitializer")))
     e.dst(target, result, "b32")
+
+
+def _from_lanes(e: Emitter, value: str, index: str) -> str:
+    """Lane n gets what lane `index[n]` has."""
+    if index.startswith("<"):
+        return e.c(f"shufflevector {_I32} {value}, {_I32} poison, {_I32} {index}")
+    return e.c(f"call {_I32} @permute({_I32} {value}, {_I32} {index})")
 
 
 def _source_lane(e: Emitter, mode: str, b: Source, c: Source) -> tuple[str, str]:
