@@ -60,14 +60,14 @@ GANG = _offsets(
 CTA = _offsets(
     "launch:8 thread:8 gang:8 shared:8 shared_bytes:8 warps:8 id_x:4 id_y:4 id_z:4 rank:4 warp_count:4 threads:4 "
     "live:4 alive_warps:4 index:8 epoch:4 begun:4 valid:8 races:8 known:8 glimpsed:8 bars:512 ext:328 "
-    "knows:4 fences:4 late:4 late_round:4 seen_place:4 seen_times:4 seen_warp:4 pad:4"
+    "learned:4 fences:4 late:4 late_round:4 seen_place:4 seen_times:4 seen_warp:4 pad:4"
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
     "site:4 yields:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 pad2:4 pad3:8 tid_x:128 "
     "tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:48 wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
     "wgmma_since:4 wgmma_groups:64 cluster_seen:128 copy_group:128 "
-    "bulk_group:128 fenced:128 knows:4 glimpses:4 phase:4 pad4:4"
+    "bulk_group:128 fenced:128 knows:4 glimpses:4 phase:4 learned:4"
 )
 WGMMA_SETS = 16  # sets of registers of wgmma that check mode follows (`products.py`)
 CTA["_stride"] = 1024  # from one CTA of a gang to the next

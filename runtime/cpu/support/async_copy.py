@@ -201,7 +201,7 @@ def _land() -> str:
             c.do(f"call void @proxy.wrote(ptr {w}, i64 {c(f'sub i64 {address}, {SHARED_BASE}')}, i64 {size})")
         # whoever has waited comes after the copy; an mbarrier of another CTA orders nothing within this one
         with c.if_(c(f"icmp ult i64 {offset}, {c.load('i64', cta, CTA['shared_bytes'])}")):
-            c.do(f"call void @clock.meet({where}, i32 8, ptr {bar}, i64 {address}, i64 8, i64 {offset})")
+            c.do(f"call void @clock.leave({where}, i32 8, ptr {bar}, i64 {address}, i64 8, i64 {offset})")
         with c.if_(c(f"icmp ne i64 {rank}, 0")):  # the mbarrier of another CTA, which its threads wait for
             _release(c, w, bar)
         c(f"call i64 @mbarrier.apply(ptr {w}, ptr {bar}, i64 0, i64 {c(f'sub i64 0, {size}')}, i64 0)")

@@ -19,13 +19,13 @@ _CLOCK = vec("i32")
 @support("clock")
 def clock(what: str) -> str:
     """`clock.release(w, clock)` adds the warp's knowledge to a clock, `clock.acquire(w, clock)` that to the warp's;
-    `clock.take|leave|meet(w, …, offset)` acquire, release, or do both at the places of an access of shared memory.
+    `clock.take|leave(w, …, offset)` acquire or release at the places of an access of shared memory.
 
     `clock.settle(w)` follows every change of a warp's clock; `clock.turn(w)` orders its lanes.
     """
     if what in ("release", "acquire"):
         return _exchange(what)
-    if what in ("take", "leave", "meet"):
+    if what in ("take", "leave"):
         return _places(what)
     return {"settle": _settle, "turn": _turn}[what]()
 
@@ -37,9 +37,14 @@ def _exchange(what: str) -> str:
     if what == "acquire":
         c.store(_CLOCK, both, "%w", WARP["vclock"], align=64)
         c.do("call void @clock.settle(ptr %w)")
-        knows = c.load("i32", c.load("ptr", "%w", WARP["cta"]), CTA["knows"])
-        with c.if_(c(f"icmp ne i32 {knows}, 0"), likely=False):
-            c.do("call void @order.share(ptr %w)")
+        learned = c.load("i32", c.load("ptr", "%w", WARP["cta"]), CTA["learned"])
+        with c.if_(c(f"icmp ne i32 {learned}, 0"), likely=False):
+            grown = c(f"bitcast {vec('i1')} {c(f'icmp ugt {_CLOCK} {both}, {mine}')} to i32")
+            own = c(f"shl i32 1, {c.load('i32', '%w', WARP['id'])}")
+            others = c(f"icmp ne i32 {c(f'or i32 {grown}, {own}')}, {own}")
+            news = c(f"icmp ne i32 {learned}, {c.load('i32', '%w', WARP['learned'])}")
+            with c.if_(c(f"or i1 {others}, {news}")):
+                c.do("call void @order.share(ptr %w)")
     else:
         cta = c.load("ptr", "%w", WARP["cta"])
         now, warp = c.load("i32", cta, CTA["epoch"]), c.load("i32", "%w", WARP["id"])
@@ -89,7 +94,6 @@ def _places(what: str) -> str:
     first, after = c("lshr i64 %offset, 3"), c(f"lshr i64 {c(f'add i64 {end}, 7')}, 3")
     with c.count("i64", after, first) as number:
         place = c.at(clocks, c(f"shl i64 {number}, 7"))
-        for direction in {"take": ("acquire",), "leave": ("release",), "meet": ("acquire", "release")}[what]:
-            c.do(f"call void @clock.{direction}(ptr %w, ptr {place})")
+        c.do(f"call void @clock.{'acquire' if what == 'take' else 'release'}(ptr %w, ptr {place})")
     c.ret()
     return c.text()

@@ -113,8 +113,9 @@ def _merge() -> str:
 
 
 def _join() -> str:
-    """`ledger.join(block, into, from)`: rows of record numbers."""
-    c = Code("define internal void @ledger.join(ptr %block, ptr %into, ptr %from) noinline")
+    """`ledger.join(block, into, from) -> i1`: rows of record numbers; whether the first has changed."""
+    c = Code("define internal i1 @ledger.join(ptr %block, ptr %into, ptr %from) noinline")
+    grown = c.var("i1", "false")
     kind, lanes = vec("i32", _CHUNK), vec("i1", _CHUNK)
     chunks = c(f"lshr i32 {c.load('i32', '%block', ORDER['row'])}, {_CHUNK.bit_length() - 1}")
     with c.count("i32", chunks) as chunk:
@@ -126,6 +127,10 @@ def _join() -> str:
         with c.each_bit(bits) as n:
             slot = c(f"getelementptr i32, ptr {here}, i32 {n}")
             other = c.load("i32", c(f"getelementptr i32, ptr {there}, i32 {n}"))
-            c.store("i32", c(f"call i32 @ledger.merge(ptr %block, i32 {c.load('i32', slot)}, i32 {other})"), slot)
-    c.ret()
+            mine = c.load("i32", slot)
+            both = c(f"call i32 @ledger.merge(ptr %block, i32 {mine}, i32 {other})")
+            c.store("i32", both, slot)
+            with c.if_(c(f"icmp ne i32 {both}, {mine}")):
+                c.store("i1", "true", grown)
+    c.ret("i1 " + c.load("i1", grown))
     return c.text()

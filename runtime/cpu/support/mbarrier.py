@@ -50,7 +50,7 @@ def checking(_: Code) -> str:
 
 
 def _order(c: Code, what: str, bar: str) -> None:
-    """Check mode: the object is read or written, or orders its users (`meet`)."""
+    """Check mode: the object is read or written, or orders its users (`leave`, `take`)."""
     with c.if_(checking(c)):
         c.do(f"call void @shadow.{what}.shared(ptr %w, i32 %site, i32 %lane, i32 8, ptr {bar}, i64 %address, i64 8)")
 
@@ -88,8 +88,8 @@ def _init() -> str:
     count = c("zext i32 %count to i64")
     both = c(f"or i64 {c(f'shl i64 {count}, {PENDING_SHIFT}')}, {c(f'shl i64 {count}, {EXPECTED_SHIFT}')}")
     c.store("i64", c(f"or i64 {both}, {TX_BIAS}"), bar, align=8)
-    _order(c, "write", bar)
-    _order(c, "meet", bar)
+    for what in ("write", "leave", "take"):
+        _order(c, what, bar)
     c.ret()
     return c.text()
 
@@ -163,7 +163,7 @@ def _update() -> str:
         lane = c("shl i32 1, %lane")
         c.do(f"call void @fault(ptr %w, i32 %site, i32 {FAULT_ASSERT}, i32 {lane}, i32 8, i64 %address, i64 0)")
         c.ret("i64 0", when="true")
-    _order(c, "meet", bar)
+    _order(c, "leave", bar)
     _between_ctas(c, "release", bar)
     c.ret("i64 " + c(f"call i64 @mbarrier.apply(ptr %w, ptr {bar}, i64 %arrive, i64 %transactions, i64 %drop)"))
     return c.text()
@@ -181,10 +181,10 @@ def _passed() -> str:
         queued = c.load("i64", c.load("ptr", "%w", WARP["thread"]), THREAD["queued"])
         with c.if_(c(f"icmp ne i64 {queued}, 0"), likely=False):
             c.do(f"call void @async.land_for(ptr %w, ptr {bar})")
-    _order(c, "meet", bar)
     parity = c(f"trunc i64 {_field(c, c.load('i64', bar, align=8), PARITY_SHIFT, 1)} to i32")
     over = c(f"icmp ne i32 {parity}, {c('and i32 %parity, 1')}")
     with c.if_(over):
+        _order(c, "take", bar)
         _between_ctas(c, "acquire", bar)
     c.ret("i32 " + c(f"zext i1 {over} to i32"))
     return c.text()

@@ -160,7 +160,7 @@ def _leave(
 
             def join(w: str) -> None:
                 with c.if_(c(f"icmp ne i32 {c.load('i32', w, WARP['knows'])}, 0")):
-                    c.do(f"call void @ledger.join(ptr {block}, ptr {row}, ptr {_row_of_warp(c, block, w, 'known')})")
+                    c(f"call i1 @ledger.join(ptr {block}, ptr {row}, ptr {_row_of_warp(c, block, w, 'known')})")
 
             each(join)
             fresh = c(f"call i32 @ledger.record(ptr {block})")
@@ -185,8 +185,9 @@ def _take(c: Code, cta: str, block: str, row: str, what: str) -> None:
         size = c(f"zext i32 {c.load('i32', block, ORDER['row'])} to i64")
         c.do(f"call void @llvm.memset.p0.i64(ptr {mine}, i8 0, i64 {c(f'shl i64 {size}, 2')}, i1 false)")
         c.store("i32", c.load("i32", cta, CTA["epoch"]), "%w", flag)
-        c.store("i32", 1, cta, CTA["knows"])
-    c.do(f"call void @ledger.join(ptr {block}, ptr {mine}, ptr {row})")
+    grown = c(f"call i1 @ledger.join(ptr {block}, ptr {mine}, ptr {row})")
+    learned = c(f"add i32 {c.load('i32', cta, CTA['learned'])}, {c(f'zext i1 {grown} to i32')}")
+    c.store("i32", learned, cta, CTA["learned"])
 
 
 def _share() -> str:
@@ -209,6 +210,7 @@ def _share() -> str:
 
     with alone(c, block):
         for_each_warp(c, cta, look)
+        c.store("i32", c.load("i32", cta, CTA["learned"]), "%w", WARP["learned"])
     c.ret()
     return c.text()
 

@@ -36,9 +36,9 @@ _ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
 def shadow(what: str, space: str = "") -> str:
     """`shadow.begin(cta)`; `shadow.read|write|atomic|order|publish.SPACE(w, site, lane, row, pointer, address, bytes)`.
 
-    `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both; `meet` (of
-    shared memory) synchronises and is neither. For a copy
-    that lands later, `issue` enters the write (it races from then on), and `land` says that the bytes are there.
+    `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both; `leave`
+    and `take` (of shared memory) release and acquire, and are neither. For a copy that lands later, `issue` enters the write
+    (it races from then on), and `land` says that the bytes are there.
     `fetch` is a read by the asynchronous proxy, `constant` one by the path for what no launch writes meanwhile.
 
     `lane` below 32: that lane's access of `row` bytes; 32 + f: several lanes', f among them; −1 − f: a run of rows, of
@@ -168,13 +168,14 @@ def _shared(c: Code, what: str) -> None:
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
     _written(c, what, flags)
     with c.if_(c(f"icmp ne ptr {there}, {cta}")):
-        strong = "strong" if what in (*STRONG_WORDS, "meet") else "weak"
+        strong = "strong" if what in (*STRONG_WORDS, "leave", "take") else "weak"
         head = f"ptr %w, i32 %site, i32 %lane, i32 %row, ptr {there}, i64 %a, i64 %n"
         c.do(f"call void @remote.look.{strong}({head}, i64 {offset})")
         if what not in ("issue", "land"):
             c.do(f"call void @remote.visit(ptr %w, i32 %site, ptr {there})")
     with c.if_(own):
-        names = {"fetch": "race.read", "issue": "race.write", "land": "race.write", "meet": "clock.meet"}
+        names = {"fetch": "race.read", "issue": "race.write", "land": "race.write"}
+        names |= {"leave": "clock.leave", "take": "clock.take"}
         c.do(f"call void @{names.get(what, f'race.{what}')}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
         if what == "fetch":
             c.do(f"call void @proxy.fetch({_ARGUMENTS} %a, i64 %n, i64 {offset})")
