@@ -37,8 +37,8 @@ def shadow(what: str, space: str = "") -> str:
     """`shadow.begin(cta)`; `shadow.read|write|atomic|order|publish.SPACE(w, site, lane, row, pointer, address, bytes)`.
 
     `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both; `leave`
-    and `take` (of shared memory) release and acquire, and are neither. For a copy that lands later, `issue` enters the write
-    (it races from then on), and `land` says that the bytes are there.
+    and `take` (of shared memory) release and acquire, and are neither. For a copy that lands later, `issue` enters the
+    write (it races from then on), and `land` says that the bytes are there.
     `fetch` is a read by the asynchronous proxy, `constant` one by the path for what no launch writes meanwhile.
 
     `lane` below 32: that lane's access of `row` bytes; 32 + f: several lanes', f among them; −1 − f: a run of rows, of
