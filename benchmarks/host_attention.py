@@ -69,14 +69,14 @@ def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
 
     whole()
     buffers = ex._buffers(q=q, k=k, v=v, out=out)
-    attention = ex._attention(0, buffers["q"], buffers["out"], length)
+    attention = ex._kernels.step(0, buffers["q"], buffers["out"], length)
     cache.set_length(0, length - 1)
     append = cache._scatter(0, *(buffers[n].reshape(1, *buffers[n].shape) for n in "kv"), length - 1)
     rows_of = {n: buffers[n].reshape(1, *buffers[n].shape) for n in "kv"}
 
     def checks() -> None:
         found = ex._buffers(q=q, k=k, v=v, out=out)
-        ex._attention(0, found["q"], found["out"], length)
+        ex._kernels.step(0, found["q"], found["out"], length)
         cache._scatter(0, rows_of["k"], rows_of["v"], length - 1)
 
     kernels = {"attention": kernel_us(device, attention), "append": kernel_us(device, append)}

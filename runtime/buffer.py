@@ -212,7 +212,7 @@ class Buffer:
         """Without a stream: those to wait for. With one: remember it, for the buffer and the others."""
         touched = [b.allocation for b in (self, *others)]
         if stream is None:
-            return tuple({h: s for a in touched for h, s in a.streams.items()}.values())
+            return tuple({h: s for a in touched for h, s in tuple(a.streams.items())}.values())
         if stream.graph is not None:
             stream.graph.own(touched, keep)
             return ()

@@ -10,7 +10,7 @@ import numpy as np
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.allocation import Allocation
-from ptxgen.runtime.bound import BoundKernel
+from ptxgen.runtime.attention import AttentionKernels
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.flashdecoding import FlashDecoding
 from ptxgen.runtime.graph import Graph, Node
@@ -21,7 +21,6 @@ from ptxgen.runtime.staging import Arguments, row_count, take_back
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType
     from ptxgen.runtime.device import Device
 
 
@@ -61,32 +60,11 @@ class Executor:
         self.stream = self.cache.stream = self._latest = device.default_stream
         self.max_chunks = max_chunks
         self._flash_decoding: FlashDecoding | None = None
-        self._options = options
         row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)
         self._arguments = Arguments(device, self.q_dtype, {"q": row, "k": kv_row, "v": kv_row, "out": row})
-        self._check_options()
-        self._bound: dict[tuple[str, int], BoundKernel] = {}
-        self._workspaces: dict[KernelType, dict[str, Buffer]] = {}
+        self._kernels = AttentionKernels(self.cache, self.q_dtype, options)
         self.positions = device.zeros(n_layers, "s32")
         self.lengths = device.zeros(n_layers, "s32")
-
-    def _check_options(self) -> None:
-        """An option that does not exist, or that brings arguments which the calls here do not have, is an error."""
-        known = {"q", "out", "seq_len", "k_cache", "v_cache", "k_scales", "v_scales"}
-        more = [p.name for p in self._spec(indirect=False).params() if p.access != "workspace" and p.name not in known]
-        if more:
-            want = "an option that needs no arguments of its own (bind IncrementalAttention itself for the others)"
-            raise SpecError(f"Executor.options: must be {want} (got {self._options}, which needs {', '.join(more)})")
-
-    def _spec(self, indirect: bool) -> KernelType:
-        from ptxgen.kernels import IncrementalAttention
-
-        cache = self.cache
-        made: KernelType = IncrementalAttention(
-            max_len=cache.max_len, head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads,
-            q_dtype=self.q_dtype, kv_dtype=cache.dtype, indirect=indirect, **self._options,
-        )  # fmt: skip
-        return made
 
     # one position -------------------------------------------------------------------------------------------------
     def incremental_attention(
@@ -102,10 +80,14 @@ class Executor:
         stream = self.device._given(stream)
         if stream is not None and stream.capturing:
             no_host_arrays(q, k, v, out)
-            return self._record(layer, q, k, v, out, stream)
+            count, at = self.cache.length(layer), slice(layer, layer + 1)
+            given = self._buffers(q=q, k=k, v=v, out=out)
+            for bound in self._kernels.recorded_step(layer, given, self.positions[at], self.lengths[at]):
+                bound.launch(stream)
+            return count
         length = self.cache.room(layer, 1) + 1
         buffers = self._buffers(q=q, k=k, v=v, out=out)
-        attention = self._attention(layer, buffers["q"], buffers["out"], length)
+        attention = self._kernels.step(layer, buffers["q"], buffers["out"], length)
         where = self._begin(stream, buffers, layer)
         self._arguments.upload({"q": q, "k": k, "v": v}, where)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
@@ -130,7 +112,7 @@ class Executor:
         given = {"q": q, "k": k, "v": v, "out": out}
         where = stream or self.stream
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where)
-        attention = self._prefill(layer, buffers["q"], buffers["out"], rows, length)
+        attention = self._kernels.chunk(layer, buffers["q"], buffers["out"], length)
         self._begin(stream, buffers, layer)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
@@ -178,8 +160,7 @@ class Executor:
             raise SpecError(f"flash_attention: causal, q must have at most as many rows as k, {keys} (got {rows})")
         counts = {"q": rows, "k": keys, "v": keys, "out": rows}
         buffers = self._arguments.rows({"q": q, "k": k, "v": v, "out": out}, counts, where)
-        spec = self._multi_head(causal=causal, kv_dtype=buffers["k"].dtype)
-        attention = self.device.load(spec).bind(**buffers, q_len=rows, kv_len=keys)
+        attention = self._kernels.whole(buffers, causal)
         self._begin(stream, buffers)
         attention.launch(where)
         take_back(out, buffers["out"], where)
@@ -194,27 +175,19 @@ class Executor:
         `position` is an int, or s32 `[1]` on the device, which a graph needs: `positions[layer]` is where `step` puts
         it.
         """
-        from ptxgen.kernels import Rope
-
         stream = self.device._given(stream)
         if recording(stream):
             no_host_arrays(q, k)
-        on_device = not isinstance(position, int | np.generic | np.ndarray)
-        if on_device:
-            position = as_rows("position", argument(self.device, "position", position), (1,))
-        else:
+        if isinstance(position, int | np.generic | np.ndarray):
             what, instead = f"Executor.rope: position {position}", "one on the device (positions[layer]) can change"
             self.device._uncaptured(stream, what, instead)
+        else:
+            position = as_rows("position", argument(self.device, "position", position), (1,))
         where = stream or self.stream
         given = {"q": q} if k is None else {"q": q, "k": k}
         rows = row_count("q", q) if len(getattr(q, "shape", ())) == 3 else 1
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where, written=("q", "k"))
-        heads = 0 if k is None else self.n_kv_heads
-        spec = Rope(
-            head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=heads, dtype=self.q_dtype,
-            indirect=on_device, **options,
-        )  # fmt: skip
-        bound = self.device.load(spec).bind(**buffers, position=position)
+        bound = self._kernels.rope(buffers, position, options)
         self._begin(stream, buffers)
         bound.launch(where)
         for name, array in given.items():
@@ -237,27 +210,6 @@ class Executor:
         self._end(stream, told)
         for layer, length in enumerate(before):
             self.cache.set_length(layer, length + 1)
-
-    def _record(self, layer: int, q: object, k: object, v: object, out: object, stream: Stream) -> int:
-        """Append and attend, position and length from device memory; loads and binds before anything is recorded."""
-        from ptxgen.kernels import KvCacheScatter
-
-        buffers = self._buffers(q=q, out=out)
-        cache, one = self.cache, slice(layer, layer + 1)
-        scatter = KvCacheScatter(
-            max_len=cache.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads, kv_dtype=cache.dtype,
-            src_dtype=self.q_dtype, indirect=True,
-        )  # fmt: skip
-        rows = self._rows(k=k, v=v)
-        held = cache.buffers(layer)
-        append = self.device.load(scatter).bind(**rows, position=self.positions[one], **held)
-        spec = self._spec(indirect=True)
-        attend = self.device.load(spec).bind(
-            q=buffers["q"], out=buffers["out"], seq_len=self.lengths[one], **held, **self._workspace(spec)
-        )
-        append.launch(stream)
-        attend.launch(stream)
-        return cache.length(layer)
 
     # arguments ----------------------------------------------------------------------------------------------------
     def _buffers(self, **given: object) -> dict[str, Buffer]:
@@ -292,49 +244,10 @@ class Executor:
         used = [b.allocation for b in buffers.values()]
         return used if layer is None else [*used, self.cache.k(layer).allocation]
 
-    # bound kernels ------------------------------------------------------------------------------------------------
-    def _attention(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:
-        """The attention of a layer over `length` positions, bound once and updated."""
-        bound = self._bound.get(("attention", layer))
-        if bound is not None:
-            return bound.update(q=q, out=out, seq_len=length)
-        spec = self._spec(indirect=False)
-        bound = self.device.load(spec).bind(
-            q=q, out=out, seq_len=length, **self.cache.buffers(layer), **self._workspace(spec)
-        )
-        self._bound["attention", layer] = bound
-        return bound
-
-    def _prefill(self, layer: int, q: Buffer, out: Buffer, rows: int, length: int) -> BoundKernel:
-        spec = self._multi_head(causal=True, kv_dtype=self.cache.dtype, max_len=self.cache.max_len)
-        held = {name.removesuffix("_cache"): buffer for name, buffer in self.cache.buffers(layer).items()}
-        return self.device.load(spec).bind(q=q, out=out, q_len=rows, kv_len=length, **held)
-
-    def _multi_head(self, **fields: Any) -> KernelType:
-        from ptxgen.kernels import MultiHeadAttention
-
-        made: KernelType = MultiHeadAttention(
-            head_dim=self.head_dim, n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, q_dtype=self.q_dtype,
-            **self._options, **fields,
-        )  # fmt: skip
-        return made
-
-    def _workspace(self, spec: KernelType) -> dict[str, Buffer]:
-        """Scratch memory of a spec, shared by all layers: they run one after the other."""
-        made = self._workspaces.get(spec)
-        if made is None:
-            made = {
-                p.name: (self.device.zeros if p.zeroed else self.device.empty)(p.shape, p.dtype)  # type: ignore[arg-type]
-                for p in spec.params()
-                if p.access == "workspace"
-            }
-            self._workspaces[spec] = made
-        return made
-
     def _flash(self) -> FlashDecoding:
         if self._flash_decoding is None:
             self._flash_decoding = FlashDecoding(
-                self.device, self.cache, self.lengths, self.q_dtype, self.max_chunks, **self._options
+                self.device, self.cache, self.lengths, self.q_dtype, self.max_chunks, **self._kernels.options
             )
         return self._flash_decoding
 

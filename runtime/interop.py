@@ -14,6 +14,7 @@ from ptxgen.errors import SpecError
 from ptxgen.runtime import dlpack
 from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.order import after_others
 from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -175,8 +176,7 @@ def export_dlpack(buffer: Buffer, stream: object, max_version: tuple[int, int] |
     device = buffer.device
     if device.kind == "cuda" and stream != -1:
         consumer = device.stream(1 if stream is None else stream)  # 1 is CU_STREAM_LEGACY
-        for earlier in buffer.allocation.streams.values():
-            consumer.wait(earlier)
+        after_others(consumer, (buffer.allocation,))
         buffer.allocation.used_on(consumer)
     versioned = max_version is not None and max_version[0] >= 1
     where = dlpack_device(device)
@@ -205,8 +205,7 @@ def export_cuda_interface(buffer: Buffer) -> dict[str, object]:
     if device.kind != "cuda" or buffer.dtype.numpy.kind not in "iuf":
         raise AttributeError(f"__cuda_array_interface__: not for {buffer.dtype} on {device.name}")
     ready: Stream = device.default_stream
-    for earlier in buffer.allocation.streams.values():
-        ready.wait(earlier)
+    after_others(ready, (buffer.allocation,))
     return {
         "shape": buffer.shape,
         "typestr": buffer.dtype.numpy.str,

@@ -242,8 +242,12 @@ class Binding:
         """Bytes of device memory."""
         return ctypes.string_at(pointer, size)
 
-    def _cuMemFreeAsync(self, pointer: int, stream: object) -> None:
-        self._submit(stream, lambda: self.memory.pop(int(pointer)) and None)
+    def _cuMemFreeAsync(self, pointer: int, stream: Any) -> None:
+        def job() -> None: del self.memory[int(pointer)]
+        if (recording := self.capturing.get(int(stream))) is None:
+            job()
+        else:
+            recording.append(job)
 
     def _cuMemHostAlloc(self, size: int, flags: int) -> int:
         raw = ctypes.create_string_buffer(size)

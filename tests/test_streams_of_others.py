@@ -97,12 +97,11 @@ def test_work_goes_to_the_stream_of_another_library(stream: object, monkeypatch:
         assert set(used) == {HANDLE}, name
 
 
-def test_a_stream_waits_for_one_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, _ = fake_device()
-    recorded: list[int] = []
-    monkeypatch.setattr(Binding, "_cuEventRecord", lambda self, event, stream: recorded.append(int(stream)))
-    device.stream().wait(TorchLike())
-    assert recorded == [HANDLE]
+def test_a_stream_waits_for_one_of_another_library() -> None:
+    device, binding = fake_device()
+    stream = device.stream()
+    stream.wait(TorchLike())
+    assert binding.waits == [(stream.handle, HANDLE)]
 
 
 def test_what_is_no_stream_cannot_be_waited_for(device: Device) -> None:
