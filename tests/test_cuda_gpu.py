@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -465,4 +466,8 @@ def test_warmup_in_parallel_loads_what_one_by_one_does(gpu: CudaDevice, monkeypa
         kernels = ModuleCache(gpu).warmup(specs, workers=workers)
         seconds[workers] = time.perf_counter() - start
         assert list(kernels) == specs
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", None)
+    cached = ModuleCache(gpu)
+    assert list(cached.warmup(specs)) == specs, "what is cached needs no thread"
+    assert {line.origin for line in cached.history} == {"cached cubin"}
     print(f"warm-up of {len(specs)} kernels: {seconds}")

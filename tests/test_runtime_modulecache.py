@@ -51,7 +51,10 @@ def attention() -> IncrementalAttention:
     return IncrementalAttention(max_len=4096, head_dim=128, n_heads=32, n_kv_heads=8, kv_dtype="f16")
 
 
-@pytest.mark.parametrize("spec", [ATTENTION := attention(), attention()], ids=["the same spec", "an equal spec"])
+ATTENTION = attention()
+
+
+@pytest.mark.parametrize("spec", [ATTENTION, attention()], ids=["the same spec", "an equal spec"])
 def test_a_hit_takes_less_than_a_microsecond(device: CudaDevice, spec: IncrementalAttention) -> None:
     kernel = device.load(ATTENTION)
     assert device.load(spec) is kernel
