@@ -23,7 +23,7 @@ _WHERE = {
     "Snapshot": "kvcache",
     "Stream": "stream",
     "TensorMap": "tensormap",
-    "open_device": "device",
+    "open_device": "opening",
 }
 __all__ = sorted(_WHERE)
 

@@ -5,13 +5,10 @@ Owns what both share; a backend is a subclass that supplies the underscored meth
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -153,10 +150,12 @@ class Device(ABC):
     # order --------------------------------------------------------------------------------------------------------
     def stream(self, foreign: object = None) -> Stream:
         """A new stream; or a foreign one (`__cuda_stream__`, torch, CuPy, an int handle) as ours."""
+        self.check()
         return self._new_stream() if foreign is None else self._foreign_stream(foreign)
 
     def graph(self) -> Graph:
         """An empty graph: `with` captures into it, `add` appends explicit nodes."""
+        self.check()
         return self._new_graph()
 
     @abstractmethod
@@ -169,7 +168,11 @@ class Device(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; every later use raises."""
+        """Give everything back; every later use raises. Does nothing the second time."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise `CudaError` if the device cannot be used: closed, lost, or opened by the parent of a forked process."""
 
     # what a backend supplies --------------------------------------------------------------------------------------
     @abstractmethod
@@ -270,53 +273,3 @@ class Device(ABC):
 
 def _is_device_array(source: object) -> bool:
     return hasattr(source, "__dlpack__") or hasattr(source, "__cuda_array_interface__")
-
-
-_open: dict[int, Device] = {}
-_open_lock = threading.Lock()
-
-
-def open_device(name: str | None = None, **options: Any) -> Device:
-    """A device by name: "cuda", "cuda:1", "cpu"; None is "cuda" where a GPU can be used, else "cpu".
-
-    A GPU has one `Device` object per process (until that is closed), so that modules and memory are shared; the CPU
-    executor gets a new one per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
-    """
-    if name is not None and not isinstance(name, str):
-        raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')
-    kind, _, index = (name or "").partition(":")
-    if kind not in ("", "cuda", "cpu") or (index and (kind != "cuda" or not index.isdigit())):
-        raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')
-    if kind == "":
-        try:
-            return open_device("cuda", **options)
-        except CudaError as missing:
-            logging.getLogger("ptxgen.runtime").info("no GPU can be used (%s): opening the CPU executor", missing)
-            kind = "cpu"
-    if kind == "cpu":
-        from ptxgen.runtime.cpu.device import CpuDevice
-
-        return CpuDevice(**options)
-    return _open_cuda(int(index or 0), options)
-
-
-def _open_cuda(index: int, options: dict[str, Any]) -> Device:
-    from ptxgen.runtime.cuda.device import CudaDevice
-
-    if options:
-        raise SpecError(f"open_device: a CUDA device takes no options (got {', '.join(sorted(options))})")
-    with _open_lock:
-        device = _open.get(index)
-        if device is None or device.closed:
-            device = _open[index] = CudaDevice(index)
-        return device
-
-
-def _after_fork() -> None:
-    """A thread that held the lock is not in the child."""
-    global _open_lock
-    _open_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

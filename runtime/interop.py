@@ -29,6 +29,7 @@ def import_buffer(device: Device, source: object) -> Buffer:
         if source.device is not device:
             raise SpecError(f"wrap: must be on {device.name} (got {source!r}); device.array(x) copies")
         return source
+    device.check()
     if isinstance(source, np.ndarray):
         return _from_numpy(device, source)
     if hasattr(source, "__dlpack__"):

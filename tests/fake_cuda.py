@@ -249,6 +249,8 @@ class Binding:
         else:
             recording.append(job)
 
+    def _cuMemFree(self, pointer: int) -> None: del self.memory[int(pointer)]
+
     def _cuMemHostAlloc(self, size: int, flags: int) -> int:
         raw = ctypes.create_string_buffer(size)
         self._keep.append(raw)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, ModuleLoadError, SpecError
+from ptxgen.runtime import dlpack
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.driver import Driver, DriverError
 from ptxgen.runtime.diskcache import DiskCache
@@ -85,14 +86,29 @@ def test_launch_in_a_thread_without_the_context_makes_it_current(device: CudaDev
     bound.launch()
     assert binding.contexts == [0xC0]
     assert len(binding.launched) == 2
+
+
+def test_launches_where_another_context_is_current_fail_first_only_once(
+    device: CudaDevice, binding: Binding, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound = device.module(TEXT)["nothing"].bind(1, 32)
+    bound.launch()
     binding.contexts[:] = [0xDD]
     binding.fail["cuLaunchKernelEx"] = [400]
+    binding.log.clear()
+    for _ in range(3):
+        bound.launch()
+        assert binding.contexts == [0xDD], "another library's context stays the current one"
+    assert len(binding.launched) == 4
+    assert binding.log == ["cuLaunchKernelEx"] * 4, "the one that failed, and three"
+    assert [r.levelname for r in caplog.records] == ["WARNING"], "slower launches are said, once"
+    binding.contexts[:] = [0xC0]
     bound.launch()
-    assert binding.contexts == [0xDD], "another library's context stays the current one"
+    assert bound._launcher._calls[None].func is device.native_launch, "with our context the fast path is back"
+    binding.contexts[:] = [0xDD]
     binding.fail["cuLaunchKernelEx"] = [400, 400]
     with pytest.raises(DriverError, match="a handle"):
         bound.launch()
-    assert len(binding.launched) == 3
 
 
 def test_calls_are_made_in_this_devices_context_and_restore_another_librarys(
@@ -235,9 +251,67 @@ def test_reads_without_a_stream_wait_for_all_streams_that_used_the_buffer(device
     assert binding.log[-1] == "cuStreamSynchronize"
 
 
-def test_closed_device_refuses_work(device: CudaDevice) -> None:
+def test_a_closed_device_refuses_work_that_was_prepared(device: CudaDevice, binding: Binding) -> None:
+    x = device.zeros(4, "f32")
+    entry = device.module(TEXT)["scale"]
+    bound = entry.bind(1, 32, [x, np.float32(1), np.uint32(4)])
+    with device.graph() as graph:
+        bound.launch(graph.stream)
+    bound.launch()
+    graph.launch()
     device.close()
-    with pytest.raises(CudaError, match="was closed"):
+    launched = len(binding.launched)
+    for use in (bound.launch, graph.launch, x.numpy, lambda: bound.update(_0=x).launch(),
+                lambda: entry.bind(1, 32, [x, np.float32(1), np.uint32(4)])):  # fmt: skip
+        with pytest.raises(CudaError, match="cuda:0 was closed"):
+            use()
+    assert len(binding.launched) == launched
+
+
+def test_close_gives_back_what_is_still_held(device: CudaDevice, binding: Binding) -> None:
+    """Other libraries may keep the context for ever."""
+    x = device.zeros(4, "f32")
+    bound = device.module(TEXT)["scale"].bind(1, 32, [x, np.float32(1), np.uint32(4)])
+    graph, stream = device.graph(), device.stream()
+    graph.add(bound)
+    graph.launch(stream)
+    binding.log.clear()
+    device.close()
+    assert (binding.memory, binding.texts, binding.graphs) == ({}, {}, {})
+    assert binding.log.count("cuStreamDestroy") == 5, "memory's three, the default one and this one"
+    assert binding.log[-1] == "cuDevicePrimaryCtxRelease"
+    binding.log.clear()
+    x.free()
+    del x, bound, graph, stream
+    gc.collect()
+    device.close()
+    assert binding.log == [], "and nothing twice"
+
+
+def test_the_context_stays_while_others_hold_memory_of_a_closed_device(device: CudaDevice, binding: Binding) -> None:
+    x, host = device.zeros(4, "f32"), device.pinned(4, "f32")
+    taken = dlpack.Taken(x.__dlpack__())
+    del x
+    device.close()
+    assert len(binding.memory) == 1
+    binding.log.clear()
+    del taken
+    gc.collect()
+    assert (binding.log, binding.memory) == (["cuMemFree"], {})
+    binding.log.clear()
+    del host
+    gc.collect()
+    assert binding.log == ["cuMemFreeHost", "cuDevicePrimaryCtxRelease"]
+
+
+def test_a_lost_device_can_be_closed(device: CudaDevice, binding: Binding) -> None:
+    binding.fail["cuCtxSynchronize"] = [700]
+    with pytest.raises(CudaError):
+        device.synchronize()
+    device.close()
+    assert device.closed, "open_device makes a new one"
+    assert binding.log[-1] == "cuDevicePrimaryCtxRelease"
+    with pytest.raises(CudaError, match="cannot be used any more"):
         device.empty(1, "f32")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError, SpecError
+from ptxgen.kernels import KvCacheScatter
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.backend import Copy
 from ptxgen.runtime.bound import BoundKernel
@@ -22,10 +23,10 @@ def scaled(device: Device, n: int = 1000, by: float = 2) -> tuple[Buffer, BoundK
 
 
 # names ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["gpu", "cpu:1", "cuda:x", "cuda:-1", "CUDA"])
-def test_unknown_device_names(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpu", "cpu:1", "cuda:x", "cuda:", "cuda:-1", "cuda:²", "CUDA", "", 0, 1])
+def test_unknown_device_names(name: object) -> None:
     with pytest.raises(SpecError, match=rf'name must be "cuda", "cuda:<index>", "cpu" or None \(got {name!r}\)'):
-        open_device(name)
+        open_device(name)  # type: ignore[arg-type]
 
 
 def test_a_gpu_takes_no_options() -> None:
@@ -36,6 +37,30 @@ def test_a_gpu_takes_no_options() -> None:
 @pytest.mark.gpu
 def test_one_device_object_per_gpu() -> None:
     assert open_device("cuda") is open_device("cuda:0") is open_device()
+
+
+def test_a_closed_cpu_device_refuses_everything() -> None:
+    device = open_device("cpu")
+    x, bound = scaled(device)
+    entry = device.module(SCALE)["scale"]
+    device.close()
+    device.close()
+    assert device.closed
+    for use in (
+        bound.launch, x.numpy, device.stream, device.graph, device.memory, device.synchronize,
+        lambda: device.empty(1, "f32"), lambda: device.wrap(np.ones(3)), lambda: device.module(SCALE),
+        lambda: entry.bind(1, 32, [x, np.float32(1), np.uint32(1)]),
+    ):  # fmt: skip
+        with pytest.raises(CudaError, match="cpu was closed"):
+            use()
+
+
+def test_kernels_loaded_before_are_refused_by_a_closed_device() -> None:
+    device, spec = open_device("cpu"), KvCacheScatter(max_len=16, n_kv_heads=2, head_dim=64)
+    device.load(spec)
+    device.close()
+    with pytest.raises(CudaError, match="cpu was closed"):
+        device.load(spec)
 
 
 # buffers ----------------------------------------------------------------------------------------------------------

@@ -309,7 +309,7 @@ def test_contiguity() -> None:
 
 def test_importing_the_runtime_imports_no_backend() -> None:
     code = (
-        "import ptxgen.runtime.device, ptxgen.runtime.interop, sys;"
+        "import ptxgen.runtime.opening, ptxgen.runtime.interop, sys;"
         "print([m for m in ('torch', 'cupy', 'jax', 'llvmlite', 'cuda.bindings.driver') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -85,17 +85,17 @@ class CpuDevice(Device):
         self.bytes = Memory(track=mode == "check")
         self.default_stream = ImmediateStream()
         self.modules = ModuleCache(self)
-        self._closed = False
         Program.check_options(mode, threads)
         with contextlib.suppress(ExecutionError):  # without llvmlite: said when something is loaded
             library.prepare(mode == "check")
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""
-        self._check()
+        self.check()
 
     def memory(self) -> MemoryUse:
         """Physical memory of the machine, and what this device has allocated."""
+        self.check()
         page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
         total = page * os.sysconf("SC_PHYS_PAGES") if page else 0
         free = page * os.sysconf("SC_AVPHYS_PAGES") if page else 0
@@ -103,11 +103,13 @@ class CpuDevice(Device):
         return MemoryUse(free, total, used, used)
 
     def close(self) -> None:
-        """Every later use raises."""
-        self._closed = True
+        """Every later use raises; memory goes with the last reference to it."""
+        self.closed = True
+        self.modules = ModuleCache(self)
 
-    def _check(self) -> None:
-        if self._closed:
+    def check(self) -> None:
+        """Raise if the device was closed."""
+        if self.closed:
             raise CudaError("cpu was closed")
 
     # what `Device` asks of a backend ------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class CpuDevice(Device):
         return True
 
     def _allocate(self, nbytes: int, stream: Stream | None) -> int:
-        self._check()
+        self.check()
         try:
             return self.bytes.allocate(nbytes)
         except MemoryError:
@@ -154,7 +156,7 @@ class CpuDevice(Device):
         self._submit(stream, job)
 
     def _submit(self, stream: Stream | None, job: Callable[[], None]) -> None:
-        self._check()
+        self.check()
         where = immediate(self.default_stream if stream is None else stream)
         where.submit(lambda: self._run_job(where, job))
 
@@ -176,7 +178,7 @@ class CpuDevice(Device):
         return self._load(text, "module", verify=True)  # on a GPU the driver's compiler does
 
     def _load(self, text: str, label: str, verify: bool = False) -> Code:
-        self._check()
+        self.check()
         try:
             program = Program.from_text(text, label, verify, mode=self.mode, seed=self.seed, threads=self.threads)
         except IsaError as error:
@@ -184,13 +186,14 @@ class CpuDevice(Device):
         return CpuCode(self, program)
 
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
+        self.check()
         assert isinstance(function, CpuFunction)
         program, entry = function.code.program, function.entry
         compiled = program.compiled(entry.name, self.mode == "check")
         made = checked_geometry(entry, geometry.grid, geometry.block, geometry.cluster, geometry.shared)
 
         def run(params: ParamBlock, stream: ImmediateStream) -> None:
-            self._check()
+            self.check()
             if function.code.unloaded:
                 raise CudaError(f"launch: {entry.name} was unloaded")
             block = (ctypes.c_uint8 * max(params.size, 1)).from_address(params.address)

@@ -1,20 +1,20 @@
-"""`CudaDevice`: one GPU through its primary context. Owns the context, its health, and the parts that do the work."""
+"""`CudaDevice`: one GPU through its primary context. Owns the parts that do the work, and closes them."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
-from ptxgen.errors import CudaError, SpecError
+from ptxgen.errors import SpecError
+from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
-from ptxgen.runtime.cuda.driver import STICKY, Driver, DriverError
+from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.cuda.context import CudaContext
+from ptxgen.runtime.cuda.driver import Driver
 from ptxgen.runtime.cuda.graph import CudaGraph
 from ptxgen.runtime.cuda.launch import CudaLauncher
 from ptxgen.runtime.cuda.load import Loader, Retired
@@ -30,7 +30,17 @@ from ptxgen.runtime.tensormap import Tiling
 from ptxgen.targets import Target, target_of_capability
 
 
-class CudaDevice(Device):
+class Part(Protocol):
+    """What holds handles of a device, or prepared calls."""
+
+    def close(self, reason: str) -> None:
+        """Give the handles back; from now on every use raises."""
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+class CudaDevice(CudaContext, Device):
     """A GPU. Its primary context is shared with every other library of the process (torch, CuPy, JAX).
 
     Calls may come from any thread. `dead` is None, or the reason why nothing can run any more: the first error after
@@ -40,23 +50,12 @@ class CudaDevice(Device):
     kind: ClassVar[str] = "cuda"
 
     def __init__(self, index: int = 0, driver: Driver | None = None, cubins: DiskCache | None = None) -> None:
-        self.dead: str | None = None
-        self.index = index
-        self.name = f"cuda:{index}"
-        self._pid = os.getpid()
-        self.driver = Driver() if driver is None else driver
-        self.api: Any = self.driver.api
-        count = int(self.driver.call("cuDeviceGetCount"))
-        if not 0 <= index < count:
-            raise CudaError(f"open_device: index must be below the number of GPUs, {count} (got {index})")
-        self.raw = self.driver.call("cuDeviceGet", index)
-        self.capability = (self._attribute("COMPUTE_CAPABILITY_MAJOR"), self._attribute("COMPUTE_CAPABILITY_MINOR"))
+        super().__init__(index, Driver() if driver is None else driver)
         self.target = target_of_capability(*self.capability)
-        self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
-        self.shared_limit = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        self.model = self.driver.call("cuDeviceGetName", 96, self.raw).split(b"\0")[0].decode()
-        with _importing("ptxgen.generator", "ptxgen.runtime.kernel"):  # takes as long, and the driver holds no lock
-            self._context = self.driver.call("cuDevicePrimaryCtxRetain", self.raw)
+        self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
+        self.shared_limit = self.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        self._parts: WeakSet[Part] = WeakSet()
+        self._allocations: WeakSet[Allocation] = WeakSet()
         self._memory = CudaMemory(self)
         self.retired = Retired(self)
         self._loader = Loader(self, cubins)
@@ -65,92 +64,15 @@ class CudaDevice(Device):
         self._foreign: dict[int, CudaStream] = {}
         self.modules = ModuleCache(self)
 
-    # the funnel, with the context current and the device alive ----------------------------------------------------
-    def call(self, name: str, *args: object) -> Any:
-        """`Driver.call` in this device's context; a sticky error makes the device `dead`."""
-        code, result = self.ask(name, *args)
-        if code:
-            raise self.failed(name, code)
-        return result
-
-    def ask(self, name: str, *args: object) -> tuple[int, Any]:
-        """`Driver.ask` in this device's context."""
-        self.check()
-        driver = self.driver
-        _, current = driver.ask("cuCtxGetCurrent")
-        if int(current) == int(self._context):
-            return driver.ask(name, *args)
-        driver.call("cuCtxPushCurrent", self._context)
-        try:
-            return driver.ask(name, *args)
-        finally:
-            driver.ask("cuCtxPopCurrent")
-
-    def quiet(self, name: str, *args: object) -> None:
-        """For finalisers: give a handle back if there is still someone to give it to."""
-        if not self.usable:
-            return
-        if name == "cuEventDestroy":  # the one that a capture under way allows, and that comes often
-            self.ask(name, *args)
-            return
-        with self.relaxed():
-            self.ask(name, *args)
-
-    @contextmanager
-    def relaxed(self) -> Iterator[None]:
-        """Let this thread do what a capture elsewhere (another library's, another thread's) forbids meanwhile."""
-        mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        before = self.call("cuThreadExchangeStreamCaptureMode", mode)
-        try:
-            yield
-        finally:
-            self.ask("cuThreadExchangeStreamCaptureMode", before)
-
-    @property
-    def usable(self) -> bool:
-        """Whether there is still a context to give something back to."""
-        return self.dead is None and os.getpid() == self._pid
-
     def after(self, streams: tuple[Stream, ...]) -> Event | None:
         """An event after the work submitted to these streams so far; nothing waits for it. None while another library
         captures one of them: ask again."""
         return self._memory.after(streams)
 
-    def failed(self, name: str, code: int) -> DriverError:
-        """The error for a code; remembers it when it is one after which the context is lost."""
-        error = self.driver.error(name, code)
-        if code in STICKY and self.dead is None:
-            self.dead = (
-                f"{self.name} ({self.model}) cannot be used any more in this process: {error}. The fault is in work "
-                f"submitted before that call; start a new process (compute-sanitizer finds the kernel)"
-            )
-        return error
-
-    def check(self) -> None:
-        """Raise if the device is lost, closed, or belongs to the parent process."""
-        if self.dead is not None:
-            raise CudaError(self.dead)
-        if os.getpid() != self._pid:
-            raise CudaError(
-                f"{self.name} was opened in process {self._pid}, and a CUDA context does not survive a fork; open the "
-                f"device in the child only, or start it with multiprocessing's 'spawn'"
-            )
-
-    def in_context(self, job: Callable[[], int]) -> int:
-        """Run a native call that found another context current, or none; a thread without one keeps ours."""
-        self.check()
-        if int(self.driver.call("cuCtxGetCurrent")) == 0:
-            self.driver.call("cuCtxSetCurrent", self._context)
-            return job()
-        self.driver.call("cuCtxPushCurrent", self._context)
-        try:
-            return job()
-        finally:
-            self.driver.ask("cuCtxPopCurrent")
-
-    def _attribute(self, name: str) -> int:
-        attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(self.driver.call("cuDeviceGetAttribute", attribute, self.raw))
+    def part(self, made: AnyPart) -> AnyPart:
+        """Remember what `close` has to close."""
+        self._parts.add(made)
+        return made
 
     # public -------------------------------------------------------------------------------------------------------
     def synchronize(self) -> None:
@@ -163,13 +85,36 @@ class CudaDevice(Device):
         return self._memory.use()
 
     def close(self) -> None:
-        """Release the primary context. Other libraries keep theirs; every later use of this object raises."""
+        """Give back memory, code, streams, graphs and the primary context; every later use of this object raises.
+
+        What others still hold stays theirs: memory given out through DLPack and page-locked arrays, each until its last
+        reference goes, and the context until the last of them. Other libraries keep their own hold on the context.
+        """
+        if self.closed:
+            return
         if self.dead is None:
             self.synchronize()
-            self.dead, self.closed = f"{self.name} was closed", True
-            self.driver.call("cuDevicePrimaryCtxRelease", self.raw)
+            self.modules = ModuleCache(self)
+            self._memory.close(a for a in list(self._allocations) if not a.freed)
+            for part in list(self._parts):
+                part.close(f"{self.name} was closed")
+            self.retired.reap()
+            self.dead = f"{self.name} was closed"
+        self.closed = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Release the context of a closed device as soon as nobody holds memory in it."""
+        if self.closed and not self._memory.lent:
+            self.release_context()
 
     # what `Device` asks of a backend ------------------------------------------------------------------------------
+    def empty(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
+        """See `Device.empty`."""
+        made = super().empty(shape, dtype, stream)
+        self._allocations.add(made.allocation)
+        return made
+
     def _runs(self, target: Target) -> bool:
         return target.runs_on(self.capability)
 
@@ -202,13 +147,13 @@ class CudaDevice(Device):
         return encode(self, tiling)
 
     def _load(self, text: str, label: str) -> Code:
-        return self._loader.load(text, label)
+        return self.part(self._loader.load(text, label))
 
     def _at_hand(self, text: str) -> bool:
         return self._loader.key(text) in self._loader.cubins
 
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:
-        return CudaLauncher(self, function, geometry, block, first_use)
+        return self.part(CudaLauncher(self, function, geometry, block, first_use))
 
     def _new_stream(self) -> Stream:
         return CudaStream(self)
@@ -231,21 +176,4 @@ class CudaDevice(Device):
         return found
 
     def _new_graph(self) -> Graph:
-        return CudaGraph(self)
-
-
-@contextmanager
-def _importing(*names: str) -> Iterator[None]:
-    """Import modules in another thread meanwhile. One that fails is left to whoever needs it."""
-
-    def work() -> None:
-        with suppress(ImportError):
-            for name in names:
-                import_module(name)
-
-    thread = threading.Thread(target=work, name="ptxgen-imports")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
+        return self.part(CudaGraph(self))

@@ -142,6 +142,12 @@ class CudaGraph(Graph):
         if executable is not None:
             self.device.quiet("cuGraphExecDestroy", executable)
 
+    def close(self, reason: str) -> None:
+        """Give the driver's graphs back; from now on every use raises."""
+        self.invalidate(reason)
+        self._drop_executable()
+        self._drop_graph()
+
     def __del__(self) -> None:
         if hasattr(self, "_executable") and not sys.is_finalizing():
             self._clear()

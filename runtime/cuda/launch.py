@@ -73,6 +73,7 @@ class CudaLauncher:
     def __init__(
         self, device: CudaDevice, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse
     ) -> None:
+        device.check()
         assert isinstance(function, CudaFunction)
         check_geometry(device, function, geometry)
         self._device = device
@@ -90,7 +91,7 @@ class CudaLauncher:
         if call is None:
             self._first(stream)
         elif code := call():
-            self._failed(code, call)
+            self._failed(stream, code, call)
 
     def close(self, reason: str) -> None:
         """Forget the prepared calls: the next launch takes the slow path, and raises."""
@@ -120,18 +121,30 @@ class CudaLauncher:
             self._configs.append(made)
             self._calls[stream] = call
         if code := call():
-            self._failed(code, call)
+            self._failed(stream, code, call)
 
     def _resolve(self, stream: object) -> Stream:
         return self._device.default_stream if stream is None else self._device._foreign_stream(stream)
 
-    def _failed(self, code: int, call: Callable[[], int]) -> None:
+    def _failed(self, stream: object, code: int, call: Callable[[], int]) -> None:
         """A launch failed. Where our context was not the current one, launch again in it; else raise."""
         self._device.check()
-        if code in _CONTEXT_CODES:
-            code = self._device.in_context(call)
-        if code:
-            raise self._device.failed(f"cuLaunchKernelEx({self._function.name})", code)
+        if code not in _CONTEXT_CODES:
+            raise self._error(code)
+        self._elsewhere(stream, call)
+
+    def _elsewhere(self, stream: object, call: Callable[[], int]) -> int:
+        """Launch where another context may be current. Where one is, this becomes the prepared call, which asks before
+        it launches, until it finds ours; raises what the launch fails with."""
+        ours = self._device.take_thread()
+        if stream in self._calls:
+            self._calls[stream] = call if ours else partial(self._elsewhere, stream, call)
+        if code := call() if ours else self._device.in_context(call):
+            raise self._error(code)
+        return 0
+
+    def _error(self, code: int) -> CudaError:
+        return self._device.failed(f"cuLaunchKernelEx({self._function.name})", code)
 
 
 def check_geometry(device: CudaDevice, function: CudaFunction, geometry: Geometry) -> None:

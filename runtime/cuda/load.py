@@ -97,6 +97,12 @@ class CudaCode:
         """Remember that `stream` was given launches of this code."""
         self.streams[stream.handle] = stream
 
+    def close(self, reason: str) -> None:
+        """Unload now: no launch is left."""
+        raw, self.raw = self.raw, None
+        if raw is not None:
+            self.device.quiet("cuModuleUnload", raw)
+
     def unload(self) -> None:
         """Drop the machine code as soon as no launch of it is left."""
         raw, self.raw = self.raw, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from ptxgen.runtime.cuda.stream import CudaStream
 from ptxgen.runtime.stream import Event, Stream
 
 if TYPE_CHECKING:
+    from ptxgen.runtime.allocation import Allocation
     from ptxgen.runtime.cuda.device import CudaDevice
 
 _PITCH_LIMIT = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH on every device so far
@@ -31,6 +33,7 @@ class CudaMemory:
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
+        self.lent: set[int] = set()  # page-locked arrays; when the device is closed, also what DLPack has given out
         self._allocating, self._releasing, self._copying = (CudaStream(device) for _ in range(3))
         self._pool = device.call("cuDeviceGetDefaultMemPool", device.raw)
         self._released: deque[tuple[int, tuple[Stream, ...]]] = deque()  # not freed yet
@@ -59,8 +62,11 @@ class CudaMemory:
 
     def release(self, pointer: int, streams: tuple[Stream, ...]) -> None:
         """See `Device._release`. A device that is lost has nothing left to free."""
-        self._released.append((pointer, streams))
-        self._give_back()
+        if pointer in self.lent:
+            self._returned("cuMemFree", pointer)
+        elif self.device.dead is None:
+            self._released.append((pointer, streams))
+            self._give_back()
 
     def _give_back(self) -> None:
         """Free what was released, where that can be now. May run in finalisers and any thread: there are no locks."""
@@ -76,6 +82,22 @@ class CudaMemory:
                     self.device.call("cuMemFreeAsync", pointer, self._releasing.handle)
                 else:
                     self._released.append((pointer, streams))
+
+    def close(self, held: Iterable[Allocation]) -> None:
+        """Free all that nobody else holds; no work is under way."""
+        with self.device.relaxed():
+            for allocation in held:
+                if allocation.exports:
+                    self.lent.add(allocation.pointer)
+                else:
+                    self.device.call("cuMemFreeAsync", allocation.pointer, self._releasing.handle)
+            self._releasing.synchronize()
+
+    def _returned(self, free: str, address: int) -> None:
+        """The last reference to memory that others held has gone, in any thread."""
+        self.lent.discard(address)
+        self.device.quiet(free, address)
+        self.device.let_go()
 
     def after(self, streams: tuple[Stream, ...]) -> Event | None:
         """See `CudaDevice.after`."""
@@ -136,7 +158,8 @@ class CudaMemory:
         flags = self.device.api.CU_MEMHOSTALLOC_PORTABLE
         address = int(self.device.call("cuMemHostAlloc", max(nbytes, 1), flags))
         memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(address)
-        weakref.finalize(memory, self.device.quiet, "cuMemFreeHost", address).atexit = False
+        self.lent.add(address)
+        weakref.finalize(memory, self._returned, "cuMemFreeHost", address).atexit = False
         return np.frombuffer(memoryview(memory).cast("B"), np.uint8)[:nbytes]
 
     def is_pinned(self, array: np.ndarray) -> bool:

@@ -57,6 +57,7 @@ class CudaStream(Stream):
         if handle is None:
             flag = device.api.CUstream_flags.CU_STREAM_NON_BLOCKING.value
             handle = int(device.call("cuStreamCreate", flag))
+            device.part(self)
         self.handle = handle
 
     def synchronize(self) -> None:
@@ -94,9 +95,15 @@ class CudaStream(Stream):
     def __repr__(self) -> str:
         return f"CudaStream({self.handle:#x} on {self.device.name})"
 
-    def __del__(self) -> None:
-        if getattr(self, "_ours", False) and hasattr(self, "handle") and not sys.is_finalizing():
+    def close(self, reason: str) -> None:
+        """Destroy a stream that we made."""
+        if self._ours:
+            self._ours = False
             self.device.quiet("cuStreamDestroy", self.handle)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle") and not sys.is_finalizing():
+            self.close("")
 
 
 def as_ours(device: CudaDevice, source: object) -> CudaStream:

@@ -1,0 +1,59 @@
+"""`open_device`: devices by name, and the one object of every GPU of this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from typing import Any
+
+from ptxgen.errors import CudaError, SpecError
+from ptxgen.runtime.device import Device
+
+_open: dict[int, Device] = {}
+_open_lock = threading.Lock()
+
+
+def open_device(name: str | None = None, **options: Any) -> Device:
+    """A device by name: "cuda", "cuda:1", "cpu"; None is "cuda" where a GPU can be used, else "cpu".
+
+    A GPU has one `Device` object per process (until that is closed), so that modules and memory are shared; the CPU
+    executor gets a new one per call, with `options` of its own. Raises `CudaError` that says why a GPU cannot be used.
+    """
+    if name is None:
+        try:
+            return open_device("cuda", **options)
+        except CudaError as missing:
+            logging.getLogger("ptxgen.runtime").info("no GPU can be used (%s): opening the CPU executor", missing)
+            name = "cpu"
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name, re.ASCII) if isinstance(name, str) else None
+    if found is None:
+        raise SpecError(f'open_device: name must be "cuda", "cuda:<index>", "cpu" or None (got {name!r})')
+    if name == "cpu":
+        from ptxgen.runtime.cpu.device import CpuDevice
+
+        return CpuDevice(**options)
+    return _open_cuda(int(found[1] or 0), options)
+
+
+def _open_cuda(index: int, options: dict[str, Any]) -> Device:
+    from ptxgen.runtime.cuda.device import CudaDevice
+
+    if options:
+        raise SpecError(f"open_device: a CUDA device takes no options (got {', '.join(sorted(options))})")
+    with _open_lock:
+        device = _open.get(index)
+        if device is None or device.closed:
+            device = _open[index] = CudaDevice(index)
+        return device
+
+
+def _after_fork() -> None:
+    """A thread that held the lock is not in the child."""
+    global _open_lock
+    _open_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
