@@ -32,17 +32,17 @@ class BatchedKvCache:
     """
 
     def __init__(self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None) -> None:
-        positive("BatchedKvCache", batch=batch)
-        if not isinstance(page_size, int) or (page_size and (page_size < 16 or page_size & (page_size - 1))):
+        (batch,) = positive("BatchedKvCache", batch=batch)
+        if not isinstance(page_size, int | np.integer) or page_size & (page_size - 1) or 0 < page_size < 16:
             raise SpecError(f"BatchedKvCache.page_size: must be a power of two from 16 on, or 0 (got {page_size!r})")
         if n_pages is not None and not page_size:
             raise SpecError(f"BatchedKvCache.n_pages: needs a page_size (got n_pages={n_pages})")
         if n_pages is not None:
-            positive("BatchedKvCache", n_pages=n_pages)
+            (n_pages,) = positive("BatchedKvCache", n_pages=n_pages)
         self.device = cache.device
         self.n_layers, self.n_heads, self.n_kv_heads = cache.n_layers, cache.n_heads, cache.n_kv_heads
         self.head_dim, self.max_len, self.dtype = cache.head_dim, cache.max_len, cache.dtype
-        self.page_size = page_size
+        self.page_size = int(page_size)
         self.generation = 0
         self._n_pages = n_pages
         self._store: KvLayers | None = None
@@ -81,7 +81,7 @@ class BatchedKvCache:
         Raises `CudaError` before anything is given up where the memory for growing is not there. Should others take
         it in that moment, the cache is left as after `free`.
         """
-        positive("BatchedKvCache", batch=batch)
+        (batch,) = positive("BatchedKvCache", batch=batch)
         if batch <= self.allocated_batch and self._store:
             for slot in range(batch, self.batch):
                 self.set_length(slot, 0)
@@ -164,9 +164,8 @@ class BatchedKvCache:
     def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
         stream = self.device._uncaptured(stream, "BatchedKvCache.zero", "lengths are the host's; fill buffers(layer)")
+        self._held.zero(stream)
         self.reset()
-        if self._store:
-            self._store.zero(stream)
 
     # lengths ------------------------------------------------------------------------------------------------------
     def length(self, slot: int) -> int:
@@ -180,6 +179,7 @@ class BatchedKvCache:
         """
         at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
         where = self.device._uncaptured(stream, "BatchedKvCache.set_length", "lengths are the host's")
+        _ = self._held
         if self.pages is not None:
             self.pages.reserve({at: length})
         if self._stepping[at]:

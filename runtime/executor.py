@@ -56,6 +56,8 @@ class Executor:
         self.device = device
         self.q_dtype = to_dtype(q_dtype)
         self.cache = KvCache(device, n_layers, n_heads, n_kv_heads, head_dim, max_len, kv_dtype)
+        made = self.cache
+        n_layers, n_heads, n_kv_heads, head_dim = made.n_layers, made.n_heads, made.n_kv_heads, made.head_dim
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
         self.stream = self.cache.stream = self._latest = device.default_stream
         self.max_chunks = max_chunks

@@ -43,8 +43,9 @@ class KvCache:
         max_len: int,
         dtype: object = "f32",
     ) -> None:
-        positive("KvCache", n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads)
-        positive("KvCache", head_dim=head_dim, max_len=max_len)
+        n_layers, n_heads, n_kv_heads, head_dim, max_len = positive(
+            "KvCache", n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, max_len=max_len
+        )
         if n_heads % n_kv_heads:
             raise SpecError(f"KvCache.n_heads: must be a multiple of n_kv_heads {n_kv_heads} (got {n_heads})")
         self.device = device
@@ -107,7 +108,8 @@ class KvCache:
     def set_length(self, layer: int, n: int) -> None:
         """Say that a layer holds `n` positions, 0 … max_len."""
         at = within("KvCache: layer", layer, 0, self.n_layers - 1)
-        self._lengths[at] = within("KvCache.set_length:", n, 0, self.max_len)
+        length, _ = within("KvCache.set_length:", n, 0, self.max_len), self._store.held
+        self._lengths[at] = length
 
     def rollback(self, position: int) -> None:
         """Forget the positions from `position` on, in every layer; never lengthens one."""

@@ -27,11 +27,12 @@ def kv_dtype(label: str, value: object) -> DType:
     return kind
 
 
-def positive(label: str, **values: object) -> None:
-    """Every value must be an int ≥ 1."""
+def positive(label: str, **values: object) -> tuple[int, ...]:
+    """The values, NumPy's integers too, as ints ≥ 1; anything else is a `SpecError`."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise SpecError(f"{label}.{name}: must be an int ≥ 1 (got {value!r})")
+    return tuple(int(value) for value in values.values())  # type: ignore[call-overload]
 
 
 def within(label: str, value: object, low: int, high: int) -> int:
@@ -86,11 +87,16 @@ class KvLayers:
         """Device memory of all layers."""
         return sum(b.nbytes for layer in self._layers for b in layer.values())
 
-    def buffers(self, layer: int) -> dict[str, Buffer]:
-        """The buffers of a layer by parameter name."""
+    @property
+    def held(self) -> list[dict[str, Buffer]]:
+        """The buffers of all layers; `CudaError` after `free`."""
         if not self._layers:
             raise CudaError("KV cache: was freed; make a new one")
-        return self._layers[within("KV cache: layer", layer, 0, len(self._layers) - 1)]
+        return self._layers
+
+    def buffers(self, layer: int) -> dict[str, Buffer]:
+        """The buffers of a layer by parameter name."""
+        return self.held[within("KV cache: layer", layer, 0, len(self._layers) - 1)]
 
     def values(
         self, label: str, layer: int, kind: str, at: tuple[int | slice, ...], n: int | None = None
@@ -106,7 +112,7 @@ class KvLayers:
 
     def zero(self, stream: object = None) -> None:
         """Fill everything with zeros."""
-        for layer in self._layers:
+        for layer in self.held:
             for buffer in layer.values():
                 buffer.zero(stream)
 

@@ -139,6 +139,22 @@ def test_page_size_is_checked(device: Device) -> None:
         BatchedKvCache(made(device), 2, n_pages=4)
 
 
+def test_dimensions_may_be_numpys_integers(device: Device) -> None:
+    batched = BatchedKvCache(made(device), *np.array([2, 16, 5]))
+    assert [type(n) for n in (batched.batch, batched.page_size, *batched.buffers(0)["k_cache"].shape)] == [int] * 6
+    assert batched.resize(np.int64(3))  # type: ignore[arg-type]
+    assert type(batched.batch) is int
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_freed_cache_is_not_changed_in_silence(device: Device, page: int) -> None:
+    batched = BatchedKvCache(made(device), 2, page_size=page)
+    batched.free()
+    for use in (batched.zero, lambda: batched.set_length(0, 3), lambda: batched.rollback(0, 0)):
+        with pytest.raises(CudaError, match="was freed; resize it"):
+            use()
+
+
 @pytest.mark.parametrize("page", [0, 16])
 def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) -> None:
     batched = BatchedKvCache(made(device), 2, page_size=page)

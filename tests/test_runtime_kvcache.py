@@ -10,7 +10,7 @@ import pytest
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import CapacityError, CudaError, SpecError
-from ptxgen.runtime import Device, KvCache, Snapshot, open_device
+from ptxgen.runtime import Device, Executor, KvCache, Snapshot, open_device
 from ptxgen.runtime.snapshot import Layer
 from tests.fake_cuda import fake_device
 from tests.kv_caches import KINDS, as_float, filled, made
@@ -44,6 +44,16 @@ def test_layout_and_size(device: Device) -> None:
 def test_impossible_dimensions(device: Device, changes: dict, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         made(device, **changes)
+
+
+def test_dimensions_may_be_numpys_integers(device: Device) -> None:
+    sizes = np.array([2, 4, 2, 40, 48])
+    cache = KvCache(device, *sizes)
+    held = (cache.n_layers, cache.n_heads, cache.n_kv_heads, cache.head_dim, cache.max_len)
+    assert held == (2, 4, 2, 40, 48)
+    assert {type(n) for n in held} == {int}
+    executor = Executor(device, *sizes)
+    assert {type(n) for n in (executor.n_layers, executor.n_heads, executor.n_kv_heads, executor.head_dim)} == {int}
 
 
 def test_lengths_rollback_and_reset(device: Device) -> None:
@@ -222,7 +232,8 @@ def test_free_and_use_after_free(device: Device) -> None:
     k = cache.k(0)
     cache.free()
     assert not cache.allocated
-    for use in (lambda: cache.k(0), cache.snapshot, lambda: k.numpy(), lambda: cache.peek(0, "k", 0)):
+    for use in (lambda: cache.k(0), cache.snapshot, lambda: k.numpy(), lambda: cache.peek(0, "k", 0), cache.zero,
+                lambda: cache.set_length(0, 3)):  # fmt: skip
         with pytest.raises((CudaError, SpecError), match=r"freed|must be within"):
             use()
     cache.free()
