@@ -1,10 +1,11 @@
-"""Small KV caches with known bytes in them, written by plain copies: no kernel runs."""
+"""KV caches with known bytes in them, written by plain copies: no kernel runs."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ptxgen.runtime import Device, KvCache
+from ptxgen.examples import poison
+from ptxgen.runtime import BatchedKvCache, Device, KvCache
 
 KINDS = ["f32", "f16", "bf16", "e4m3", "s8"]
 
@@ -33,3 +34,11 @@ def as_float(arrays: dict[str, np.ndarray], kind: str) -> np.ndarray:
     if f"{kind}_scales" not in arrays:
         return values
     return values * np.repeat(arrays[f"{kind}_scales"].astype(np.float32), 32, -1)[..., : values.shape[-1]]
+
+
+def spoil(cache: KvCache | BatchedKvCache) -> None:
+    """Fill all of a cache with NaN, or what is as bad: what lies past a length must reach no result."""
+    for layer in range(cache.n_layers):
+        for name, buffer in cache.buffers(layer).items():
+            if name != "page_table":
+                buffer.copy_from(poison(buffer.shape, buffer.dtype))

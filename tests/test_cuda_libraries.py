@@ -12,7 +12,7 @@ from ptxgen.dtypes import dtype
 from ptxgen.runtime import Executor
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.soak import spoil
+from tests.kv_caches import spoil
 from tests.test_cuda_gpu import SCALE
 
 pytestmark = pytest.mark.gpu

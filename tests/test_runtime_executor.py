@@ -10,8 +10,10 @@ import pytest
 from ptxgen.errors import CapacityError, CudaError, SpecError
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, Executor
+from tests.kv_caches import KINDS, spoil
 from tests.kv_oracle import Oracle, attention
-from tests.soak import KINDS, soak, spoil
+from tests.soak import soak
+from tests.soak_lives import Sequence
 
 RNG = np.random.default_rng(0)
 
@@ -343,7 +345,19 @@ def test_rope_in_place_and_on_host_arrays(device: Device) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_short_soak(device: Device, seed: int) -> None:
     steps = 60 if device.kind == "cpu" else 1000
-    report = soak(device, steps, seed, per_life=30 if device.kind == "cpu" else 250)
+    report = soak(device, steps, seed, per_life=30 if device.kind == "cpu" else 125)
     assert sum(report["steps"].values()) == steps
-    first, last = report["memory used after the first and the last shape"]
-    assert first == last
+    assert {name.partition(".")[0] for name in report["steps"]} == {"Sequence", "Batch"}
+
+
+def test_a_soak_notices_memory_that_is_not_given_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+
+    class Leaky(Sequence):
+        def peek(self) -> None:
+            kept.append(self.device.zeros(3, "u8"))
+
+    monkeypatch.setattr("tests.soak.LIVES", (Leaky,))
+    monkeypatch.setattr(Leaky, "CHANCES", {"peek": 1})
+    with pytest.raises(AssertionError, match=r"bytes of shape 0 were not given back"):
+        soak(device, 1, 0)

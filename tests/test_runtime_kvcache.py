@@ -239,6 +239,18 @@ def test_free_and_use_after_free(device: Device) -> None:
     cache.free()
 
 
+def test_memory_in_use_is_what_the_device_allocated(device: Device) -> None:
+    before = device.memory()
+    cache = made(device)
+    assert device.memory().used - before.used >= cache.nbytes
+    if device.kind == "cpu":
+        wrapped = device.wrap(np.zeros(1 << 20, np.uint8))
+        assert device.memory().used - before.used < cache.nbytes + wrapped.nbytes, "an array of others is theirs"
+    assert before.available == before.free + before.reserved - before.used
+    cache.free()
+    assert device.memory().used == before.used
+
+
 # sizes ------------------------------------------------------------------------------------------------------------
 def test_max_batch_has_no_clamp_and_counts_everything() -> None:
     shape = (32, 8, 128, 4096, "f16")

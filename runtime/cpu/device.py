@@ -99,7 +99,7 @@ class CpuDevice(Device):
         page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
         total = page * os.sysconf("SC_PHYS_PAGES") if page else 0
         free = page * os.sysconf("SC_AVPHYS_PAGES") if page else 0
-        used = self.bytes.allocated
+        used = self.bytes.owned
         return MemoryUse(free, total, used, used)
 
     def close(self) -> None:

@@ -190,6 +190,11 @@ class Memory:
         """Bytes in live allocations."""
         return sum(a.size for a in self._live)
 
+    @property
+    def owned(self) -> int:
+        """Bytes in live allocations that were made here: without arrays of others, and variables of modules."""
+        return sum(a.size for a in self._live if not a.adopted)
+
     def find(self, address: int) -> Allocation | None:
         """The live allocation that holds an address."""
         with self._lock:
