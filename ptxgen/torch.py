@@ -1,7 +1,8 @@
 """`torch.library` operators on our kernels: decode attention, KV append, RoPE, argmax. Importing this imports torch.
 
 All run on torch's current stream, allocate only their results, and can be captured in a `torch.cuda.graph` and compiled
-with `torch.compile(fullgraph=True)`. CPU tensors run on the CPU executor. Nothing is differentiable.
+with `torch.compile(fullgraph=True)`. CPU tensors run on the CPU executor. Nothing is differentiable. Calls of the same
+shapes on one stream share scratch memory, also where they are captured: do not replay two such graphs at a time.
 """
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
@@ -181,7 +182,8 @@ def _launch(
         return
     index = first.device.index
     stream = torch.cuda.current_stream(index).cuda_stream
-    capturing = torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(index):  # it asks about the current device's stream
+        capturing = torch.cuda.is_current_stream_capturing()
     layout = tuple((name, t.dtype, t.shape) for name, t in tensors.items())
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
     bound = _bound.get(key)

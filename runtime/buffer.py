@@ -83,21 +83,23 @@ class Buffer:
     def copy_from(self, source: object, stream: object = None) -> Buffer:
         """Overwrite with a NumPy array or a buffer of the same dtype and shape; returns the buffer itself.
 
-        A host array may be changed as soon as this returns, unless it is page-locked and a `stream` is given.
+        A host array may be changed as soon as this returns, unless it is page-locked and a `stream` is given; recorded,
+        it is read at every replay. From another device it goes through the host, complete on return.
         """
         if self.readonly:
             raise SpecError(f"Buffer.copy_from: the buffer must be writable (got {self!r} over read-only memory)")
         if not isinstance(source, Buffer | np.ndarray):
             source = self.device.wrap(source)
-        if isinstance(source, Buffer) and source.device is not self.device:
-            source = source.numpy()
         stream = self.device._given(stream)
-        if isinstance(source, Buffer):
+        if isinstance(source, Buffer) and source.device is self.device:
             self._check_like("copy_from", source.shape, source.dtype)
             if self.nbytes:
                 self._copy(Copy("on", self.pointer, source.pointer, self.nbytes), stream, source)
             return self
-        array = np.ascontiguousarray(source).reshape(source.shape)
+        if isinstance(source, Buffer) or not source.flags.c_contiguous:  # a replay would copy what it holds now
+            self.device._uncaptured(stream, "Buffer.copy_from", "give a C-contiguous array, or one of this device")
+        host = source.numpy() if isinstance(source, Buffer) else source
+        array = np.ascontiguousarray(host).reshape(host.shape)
         self._check_host("copy_from", array)
         if self.nbytes:
             self._copy(Copy("in", self.pointer, array.ctypes.data, self.nbytes), stream, keep=array)

@@ -295,7 +295,7 @@ def test_a_captured_graph_takes_no_nodes(device: Device) -> None:
 def test_what_cannot_be_recorded_raises_before_the_capture_changes(device: Device) -> None:
     x, bound = scaled(device)
     side = device.stream()
-    before = side.record()
+    before, other = side.record(), open_device("cpu").zeros(1000, "f32")
     with device.graph() as graph:
         for call in (
             lambda: device.empty(4, "f32", graph.stream),
@@ -306,6 +306,8 @@ def test_what_cannot_be_recorded_raises_before_the_capture_changes(device: Devic
             lambda: side.wait(graph.stream),
             lambda: graph.stream.wait(side),
             lambda: graph.stream.wait(before),
+            lambda: x.copy_from(other, graph.stream),
+            lambda: x.copy_from(np.ones(2000, np.float32)[::2], graph.stream),
         ):
             with pytest.raises(CudaError, match="is not possible while capturing"):
                 call()

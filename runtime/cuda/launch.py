@@ -63,7 +63,8 @@ def _at(address: int) -> Any:
 class CudaLauncher:
     """One prepared launch. The first launch on a stream prepares it; later ones are a look-up and one native call.
 
-    There is one C structure per stream, so that threads may launch on streams of their own.
+    There is one C structure per stream, so that threads may launch on streams of their own (not a kernel with a
+    workspace: its launches would share it).
     """
 
     __slots__ = (
