@@ -13,12 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.rows import Run, load, markdown
 from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import KvCacheScatter
+from ptxgen.runtime import open_device
 from ptxgen.targets import target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +49,16 @@ def repeated_seconds(calls: int = 20000) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         generate(SPEC, "sm_90")
+    return (time.perf_counter() - start) / calls
+
+
+def hit_seconds(spec: KernelType, calls: int = 20000) -> float:
+    """One `load` of a spec whose kernel is in the device's module cache."""
+    device = open_device("cpu")
+    device.load(SPEC, target="sm_90")
+    start = time.perf_counter()
+    for _ in range(calls):
+        device.load(spec, target="sm_90")
     return (time.perf_counter() - start) / calls
 
 
@@ -154,6 +167,8 @@ def measure(run: Run) -> None:
         what = {"what": f"cold, {which} of all goldens", "kernels": len(cases)}
         run.add(what, "ptxgen", us=wall[at] * 1e6, cpu_us=cpu[at] * 1e6)
     run.add({"what": "repeated spec"}, "ptxgen", us=min(repeated_seconds() for _ in range(5)) * 1e6)
+    for which, spec in (("the same spec", SPEC), ("an equal spec", replace(SPEC))):
+        run.add({"what": f"module cache, {which}"}, "ptxgen", us=min(hit_seconds(spec) for _ in range(5)) * 1e6)
     for what_runs, impl, arguments in PROCESSES:
         run.add({"what": f"process: {what_runs}"}, impl, us=process_seconds([sys.executable, *arguments]) * 1e6)
     compilers(run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from importlib import import_module
 
 import pytest
@@ -182,12 +181,7 @@ def test_special_registers() -> None:
     assert special_register("%r1") is None
 
 
-def test_a_hit_is_one_look_up() -> None:
-    lookup("fma.rn.f32")
-    start = time.perf_counter()
-    for _ in range(10_000):
-        lookup("fma.rn.f32")
-    assert time.perf_counter() - start < 0.02
+def test_a_form_is_looked_up_once() -> None:
     assert lookup("fma.rn.f32") is lookup("fma.rn.f32")
 
 

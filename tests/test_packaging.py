@@ -40,12 +40,6 @@ def test_import_is_clean() -> None:
     assert loaded - set(sys.stdlib_module_names) == {"ptxgen"}
 
 
-def test_import_takes_less_than_100_ms() -> None:
-    """The best of five: the machine may be busy, the package may not be slow."""
-    program = "import time; t = time.perf_counter(); import ptxgen; print(time.perf_counter() - t)"
-    assert min(float(python(program)) for _ in range(5)) < 0.1
-
-
 def test_every_public_name_exists() -> None:
     import ptxgen
 

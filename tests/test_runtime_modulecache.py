@@ -8,8 +8,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
-import timeit
 from ast import literal_eval
 from pathlib import Path
 
@@ -55,11 +53,18 @@ ATTENTION = attention()
 
 
 @pytest.mark.parametrize("spec", [ATTENTION, attention()], ids=["the same spec", "an equal spec"])
-def test_a_hit_takes_less_than_a_microsecond(device: CudaDevice, spec: IncrementalAttention) -> None:
+def test_a_hit_is_a_look_up_in_a_dictionary(device: CudaDevice, spec: IncrementalAttention) -> None:
+    """Its time is in benchmarks/generation.py; here, that it calls nothing that grows with the spec."""
     kernel = device.load(ATTENTION)
     assert device.load(spec) is kernel
-    best = min(timeit.repeat(lambda: device.load(spec), number=20_000, repeat=7)) / 20_000
-    assert best < 1e-6, f"{best * 1e9:.0f} ns"
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        device.load(spec)
+    finally:
+        sys.setprofile(None)
+    assert sorted({*calls} - {"__hash__", "__eq__"}) == ["in_force", "load"], calls
+    assert len(calls) <= 5, calls
 
 
 def test_a_spec_from_another_process_finds_the_kernel(device: CudaDevice) -> None:
@@ -107,17 +112,15 @@ def test_a_failure_reaches_everyone_and_is_not_remembered(generator: Generator, 
 
 def test_warmup_loads_in_parallel_and_strict_guards_it(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     device, binding = fake_device()
-    link = type(binding)._cuLinkComplete
+    link, together = type(binding)._cuLinkComplete, threading.Barrier(8)
 
-    def slow(self: Binding, state: object) -> object:
-        time.sleep(0.1)
+    def meet(self: Binding, state: object) -> object:
+        together.wait(timeout=60)  # broken unless all eight compile at once
         return link(self, state)
 
-    monkeypatch.setattr(Binding, "_cuLinkComplete", slow)
+    monkeypatch.setattr(Binding, "_cuLinkComplete", meet)
     specs = [Sample(dim=8 * i) for i in range(1, 9)]
-    started = time.perf_counter()
     kernels = device.warmup(specs, workers=8)
-    assert time.perf_counter() - started < 0.5, "eight loads of 0.1 s each"
     assert list(kernels) == specs
     device.strict = True
     assert device.load(specs[3]) is kernels[specs[3]]
