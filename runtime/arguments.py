@@ -106,8 +106,7 @@ def pack_raw(label: str, value: object, size: int, device: Device) -> tuple[byte
     keep: Buffer | None = None
     memory = value.array if isinstance(value, TensorMap) else value
     if isinstance(memory, Buffer):
-        if memory.device is not device:
-            raise SpecError(f"{label}: must be on {device.name} (got {memory!r})")
+        memory.check_device(label, device)
         pointer, keep = memory.pointer.to_bytes(8, "little"), memory
         data = value.data if isinstance(value, TensorMap) else pointer
     elif isinstance(value, np.generic | bytes):
@@ -163,8 +162,7 @@ class Capacities:
 def check_buffer(param: Param, buffer: Buffer, device: Device, capacities: Capacities) -> None:
     """Device, dtype, shape, alignment and writability of one buffer against its parameter."""
     label = f"bind({param.name})"
-    if buffer.device is not device:
-        raise SpecError(f"{label}: must be on {device.name} (got {buffer!r})")
+    buffer.check_device(label, device)
     want = "u64" if param.kind == "pointers" else param.dtype.name
     if buffer.dtype.name != want and not (param.kind == "pointers" and buffer.dtype.name == "s64"):
         raise SpecError(f"{label}: must be {want} (got {buffer.dtype}, shape {list(buffer.shape)})")

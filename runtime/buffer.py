@@ -230,6 +230,12 @@ class Buffer:
             want, got = f"{list(self.shape)} {self.dtype}", f"{list(shape)} {dtype}"
             raise SpecError(f"Buffer.{verb}: must be {want} (got {got})")
 
+    def check_device(self, label: str, device: Device) -> None:
+        """`SpecError` under the name `label` unless the buffer is on this very device."""
+        if self.device is not device:
+            other = ", of another device object" if self.device.name == device.name else ""
+            raise SpecError(f"{label}: must be on {device.name} (got {self!r}{other}); device.array(x) copies")
+
     def _check_host(self, verb: str, array: object) -> None:
         if not isinstance(array, np.ndarray):
             raise SpecError(f"Buffer.{verb}: must be a NumPy array (got {type(array).__name__})")

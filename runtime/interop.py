@@ -26,8 +26,7 @@ _WITH_CURRENT_STREAM = frozenset({"torch", "cupy"})  # libraries that work on a 
 def import_buffer(device: Device, source: object) -> Buffer:
     """See `Device.wrap`."""
     if isinstance(source, Buffer):
-        if source.device is not device:
-            raise SpecError(f"wrap: must be on {device.name} (got {source!r}); device.array(x) copies")
+        source.check_device("wrap", device)
         return source
     device.check()
     if isinstance(source, np.ndarray):
@@ -36,9 +35,8 @@ def import_buffer(device: Device, source: object) -> Buffer:
         return _from_dlpack(device, source)
     if device.kind == "cuda" and hasattr(source, "__cuda_array_interface__"):
         return _from_cuda_interface(device, source)
-    raise SpecError(
-        f"wrap: must be a Buffer, or have __dlpack__ or __cuda_array_interface__ (got {type(source).__name__})"
-    )
+    protocols = "__dlpack__ or __cuda_array_interface__" if device.kind == "cuda" else "__dlpack__"
+    raise SpecError(f"wrap: must be a Buffer, or have {protocols} (got {type(source).__name__})")
 
 
 def argument(device: Device, label: str, source: object) -> Buffer:

@@ -166,6 +166,15 @@ def test_a_growth_without_the_memory_changes_nothing(device: Device, page: int) 
     assert batched.buffers(0)["k_cache"].pointer == where
 
 
+def test_growth_counts_the_page_table() -> None:
+    device, binding = fake_device()
+    batched = BatchedKvCache(made(device), 2, page_size=16, n_pages=4)
+    binding.free_bytes = (40 + 10) << 20
+    with pytest.raises(CudaError, match="nothing was changed"):  # 8 bytes a slot, 16 a layer, 12 of the table
+        batched.resize(1 << 20)
+    assert batched.allocated
+
+
 def test_a_growth_whose_memory_others_take_leaves_a_free_cache() -> None:
     device, binding = fake_device()
     batched = BatchedKvCache(made(device), 2)
@@ -219,6 +228,8 @@ def test_a_step_that_the_device_did_not_hear_of_does_not_count() -> None:
     with pytest.raises(CudaError, match="cuMemcpyHtoDAsync"):
         batched.step()
     assert [batched.length(slot) for slot in range(2)] == [0, 0]
+    batched.set_length(1, 0)
+    assert batched.positions.numpy()[1] == -1, "half a step is undone, too"
     batched.step()
     assert batched.positions.numpy().tolist() == [0, 0]
     batched.free()
@@ -270,6 +281,21 @@ def test_scatter_into_runs_of_pages_and_single_ones(device: Device, kind: str) -
         expected = as_float(written[layer], which)[head, :190]
         got = np.stack([batched.peek(layer, which, 2, position, head) for position in range(190)])
         assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("length", "copies"), [(190, 2 * 2 + 1), (17, 1 + 1), (16, 1)])
+def test_scatter_takes_the_fewer_copies(length: int, copies: int) -> None:
+    """Two runs of pages and two heads, or page by page; and one more for the part of a page that is left."""
+    device, binding = fake_device()
+    cache = made(device, max_len=200)
+    filled(cache, (190, 190))
+    batched = BatchedKvCache(cache, 3, page_size=16)
+    for slot, held in ((0, 32), (1, 16), (0, 0)):
+        batched.set_length(slot, held)
+    binding.log.clear()
+    batched.scatter_from(cache, 2, length, stream=device.stream())
+    moved = [name for name in binding.log if name in ("cuMemcpy2DAsync", "cuMemcpyDtoDAsync")]
+    assert len(moved) == copies * 4, "K and V of two layers"
 
 
 @pytest.mark.parametrize("page", [0, 16])
