@@ -9,7 +9,8 @@ from ptxgen.errors import ExecutionError, IsaError
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.flow import Flow
-from ptxgen.runtime.cpu.launch import Run, _Waiting
+from ptxgen.runtime.cpu.launch import Run
+from ptxgen.runtime.cpu.share import Waiting
 from ptxgen.runtime.cpu.state import Worker
 from tests.cpu_run import run, text_of
 
@@ -418,7 +419,7 @@ def test_what_a_cta_brings_last_is_still_seen():
 def test_what_another_thread_brings_last_is_still_seen(monkeypatch):
     """A thread whose CTA spins is held until the other thread, which has the other CTA, has ended."""
     ended, held, both = threading.Event(), threading.Event(), threading.Barrier(2)
-    work, look, another = Run._work, _Waiting.look, Worker.another_gang
+    work, look, another = Run._work, Waiting.look, Worker.another_gang
 
     def worked(self, number, worker):
         error = work(self, number, worker)
@@ -437,7 +438,7 @@ def test_what_another_thread_brings_last_is_still_seen(monkeypatch):
 
     monkeypatch.setattr(Worker, "another_gang", with_the_other)
     monkeypatch.setattr(Run, "_work", worked)
-    monkeypatch.setattr(_Waiting, "look", looked)
+    monkeypatch.setattr(Waiting, "look", looked)
     out = u32(2)
     run(LONG_WAIT, out, grid=2, block=1, threads=2)
     assert held.is_set()

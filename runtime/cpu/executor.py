@@ -36,8 +36,9 @@ class Native:
     def __init__(self, linked: Linked) -> None:
         self.linked = linked  # which owns the code
         self.warp = linked.address("warp")
-        self.run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(linked.address("thread.run"))
-        self.resume = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(linked.address("resume.run"))
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self.run = ctypes.CFUNCTYPE(number, pointer, pointer, number)(linked.address("thread.run"))
+        self.resume = ctypes.CFUNCTYPE(number, pointer)(linked.address("resume.run"))
 
 
 class Compiled:

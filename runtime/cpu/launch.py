@@ -1,23 +1,26 @@
-"""One launch: gangs handed to host threads, gangs that wait for each other, and what to say when it fails."""
+"""One launch: prepares native structures, runs gangs over host threads, ends them all when one finds something.
+
+What a thread does is `share.py`'s. Native code returns to Python when a gang has to wait, and when `look` is set: a
+time or two a second would do, so that Ctrl-C and a limit of time are heeded.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu import report
-from ptxgen.runtime.cpu.layout import DONE, FAULTED, GANG, LAUNCH, PARKED, RUNNABLE
-from ptxgen.runtime.cpu.places import Places
+from ptxgen.runtime.cpu.layout import LAUNCH, PAUSED
+from ptxgen.runtime.cpu.pool import asked_to_look
+from ptxgen.runtime.cpu.share import Seen, Share
 from ptxgen.runtime.cpu.state import Gang, Geometry, Worker, forget_order
-from ptxgen.runtime.cpu.support.gangs import MOST_ROUNDS
-from ptxgen.runtime.cpu.waiting import deadlock_text, spinning_text
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.executor import Compiled
@@ -25,9 +28,11 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.memory import Memory
 
 BUDGET = 1 << 10  # backward branches of a warp before others get a turn
-_RESIDENT = 64  # gangs that one thread keeps waiting for each other
-_PAUSES = 8  # of a gang in random mode, besides its first: others go on meanwhile
-_PATIENCE_SECONDS = 600.0  # of a gang that only spins, though its state changes
+_SHUFFLED = 1 << 20  # gangs that one drawn order covers; larger grids repeat it
+
+
+class Stopped(Exception):
+    """The launch is over: it was interrupted, another thread found something, or its time was."""
 
 
 class Run:
@@ -45,6 +50,7 @@ class Run:
         seed: int,
         threads: int,
         beside: int = 0,
+        time_limit: float | None = None,
     ) -> None:
         self.compiled, self.geometry, self.memory, self.source = compiled, geometry, memory, source
         self.native = compiled.native
@@ -53,32 +59,30 @@ class Run:
         self.params, self.globals = params, globals_
         self.table = memory.table()
         self.number, self.beside = memory.begin_launch() if mode == "check" else 0, beside
+        self.time_limit = time_limit
+        self.deadline = math.inf if time_limit is None else time.monotonic() + time_limit
         self.lock = threading.Lock()
-        self.progress = 0  # rounds in which a thread's gangs came further, and threads that have ended
-        self.stuck: dict[int, int | None] = {}  # by thread: the progress that its gangs saw and stood still
+        self.over = self.late = False
+        self.progress = self.ends = self.resident = 0
+        self.most = geometry.resident(compiled.entry)
+        self.seen: dict[int, Seen] = {}  # by thread, of those that are in the launch
 
     def go(self, pool: Callable[[], ThreadPoolExecutor]) -> None:
         """Run the grid."""
-        block, workers = self.compiled.structures(self.geometry, self.workers_wanted)
-        self.block = block
-        workers_used = workers[: self.workers_wanted]
-        self._prepare(workers_used)
-        self.stuck = dict.fromkeys(range(len(workers_used)))
-        if len(workers_used) == 1:
-            errors = [self._work(0, workers_used[0])]
-        else:
-            futures = [pool().submit(self._work, n, worker) for n, worker in enumerate(workers_used)]
-            errors = [future.result() for future in futures]
-        self.compiled.give_back(self.geometry, block, workers)
-        for error in errors:
-            if error is not None:
-                raise ExecutionError(error)
+        self.block, workers = self.compiled.structures(self.geometry, self.workers_wanted)
+        used = workers[: self.workers_wanted]
+        self._prepare(used)
+        found = self._alone(used[0]) if len(used) == 1 else self._together(pool(), used)
+        self.compiled.give_back(self.geometry, self.block, workers)
+        for text in found:
+            if text is not None:
+                raise ExecutionError(text)
 
     def _prepare(self, workers: list[Worker]) -> None:
         block = self.block
         block.put("q", LAUNCH["next"], 0)
         block.put("q", LAUNCH["warp_function"], self.native.warp)
-        block.put("I", LAUNCH["abort"], 0)
+        block.put("I", LAUNCH["look"], 0)
         block.put("Q", LAUNCH["params"], self.params.ctypes.data)
         block.put("Q", LAUNCH["param_bytes"], self.params.nbytes)
         block.put("Q", LAUNCH["symbols"], self.globals.table.ctypes.data)
@@ -94,7 +98,9 @@ class Run:
         if self.mode == "check":
             forget_order(block.order, self.geometry)
         if self.mode == "random":
-            self.order = np.random.default_rng(self.seed).permutation(self.geometry.gangs).astype(np.int64)
+            count = min(self.geometry.gangs, _SHUFFLED)
+            self.order = np.random.default_rng(self.seed).permutation(count).astype(np.int64)
+            block.put("q", LAUNCH["shuffled"], count)
             self.turns = [np.random.default_rng([self.seed, number]) for number in range(len(workers))]
             block.put("Q", LAUNCH["order"], self.order.ctypes.data)
         else:
@@ -103,113 +109,116 @@ class Run:
             worker.reset(self.seed + number, forget=worker.table is not self.table)
             worker.table = self.table
 
-    def _work(self, number: int, worker: Worker) -> str | None:
-        """Run gangs on one host thread; the text of what was found, if anything."""
+    def _alone(self, worker: Worker) -> list[str | None]:
+        """In the calling thread; every now and then native code returns, so that Python may handle a signal."""
+        asked_to_look(self.block, True)
         try:
-            error = self._gangs(number, worker)
-        except BaseException:
-            self.block.put("I", LAUNCH["abort"], 1)
-            raise
-        if error is not None:
-            self.block.put("I", LAUNCH["abort"], 1)
-        self._progressed()
-        del self.stuck[number]
-        return error
+            return [self._work(0, worker)]
+        finally:
+            asked_to_look(self.block, False)
 
-    def _progressed(self) -> None:
+    def _together(self, pool: ThreadPoolExecutor, workers: list[Worker]) -> list[str | None]:
+        """In threads of the pool, which have left the launch when this returns or raises; this one only waits."""
+        futures: list[Future[str | None]] = []
+        try:
+            futures += (pool.submit(self._work, number, worker) for number, worker in enumerate(workers))
+            if wait(futures, self.time_limit).not_done:
+                self.stop(late=True)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            _join(futures)
+        return [future.result() for future in futures if not future.cancelled()]
+
+    def _work(self, number: int, worker: Worker) -> str | None:
+        """A host thread's share of the grid; the text of what was found, if anything."""
+        share, found = Share(self, number, worker), None
+        self.seen[number] = Seen()
+        try:
+            found = share.run()
+        except Stopped:
+            found = share.late() if self.late else None
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            worker.spare.clear()
+        if found is not None:
+            self.stop()
+        self.progressed(True)
+        del self.seen[number]
+        return found
+
+    # what the threads share ---------------------------------------------------------------------------------------
+    def begin(self, worker: Worker) -> int:
+        """Begin gangs and run them, up to one that does not end; what it came to (`layout`)."""
+        code: int = self.native.run(worker.thread.address, worker.gang.block.address, 0)
+        while code == PAUSED:
+            self.look()
+            code = self.native.run(worker.thread.address, worker.gang.block.address, 1)
+        return code
+
+    def resume(self, gang: Gang) -> int:
+        """More turns for a gang that waits; what it came to."""
+        code: int = self.native.resume(gang.block.address)
+        while code == PAUSED:
+            self.look()
+            code = self.native.resume(gang.block.address)
+        return code
+
+    def look(self) -> None:
+        """Raise `Stopped` when the launch is over for another reason than its end, or its time is; else go on."""
+        if time.monotonic() > self.deadline:
+            self.stop(late=True)
+        self.block.put("I", LAUNCH["look"], 0)
+        if self.over:
+            self.block.put("I", LAUNCH["look"], 1)  # for the other threads
+            raise Stopped
+
+    def stop(self, late: bool = False) -> None:
+        """All threads leave the launch at their next turn of a warp; `late`: and say where their gangs are."""
+        self.late = self.late or late
+        self.over = True
+        self.block.put("I", LAUNCH["look"], 1)
+
+    def progressed(self, ended: bool = True) -> None:
+        """A thread's gangs came further; `ended`: one of them to its end, or to a place where it was left."""
         with self.lock:
             self.progress += 1
+            self.ends += ended
 
-    def _gangs(self, number: int, worker: Worker) -> str | None:
-        code = self.native.run(worker.thread.address, worker.gang.block.address)
-        if code == DONE:
-            return None
-        if code in (FAULTED, PARKED):
-            return self._failure(code, worker, worker.gang, [worker.gang])
-        waiting = [_Waiting(worker.gang)]  # it spins, perhaps for a gang that has not begun; or is left on its way
-        worker.gang = worker.another_gang()
-        while len(waiting) < _RESIDENT and self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
-            code = self.native.run(worker.thread.address, worker.gang.block.address)
-            if code in (FAULTED, PARKED):
-                return self._failure(code, worker, worker.gang, [worker.gang])
-            if code != DONE:
-                waiting.append(_Waiting(worker.gang))
-                worker.gang = worker.another_gang()
-        return self._turns(number, worker, waiting)
+    def held(self, more: int) -> None:
+        """So many more gangs wait for others."""
+        with self.lock:
+            self.resident += more
 
-    def _turns(self, number: int, worker: Worker, waiting: list[_Waiting]) -> str | None:
-        """Resume waiting gangs in turn until all are done, or nothing changes any more."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while waiting:
-            before = self.progress  # whoever spins for something that comes later has not looked for it yet
-            for one in self._in_turn(number, waiting):
-                code = self.native.resume(one.gang.block.address)
-                if code == DONE:
-                    waiting.remove(one)
-                    for other in waiting:
-                        other.forget()
-                    deadline = time.monotonic() + _PATIENCE_SECONDS
-                elif code in (FAULTED, PARKED):
-                    return self._failure(code, worker, one.gang, [w.gang for w in waiting])
-                else:
-                    one.look(code)
-            if not waiting:
-                break
-            still = all(one.repeats >= 3 for one in waiting)
-            if not still:
-                self._progressed()
-            self.stuck[number] = before if still else None
-            if self.block.get("I", LAUNCH["abort"]):
-                return None
-            if still and all(seen == self.progress for seen in list(self.stuck.values())):
-                return spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
-            if time.monotonic() > deadline:
-                text = spinning_text(self.compiled.entry, self.source, [w.gang for w in waiting])
-                return f"{text}\n  for {_PATIENCE_SECONDS:.0f} s"
-            if still:
-                time.sleep(0.0005)
-        self.stuck[number] = None
-        if self.block.get("q", LAUNCH["next"]) < self.geometry.gangs:
-            return self._gangs(number, worker)
-        return None
+    def left(self) -> int:
+        """Gangs that have not begun."""
+        return max(self.geometry.gangs - self.block.get("q", LAUNCH["next"]), 0)
 
-    def _in_turn(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
-        """A round of waiting gangs: in random mode in any order, and each for a few rounds of its own at first."""
-        if self.mode != "random":
-            return list(waiting)
-        rng = self.turns[number]
-        for one in waiting:
-            if one.pauses:
-                one.pauses -= 1
-                one.gang.block.put("I", GANG["rounds"], int(rng.integers(MOST_ROUNDS)))
-        return [waiting[index] for index in rng.permutation(len(waiting))]
+    def may_begin(self) -> bool:
+        """Whether a gang is left, and a GPU would have room for it."""
+        return self.left() > 0 and self.resident < self.most
 
-    def _failure(self, code: int, worker: Worker, gang: Gang, gangs: list[Gang]) -> str:
-        entry = self.compiled.entry
-        if code == FAULTED:
-            return report.fault_text(entry, self.source, worker, gangs, Places(entry, self.memory, self.params))
-        return deadlock_text(entry, self.source, gang)
+    def not_begun(self) -> str:
+        """What a report of standstill adds where some gangs have not begun."""
+        count, size = self.left(), self.geometry.ctas_per_gang
+        if not count:
+            return ""
+        return (
+            f"{count * size} of {self.geometry.ctas} CTAs have not begun: {self.resident * size} wait for each other, "
+            "as many as the largest GPU holds at a time"
+        )
 
 
-class _Waiting:
-    """A gang that spins or was left on its way, and the states it was seen in."""
-
-    def __init__(self, gang: Gang) -> None:
-        self.gang = gang
-        self.seen: set[bytes] = set()
-        self.repeats = 0
-        self.pauses = _PAUSES
-
-    def forget(self) -> None:
-        """What it spun in was not for ever: another gang has ended."""
-        self.seen.clear()
-        self.repeats = 0
-
-    def look(self, code: int) -> None:
-        """Note the state that a turn ended in; `repeats` counts how often in a row it spun in one seen before."""
-        if code == RUNNABLE:
-            self.repeats = 0
+def _join(futures: list[Future[str | None]]) -> None:
+    """Until every thread has left; they do so soon, so that another Ctrl-C need not end this."""
+    for future in futures:
+        future.cancel()  # what has not begun
+    while True:
+        try:
+            wait(futures)
             return
-        state = hashlib.blake2b(self.gang.warp_states(), digest_size=16).digest()
-        self.repeats = self.repeats + 1 if state in self.seen else 0
-        self.seen.add(state)
+        except KeyboardInterrupt:
+            continue

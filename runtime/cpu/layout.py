@@ -45,8 +45,8 @@ LAUNCH = _offsets(
     "next:8 gangs:8 grid_x:4 grid_y:4 grid_z:4 block_x:4 block_y:4 block_z:4 cluster_x:4 cluster_y:4 cluster_z:4 "
     "warps:4 threads:4 ctas_per_gang:4 params:8 param_bytes:8 symbols:8 begins:8 ends:8 shadows:8 allocations:8 "
     "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
-    "pending:4 blocks:4 words:4 first_block:4 budget:4 abort:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
-    "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 ext:240"
+    "pending:4 blocks:4 words:4 first_block:4 budget:4 look:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
+    "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 ext:232"
 )
 THREAD = _offsets(
     "launch:8 random:8 fault:4 site:4 mask:4 bytes:4 address:8 extra:8 cta:8 warp:8 gang:8 cursor:8 "
@@ -54,8 +54,8 @@ THREAD = _offsets(
     "late_round:4 pad:4 landed:8 landed_for:8"
 )
 GANG = _offsets(
-    "launch:8 thread:8 ctas:8 count:4 done:4 index:8 id_x:4 id_y:4 id_z:4 rounds:4 moved:8 ext:192 "
-    "cluster_arrived:4 cluster_phase:4"
+    "launch:8 thread:8 ctas:8 count:4 rounds:4 index:8 id_x:4 id_y:4 id_z:4 pad:4 ext:184 "
+    "turn:4 shift:4 ran:4 moved:4 alive:4 spins:4 cluster_arrived:4 cluster_phase:4"
 )
 CTA = _offsets(
     "launch:8 thread:8 gang:8 shared:8 shared_bytes:8 warps:8 id_x:4 id_y:4 id_z:4 rank:4 warp_count:4 threads:4 "
@@ -112,8 +112,8 @@ PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "ar
 PARK_BARRIER, PARK_CLUSTER, PARK_MBARRIER, PARK_OTHER = 1, 2, 3, 4
 PARK_NAMES = {1: "barrier", 2: "cluster barrier", 3: "mbarrier", 4: "event"}
 
-# what a warp function returns, and the state of a warp
-DONE, PARKED, YIELDED, FAULTED, RUNNABLE = 0, 1, 2, 3, 4
+# what a warp function returns, and the state of a warp; a gang may also be PAUSED: somebody asked for a look
+DONE, PARKED, YIELDED, FAULTED, RUNNABLE, PAUSED = 0, 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from ptxgen.runtime.cpu.layout import (
 from ptxgen.runtime.cpu.symbols import round_up
 
 _MOST_EPOCHS = 1 << 26  # a stamp has 27 bits for the count
+_MULTIPROCESSORS = 148  # of a B200
 Dim3 = tuple[int, int, int]
 
 
@@ -74,6 +75,11 @@ class Geometry:
     def gangs(self) -> int:
         """Clusters of the grid."""
         return self.ctas // self.ctas_per_gang
+
+    def resident(self, entry: Entry) -> int:
+        """Clusters that the largest GPU holds at a time, at least one: there is no end of room here."""
+        a_multiprocessor = min(32, 2048 // (WARP_LANES * self.warps), (228 << 10) // (shared_bytes(entry, self) + 1024))
+        return max(_MULTIPROCESSORS * a_multiprocessor // self.ctas_per_gang, 1)
 
 
 class Block:
@@ -277,10 +283,13 @@ class Worker:
         self.late = Block(LATE["_end"] * LATE_RECORDS)
         self.thread.put("q", THREAD["late_queue"], self.late.address)
         self.gang = Gang(entry, geometry, launch, self.thread, check)
+        self.spare: list[Gang] = []  # of gangs that have ended
         self.table: object = None  # the allocations that the site caches know
 
     def another_gang(self) -> Gang:
         """Structures for one more gang, which the caller keeps."""
+        if self.spare:
+            return self.spare.pop()
         return Gang(self.entry, self.geometry, self.launch, self.thread, self.check)
 
     def reset(self, seed: int, forget: bool) -> None:

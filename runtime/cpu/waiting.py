@@ -10,6 +10,8 @@ from ptxgen.runtime.cpu.report import DIVERGED, Source, lanes_text
 from ptxgen.runtime.cpu.state import Gang
 from ptxgen.runtime.cpu.support import mbarrier
 
+_MOST_LINES = 12
+
 
 def deadlock_text(entry: Entry, source: Source, gang: Gang) -> str:
     """Who waits where, when nothing can run."""
@@ -20,9 +22,7 @@ def deadlock_text(entry: Entry, source: Source, gang: Gang) -> str:
                 f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in _waits(entry, source, gang, cta, number)
             ]
             torn = torn or _waits_at_aligned_barrier(entry, gang, cta, number)
-    shown = lines[:12]
-    if len(lines) > len(shown):
-        shown.append(f"… and {len(lines) - len(shown)} more")
+    shown = lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
     if torn:
         title, advice = f"divergent aligned barrier in kernel {entry.name}", DIVERGED
     else:
@@ -94,20 +94,29 @@ def _mbarrier(entry: Entry, gang: Gang, pointer: int) -> str:
     return f"mbarrier at {place} ({arrivals} arrivals and {due} bytes are due in its phase)"
 
 
-def spinning_text(entry: Entry, source: Source, gangs: list[Gang]) -> str:
+def spinning_text(entry: Entry, source: Source, gangs: list[Gang], remark: str = "") -> str:
     """Which warps go round in circles."""
-    lines = [f"no progress in kernel {entry.name}: the warps that can run repeat the same state"]
+    title = f"no progress in kernel {entry.name}: the warps that can run repeat the same state"
+    return "\n  ".join([title, *_whereabouts(entry, source, gangs, "spins"), *([remark] if remark else [])])
+
+
+def late_text(entry: Entry, source: Source, gangs: list[Gang], seconds: float) -> str:
+    """Where the warps are of a launch that was given so much time."""
+    title = f"no progress in kernel {entry.name}: it has not ended within {seconds:g} s (time_limit)"
+    return "\n  ".join([title, *_whereabouts(entry, source, gangs, "is")])
+
+
+def _whereabouts(entry: Entry, source: Source, gangs: list[Gang], does: str) -> list[str]:
+    lines = []
     for gang in gangs:
         for rank, (x, y, z) in _ctas(gang):
             for number in range(gang.geometry.warps):
                 here = (rank * gang.geometry.warps + number) * gang.shape.stride
-                if gang.warps.get("I", here + WARP["state"]) == layout.YIELDED:
+                state = gang.warps.get("I", here + WARP["state"])
+                if state in (layout.YIELDED, layout.RUNNABLE):
                     block = gang.warps.get("I", here + WARP["block"])
-                    lines.append(f"CTA ({x}, {y}, {z}), warp {number} spins at {source.at(*entry.stops[block])}")
-                else:
+                    lines.append(f"CTA ({x}, {y}, {z}), warp {number} {does} at {source.at(*entry.stops[block])}")
+                elif state == layout.PARKED:
                     waits = _waits(entry, source, gang, rank, number)
                     lines += [f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in waits]
-    shown = lines[:12]
-    if len(lines) > len(shown):
-        shown.append(f"… and {len(lines) - len(shown)} more")
-    return "\n  ".join(shown)
+    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]

@@ -1,4 +1,4 @@
-"""Runs gangs of CTAs to their end: starts them, gives warps turns, picks a warp's next block.
+"""Runs gangs of CTAs to their end: starts them, gives warps turns. What a warp does with its turn is `choice.py`'s.
 
 A warp keeps its turn until nothing of it is ready or its budget of backward branches is used up; then its next turn
 begins behind the block it was at, so that lanes that poll cannot starve those they wait for.
@@ -17,6 +17,7 @@ from ptxgen.runtime.cpu.layout import (
     GANG,
     LAUNCH,
     PARKED,
+    PAUSED,
     READY,
     RUNNABLE,
     THREAD,
@@ -24,9 +25,10 @@ from ptxgen.runtime.cpu.layout import (
     YIELDED,
 )
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.choice import in_random_mode
 from ptxgen.runtime.cpu.support.driver import for_each_warp, reset_barrier
 
-SPIN_TURNS = 256  # rounds of a gang in which warps only used up their budget, before Python looks at it
+SPIN_TURNS = 16  # rounds of a gang in which warps only used up their budget, before Python looks at it
 MOST_ROUNDS = 8  # that a gang has in random mode before others have theirs: a power of two
 
 
@@ -34,8 +36,9 @@ MOST_ROUNDS = 8  # that a gang has in random mode before others have theirs: a p
 def gang(what: str) -> str:
     """`gang.start(gang, index)` puts a gang at its beginning; `gang.run(gang)` gives its warps turns.
 
-    `gang.run` returns DONE, FAULTED, PARKED (nothing can run: a deadlock), YIELDED (all warps spin), or in random mode
-    RUNNABLE after `rounds` of the gang, if these are not 0: a gang may stand anywhere while others run.
+    `gang.run` returns DONE, FAULTED, PARKED (nothing can run: a deadlock), YIELDED (all warps spin), PAUSED (`look` of
+    the launch is set: to be called again), or in random mode RUNNABLE after `rounds` of the gang, if these are not 0: a
+    gang may stand anywhere while others run.
     """
     return _start() if what == "start" else _run()
 
@@ -44,10 +47,9 @@ def _start() -> str:
     c = Code("define internal void @gang.start(ptr %gang, i64 %index) noinline")
     launch = c.load("ptr", "%gang", GANG["launch"])
     c.store("i64", "%index", "%gang", GANG["index"])
-    c.store("i32", 0, "%gang", GANG["done"])
     c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
     c.store("i32", 0, "%gang", GANG["rounds"])
-    with c.if_(_randomly(c, launch)):
+    with c.if_(in_random_mode(c, launch)):
         rounds = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, {MOST_ROUNDS - 1}")
         c.store("i32", rounds, "%gang", GANG["rounds"])
     with c.if_(CHECKING):
@@ -118,66 +120,85 @@ def _start_cta(c: Code, cta: str) -> None:
 
 
 def _run() -> str:
+    """A turn after the other. The state of a round is the gang's, so it goes on where it was left."""
     c = Code("define internal i32 @gang.run(ptr %gang) noinline")
     launch = c.load("ptr", "%gang", GANG["launch"])
-    function = c.load("ptr", launch, LAUNCH["warp_function"])
-    cta_stride, warp_stride = (c.load("i64", launch, LAUNCH[name]) for name in ("cta_stride", "warp_stride"))
-    base, count = c.load("ptr", "%gang", GANG["ctas"]), c.load("i32", "%gang", GANG["count"])
     warps = c.load("i32", launch, LAUNCH["warps"])
-    total = c(f"mul i32 {count}, {warps}")
-    randomly = _randomly(c, launch)
-    spins = c.var("i32", 0)
+    total = c(f"mul i32 {c.load('i32', '%gang', GANG['count'])}, {warps}")
+    randomly = in_random_mode(c, launch)
     with c.loop():
-        with c.if_(randomly):
-            rounds = c.load("i32", "%gang", GANG["rounds"])
-            with c.if_(c(f"icmp ne i32 {rounds}, 0")):
-                left = c(f"sub i32 {rounds}, 1")
-                c.store("i32", left, "%gang", GANG["rounds"])
-                c.ret(f"i32 {RUNNABLE}", when=c(f"icmp eq i32 {left}, 0"))
-        ran, moved, alive, shift = (c.var("i32", 0) for _ in range(4))
-        for slot in (ran, moved, alive, shift):
-            c.store("i32", 0, slot)
-        with c.if_(randomly):
-            c.store("i32", c(f"urem i32 {c('call i32 @random.next(ptr %gang)')}, {total}"), shift)
-        with c.count("i32", total) as turn:
-            total_ = c(f"add i32 {turn}, {c.load('i32', shift)}")
-            number = c(f"urem i32 {total_}, {total}")
-            rank, index = c(f"udiv i32 {number}, {warps}"), c(f"urem i32 {number}, {warps}")
-            cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {cta_stride}"))
-            w = c.at(c.load("ptr", cta, CTA["warps"]), c(f"mul i64 {c(f'zext i32 {index} to i64')}, {warp_stride}"))
-            state = c.load("i32", w, WARP["state"])
-            with c.if_(c(f"icmp ne i32 {state}, {DONE}")):
-                c.store("i32", c(f"add i32 {c.load('i32', alive)}, 1"), alive)
-            chosen = c.var("i1", c(f"icmp uge i32 {state}, {YIELDED}"))
-            with c.if_(randomly):  # leave out a warp now and then, so that orders differ by more than a rotation
-                masked = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, 3")
-                coin = c(f"icmp ne i32 {masked}, 0")
-                test = c(f"icmp eq i32 {turn}, {c(f'sub i32 {total}, 1')}")
-                kept = c(f"or i1 {coin}, {test}")
-                c.store("i1", c(f"and i1 {c.load('i1', chosen)}, {kept}"), chosen)
-            with c.if_(c.load("i1", chosen)):
-                code = _turn(c, launch, w, function, randomly)
-                c.ret(f"i32 {FAULTED}", when=c(f"icmp eq i32 {code}, {FAULTED}"))
-                c.store("i32", 1, ran)
-                with c.if_(c(f"icmp ne i32 {code}, {YIELDED}")):
-                    c.store("i32", 1, moved)
-        c.ret(f"i32 {DONE}", when=c(f"icmp eq i32 {c.load('i32', alive)}, 0"))
-        test = c(f"icmp eq i32 {c.load('i32', ran)}, 0")
-        with c.if_(c(f"or i1 {randomly}, {test}")):
-            c.ret(f"i32 {PARKED}", when=c("call i1 @stuck(ptr %gang)"))
-        idle = c(f"icmp eq i32 {c.load('i32', moved)}, 0")
-        total = c(f"add i32 {c.load('i32', spins)}, 1")
-        c.store("i32", c(f"select i1 {idle}, i32 {total}, i32 0"), spins)
-        with c.if_(c(f"icmp uge i32 {c.load('i32', spins)}, {SPIN_TURNS}"), likely=False):
-            with c.if_(CHECKING):
-                c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
-            c.ret(f"i32 {YIELDED}", when="true")
+        asked = c(f"load volatile i32, ptr {c.at(launch, LAUNCH['look'])}")
+        c.ret(f"i32 {PAUSED}", when=c(f"icmp ne i32 {asked}, 0"))
+        turn = c.load("i32", "%gang", GANG["turn"])
+        with c.if_(c(f"icmp eq i32 {turn}, 0")):
+            _begin_round(c, randomly, total)
+        _one_turn(c, launch, randomly, turn, total, warps)
+        after = c(f"add i32 {turn}, 1")
+        more = c(f"icmp ult i32 {after}, {total}")
+        c.store("i32", c(f"select i1 {more}, i32 {after}, i32 0"), "%gang", GANG["turn"])
+        with c.if_(c(f"xor i1 {more}, true")):
+            _end_round(c, randomly)
     c.do("unreachable")
     return c.text()
 
 
-def _randomly(c: Code, launch: str) -> str:
-    return c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+def _begin_round(c: Code, randomly: str, total: str) -> None:
+    """In random mode a gang may stand still for others here, and the round begins at any warp."""
+    with c.if_(randomly):
+        rounds = c.load("i32", "%gang", GANG["rounds"])
+        with c.if_(c(f"icmp ne i32 {rounds}, 0")):
+            left = c(f"sub i32 {rounds}, 1")
+            c.store("i32", left, "%gang", GANG["rounds"])
+            c.ret(f"i32 {RUNNABLE}", when=c(f"icmp eq i32 {left}, 0"))
+    for name in ("ran", "moved", "alive", "shift"):
+        c.store("i32", 0, "%gang", GANG[name])
+    with c.if_(randomly):
+        c.store("i32", c(f"urem i32 {c('call i32 @random.next(ptr %gang)')}, {total}"), "%gang", GANG["shift"])
+
+
+def _one_turn(c: Code, launch: str, randomly: str, turn: str, total: str, warps: str) -> None:
+    """Run the warp whose turn it is, if it can."""
+    function = c.load("ptr", launch, LAUNCH["warp_function"])
+    cta_stride, warp_stride = (c.load("i64", launch, LAUNCH[name]) for name in ("cta_stride", "warp_stride"))
+    base = c.load("ptr", "%gang", GANG["ctas"])
+    shifted = c(f"add i32 {turn}, {c.load('i32', '%gang', GANG['shift'])}")
+    number = c(f"urem i32 {shifted}, {total}")
+    rank, index = c(f"udiv i32 {number}, {warps}"), c(f"urem i32 {number}, {warps}")
+    cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {cta_stride}"))
+    w = c.at(c.load("ptr", cta, CTA["warps"]), c(f"mul i64 {c(f'zext i32 {index} to i64')}, {warp_stride}"))
+    state = c.load("i32", w, WARP["state"])
+    with c.if_(c(f"icmp ne i32 {state}, {DONE}")):
+        c.store("i32", 1, "%gang", GANG["alive"])
+    chosen = c.var("i1", c(f"icmp uge i32 {state}, {YIELDED}"))
+    with c.if_(randomly):  # leave out a warp now and then, so that orders differ by more than a rotation
+        masked = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, 3")
+        coin = c(f"icmp ne i32 {masked}, 0")
+        test = c(f"icmp eq i32 {turn}, {c(f'sub i32 {total}, 1')}")
+        kept = c(f"or i1 {coin}, {test}")
+        c.store("i1", c(f"and i1 {c.load('i1', chosen)}, {kept}"), chosen)
+    with c.if_(c.load("i1", chosen)):
+        code = _turn(c, launch, w, function, randomly)
+        c.ret(f"i32 {FAULTED}", when=c(f"icmp eq i32 {code}, {FAULTED}"))
+        c.store("i32", 1, "%gang", GANG["ran"])
+        with c.if_(c(f"icmp ne i32 {code}, {YIELDED}")):
+            c.store("i32", 1, "%gang", GANG["moved"])
+
+
+def _end_round(c: Code, randomly: str) -> None:
+    """Return where all warps have ended, where none can run, or where they have only spun for long."""
+    c.ret(f"i32 {DONE}", when=c(f"icmp eq i32 {c.load('i32', '%gang', GANG['alive'])}, 0"))
+    none = c(f"icmp eq i32 {c.load('i32', '%gang', GANG['ran'])}, 0")
+    with c.if_(c(f"or i1 {randomly}, {none}")):
+        c.ret(f"i32 {PARKED}", when=c("call i1 @stuck(ptr %gang)"))
+    idle = c(f"icmp eq i32 {c.load('i32', '%gang', GANG['moved'])}, 0")
+    spun = c(f"add i32 {c.load('i32', '%gang', GANG['spins'])}, 1")
+    enough = c(f"and i1 {idle}, {c(f'icmp uge i32 {spun}, {SPIN_TURNS}')}")
+    goes_on = c(f"and i1 {idle}, {c(f'xor i1 {enough}, true')}")
+    c.store("i32", c(f"select i1 {goes_on}, i32 {spun}, i32 0"), "%gang", GANG["spins"])
+    with c.if_(enough, likely=False):
+        with c.if_(CHECKING):
+            c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
+        c.ret(f"i32 {YIELDED}", when="true")
 
 
 def _turn(c: Code, launch: str, w: str, function: str, randomly: str) -> str:
@@ -218,118 +239,36 @@ def stuck(*_: str) -> str:
     return c.text()
 
 
-@support("next")
-def next_block(*_: str) -> str:
-    """`next.block(w)`: take the lowest ready block, or while `start` is set the first from there on; −1 for none.
-
-    In random mode any ready block, now and then with a part of its lanes: a warp need not advance together.
-    """
-    c = Code("define internal i32 @next.block(ptr %w) noinline")
-    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
-    words = c.load("i32", launch, LAUNCH["words"])
-    base = c.at("%w", READY)
-    c.ret("i32 0", when=c(f"trunc i64 {c.load('i64', base)} to i1"))
-    begin = c.var("i32", c.load("i32", "%w", WARP["start"]))
-    randomly = _randomly(c, launch)
-    gang_ = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
-    with c.if_(randomly, likely=False):
-        chance = c(f"and i32 {c(f'call i32 @random.next(ptr {gang_})')}, 7")
-        with c.if_(c(f"icmp eq i32 {chance}, 0")):
-            _take_back(c)
-        blocks = c.load("i32", launch, LAUNCH["blocks"])
-        c.store("i32", c(f"urem i32 {c(f'call i32 @random.next(ptr {gang_})')}, {blocks}"), begin)
-    with c.loop():
-        start = c.load("i32", begin)
-        first = c(f"lshr i32 {start}, 6")
-        with c.count("i32", words, first) as word:
-            pointer = c(f"getelementptr i64, ptr {base}, i32 {word}")
-            bits = c.load("i64", pointer)
-            wider = c(f"zext i32 {c(f'and i32 {start}, 63')} to i64")
-            lowest = c(f"shl i64 -1, {wider}")
-            wanted = c(f"select i1 {c(f'icmp eq i32 {word}, {first}')}, i64 {lowest}, i64 -1")
-            found = c(f"and i64 {bits}, {wanted}")
-            with c.if_(c(f"icmp ne i64 {found}, 0")):
-                bit = c(f"call i64 @llvm.cttz.i64(i64 {found}, i1 true)")
-                flipped = c(f"xor i64 {c(f'shl i64 1, {bit}')}, -1")
-                left = c(f"and i64 {bits}, {flipped}")
-                c.store("i64", left, pointer)
-                with c.if_(c(f"icmp eq i64 {left}, 0")):
-                    flag = c(f"shl i64 1, {c(f'zext i32 {word} to i64')}")
-                    summary = c.load("i64", "%w", WARP["summary"])
-                    c.store("i64", c(f"and i64 {summary}, {c(f'xor i64 {flag}, -1')}"), "%w", WARP["summary"])
-                chosen = c(f"add i32 {c(f'shl i32 {word}, 6')}, {c(f'trunc i64 {bit} to i32')}")
-                with c.if_(randomly, likely=False):
-                    _leave_some(c, launch, gang_, chosen)
-                c.ret(f"i32 {chosen}", when="true")
-        at_end = c(f"icmp eq i32 {start}, 0")
-        held = c(f"icmp ne i32 {c.load('i32', '%w', WARP['held'])}, 0")
-        with c.if_(c(f"and i1 {at_end}, {held}"), likely=False):
-            _take_back(c)
-        c.ret("i32 -1", when=c(f"and i1 {at_end}, {c(f'xor i1 {held}, true')}"))
-        c.store("i32", 0, begin)
-    c.do("unreachable")
-    return c.text()
-
-
-def _take_back(c: Code) -> None:
-    """Lanes that were left behind may run again."""
-    held = c.load("i32", "%w", WARP["held"])
-    with c.if_(c(f"icmp ne i32 {held}, 0")):
-        c.store("i32", 0, "%w", WARP["held"])
-        c.do(f"call void @enqueue(ptr %w, i32 {c.load('i32', '%w', WARP['held_block'])}, i32 {held})")
-
-
-def _leave_some(c: Code, launch: str, gang_: str, block: str) -> None:
-    """Every other time, some of a block's lanes stay behind for a while, or until the others have stopped."""
-    table = c.at("%w", c(f"zext i32 {c.load('i32', launch, LAUNCH['pending'])} to i64"))
-    slot = c(f"getelementptr i32, ptr {table}, i32 {block}")
-    lanes, coin, pick = c.load("i32", slot), *(c(f"call i32 @random.next(ptr {gang_})") for _ in range(2))
-    going = c(f"and i32 {lanes}, {pick}")
-    staying = c(f"xor i32 {lanes}, {going}")
-    often = c(f"trunc i32 {coin} to i1")
-    parts = c(f"and i1 {c(f'icmp ne i32 {going}, 0')}, {c(f'icmp ne i32 {staying}, 0')}")
-    nobody = c(f"icmp eq i32 {c.load('i32', '%w', WARP['held'])}, 0")
-    with c.if_(c(f"and i1 {c(f'and i1 {often}, {nobody}')}, {parts}")):
-        c.store("i32", going, slot)
-        c.store("i32", staying, "%w", WARP["held"])
-        c.store("i32", block, "%w", WARP["held_block"])
-
-
-@support("random")
-def random(*_: str) -> str:
-    """`random.next(gang)`: the next of the thread's pseudo-random numbers (xorshift64*, upper half)."""
-    c = Code("define internal i32 @random.next(ptr %gang)")
-    thread = c.load("ptr", "%gang", GANG["thread"])
-    x = c.load("i64", thread, THREAD["random"])
-    for operation, amount in (("lshr", 12), ("shl", 25), ("lshr", 27)):
-        x = c(f"xor i64 {x}, {c(f'{operation} i64 {x}, {amount}')}")
-    c.store("i64", x, thread, THREAD["random"])
-    down = c(f"lshr i64 {c(f'mul i64 {x}, 2685821657736338717')}, 32")
-    c.ret("i32 " + c(f"trunc i64 {down} to i32"))
-    return c.text()
-
-
 @support("thread")
 def thread(*_: str) -> str:
-    """`thread.run(thread, gang)`: start and run gangs until none is left; returns as `gang.run` does."""
-    c = Code("define i32 @thread.run(ptr %thread, ptr %gang)")
+    """`thread.run(thread, gang, going)`: start and run gangs until none is left; returns as `gang.run` does.
+
+    `going`: not 0 where the gang was left PAUSED and goes on first.
+    """
+    c = Code("define i32 @thread.run(ptr %thread, ptr %gang, i32 %going)")
     launch = c.load("ptr", "%thread", THREAD["launch"])
     gangs = c.load("i64", launch, LAUNCH["gangs"])
     order = c.load("ptr", launch, LAUNCH["order"])
     shuffled = c(f"icmp ne ptr {order}, null")
+    going = c.var("i32", "%going")
     with c.loop():
-        number = c(f"atomicrmw add ptr {c.at(launch, LAUNCH['next'])}, i64 1 seq_cst")
-        with c.if_(c(f"icmp uge i64 {number}, {gangs}"), likely=False):
-            with c.if_(CHECKING):
-                c.do("call void @late.all(ptr %thread)")
-            c.ret(f"i32 {DONE}", when="true")
-        seen = c(f"load volatile i32, ptr {c.at(launch, LAUNCH['abort'])}")
-        c.ret(f"i32 {DONE}", when=c(f"icmp ne i32 {seen}, 0"))
-        chosen = c.var("i64", number)
-        c.store("i64", number, chosen)
-        with c.if_(shuffled):
-            c.store("i64", c.load("i64", c(f"getelementptr i64, ptr {order}, i64 {number}")), chosen)
-        c.do(f"call void @gang.start(ptr %gang, i64 {c.load('i64', chosen)})")
+        with c.if_(c(f"icmp eq i32 {c.load('i32', going)}, 0")):
+            number = c(f"atomicrmw add ptr {c.at(launch, LAUNCH['next'])}, i64 1 seq_cst")
+            with c.if_(c(f"icmp uge i64 {number}, {gangs}"), likely=False):
+                with c.if_(CHECKING):
+                    c.do("call void @late.all(ptr %thread)")
+                c.ret(f"i32 {DONE}", when="true")
+            chosen = c.var("i64", number)
+            c.store("i64", number, chosen)
+            with c.if_(shuffled):  # the gangs behind the last whole run of the order stay where they are
+                size = c.load("i64", launch, LAUNCH["shuffled"])
+                place = c(f"urem i64 {number}, {size}")
+                base = c(f"sub i64 {number}, {place}")
+                with c.if_(c(f"icmp ule i64 {c(f'add i64 {base}, {size}')}, {gangs}")):
+                    there = c.load("i64", c(f"getelementptr i64, ptr {order}, i64 {place}"))
+                    c.store("i64", c(f"add i64 {base}, {there}"), chosen)
+            c.do(f"call void @gang.start(ptr %gang, i64 {c.load('i64', chosen)})")
+        c.store("i32", 0, going)
         code = c("call i32 @gang.run(ptr %gang)")
         c.ret(f"i32 {code}", when=c(f"icmp ne i32 {code}, {DONE}"))
     c.do("unreachable")
@@ -341,7 +280,7 @@ def resume(*_: str) -> str:
     """`resume.run(gang)`: more turns for a gang that was left spinning."""
     c = Code("define i32 @resume.run(ptr %gang)")
     code = c("call i32 @gang.run(ptr %gang)")
-    with c.if_(CHECKING):
+    with c.if_(CHECKING), c.if_(c(f"icmp ne i32 {code}, {PAUSED}")):
         c.do(f"call void @late.all(ptr {c.load('ptr', '%gang', GANG['thread'])})")
     c.ret(f"i32 {code}")
     return c.text()
