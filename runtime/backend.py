@@ -5,17 +5,20 @@ A backend is a `Device` subclass whose underscored methods speak in these terms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Literal, NamedTuple, Protocol
 
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 from ptxgen.runtime.stream import Stream
 
 Dim3 = tuple[int, int, int]
 FirstUse = Callable[[Stream], None]
 _GRID_LIMIT: Dim3 = (2**31 - 1, 65535, 65535)
 _BLOCK_LIMIT: Dim3 = (1024, 1024, 64)
+MOST_SHARED = 227 << 10  # bytes of a CTA, static and dynamic, on the architectures that have most (sm_90, sm_100)
 
 
 class Slot(NamedTuple):
@@ -51,14 +54,14 @@ class Geometry:
         made = cls(
             dim3("grid", grid, _GRID_LIMIT),
             dim3("block", block, _BLOCK_LIMIT),
-            int(shared),
+            _shared(shared),
             dim3("cluster", cluster or 1, (16, 16, 16)),
             bool(programmatic),
         )
         if made.threads > 1024:
             raise SpecError(f"Geometry.block: must be at most 1024 threads (got {made.block}: {made.threads})")
-        if made.shared < 0:
-            raise SpecError(f"Geometry.shared: must be ≥ 0 bytes (got {shared})")
+        if math.prod(made.cluster) > 16:
+            raise SpecError(f"Geometry.cluster: must be at most 16 CTAs (got {made.cluster})")
         if any(g % c for g, c in zip(made.grid, made.cluster, strict=True)):
             raise SpecError(f"Geometry.grid: must be a multiple of the cluster {made.cluster} (got {made.grid})")
         return made
@@ -72,13 +75,23 @@ class Geometry:
 def dim3(label: str, value: object, limit: Dim3) -> Dim3:
     """An int or a tuple of one to three ints, as three ints within `limit`."""
     try:
-        parts = tuple(int(v) for v in value) if isinstance(value, tuple | list) else (int(value),)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+        parts = tuple(map(index, value)) if isinstance(value, tuple | list) else (index(value),)  # type: ignore[arg-type]
+    except TypeError:
         raise SpecError(f"Geometry.{label}: must be an int or up to three ints (got {value!r})") from None
     full = (*parts, 1, 1, 1)[:3] if 1 <= len(parts) <= 3 else ()
     if len(full) != 3 or any(not 1 <= v <= top for v, top in zip(full, limit, strict=True)):
         raise SpecError(f"Geometry.{label}: each of one to three values must be 1 … {limit} (got {value!r})")
     return full
+
+
+def _shared(value: object) -> int:
+    try:
+        nbytes = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        nbytes = -1
+    if not 0 <= nbytes <= MOST_SHARED:
+        raise SpecError(f"Geometry.shared: must be 0 … {MOST_SHARED} bytes (227 KiB) as an int (got {brief(value)})")
+    return nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ptxgen.errors import ExecutionError, IsaError
+from ptxgen.errors import ExecutionError, IsaError, SpecError
 from ptxgen.parser import parse
+from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.host import this_host
 from ptxgen.runtime.cpu.memory import Memory
@@ -127,21 +128,57 @@ def test_arguments_that_do_not_fit_are_named(change, text):
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"block": (8, 1)}, r"requires \(4, 2, 1\) \(got \(8, 1, 1\)\)"),
-    ({"grid": 0}, r"launch.grid: must be one to three numbers ≥ 1"),
+    ({"grid": 0}, r"Geometry.grid: each of one to three values must be 1"),
+    ({"grid": 1.9}, r"Geometry.grid: must be an int or up to three ints \(got 1.9\)"),
     ({"grid": 3, "cluster": 2}, r"multiple of the cluster \(2, 1, 1\)"),
-    ({"shared": -1}, r"shared: must be ≥ 0"),
+    ({"grid": 32, "cluster": (16, 2)}, r"Geometry.cluster: must be at most 16 CTAs \(got \(16, 2, 1\)\)"),
+    ({"shared": -1}, r"Geometry.shared: must be 0 … 232448 bytes \(227 KiB\) as an int \(got -1\)"),
+    ({"shared": 232449}, r"shared: must be 0 … 232448 bytes .*\(got 232449\)"),
+    ({"shared": 1 << 33}, r"shared: must be 0 … 232448 bytes"),
+    ({"shared": 8192.5}, r"shared: must be .* as an int \(got 8192.5\)"),
+    ({"shared": "a"}, r"shared: must be .* as an int \(got 'a'\)"),
     ({"mode": "quick"}, r"mode: must be one of fast, random, check \(got 'quick'\)"),
+    ({"seed": -1, "mode": "random"}, r"seed: must be an int ≥ 0 \(got -1\)"),
 ])  # fmt: skip
-def test_geometry_that_does_not_fit_is_refused(options, text):
-    with pytest.raises(ExecutionError, match=text):
+def test_launches_that_do_not_fit_are_refused(options, text):
+    with pytest.raises(SpecError, match=text):
         many(**options)
 
 
+@pytest.mark.parametrize(("options", "text"), [
+    ({"mode": "slow"}, r"mode: must be one of fast, random, check \(got 'slow'\)"),
+    ({"seed": 0.5}, r"seed: must be an int ≥ 0 \(got 0.5\)"),
+    ({"threads": "a"}, r"threads: must be an int ≥ 1 \(got 'a'\)"),
+    ({"threads": 0}, r"threads: must be an int ≥ 1 \(got 0\)"),
+    ({"time_limit": 0}, r"time_limit: must be seconds > 0, or None \(got 0\)"),
+    ({"time_limit": "1 s"}, r"time_limit: must be seconds > 0, or None \(got '1 s'\)"),
+])  # fmt: skip
+def test_a_device_checks_its_options(options, text):
+    with pytest.raises(SpecError, match=text):
+        open_device("cpu", **options)
+
+
+def test_a_seed_is_checked_when_it_is_changed():
+    device = open_device("cpu", mode="random", seed=1)
+    with pytest.raises(SpecError, match=r"seed: must be an int ≥ 0 \(got -2\)"):
+        device.seed = -2
+    device.seed = 2
+    assert device.seed == 2
+
+
+def test_static_and_dynamic_shared_memory_together_have_a_limit():
+    before = ".extern .shared .align 16 .b8 more[];"
+    body = ".shared .b8 s[1024]; mov.u32 %r1, s; mov.u32 %r2, more; add.u32 %r1, %r1, %r2; ret;"
+    run(body, before=before, shared=231424)
+    with pytest.raises(SpecError, match=r"within 232448 bytes \(got 1024 \+ 231425\)"):
+        run(body, before=before, shared=231425)
+
+
 def test_too_many_threads_are_refused():
-    with pytest.raises(ExecutionError, match=r"at most 1024 threads .*2048"):
+    with pytest.raises(SpecError, match=r"at most 1024 threads .*2048"):
         run("ret;", u32(1), block=(1024, 2))
     limited = text_of("ret;", 0).replace("()\n{", "() .maxntid 64\n{")
-    with pytest.raises(ExecutionError, match=r"allows 64 threads \(got 96\)"):
+    with pytest.raises(SpecError, match=r"allows 64 threads \(got 96\)"):
         Program(parse(limited)).launch("k", 1, 96, [], memory=Memory())
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,8 +16,9 @@ from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
 from ptxgen.runtime.cpu import library
 from ptxgen.runtime.cpu.entry import Entry
-from ptxgen.runtime.cpu.executor import Program, checked_geometry
+from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.cpu.options import Options, fitted
 from ptxgen.runtime.cpu.tensormap import encode
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.graph import Graph
@@ -71,23 +73,34 @@ class CpuCode:
 
 
 class CpuDevice(Device):
-    """The CPU executor as a device. `mode`, `seed` and `threads` as `Program` takes them; `seed` may be changed.
+    """The CPU executor as a device, with `Options`; its `seed` may be changed.
 
     It runs PTX of every target, and generates for sm_90a unless asked otherwise.
     """
 
     kind: ClassVar[str] = "cpu"
 
-    def __init__(self, mode: str = "fast", seed: int = 0, threads: int | None = None) -> None:
+    def __init__(
+        self, mode: str = "fast", seed: int = 0, threads: int | None = None, time_limit: float | None = None
+    ) -> None:
+        self.options = Options(mode, seed, threads, time_limit)
         self.name = "cpu"
         self.target = target("sm_90a")
-        self.mode, self.seed, self.threads = mode, seed, threads
+        self.mode, self.threads = mode, threads
         self.bytes = Memory(track=mode == "check")
         self.default_stream = ImmediateStream()
         self.modules = ModuleCache(self)
-        Program.check_options(mode, threads)
         with contextlib.suppress(ExecutionError):  # without llvmlite: said when something is loaded
             library.prepare(mode == "check")
+
+    @property
+    def seed(self) -> int:
+        """Of the order in random mode."""
+        return self.options.seed
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self.options = replace(self.options, seed=value)
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""
@@ -180,7 +193,7 @@ class CpuDevice(Device):
     def _load(self, text: str, label: str, verify: bool = False) -> Code:
         self.check()
         try:
-            program = Program.from_text(text, label, verify, mode=self.mode, seed=self.seed, threads=self.threads)
+            program = Program.from_text(text, label, verify, mode=self.mode, threads=self.threads)
         except IsaError as error:
             raise ModuleLoadError(f"{label}: {error}") from error
         return CpuCode(self, program)
@@ -190,7 +203,7 @@ class CpuDevice(Device):
         assert isinstance(function, CpuFunction)
         program, entry = function.code.program, function.entry
         compiled = program.compiled(entry.name, self.mode == "check")
-        made = checked_geometry(entry, geometry.grid, geometry.block, geometry.cluster, geometry.shared)
+        made = fitted(entry, geometry)
 
         def run(params: ParamBlock, stream: ImmediateStream) -> None:
             self.check()
@@ -199,7 +212,7 @@ class CpuDevice(Device):
             block = (ctypes.c_uint8 * max(params.size, 1)).from_address(params.address)
             data = np.frombuffer(memoryview(block), np.uint8)
             beside, stream.latest = stream.latest if geometry.programmatic else 0, 0
-            stream.latest = program.launch_packed(compiled, made, data, self.bytes, self.mode, self.seed, beside)
+            stream.latest = program.launch_packed(compiled, made, data, self.bytes, self.options, beside)
 
         assert isinstance(self.default_stream, ImmediateStream)
         return ImmediateLauncher(self.default_stream, run, block, first_use)

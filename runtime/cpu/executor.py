@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ptxgen import nodes
-from ptxgen.errors import ExecutionError
+from ptxgen.runtime import backend
 from ptxgen.runtime.cpu import layout
 from ptxgen.runtime.cpu.cache import CompiledCache
 from ptxgen.runtime.cpu.entry import Entry
@@ -21,12 +22,12 @@ from ptxgen.runtime.cpu.globals import Globals
 from ptxgen.runtime.cpu.host import Host, Linked, this_host
 from ptxgen.runtime.cpu.launch import Run
 from ptxgen.runtime.cpu.memory import Memory
+from ptxgen.runtime.cpu.options import MODES, Options, fitted
 from ptxgen.runtime.cpu.params import pack
 from ptxgen.runtime.cpu.pool import thread_pool
 from ptxgen.runtime.cpu.report import Source
-from ptxgen.runtime.cpu.state import Block, Dim3, Geometry, Worker, launch_block
+from ptxgen.runtime.cpu.state import Block, Geometry, Worker, launch_block
 
-MODES = ("fast", "random", "check")
 IMPROVE_SECONDS = 0.5
 
 
@@ -93,8 +94,7 @@ class Compiled:
 class Program:
     """A parsed module whose entries are compiled when first launched.
 
-    `mode`: "fast"; "random" (a seeded order of CTAs and warps); "check" (all findings, about twice as slow).
-    `threads`: host threads that CTAs are spread over; None is one for each CPU. One thread is deterministic.
+    Options as in `Options`, `SpecError` where one is wrong.
     Raises `IsaError` where an entry has an instruction that the executor lacks.
     """
 
@@ -105,10 +105,10 @@ class Program:
         mode: str = "fast",
         seed: int = 0,
         threads: int | None = None,
+        time_limit: float | None = None,
         host: Host | None = None,
     ) -> None:
-        self.check_options(mode, threads)
-        self.mode, self.seed = mode, seed
+        self.options = Options(mode, seed, threads, time_limit)
         self.threads = threads or os.cpu_count() or 1
         self.host = host or this_host()
         self._cache = CompiledCache(module, self.host)
@@ -121,13 +121,6 @@ class Program:
     def renew_lock(self) -> None:
         """A lock that nobody holds."""
         self._lock = threading.Lock()
-
-    @staticmethod
-    def check_options(mode: str, threads: int | None) -> None:
-        """Raise `ExecutionError` for a mode or a number of threads that there is not."""
-        _check_mode(mode)
-        if threads is not None and threads < 1:
-            raise ExecutionError(f"Program.threads: must be ≥ 1 (got {threads})")
 
     @classmethod
     def from_text(cls, text: str, file: str = "<ptx>", verify: bool = False, **options: Any) -> Program:
@@ -147,7 +140,7 @@ class Program:
 
     def entry(self, name: str, mode: str | None = None) -> Entry:
         """The description of an entry (parameters, static shared and local memory, directives); compiles it."""
-        return self.compiled(name, (mode or self.mode) == "check").entry
+        return self.compiled(name, (mode or self.options.mode) == "check").entry
 
     def compiled(self, name: str, check: bool) -> Compiled:
         """An entry ready to run."""
@@ -175,12 +168,12 @@ class Program:
 
         Raises `ExecutionError` for a finding; memory keeps what was written until then, and the program stays usable.
         """
-        mode = mode or self.mode
-        _check_mode(mode)
-        compiled = self.compiled(entry, mode == "check")
+        usual = self.options
+        how = replace(usual, mode=usual.mode if mode is None else mode, seed=usual.seed if seed is None else seed)
+        compiled = self.compiled(entry, how.mode == "check")
         params = pack(compiled.entry, args)
-        geometry = checked_geometry(compiled.entry, grid, block, cluster, shared)
-        self.launch_packed(compiled, geometry, params, memory, mode, self.seed if seed is None else seed)
+        geometry = fitted(compiled.entry, backend.Geometry.of(grid, block, shared, cluster))
+        self.launch_packed(compiled, geometry, params, memory, how)
 
     def launch_packed(
         self,
@@ -188,8 +181,7 @@ class Program:
         geometry: Geometry,
         params: np.ndarray,
         memory: Memory,
-        mode: str,
-        seed: int,
+        how: Options,
         beside: int = 0,
     ) -> int:
         """`launch` with the parameter block as bytes; what a prepared launch calls each time.
@@ -198,54 +190,11 @@ class Program:
         beside on a GPU, until its griddepcontrol.wait; check mode sees to that.
         """
         self.globals.place(memory)
-        run = Run(compiled, geometry, params, memory, self.globals, self.source, mode, seed, self.threads, beside)
+        run = Run(compiled, geometry, params, memory, self.globals, self.source, how, self.threads, beside)
         start = time.perf_counter()
         run.go(thread_pool)
         compiled.ran(time.perf_counter() - start)
         return run.number
 
 
-def _check_mode(mode: str) -> None:
-    if mode not in MODES:
-        raise ExecutionError(f"Program.mode: must be one of {', '.join(MODES)} (got {mode!r})")
-
-
-def _dim3(name: str, value: int | Sequence[int]) -> Dim3:
-    parts = (value,) if isinstance(value, int) else tuple(int(v) for v in value)
-    full = (*parts, 1, 1, 1)[:3]
-    if not 1 <= len(parts) <= 3 or any(v < 1 for v in full):
-        raise ExecutionError(f"launch.{name}: must be one to three numbers ≥ 1 (got {value})")
-    return full  # type: ignore[return-value]
-
-
-def checked_geometry(
-    entry: Entry, grid: int | Sequence[int], block: int | Sequence[int], cluster: int | Sequence[int], shared: int
-) -> Geometry:
-    """A launch's geometry, held against what the entry demands of it."""
-    made = Geometry(_dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), int(shared))
-    demanded = entry.limit("reqnctapercluster")
-    if demanded and made.cluster == (1, 1, 1):
-        made = Geometry(made.grid, made.block, _dim3("cluster", demanded), made.shared)
-    if made.threads > 1024:
-        raise ExecutionError(f"launch.block: must be at most 1024 threads (got {made.block}: {made.threads})")
-    if any(g % c for g, c in zip(made.grid, made.cluster, strict=True)):
-        raise ExecutionError(f"launch.grid: must be a multiple of the cluster {made.cluster} (got {made.grid})")
-    if made.ctas_per_gang > 16:
-        raise ExecutionError(f"launch.cluster: must be at most 16 CTAs (got {made.cluster})")
-    required, most = entry.limit("reqntid"), entry.limit("maxntid")
-    if required and _padded(required) != made.block:
-        raise ExecutionError(f"launch.block: kernel {entry.name} requires {_padded(required)} (got {made.block})")
-    if most and made.threads > int(np.prod(most)):
-        raise ExecutionError(
-            f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})"
-        )
-    if made.shared < 0:
-        raise ExecutionError(f"launch.shared: must be ≥ 0 bytes (got {made.shared})")
-    return made
-
-
-def _padded(numbers: tuple[int, ...]) -> Dim3:
-    return (*numbers, 1, 1, 1)[:3]  # type: ignore[return-value]
-
-
-__all__ = ["MODES", "Compiled", "Program", "checked_geometry", "layout"]
+__all__ = ["MODES", "Compiled", "Program", "layout"]

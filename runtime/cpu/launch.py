@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.executor import Compiled
     from ptxgen.runtime.cpu.globals import Globals
     from ptxgen.runtime.cpu.memory import Memory
+    from ptxgen.runtime.cpu.options import Options
 
 BUDGET = 1 << 10  # backward branches of a warp before others get a turn
 _SHUFFLED = 1 << 20  # gangs that one drawn order covers; larger grids repeat it
@@ -46,21 +47,18 @@ class Run:
         memory: Memory,
         globals_: Globals,
         source: report.Source,
-        mode: str,
-        seed: int,
+        how: Options,
         threads: int,
         beside: int = 0,
-        time_limit: float | None = None,
     ) -> None:
         self.compiled, self.geometry, self.memory, self.source = compiled, geometry, memory, source
         self.native = compiled.native
-        self.mode, self.seed = mode, seed
+        self.mode, self.seed, self.time_limit = how.mode, how.seed, how.time_limit
         self.workers_wanted = max(1, min(threads, geometry.gangs))
         self.params, self.globals = params, globals_
         self.table = memory.table()
-        self.number, self.beside = memory.begin_launch() if mode == "check" else 0, beside
-        self.time_limit = time_limit
-        self.deadline = math.inf if time_limit is None else time.monotonic() + time_limit
+        self.number, self.beside = memory.begin_launch() if how.mode == "check" else 0, beside
+        self.deadline = math.inf if how.time_limit is None else time.monotonic() + how.time_limit
         self.lock = threading.Lock()
         self.over = self.late = False
         self.progress = self.ends = self.resident = 0

@@ -1,0 +1,73 @@
+"""What a program or a device is told about running: mode, seed, threads, limit of time. And what a launch is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import index
+
+import numpy as np
+
+from ptxgen.errors import SpecError, brief
+from ptxgen.runtime import backend
+from ptxgen.runtime.cpu.entry import Entry
+from ptxgen.runtime.cpu.state import Dim3, Geometry, shared_bytes
+
+MODES = ("fast", "random", "check")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Checked when made: `SpecError` names the option that is wrong.
+
+    `mode`: "fast"; "random" (a seeded order of CTAs and warps); "check" (all findings, some two to three times as
+    slow). `threads`: host threads that CTAs are spread over; None is one for each CPU. One thread is deterministic.
+    `time_limit`: seconds of wall time after which a launch is given up as "no progress"; None is never.
+    """
+
+    mode: str = "fast"
+    seed: int = 0
+    threads: int | None = None
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise SpecError(f"mode: must be one of {', '.join(MODES)} (got {brief(self.mode)})")
+        _whole("seed", self.seed, 0)
+        if self.threads is not None:
+            _whole("threads", self.threads, 1)
+        limit = self.time_limit
+        if limit is not None and (not isinstance(limit, int | float | np.number) or not limit > 0):
+            raise SpecError(f"time_limit: must be seconds > 0, or None (got {brief(limit)})")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    try:
+        fine = index(value) >= least  # type: ignore[arg-type]
+    except TypeError:
+        fine = False
+    if not fine:
+        raise SpecError(f"{name}: must be an int ≥ {least} (got {brief(value)})")
+
+
+def fitted(entry: Entry, asked: backend.Geometry) -> Geometry:
+    """A launch's geometry, held against what the entry demands of it; raises `SpecError`."""
+    made = Geometry(asked.grid, asked.block, asked.cluster, asked.shared)
+    demanded = entry.limit("reqnctapercluster")
+    if demanded and made.cluster == (1, 1, 1):
+        asked = backend.Geometry.of(made.grid, made.block, made.shared, demanded)
+        made = Geometry(asked.grid, asked.block, asked.cluster, asked.shared)
+    required, most = entry.limit("reqntid"), entry.limit("maxntid")
+    if required and _padded(required) != made.block:
+        raise SpecError(f"launch.block: kernel {entry.name} requires {_padded(required)} (got {made.block})")
+    if most and made.threads > int(np.prod(most)):
+        raise SpecError(f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})")
+    if shared_bytes(entry, made) > backend.MOST_SHARED:
+        raise SpecError(
+            f"launch.shared: must leave static and dynamic shared memory within {backend.MOST_SHARED} bytes "
+            f"(got {entry.static_shared} + {made.shared})"
+        )
+    return made
+
+
+def _padded(numbers: tuple[int, ...]) -> Dim3:
+    return (*numbers, 1, 1, 1)[:3]  # type: ignore[return-value]
