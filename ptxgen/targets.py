@@ -54,6 +54,11 @@ def driver_for_ptx(version: IsaVersion) -> int | None:
     return _DRIVER_OF_PTX.get(version)
 
 
+def newest_ptx() -> IsaVersion:
+    """The highest PTX ISA version that is known here."""
+    return max(_DRIVER_OF_PTX)
+
+
 def ptx_of_driver(driver: int) -> IsaVersion:
     """Highest PTX ISA version that a driver (`13000` is 13.0) loads."""
     known = [ptx for ptx, needs in _DRIVER_OF_PTX.items() if needs <= driver]

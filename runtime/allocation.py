@@ -78,7 +78,7 @@ class Allocation:
         if self.keep is None:
             self.device._release(self.pointer, self.nbytes, tuple(self.streams.values()))
         else:
-            self.device._disown(self.pointer, self.nbytes)
+            self.device._disown(self.pointer, self.nbytes, self.readonly)
             self.keep = None
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then

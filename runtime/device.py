@@ -187,11 +187,11 @@ class Device(ABC):
         """Take back what `_allocate` gave, once the work submitted to `streams` is done. May run in any thread."""
 
     @abstractmethod
-    def _adopt(self, pointer: int, nbytes: int) -> None:
+    def _adopt(self, pointer: int, nbytes: int, readonly: bool = False) -> None:
         """Memory that others own will be used by kernels (a bounds-checking device has to know it)."""
 
     @abstractmethod
-    def _disown(self, pointer: int, nbytes: int) -> None:
+    def _disown(self, pointer: int, nbytes: int, readonly: bool = False) -> None:
         """The opposite of `_adopt`."""
 
     @abstractmethod

@@ -146,7 +146,7 @@ def _buffer(
 ) -> Buffer:
     nbytes = max(math.prod(shape) * dtype.bytes, 1)
     allocation = Allocation(device, pointer, nbytes, (source, keep), readonly)
-    device._adopt(pointer, nbytes)
+    device._adopt(pointer, nbytes, readonly)
     library = _library(source)
     if device.kind == "cuda" and library in _WITH_CURRENT_STREAM:
         allocation.library = library

@@ -197,6 +197,7 @@ def test_the_header_must_fit_the_target_asked_for() -> None:
     with pytest.raises(IsaError, match=r"^<ptx>:2: \.target: must be sm_80 \(got sm_90\) \| \.target sm_90$"):
         check(module, target("sm_80"))
     assert any("needs at least 8.0 (got 7.8)" in each for each in findings("ret;", "7.8", "sm_90a"))
+    assert any(".version: at most 9.3 is known (got 9.4)" in each for each in findings("ret;", "9.4", "sm_90a"))
     assert any("unknown architecture" in each for each in findings("ret;", "8.0", "sm_42"))
 
 

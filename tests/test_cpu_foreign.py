@@ -79,6 +79,21 @@ def test_what_is_no_ptx_is_refused_at_once():
         open_device("cpu").module(HEAD + entry("bad", FOREIGN) + wrong + GOOD)
 
 
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [(".version 99.0\n.target sm_80\n.address_size 64\n", r"module:1: \.version: at most 9\.3 is known \(got 99\.0\)"),
+     (".version 8.0\n.target sm_80\n.address_size 32\n", r"module:3: \.address_size: must be 64 \(got 32\)")],
+)  # fmt: skip
+def test_headers_of_other_worlds_are_refused(head, says):
+    with pytest.raises(ModuleLoadError, match=says):
+        open_device("cpu").module(head + GOOD)
+
+
+def test_a_header_without_an_address_size_is_taken_for_64_bits():
+    device = open_device("cpu")
+    good_runs(device.module(".version 8.0\n.target sm_80\n" + GOOD), device)
+
+
 def test_an_entry_whose_instruction_is_known_but_not_supported():
     text = HEAD + entry("bad", "stacksave.u64 %rd1;") + GOOD
     device = open_device("cpu")

@@ -77,6 +77,51 @@ def test_a_guarded_barrier_is_for_the_warps_whose_guard_holds():
     assert out.all()
 
 
+# special registers --------------------------------------------------------------------------------------------------
+def test_registers_of_the_environment_are_zero_and_nothing_is_reserved():
+    out = u32(6, 9)
+    run("""
+  mov.b32 %r1, %envreg0; mov.b32 %r2, %envreg31; mov.b32 %r3, %reserved_smem_offset_begin;
+  mov.b32 %r4, %reserved_smem_offset_1; mov.u64 %rd1, %current_graph_exec;
+  st.global.u32 [%a0], %r1; st.global.u32 [%a0+4], %r2; st.global.u32 [%a0+8], %r3; st.global.u32 [%a0+12], %r4;
+  st.global.u64 [%a0+16], %rd1; ret;""", out, block=1)  # fmt: skip
+    assert not out.any()
+
+
+# what cooperative_groups makes of this_grid().sync(): thread 0 counts in the workspace that %envreg1 and 2 point to
+GRID_SYNC = """
+  mov.b32 %r1, %envreg2; mov.b32 %r2, %envreg1; mov.b64 %rd1, {%r1, %r2};
+  mov.u32 %r3, %ctaid.x; mov.u32 %r4, %nctaid.x; mul.wide.u32 %rd2, %r3, 4; add.u64 %rd2, %rd2, %a0;
+  setp.ne.u32 %p1, %lane, 0; @%p1 bra meet;
+  st.global.u32 [%rd2], %r3;
+meet:
+  barrier.sync 0; @%p1 bra met;
+  sub.u32 %r5, %r4, 1; sub.u32 %r5, 0x80000000, %r5; setp.eq.u32 %p2, %r3, 0; selp.b32 %r5, %r5, 1, %p2;
+  fence.acq_rel.gpu;
+  atom.add.u32 %r6, [%rd1+4], %r5;
+wait:
+  ld.volatile.u32 %r7, [%rd1+4]; xor.b32 %r7, %r7, %r6; setp.ge.s32 %p3, %r7, 0; @%p3 bra wait;
+  fence.acq_rel.gpu;
+met:
+  barrier.sync 0; @%p1 ret;
+  mov.u32 %r8, 0; mov.u32 %r9, 0; mov.u64 %rd3, %a0;
+sum:
+  ld.global.u32 %r10, [%rd3]; add.u32 %r8, %r8, %r10; add.u64 %rd3, %rd3, 4; add.u32 %r9, %r9, 1;
+  setp.lt.u32 %p4, %r9, %r4; @%p4 bra sum;
+  mul.wide.u32 %rd2, %r3, 4; add.u64 %rd2, %rd2, %a1; st.global.u32 [%rd2], %r8; ret;"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cooperative_grid_meets(mode, threads):
+    device = open_device("cpu", mode=mode, threads=threads)
+    kernel = device.module(text_of(GRID_SYNC, 2))["k"]
+    for _ in range(2):
+        ids, sums = device.zeros(80, "u32"), device.zeros(80, "u32")
+        kernel.launch(80, 32, [ids, sums])
+        assert (sums.numpy() == 80 * 79 // 2).all()
+
+
 # arguments and geometry ---------------------------------------------------------------------------------------------
 MANY = """.version 8.0
 .target sm_80

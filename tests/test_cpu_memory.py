@@ -7,6 +7,7 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.parser import parse
+from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
 from tests.cpu_run import run, text_of
@@ -243,11 +244,13 @@ def test_float_atomics():
         )
         np.testing.assert_array_equal(cell[0].astype(np.float64), given.astype(np.float64).sum(0))
         assert not cell[1].any()
-    quads, cell = rng.integers(-8, 8, (32, 4)).astype(np.float32), np.zeros(4, np.float32)
+    quads, cells = rng.integers(-8, 8, (32, 4)).astype(np.float32), np.zeros((2, 4), np.float32)
     run("""
   mad.wide.u32 %rd1, %lane, 16, %a1; ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];
-  red.global.add.v4.f32 [%a0], {%f1, %f2, %f3, %f4}; ret;""", cell, quads)  # fmt: skip
-    np.testing.assert_array_equal(cell, quads.sum(0))
+  red.global.add.v4.f32 [%a0], {%f1, %f2, %f3, %f4};
+  red.global.v4.f32.add [%a0+16], {%f1, %f2, %f3, %f4};  // as the ISA's text has it
+  ret;""", cells, quads)  # fmt: skip
+    np.testing.assert_array_equal(cells, [quads.sum(0)] * 2)
 
 
 def test_atomics_from_many_threads_lose_nothing():
@@ -281,6 +284,63 @@ def test_views_of_one_array_do_not_hide_each_other():
     body = f"mov.u64 %rd1, {whole.ctypes.data}; add.u64 %rd1, %rd1, %at4; add.u64 %rd2, %a0, %at4;"
     run(body + "ld.global.u32 %r1, [%rd1]; st.global.u32 [%rd2], %r1; ret;", out, block=64, memory=memory)
     np.testing.assert_array_equal(out, whole)
+
+
+# what kernels may not write -------------------------------------------------------------------------------------------
+WRITES = {
+    "a run": "add.u64 %rd1, %a0, %at4; st.global.u32 [%rd1], %lane;",
+    "one place": "st.global.u32 [%a0+8], 1;",
+    "scattered": "mad.wide.u32 %rd1, %lane, 20, %a0; st.global.u32 [%rd1], %lane;",
+    "vectors": "mad.wide.u32 %rd1, %lane, 16, %a0; st.global.v4.u32 [%rd1], {%lane, %lane, %lane, %lane};",
+    "generic": "add.u64 %rd1, %a0, %at4; st.u32 [%rd1], %lane;",
+    "atomic": "atom.global.add.u32 %r1, [%a0+4], 1;",
+    "reduction": "red.global.add.u32 [%a0+4], 1;",
+    "bulk copy": """
+      .shared .align 16 .b8 s[16]; setp.ne.u32 %p1, %lane, 0; @%p1 ret;
+      mov.u32 %r1, s; st.shared.v4.u32 [%r1], {1, 1, 1, 1}; fence.proxy.async;
+      cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r1], 16; cp.async.bulk.commit_group;
+      cp.async.bulk.wait_group 0;""",
+    "bulk reduction": """
+      .shared .align 16 .b8 s[16]; setp.ne.u32 %p1, %lane, 0; @%p1 ret;
+      mov.u32 %r1, s; st.shared.v4.u32 [%r1], {1, 1, 1, 1}; fence.proxy.async;
+      cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%a0], [%r1], 16; cp.async.bulk.commit_group;
+      cp.async.bulk.wait_group 0;""",
+}
+
+
+@pytest.mark.parametrize("mode", ["fast", "random", "check"])
+@pytest.mark.parametrize("how", WRITES)
+def test_a_kernel_that_writes_to_a_read_only_array_is_found(how, mode):
+    """It may read there, and `bytes` keep their value."""
+    device = open_device("cpu", mode=mode)
+    array = np.frombuffer(bytes(1024), np.uint32)
+    body = "add.u64 %rd9, %a0, %at4; ld.global.u32 %r9, [%rd9];" + WRITES[how] + "ret;"
+    kernel = device.module(text_of(body, 1))["k"]
+    with pytest.raises(ExecutionError, match=r"(?s)write to read-only memory in kernel k.*argument 0 \(a0\)"):
+        kernel.launch(1, 32, [array])
+    assert not array.any()
+    kernel.launch(1, 32, [device.zeros(256, "u32")])
+
+
+def test_a_read_only_view_does_not_protect_what_may_be_written():
+    device = open_device("cpu")
+    array = np.zeros(64, np.uint32)
+    view = array[:]
+    view.flags.writeable = False
+    kernel = device.module(text_of("add.u64 %rd1, %a0, %at4; st.global.u32 [%rd1], 1; ret;", 1))["k"]
+    both = device.wrap(array), device.wrap(view)
+    kernel.launch(1, 32, [both[1]])
+    assert array[:32].all()
+    both[0].free()
+    with pytest.raises(ExecutionError, match="write to read-only memory"):
+        kernel.launch(1, 32, [both[1]])
+
+
+@pytest.mark.parametrize("mode", ["fast", "random", "check"])
+def test_constant_variables_are_not_written(mode):
+    body = "mov.u64 %rd1, table; cvta.const.u64 %rd1, %rd1; st.u32 [%rd1], 1; ret;"
+    with pytest.raises(ExecutionError, match=r"(?s)write to read-only memory.*byte 0 of table"):
+        run(body, before=".const .u32 table[4] = {5, 6, 7, 8};", mode=mode)
 
 
 def test_what_memory_refuses():

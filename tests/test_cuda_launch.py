@@ -94,7 +94,8 @@ def test_large_dynamic_shared_memory_sets_the_attribute_at_bind_only(fake: tuple
         ({"grid": 1, "block": 1024}, r"can have at most 512 threads .*\(got 1024\)"),
         ({"grid": (1, 70000), "block": 32}, "Geometry.grid"),
         ({"grid": 10, "block": 32, "cluster": 4}, "a multiple of the cluster"),
-        ({"grid": 1, "block": 32, "shared": -1}, r"must be ≥ 0 bytes \(got -1\)"),
+        ({"grid": 1, "block": 32, "shared": -1}, r"must be 0 … 232448 bytes \(227 KiB\) as an int \(got -1\)"),
+        ({"grid": 1.5, "block": 32}, r"Geometry.grid: must be an int or up to three ints \(got 1.5\)"),
         ({"grid": "x", "block": 32}, r"\(got 'x'\)"),
     ],
 )

@@ -255,6 +255,20 @@ def test_a_missing_proxy_fence_before_a_store_is_found():
     finding("fence", STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("FENCE", ""))
 
 
+@pytest.mark.parametrize("mode", ["fast", "check"])
+@pytest.mark.parametrize("body", [
+    STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("FENCE", FENCE), reduction("add"),
+])  # fmt: skip
+def test_a_store_to_a_read_only_array_is_found(body, mode):
+    device = open_device("cpu", mode=mode, threads=1)
+    array = np.frombuffer(bytes(8 * 32 * 4), np.float32).reshape(8, 32)
+    made = device.tensor_map(array, (4, 32))
+    kernel = device.module(text(2, body))["k"]
+    with pytest.raises(ExecutionError, match="write to read-only memory in kernel k"):
+        kernel.launch(1, 32, [made, bytes(20), device.zeros(512, "u8"), np.uint32(512)])
+    assert not array.any()
+
+
 def test_a_store_that_nobody_waits_for_is_found():
     finding("exit before an asynchronous copy is over", STORE.replace("WAIT", "").replace("FENCE", FENCE))
     alone = reduction("add").replace("cp.async.bulk.wait_group 0;", "")

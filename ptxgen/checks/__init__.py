@@ -14,7 +14,7 @@ from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand
 from ptxgen.nodes import Function, Instruction, Label, Module, Register, Scope, Statement, Variable
 from ptxgen.requires import describe, own_target
-from ptxgen.targets import STATIC_SHARED_LIMIT, Target
+from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx
 
 
 def check(
@@ -50,6 +50,10 @@ def _header(module: Module, target: Target | None) -> Iterable[Finding]:
     if module.version < lowest:
         got = f"(got {module.version[0]}.{module.version[1]})"
         yield module.line_of(".version"), f".version: {own} needs at least {lowest[0]}.{lowest[1]} {got}"
+    newest = newest_ptx()
+    if module.version > newest:
+        got = f"(got {module.version[0]}.{module.version[1]})"
+        yield module.line_of(".version"), f".version: at most {newest[0]}.{newest[1]} is known {got}"
     if not module.source.isascii():
         for number, line in enumerate(module.source.splitlines(), 1):
             foreign = next((char for char in line if not char.isascii()), "")

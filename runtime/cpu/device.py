@@ -141,11 +141,11 @@ class CpuDevice(Device):
     def _release(self, pointer: int, nbytes: int, streams: tuple[Stream, ...]) -> None:
         self.bytes.free(pointer)
 
-    def _adopt(self, pointer: int, nbytes: int) -> None:
-        self.bytes.adopt(pointer, max(nbytes, 1))
+    def _adopt(self, pointer: int, nbytes: int, readonly: bool = False) -> None:
+        self.bytes.adopt(pointer, max(nbytes, 1), read_only=readonly)
 
-    def _disown(self, pointer: int, nbytes: int) -> None:
-        self.bytes.disown(pointer, max(nbytes, 1))
+    def _disown(self, pointer: int, nbytes: int, readonly: bool = False) -> None:
+        self.bytes.disown(pointer, max(nbytes, 1), read_only=readonly)
 
     def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         self._submit(stream, lambda: self._move(copy))

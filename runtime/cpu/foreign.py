@@ -21,6 +21,9 @@ def verify(module: nodes.Module) -> dict[str, str]:
 
     Raises `IsaError` with every finding where anything else is wrong with the text.
     """
+    line = module.line_of(".address_size")  # 0 where it is left out, which assemblers take for 64
+    if line and module.address_size != 64:
+        raise IsaError(module.finding(line, f".address_size: must be 64 (got {module.address_size})"))
     try:
         checks.check(module)
     except IsaError as wrong:

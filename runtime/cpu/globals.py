@@ -98,7 +98,8 @@ class Globals:
             return
         for variable, block in zip(self.variables, self._blocks, strict=True):
             if block is not None:
-                memory.adopt(int(block.ctypes.data), block.nbytes, variable.name, keep=block)
+                constant = variable.space == "const"
+                memory.adopt(int(block.ctypes.data), block.nbytes, variable.name, keep=block, read_only=constant)
         self._placed.add(memory)
 
     def remove(self, memory: Memory) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu import report
-from ptxgen.runtime.cpu.layout import LAUNCH, PAUSED
+from ptxgen.runtime.cpu.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
 from ptxgen.runtime.cpu.pool import asked_to_look
 from ptxgen.runtime.cpu.share import Seen, Share
 from ptxgen.runtime.cpu.state import Gang, Geometry, Worker, forget_order
@@ -84,10 +84,8 @@ class Run:
         block.put("Q", LAUNCH["params"], self.params.ctypes.data)
         block.put("Q", LAUNCH["param_bytes"], self.params.nbytes)
         block.put("Q", LAUNCH["symbols"], self.globals.table.ctypes.data)
-        block.put("Q", LAUNCH["begins"], self.table.begins.ctypes.data)
-        block.put("Q", LAUNCH["ends"], self.table.ends.ctypes.data)
-        block.put("Q", LAUNCH["shadows"], self.table.shadows.ctypes.data)
-        block.put("Q", LAUNCH["allocations"], len(self.table.begins))
+        block.bytes[LAUNCH["readable"] : LAUNCH["readable"] + len(self.table.fields)] = self.table.fields
+        block.bytes[LAUNCH["workspace"] : LAUNCH["workspace"] + WORKSPACE_BYTES] = 0
         block.put("I", LAUNCH["budget"], BUDGET)
         block.put("I", LAUNCH["check"], int(self.mode == "check"))
         block.put("I", LAUNCH["random"], int(self.mode == "random"))

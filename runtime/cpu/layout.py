@@ -43,11 +43,14 @@ def _offsets(fields: str) -> dict[str, int]:
 
 LAUNCH = _offsets(
     "next:8 gangs:8 grid_x:4 grid_y:4 grid_z:4 block_x:4 block_y:4 block_z:4 cluster_x:4 cluster_y:4 cluster_z:4 "
-    "warps:4 threads:4 ctas_per_gang:4 params:8 param_bytes:8 symbols:8 begins:8 ends:8 shadows:8 allocations:8 "
+    "warps:4 threads:4 ctas_per_gang:4 params:8 param_bytes:8 symbols:8 readable:32 writable:32 "
     "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
     "pending:4 blocks:4 words:4 first_block:4 budget:4 look:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
-    "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 ext:232"
+    "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 workspace:64 ext:136"
 )
+WORKSPACE_BYTES = 64  # what a cooperative launch has for the barrier of its grid (%envreg1, %envreg2)
+# `readable` and `writable`: the allocations that native code searches
+ALLOCATIONS = _offsets("begins:8 ends:8 shadows:8 count:8")
 THREAD = _offsets(
     "launch:8 random:8 fault:4 site:4 mask:4 bytes:4 address:8 extra:8 cta:8 warp:8 gang:8 cursor:8 "
     "last_cta:8 time:8 ext:160 queue:8 queued:8 late_queue:8 late:8 "

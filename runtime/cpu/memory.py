@@ -66,13 +66,13 @@ class Allocation:
         return f"{self.name or 'allocation'} [{self.begin:#x}, +{self.size} bytes)"
 
 
-@dataclass(frozen=True, slots=True)
 class Table:
-    """The allocations as arrays that native code searches."""
+    """The allocations as native code searches them. `fields` is `LAUNCH`'s `readable` and `writable`."""
 
-    begins: np.ndarray
-    ends: np.ndarray
-    shadows: np.ndarray
+    def __init__(self, live: list[Allocation]) -> None:
+        self._columns = [_columns(live), _columns([a for a in live if not a.read_only])]
+        numbers = [[*(column.ctypes.data for column in one), len(one[0])] for one in self._columns]
+        self.fields = np.array(numbers, np.uint64).reshape(-1).view(np.uint8)
 
 
 class Memory:
@@ -126,11 +126,12 @@ class Memory:
                     break
         self._insert(Allocation(begin, begin + nbytes, name, read_only, keep=keep, adopted=True))
 
-    def disown(self, begin: int, nbytes: int) -> None:
-        """Take back one adoption of these bytes."""
+    def disown(self, begin: int, nbytes: int, *, read_only: bool = False) -> None:
+        """Take back one such adoption of these bytes."""
         with self._lock:
             for place in self._at(begin):
-                if self._live[place].adopted and self._live[place].size == nbytes:
+                one = self._live[place]
+                if one.adopted and (one.size, one.read_only) == (nbytes, read_only):
                     del self._live[place], self._begins[place]
                     self._table = None
                     return
@@ -231,12 +232,16 @@ class Memory:
         return f"ends {address + nbytes - nearest.end} bytes past the end of {nearest.describe()}"
 
     def table(self) -> Table:
-        """The live allocations as sorted arrays; the same arrays until the next change."""
+        """The live allocations; the same object until the next change."""
         with self._lock:
             if self._table is None:
-                rows = _disjoint(self._live)
-                self._table = Table(*(np.array(column, np.uint64) for column in zip(*rows, strict=True)))
+                self._table = Table(self._live)
             return self._table
+
+
+def _columns(live: list[Allocation]) -> list[np.ndarray]:
+    """Begins, ends and shadows, sorted."""
+    return [np.array(column, np.uint64) for column in zip(*_disjoint(live), strict=True)]
 
 
 def _disjoint(live: list[Allocation]) -> list[tuple[int, int, int]]:

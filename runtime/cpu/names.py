@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.isa.registers import special_register
 from ptxgen.runtime.cpu.blocks import Op, Source
 from ptxgen.runtime.cpu.layout import SHARED_BASE
 from ptxgen.runtime.cpu.symbols import Reg, Scope, Var, bits_of, round_up, variable_align, variable_bytes
@@ -154,7 +155,7 @@ class Names:
             found = op.scope.find(operand.name)
             if isinstance(found, Reg):
                 into.append(found)
-            elif operand.name != "_" and operand.name.partition(".")[0] not in SPECIAL:
+            elif operand.name not in ("_", "WARP_SZ") and not _is_special(operand.name):
                 self._register(operand.name, op)
         elif isinstance(operand, nodes.Negated):
             self.touch(op, operand.operand, into)
@@ -189,6 +190,10 @@ class Names:
                 op.writes.extend(found.words)
 
 
+def _is_special(name: str) -> bool:
+    return special_register(name) is not None or special_register(name + ".x") is not None
+
+
 def module_variables(module: nodes.Module) -> list[nodes.Variable]:
     """The module's variables, in order; their positions are the symbol numbers."""
     defined: dict[str, nodes.Variable] = {}
@@ -196,50 +201,3 @@ def module_variables(module: nodes.Module) -> list[nodes.Variable]:
         if isinstance(item, nodes.Variable) and (item.name not in defined or "extern" not in item.linkage):
             defined[item.name] = item
     return list(defined.values())
-
-
-SPECIAL = frozenset(
-    [
-        "%tid",
-        "%ntid",
-        "%laneid",
-        "%warpid",
-        "%nwarpid",
-        "%ctaid",
-        "%nctaid",
-        "%smid",
-        "%nsmid",
-        "%gridid",
-        "%is_explicit_cluster",
-        "%clusterid",
-        "%nclusterid",
-        "%cluster_ctaid",
-        "%cluster_nctaid",
-        "%cluster_ctarank",
-        "%cluster_nctarank",
-        "%lanemask_eq",
-        "%lanemask_le",
-        "%lanemask_lt",
-        "%lanemask_ge",
-        "%lanemask_gt",
-        "%clock",
-        "%clock_hi",
-        "%clock64",
-        "%globaltimer",
-        "%globaltimer_lo",
-        "%globaltimer_hi",
-        "%dynamic_smem_size",
-        "%total_smem_size",
-        "%aggr_smem_size",
-        "%current_graph_exec",
-        "%pm0",
-        "%pm1",
-        "%pm2",
-        "%pm3",
-        "%pm4",
-        "%pm5",
-        "%pm6",
-        "%pm7",
-        "WARP_SZ",
-    ]
-)

@@ -41,6 +41,11 @@ class Places:
         argument = self._argument(near) if near else ""
         return f"address {address:#x} ({size} bytes): {self.memory.explain(address, size)}{argument}"
 
+    def read_only(self, address: int, size: int) -> bool:
+        """Whether bytes that may be read, but not written, lie there."""
+        found = self.memory.find(address)
+        return found is not None and found.read_only and address + size <= found.end
+
     def string(self, address: int, most: int = 1000) -> str:
         """The characters up to a zero byte, as far as memory goes; `?` where there is none."""
         found = self.memory.find(address)

@@ -40,7 +40,7 @@ _ADVICE = {
     core.FAULT_TRAP: "the kernel stops itself here",
     core.FAULT_UNINITIALISED: "write it before it is read",
     core.FAULT_DIVERGED: DIVERGED,
-    core.FAULT_READ_ONLY: "pass a writable buffer",
+    core.FAULT_READ_ONLY: "kernels may not write there: pass a writable buffer",
     core.FAULT_PROXY: "these bytes were written by st or the like: a fence.proxy.async must stand between",
     core.FAULT_CONSTANT: "ld.global.nc may give what was there before the launch: use ld.global",
     core.FAULT_LEFT: "it uses the CTA's shared memory: wait for its mbarrier first or, for a copy out, by "
@@ -96,6 +96,8 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
     thread = worker.thread
     kind, site, mask = (thread.get("I", THREAD[name]) for name in ("fault", "site", "mask"))
     size, address = thread.get("I", THREAD["bytes"]), thread.get("Q", THREAD["address"])
+    if kind == core.FAULT_BOUNDS and places.read_only(address, size):
+        kind = core.FAULT_READ_ONLY
     line, text, remark = entry.sites[site]
     lines = [f"{_TITLES.get(kind, 'finding')} in kernel {entry.name}", source.at(line, text)]
     lines.append(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _I32, _I64 = vec("i32"), vec("i64")
 _CLOCK_STEP = 100  # cycles that a read of the clock adds: deterministic, and loops that wait for a time end
+_ENVIRONMENT = {"%envreg1": 32, "%envreg2": 0}
+_ZERO = frozenset(f"%reserved_smem_offset_{name}" for name in ("begin", "end", "cap", "0", "1"))  # nothing is reserved
 _CONSTANT_MASKS = {
     "%lanemask_eq": [1 << n for n in range(32)],
     "%lanemask_lt": [(1 << n) - 1 for n in range(32)],
@@ -31,6 +33,12 @@ def special_register(e: Operands, name: str) -> tuple[str, str]:
         return "<" + ", ".join(f"i32 {m}" for m in _CONSTANT_MASKS[name]) + ">", _I32
     if name in _SIMPLE:
         return _SIMPLE[name](e), _I32
+    if name in _ENVIRONMENT:
+        return _workspace(e, _ENVIRONMENT[name]), _I32
+    if name.startswith("%envreg") or name in _ZERO:
+        return "zeroinitializer", _I32
+    if name == "%current_graph_exec":
+        return "zeroinitializer", _I64
     if name in ("%clock64", "%globaltimer", "%gridid"):
         value = e.c.load("i64", e.launch, LAUNCH["grid_id"]) if name == "%gridid" else _ticks(e)
         return e.c.spread("i64", value), _I64
@@ -40,6 +48,12 @@ def special_register(e: Operands, name: str) -> tuple[str, str]:
             ticks = e.c(f"lshr i64 {ticks}, 32")
         return e.c.spread("i32", e.c(f"trunc i64 {ticks} to i32")), _I32
     raise e.error(f"special register {name} is not supported by the CPU executor")
+
+
+def _workspace(e: Operands, shift: int) -> str:
+    """Half of the address of what a cooperative launch's `grid.sync()` counts in; every launch here is one."""
+    address = e.c(f"ptrtoint ptr {e.c.at(e.launch, LAUNCH['workspace'])} to i64")
+    return e.c.spread("i32", e.c(f"trunc i64 {e.c(f'lshr i64 {address}, {shift}')} to i32"))
 
 
 def _scalar(e: Operands, pointer: str, offset: int) -> str:

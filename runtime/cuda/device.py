@@ -125,10 +125,10 @@ class CudaDevice(CudaContext, Device):
         if os.getpid() == self._pid:
             self._memory.release(pointer, streams)
 
-    def _adopt(self, pointer: int, nbytes: int) -> None:
+    def _adopt(self, pointer: int, nbytes: int, readonly: bool = False) -> None:
         """A GPU needs no bookkeeping for memory that others own."""
 
-    def _disown(self, pointer: int, nbytes: int) -> None:
+    def _disown(self, pointer: int, nbytes: int, readonly: bool = False) -> None:
         """The opposite of `_adopt`."""
 
     def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:

@@ -20,7 +20,7 @@ def _emit(e: Emitter, op: Op, place: Source, sources: list[Source]) -> list[str]
     """The old values, one for each element of the vector."""
     if not isinstance(place, nodes.Address):
         raise e.error(f"operand {place}: must be an address")
-    kind, space = op.words[-1], space_of(op.words)
+    kind, space = _type_of(op), space_of(op.words)
     operation = next((w for w in op.words[1:] if w in _OPERATIONS), "")
     if not operation or space in ("const", "param", "local"):
         raise e.unsupported()
@@ -41,6 +41,11 @@ def _emit(e: Emitter, op: Op, place: Source, sources: list[Source]) -> list[str]
     return found
 
 
+def _type_of(op: Op) -> str:
+    """Last, but for vectors of floats: there the ISA's text has the operation behind it, and nvcc before it."""
+    return next(word for word in reversed(op.words) if word not in ("add", "min", "max", "noftz"))
+
+
 def _sources(op: Op, first: int) -> list[Source]:
     """The values; a cache policy may follow them."""
     return list(op.operands[first : first + (2 if "cas" in op.words else 1)])
@@ -52,7 +57,7 @@ def atom(e: Emitter, op: Op) -> None:
     target = op.operands[0]
     targets = list(target.items) if isinstance(target, nodes.Vector) else [target]
     values = _emit(e, op, op.operands[1], _sources(op, 2))
-    kind = f"b{bits_of(op.words[-1])}"
+    kind = f"b{bits_of(_type_of(op))}"
     for one, value in zip(targets, values, strict=True):
         e.dst(one, value, kind)
 

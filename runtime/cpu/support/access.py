@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ptxgen.runtime.cpu.ir import Code, indices, lanes_of, splat, vec
 from ptxgen.runtime.cpu.layout import CTA, LAUNCH, SHARED_BASE, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS, site_cache
+from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS, resolver, site_cache
 
 _SEVERAL = 32  # in a lane number for the shadow: other lanes access the same bytes
 _CHUNK = 8  # lanes that one shuffle turns from rows of a lane into rows of a register
@@ -27,7 +27,7 @@ class Access:
         self.row = self.count * self.bits // 8
         self.address = address_type(space)
         self.addresses = vec(self.address)
-        self.check = check
+        self.check, self.writes = check, kind == "st"
         self.name = ".".join([kind, space, vector, bits] + ([check] if check else []))
         self.collective = check == "collective"  # what a lane accesses belongs to several (ldmatrix)
         self.simple = self.count == 1
@@ -160,7 +160,7 @@ def one_by_one(c: Code, access: Access, move: Callable[[str, str, str], None]) -
         )
         bit = c(f"shl i32 1, {lane}")
         head = f"ptr %w, i32 %site, i32 {lane}"
-        pointer = c(f"call ptr @resolve.{access.space}({head}, i64 {address}, i64 {access.row})")
+        pointer = c(f"call ptr @{resolver(access.space, access.writes)}({head}, i64 {address}, i64 {access.row})")
         missing = c(f"icmp eq ptr {pointer}, null")
         crooked = c(f"icmp ne i64 {c(f'and i64 {address}, {access.row - 1}')}, 0")
         with c.if_(c(f"or i1 {missing}, {crooked}"), likely=False):

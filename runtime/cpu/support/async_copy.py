@@ -188,7 +188,8 @@ def _land() -> str:
     address, row = c.load("i64", "%record", ASYNC["address"]), c.load("i32", "%record", ASYNC["bytes"])
     with c.if_(c(f"icmp uge i32 {c.load('i32', '%record', ASYNC['kind'])}, {ASYNC_OUT}")):
         with c.if_(plain):
-            c(f"call ptr @resolve.global({where}, i64 {address}, i64 {size})")  # the shadow looks where the site was
+            # the shadow looks where the site was
+            c(f"call ptr @resolve.global.write({where}, i64 {address}, i64 {size})")
             c.do(f"call void @shadow.write.global({where}, i32 {row}, ptr {to}, i64 {address}, i64 {size})")
         c.ret(when="true")
     c.do(f"call void @shadow.land.shared({where}, i32 {row}, ptr {to}, i64 {address}, i64 {size})")

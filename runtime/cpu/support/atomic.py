@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.ir import Code, vec
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import address_type
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS
+from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS, resolver
 from ptxgen.runtime.cpu.symbols import bits_of
 
 _PLAIN = {
@@ -33,7 +33,7 @@ def atom(space: str, operation: str, kind: str, check: str = "") -> str:
         mine = c.load(address, c(f"getelementptr {address}, ptr {places}, i32 {lane}"))
         narrow = address == "i32"
         mine = c(f"zext i32 {c(f'add i32 {mine}, {low}')} to i64") if narrow else c(f"add i64 {mine}, %off")
-        pointer = c(f"call ptr @resolve.{space}(ptr %w, i32 %site, i32 {lane}, i64 {mine}, i64 {size})")
+        pointer = c(f"call ptr @{resolver(space, True)}(ptr %w, i32 %site, i32 {lane}, i64 {mine}, i64 {size})")
         bit = c(f"shl i32 1, {lane}")
         missing = c(f"icmp eq ptr {pointer}, null")
         over = c(f"and i64 {mine}, {most}")

@@ -152,8 +152,8 @@ def _bytes() -> str:
 
 
 def _reach() -> str:
-    """`box.reach(w, site, lane, map, coordinates, reads) -> i1`: every row's part of the array may be accessed; with
-    `reads` check mode is told of it."""
+    """`box.reach(w, site, lane, map, coordinates, reads) -> i1`: every row's part of the array may be read, of which
+    check mode is told; or without `reads`, may be written."""
     c = Code(
         "define internal i1 @box.reach(ptr %w, i32 %site, i32 %lane, ptr %map, ptr %at, i1 %reads) noinline"
     )
@@ -164,11 +164,15 @@ def _reach() -> str:
         with c.if_(c(f"icmp sgt i64 {length}, 0")):
             start = c(f"add i64 {row.source}, {row.low}")
             head = "ptr %w, i32 %site, i32 %lane"
-            there = c(f"call ptr @reach.global({head}, i64 {start}, i64 {length}, i64 {element})")
-            c.ret("i1 false", when=c(f"icmp eq ptr {there}, null"))
-            with c.if_(checking(c)), c.if_("%reads"):
-                bytes_ = c(f"trunc i64 {length} to i32")
-                c.do(f"call void @shadow.read.global({head}, i32 {bytes_}, ptr {there}, i64 {start}, i64 {length})")
+            with c.if_("%reads"):
+                there = c(f"call ptr @reach.global({head}, i64 {start}, i64 {length}, i64 {element})")
+                c.ret("i1 false", when=c(f"icmp eq ptr {there}, null"))
+                with c.if_(checking(c)):
+                    bytes_ = c(f"trunc i64 {length} to i32")
+                    c.do(f"call void @shadow.read.global({head}, i32 {bytes_}, ptr {there}, i64 {start}, i64 {length})")
+            with c.else_():
+                there = c(f"call ptr @reach.global.write({head}, i64 {start}, i64 {length}, i64 {element})")
+                c.ret("i1 false", when=c(f"icmp eq ptr {there}, null"))
 
     each_row(c, "%at", look)
     c.ret("i1 true")
@@ -231,6 +235,6 @@ def tell_written(c: Code, row: Row, how: str) -> None:
         with c.if_(c(f"icmp sgt i64 {length}, 0")):
             start = c(f"add i64 {row.source}, {row.low}")
             head = "ptr %w, i32 %site, i32 %lane"
-            there = c(f"call ptr @resolve.global({head}, i64 {start}, i64 {length})")
+            there = c(f"call ptr @resolve.global.write({head}, i64 {start}, i64 {length})")
             bytes_ = c(f"trunc i64 {length} to i32")
             c.do(f"call void @shadow.{how}.global({head}, i32 {bytes_}, ptr {there}, i64 {start}, i64 {length})")

@@ -65,7 +65,7 @@ def bulk_reduce(to: str, operation: str, kind: str, completion: str) -> str:
         "i32 %source_site, i32 %lane, i64 %target, i64 %source, i64 %size, i64 %bar) noinline"
     )
     source = _source(c, "shared")
-    place = c(f"call ptr @reach.{to}(ptr %w, i32 %target_site, i32 %lane, i64 %target, i64 %size, i64 16)")
+    place = c(f"call ptr @reach.{to}.write(ptr %w, i32 %target_site, i32 %lane, i64 %target, i64 %size, i64 16)")
     c.ret(when=c(f"icmp eq ptr {place}, null"))
     bar = "null"
     if completion == "tx":
@@ -101,7 +101,7 @@ def bulk_reduced(operation: str, kind: str) -> str:
     site, lane, row = (c.load("i32", "%record", ASYNC[name]) for name in ("site", "lane", "bytes"))
     address, size = c.load("i64", "%record", ASYNC["address"]), c(f"zext i32 {row} to i64")
     head = f"ptr {w}, i32 {site}, i32 {lane}"
-    c(f"call ptr @resolve.global({head}, i64 {address}, i64 {size})")  # the shadow looks where the site was
+    c(f"call ptr @resolve.global.write({head}, i64 {address}, i64 {size})")  # the shadow looks where the site was
     c.do(f"call void @shadow.atomic.global({head}, i32 {row}, ptr {place}, i64 {address}, i64 {size})")
     _combine(c, operation, kind, place, source, size)
     c.ret()
@@ -117,7 +117,7 @@ def _combine(c: Code, operation: str, kind: str, place: str, source: str, size: 
 
 
 def _to_one(c: Code, to: str, source: str, target: str, bar: str, tx: bool) -> None:
-    place = c(f"call ptr @reach.{to}(ptr %w, i32 %target_site, i32 %lane, i64 {target}, i64 %size, i64 16)")
+    place = c(f"call ptr @reach.{to}.write(ptr %w, i32 %target_site, i32 %lane, i64 {target}, i64 %size, i64 16)")
     c.ret(when=c(f"icmp eq ptr {place}, null"))
     object_ = "null"
     if tx:

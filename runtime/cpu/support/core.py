@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code
 from ptxgen.runtime.cpu.layout import (
+    ALLOCATIONS,
     CACHE_BYTES,
     CTA,
     GANG,
@@ -15,6 +16,7 @@ from ptxgen.runtime.cpu.layout import (
     THREAD,
     WARP,
     WINDOW_SHIFT,
+    WORKSPACE_BYTES,
 )
 from ptxgen.runtime.cpu.support import support
 
@@ -53,15 +55,19 @@ def fault(*_: str) -> str:
 
 @support("find")
 def find(*_: str) -> str:
-    """`find(thread, cache, address, bytes)`: whether a live allocation holds these bytes; then `cache` describes it.
+    """`find(thread, cache, address, bytes, table)`: whether a live allocation holds these bytes; then `cache` has it.
 
-    `cache` is {begin, bytes of the allocation, address of its shadow or 0, address of the begin again}.
+    `cache` is {begin, bytes of the allocation, address of its shadow or 0, address of the begin again}; `table` is
+    LAUNCH's offset of the allocations that count: all (`readable`), or those that kernels may write (`writable`).
     """
-    c = Code("define internal i1 @find(ptr %thread, ptr %cache, i64 %address, i64 %bytes) noinline")
+    c = Code("define internal i1 @find(ptr %thread, ptr %cache, i64 %address, i64 %bytes, i64 %table) noinline")
     launch = c.load("ptr", "%thread", THREAD["launch"])
-    begins, ends = c.load("ptr", launch, LAUNCH["begins"]), c.load("ptr", launch, LAUNCH["ends"])
+    _within(c, c.load("ptr", launch, LAUNCH["params"]), c.load("i64", launch, LAUNCH["param_bytes"]))
+    _within(c, c.at(launch, LAUNCH["workspace"]), str(WORKSPACE_BYTES))
+    table = c.at(launch, "%table")
+    begins, ends, shadows = (c.load("ptr", table, ALLOCATIONS[name]) for name in ("begins", "ends", "shadows"))
     low = c.var("i64", 0)  # the number of allocations that begin at or below the address, by bisection
-    high = c.var("i64", c.load("i64", launch, LAUNCH["allocations"]))
+    high = c.var("i64", c.load("i64", table, ALLOCATIONS["count"]))
     with c.loop() as out:
         lo, hi = c.load("i64", low), c.load("i64", high)
         c.leave(out, c(f"icmp uge i64 {lo}, {hi}"))
@@ -72,7 +78,6 @@ def find(*_: str) -> str:
         with c.else_():
             c.store("i64", middle, high)
     number = c.load("i64", low)
-    _in_parameters(c, launch)
     c.ret("i1 false", when=c(f"icmp eq i64 {number}, 0"))
     index = c(f"sub i64 {number}, 1")
     begin = c.load("i64", c(f"getelementptr i64, ptr {begins}, i64 {index}"))
@@ -81,7 +86,6 @@ def find(*_: str) -> str:
     inside = c(f"icmp ule i64 %address, {last}")
     fits = c(f"icmp uge i64 {end}, %bytes")
     c.ret("i1 false", when=c(f"xor i1 {c(f'and i1 {inside}, {fits}')}, true"))
-    shadows = c.load("ptr", launch, LAUNCH["shadows"])
     shadow = c.load("i64", c(f"getelementptr i64, ptr {shadows}, i64 {index}"))
     c.store("i64", begin, "%cache")
     c.store("i64", c(f"sub i64 {end}, {begin}"), "%cache", 8)
@@ -90,11 +94,10 @@ def find(*_: str) -> str:
     return c.text()
 
 
-def _in_parameters(c: Code, launch: str) -> None:
-    """The launch's parameter block has an address too (cvta.param); it moves, so `cache` does not take it."""
-    block = c(f"ptrtoint ptr {c.load('ptr', launch, LAUNCH['params'])} to i64")
-    offset = c(f"sub i64 %address, {block}")
-    size = c.load("i64", launch, LAUNCH["param_bytes"])
+def _within(c: Code, pointer: str, size: str) -> None:
+    """Parameter block (cvta.param) and workspace of a launch have addresses too, which `cache` does not take: they
+    change from launch to launch."""
+    offset = c(f"sub i64 %address, {c(f'ptrtoint ptr {pointer} to i64')}")
     inside = c(f"icmp ule i64 {offset}, {c(f'sub i64 {size}, %bytes')}")
     c.ret("i1 true", when=c(f"and i1 {inside}, {c(f'icmp uge i64 {size}, %bytes')}"))
 
@@ -105,15 +108,29 @@ def site_cache(c: Code, thread: str) -> str:
     return c.at(thread, c(f"add i64 {offset}, {THREAD['_end']}"))
 
 
+def resolver(space: str, writes: bool) -> str:
+    """Name of the function that finds a lane's access: where kernels may not write, there is nothing to be written."""
+    return f"resolve.{space}" + (".write" if writes and space in ("global", "generic") else "")
+
+
 @support("resolve")
-def resolve(space: str) -> str:
-    """`resolve.SPACE(w, site, lane, address, bytes)`: the host address of a lane's access, or null if out of bounds."""
-    c = Code(f"define internal ptr @resolve.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes) noinline")
-    _RESOLVERS[space](c)
+def resolve(space: str, what: str = "") -> str:
+    """`resolve.SPACE(w, site, lane, address, bytes)`: the host address of a lane's access, or null if out of bounds.
+
+    `resolve.SPACE.write`: null in read-only memory too. A site reads or writes, not both: it remembers what it found.
+    """
+    name = resolver(space, bool(what))
+    c = Code(f"define internal ptr @{name}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes) noinline")
+    if space == "generic":
+        _generic(c, bool(what))
+    elif space in ("global", "const", "param"):
+        _global(c, bool(what))
+    else:
+        {"shared": _shared, "local": _local}[space](c)
     return c.text()
 
 
-def _global(c: Code) -> None:
+def _global(c: Code, writes: bool) -> None:
     thread = c.load("ptr", "%w", WARP["thread"])
     cache = site_cache(c, thread)
     begin, size = c.load("i64", cache), c.load("i64", cache, 8)
@@ -122,7 +139,8 @@ def _global(c: Code) -> None:
     pointer = c("inttoptr i64 %address to ptr")
     inside = c(f"and i1 {c(f'icmp ult i64 {offset}, {size}')}, {c(f'icmp ule i64 {end}, {size}')}")
     c.ret(f"ptr {pointer}", when=inside)
-    found = c(f"call i1 @find(ptr {thread}, ptr {cache}, i64 %address, i64 %bytes)")
+    table = LAUNCH["writable" if writes else "readable"]
+    found = c(f"call i1 @find(ptr {thread}, ptr {cache}, i64 %address, i64 %bytes, i64 {table})")
     c.ret("ptr " + c(f"select i1 {found}, ptr {pointer}, ptr null"))
 
 
@@ -160,7 +178,7 @@ def _local(c: Code) -> None:
     c.ret("ptr " + c(f"select i1 {inside}, ptr {pointer}, ptr null"))
 
 
-def _generic(c: Code) -> None:
+def _generic(c: Code, writes: bool) -> None:
     window = c(f"lshr i64 %address, {WINDOW_SHIFT}")
     offset = c(f"and i64 %address, {(1 << WINDOW_SHIFT) - 1}")
     arguments = "ptr %w, i32 %site, i32 %lane, i64"
@@ -168,9 +186,4 @@ def _generic(c: Code) -> None:
         c.ret("ptr " + c(f"call ptr @resolve.shared({arguments} {offset}, i64 %bytes)"), when="true")
     with c.if_(c(f"icmp eq i64 {window}, 2")):
         c.ret("ptr " + c(f"call ptr @resolve.local({arguments} {offset}, i64 %bytes)"), when="true")
-    c.ret("ptr " + c(f"call ptr @resolve.global({arguments} %address, i64 %bytes)"))
-
-
-_RESOLVERS = {
-    "global": _global, "const": _global, "param": _global, "shared": _shared, "local": _local, "generic": _generic,
-}  # fmt: skip
+    c.ret("ptr " + c(f"call ptr @{resolver('global', writes)}({arguments} %address, i64 %bytes)"))

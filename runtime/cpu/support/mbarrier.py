@@ -10,7 +10,7 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.ir import CHECKING, Code
 from ptxgen.runtime.cpu.layout import CTA, PARK_MBARRIER, RANK_SHIFT, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS
+from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS, resolver
 from ptxgen.runtime.cpu.support.order import ACQUIRE, RELEASE
 
 TX_BIAS = 1 << 21
@@ -23,13 +23,17 @@ def _field(c: Code, word: str, shift: int, mask: int) -> str:
 
 
 @support("reach")
-def reach(space: str) -> str:
-    """`reach.SPACE(w, site, lane, address, bytes, align)`: the host address of an access, or null after a fault."""
+def reach(space: str, what: str = "") -> str:
+    """`reach.SPACE(w, site, lane, address, bytes, align)`: the host address of a read, or null after a fault;
+    `reach.SPACE.write`: that of a write."""
+    name = f"reach.{space}" + (".write" if what else "")
     c = Code(
-        f"define internal ptr @reach.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes, i64 %align) "
+        f"define internal ptr @{name}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes, i64 %align) "
         "noinline"
     )
-    pointer = c(f"call ptr @resolve.{space}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes)")
+    pointer = c(
+        f"call ptr @{resolver(space, bool(what))}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes)"
+    )
     rest = c(f"and i64 %address, {c('sub i64 %align, 1')}")
     crooked = c(f"icmp ne i64 {rest}, 0")
     missing = c(f"icmp eq ptr {pointer}, null")

@@ -17,6 +17,7 @@ from ptxgen.runtime.cpu.ir import Code, vec
 from ptxgen.runtime.cpu.layout import CHECK, CTA, LAUNCH, ORDER, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import address_type
+from ptxgen.runtime.cpu.support.core import resolver
 from ptxgen.runtime.cpu.support.driver import for_each_warp
 from ptxgen.runtime.cpu.support.ledger import alone, record_at, row_of, times_of
 
@@ -67,7 +68,7 @@ def _around(what: str, space: str) -> str:
             address = c(f"zext i32 {c(f'add i32 {address}, {low}')} to i64")
         else:
             address = c(f"add i64 {address}, %off")
-        pointer = c(f"call ptr @resolve.{space}(ptr %w, i32 0, i32 {lane}, i64 {address}, i64 1)")
+        pointer = c(f"call ptr @{resolver(space, True)}(ptr %w, i32 0, i32 {lane}, i64 {address}, i64 1)")
         place = c(f"ptrtoint ptr {pointer} to i64")
         new = c(f"icmp ne i64 {place}, {c.load('i64', last)}")
         with c.if_(c(f"and i1 {new}, {c(f'icmp ne i64 {place}, 0')}")):
