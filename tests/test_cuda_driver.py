@@ -118,7 +118,8 @@ def test_calls_are_made_in_this_devices_context_and_restore_another_librarys(
     called = Binding._called
 
     def recorded(self: Binding, name: str, *rest: Any) -> tuple[Any, ...]:
-        made.setdefault(name, set()).add(self.contexts[-1])
+        if self is binding:  # not the finalisers of earlier devices
+            made.setdefault(name, set()).add(self.contexts[-1])
         return called(self, name, *rest)
 
     monkeypatch.setattr(Binding, "_called", recorded)

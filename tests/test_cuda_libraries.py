@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,19 @@ def test_torch_tensors_both_ways(gpu: CudaDevice, torch: Any, kind: str) -> None
     back = torch.from_dlpack(got)
     assert back.data_ptr() == tensor.data_ptr()
     assert back.dtype == tensor.dtype
+
+
+def test_a_tensor_of_ours_may_outlive_our_modules(gpu: CudaDevice, torch: Any) -> None:
+    code = """
+import json, torch
+from ptxgen.runtime import open_device
+device = open_device("cuda")
+json.kept = torch.from_dlpack(device.zeros(4, "f32"))
+cycle = [torch.from_dlpack(device.zeros(4, "f32"))]
+cycle.append(cycle)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_torch_launches_go_to_its_current_stream(gpu: CudaDevice, torch: Any) -> None:
