@@ -32,6 +32,8 @@ class BatchedKvCache:
     """
 
     def __init__(self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None) -> None:
+        if not isinstance(cache, KvCache):
+            raise SpecError(f"BatchedKvCache.cache: must be a KvCache (got {brief(cache)})")
         (batch,) = positive("BatchedKvCache", batch=batch)
         if not isinstance(page_size, int | np.integer) or page_size & (page_size - 1) or 0 < page_size < 16:
             raise SpecError(f"BatchedKvCache.page_size: must be a power of two from 16 on, or 0 (got {page_size!r})")
@@ -191,7 +193,7 @@ class BatchedKvCache:
 
     def rollback(self, slot: int, position: int, stream: object = None) -> None:
         """Forget the positions of a slot from `position` on, as `set_length` does; never lengthens it."""
-        first = from_zero("BatchedKvCache.rollback", position)
+        first = from_zero("BatchedKvCache.rollback: position", position)
         self.set_length(slot, min(self.length(slot), first), stream)
 
     def _slot(self, slot: object) -> int:

@@ -42,7 +42,7 @@ def import_buffer(device: Device, source: object) -> Buffer:
 def argument(device: Device, label: str, source: object) -> Buffer:
     """`Device.wrap` of an argument; what is wrong with it is said under its name."""
     try:
-        return device.wrap(source)
+        return import_buffer(device, source)
     except SpecError as wrong:
         raise SpecError(f"{label}: {str(wrong).removeprefix('wrap: ')}") from None
 

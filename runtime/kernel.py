@@ -104,7 +104,11 @@ class Kernel:
     def _geometry(self, capacities: Capacities) -> Geometry:
         launch = self.ptx.launch
         grid = tuple(capacities.extent("grid", extent) for extent in launch.grid)
-        return Geometry.of(grid, launch.block, launch.shared, launch.cluster, launch.programmatic)
+        try:
+            return Geometry.of(grid, launch.block, launch.shared, launch.cluster, launch.programmatic)
+        except SpecError as wrong:
+            found = ", ".join(f"{name}={value}" for name, value in capacities.values.items())
+            raise SpecError(f"{self.ptx.entry}.bind: {found} cannot be launched: {wrong}") from None
 
     def _pack(self, name: str, value: object, capacities: Capacities) -> Packed:
         """Check one argument against its parameter."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxgen.dtypes import DType
@@ -12,14 +10,12 @@ from ptxgen.runtime import sizing
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.device import Device
 from ptxgen.runtime.interop import argument
 from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, scale_groups, within
 from ptxgen.runtime.order import after_others, before_others
 from ptxgen.runtime.snapshot import Layer, Snapshot
 from ptxgen.runtime.stream import Stream
-
-if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
 
 _SHORT = 8  # rows of an append whose bound kernel is kept
 
@@ -43,6 +39,8 @@ class KvCache:
         max_len: int,
         dtype: object = "f32",
     ) -> None:
+        if not isinstance(device, Device):
+            raise SpecError(f"KvCache.device: must be a Device, as open_device gives it (got {brief(device)})")
         n_layers, n_heads, n_kv_heads, head_dim, max_len = positive(
             "KvCache", n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, max_len=max_len
         )
@@ -113,7 +111,7 @@ class KvCache:
 
     def rollback(self, position: int) -> None:
         """Forget the positions from `position` on, in every layer; never lengthens one."""
-        first = from_zero("KvCache.rollback", position)
+        first = from_zero("KvCache.rollback: position", position)
         self._lengths = [min(n, first) for n in self._lengths]
 
     def room(self, layer: int, rows: int) -> int:

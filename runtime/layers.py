@@ -48,11 +48,11 @@ def within(label: str, value: object, low: int, high: int) -> int:
     return number
 
 
-def from_zero(label: str, position: object) -> int:
-    """A position as an int ≥ 0; `SpecError` for anything else."""
-    number = index_of(position) if hasattr(position, "__index__") else -1
+def from_zero(label: str, value: object) -> int:
+    """`value` as an int ≥ 0; `SpecError` for anything else."""
+    number = index_of(value) if hasattr(value, "__index__") else -1
     if number < 0:
-        raise SpecError(f"{label}: position must be an int ≥ 0 (got {position!r})")
+        raise SpecError(f"{label} must be an int ≥ 0 (got {value!r})")
     return number
 
 

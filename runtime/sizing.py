@@ -6,7 +6,7 @@ import logging
 
 from ptxgen.dtypes import s8
 from ptxgen.kernel import KernelType
-from ptxgen.runtime.layers import kv_dtype, positive, scale_groups
+from ptxgen.runtime.layers import from_zero, kv_dtype, positive, scale_groups
 
 log = logging.getLogger("ptxgen.runtime")
 _ALIGNMENT = 512  # what the driver's pool rounds an allocation up to
@@ -48,6 +48,8 @@ def max_batch(
     Warns, and returns 0, when not even one fits.
     """
     per_sequence = bytes_per_sequence(n_layers, n_kv_heads, head_dim, max_len, dtype)
+    free_bytes = from_zero("KvCache.max_batch: free_bytes", free_bytes)
+    reserve = from_zero("KvCache.max_batch: reserve", reserve)
 
     def needed(batch: int) -> int:
         return batch * per_sequence + overhead(batch, n_layers, attention) + reserve

@@ -10,7 +10,7 @@ import pytest
 from ptxgen.errors import CudaError, ModuleLoadError, SpecError, TargetError
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.parity import LIMITS, compare
-from ptxgen.runtime import Device, Executor, open_device
+from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_device
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
@@ -104,6 +104,12 @@ def test_a_wrong_update_leaves_the_arguments_as_they_were(device: Device) -> Non
     kernel.launch()
     filled = arguments["k_cache"].numpy()[:, :, 0].astype(np.float32)
     assert filled.nonzero()[1].tolist() == [3, 3], "all or nothing"
+
+
+def test_a_geometry_that_is_none_is_said_with_its_capacities(device: Device) -> None:
+    empty = {n: device.zeros((0, 2, 64), "f32") for n in "kv"}
+    with pytest.raises(SpecError, match=r"kv_cache_scatter\.bind: rows=0 cannot be launched: Geometry\.grid: .*"):
+        bound(device, **empty)
 
 
 def test_missing_arguments_are_listed(device: Device) -> None:
@@ -208,6 +214,19 @@ def test_wrong_arguments_are_named(device: Device) -> None:
     ex.flash_attention(q, k[:2], v[:2], out, causal=False)
     want = np.stack([attention(row, k[:2], v[:2]) for row in q])
     assert compare("out", out, want, LIMITS["f32"]).ok, "without a causal mask any number of rows is fine"
+
+
+def test_caches_are_made_of_what_they_need(device: Device) -> None:
+    shape = (1, 2, 64, 16)
+    wrong = {
+        r"KvCache.device: must be a Device, .* \(got 'cpu'\)": lambda: Executor("cpu", 1, 2, 2, 64, 16),  # type: ignore[arg-type]
+        r"BatchedKvCache.cache: must be a KvCache \(got None\)": lambda: BatchedKvCache(None, 2),  # type: ignore[arg-type]
+        r"free_bytes must be an int ≥ 0 \(got 1000.0\)": lambda: KvCache.max_batch(1e3, *shape),  # type: ignore[arg-type]
+        r"reserve must be an int ≥ 0 \(got -1\)": lambda: KvCache.max_batch(1000, *shape, reserve=-1),
+    }
+    for says, use in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            use()
 
 
 # what is no kernel, device or text --------------------------------------------------------------------------------
