@@ -189,6 +189,18 @@ def test_memory_is_released_after_the_streams_that_used_it(device: CudaDevice, b
     assert binding.log == ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy", "cuMemFreeAsync"]
 
 
+def test_memory_that_an_update_brings_waits_for_the_streams_of_the_launch(
+    device: CudaDevice, binding: Binding
+) -> None:
+    first, second, stream = device.zeros(16, "f32"), device.zeros(16, "f32"), device.stream()
+    bound = device.module(TEXT)["scale"].bind(1, 32, [first, np.float32(1), np.uint32(16)])
+    bound.launch(stream)
+    bound.update(_0=second).launch(stream)
+    binding.waits.clear()
+    second.free()
+    assert [earlier for _, earlier in binding.waits] == [stream.handle]
+
+
 @pytest.mark.parametrize("used", [0x80, 1])
 def test_memory_released_while_another_library_captures_is_freed_after_its_capture(
     device: CudaDevice, binding: Binding, used: int
@@ -201,10 +213,10 @@ def test_memory_released_while_another_library_captures_is_freed_after_its_captu
     pointer, binding.captured_elsewhere = buffer.pointer, {0x80}
     binding.waits.clear()
     buffer.free()
-    device.empty(1, "f32")
+    kept = [device.empty(1, "f32")]
     assert (binding.waits, pointer in binding.memory) == ([], True)
     binding.captured_elsewhere = set()
-    device.empty(1, "f32")
+    kept.append(device.empty(1, "f32"))
     assert [earlier for _, earlier in binding.waits] == [0x70, used]
     assert pointer not in binding.memory
 

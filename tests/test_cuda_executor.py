@@ -175,3 +175,6 @@ def test_a_step_and_the_replay_after_it_are_in_order(device: CudaDevice) -> None
     assert steps.order(graph.launch, side) == ("wG", [(side.handle, ours)]), "the first on this stream"
     assert steps.order(steps.executor.step)[1] == [(ours, side.handle), (side.handle, ours)]
     assert steps.order(graph.launch, side) == ("G", [])
+    fresh = [device.zeros(x.shape, "f32") for x in steps.own]
+    both = [(ours, side.handle), (side.handle, ours)]
+    assert steps.step(*fresh) == ("wLLw", both), "the layer that the replay works on"

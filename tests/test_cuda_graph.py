@@ -74,6 +74,19 @@ def test_failed_capture_leaves_the_context_usable(fake: tuple[CudaDevice, Bindin
     assert factors(binding) == [1, 1]
 
 
+def test_a_capture_that_fails_over_an_earlier_one_gives_that_back(fake: tuple[CudaDevice, Binding]) -> None:
+    device, binding = fake
+    x = device.zeros(4, "f32")
+    graph = device.graph()
+    with graph:
+        scale(device, x, 1).launch(graph.stream)
+    graph.launch()
+    binding.fail["cuStreamEndCapture"] = [901]
+    with pytest.raises(CudaError, match="the capture failed earlier"), graph:
+        x.fill(1, graph.stream)
+    assert (binding.graphs, binding.texts) == ({}, {})
+
+
 def test_empty_capture_is_an_error(fake: tuple[CudaDevice, Binding]) -> None:
     device, _ = fake
     bound = scale(device, device.zeros(4, "f32"), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -323,6 +324,29 @@ def test_a_node_of_a_kernel_whose_buffer_was_freed_is_refused(device: Device) ->
     x.free()
     with pytest.raises(CudaError, match=r"scale: a buffer it uses \(4000 bytes at .*\) was freed"):
         device.graph().add(bound)
+
+
+def test_memory_may_go_while_other_threads_begin_to_use_it(device: Device) -> None:
+    class User:
+        def invalidate(self, reason: str) -> None:
+            """What a bound kernel does here takes no time."""
+
+    x, users, done = device.zeros(4, "f32"), [User() for _ in range(20_000)], threading.Event()
+    for user in users:
+        x.allocation.tell(user)
+
+    def use() -> None:
+        while not done.is_set():
+            users.append(User())
+            x.allocation.tell(users[-1])
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    try:
+        x.free()
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_an_array_of_pointers_goes_bad_with_what_it_points_to(device: Device) -> None:

@@ -78,6 +78,7 @@ class CudaDevice(CudaContext, Device):
     def synchronize(self) -> None:
         """Block until all work in this context is done, other libraries' included."""
         self.call("cuCtxSynchronize")
+        self._memory.reap()
         self.retired.reap()
 
     def memory(self) -> MemoryUse:

@@ -145,8 +145,7 @@ class CudaGraph(Graph):
     def close(self, reason: str) -> None:
         """Give the driver's graphs back; from now on every use raises."""
         self.invalidate(reason)
-        self._drop_executable()
-        self._drop_graph()
+        self._clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_executable") and not sys.is_finalizing():

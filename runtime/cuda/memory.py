@@ -44,7 +44,7 @@ class CudaMemory:
 
     def allocate(self, nbytes: int, stream: Stream | None) -> int:
         """See `Device._allocate`."""
-        self._give_back()
+        self.reap()
         where = self._allocating if stream is None else stream
         try:
             pointer = int(self.device.call("cuMemAllocAsync", nbytes, where.handle))
@@ -66,9 +66,9 @@ class CudaMemory:
             self._returned("cuMemFree", pointer)
         elif self.device.dead is None:
             self._released.append((pointer, streams))
-            self._give_back()
+            self.reap()
 
-    def _give_back(self) -> None:
+    def reap(self) -> None:
         """Free what was released, where that can be now. May run in finalisers and any thread: there are no locks."""
         if self.device.dead is not None or not self._released:
             return
