@@ -201,9 +201,10 @@ def test_memory_that_an_update_brings_waits_for_the_streams_of_the_launch(
     assert [earlier for _, earlier in binding.waits] == [stream.handle]
 
 
+@pytest.mark.parametrize("then", ["allocation", "synchronisation"])
 @pytest.mark.parametrize("used", [0x80, 1])
 def test_memory_released_while_another_library_captures_is_freed_after_its_capture(
-    device: CudaDevice, binding: Binding, used: int
+    device: CudaDevice, binding: Binding, used: int, then: str
 ) -> None:
     """To wait for a captured stream would draw us into the capture, and for the legacy one (1) would break it."""
     buffer = device.zeros(16, "f32")
@@ -216,7 +217,10 @@ def test_memory_released_while_another_library_captures_is_freed_after_its_captu
     kept = [device.empty(1, "f32")]
     assert (binding.waits, pointer in binding.memory) == ([], True)
     binding.captured_elsewhere = set()
-    kept.append(device.empty(1, "f32"))
+    if then == "allocation":
+        kept.append(device.empty(1, "f32"))
+    else:
+        device.synchronize()
     assert [earlier for _, earlier in binding.waits] == [0x70, used]
     assert pointer not in binding.memory
 

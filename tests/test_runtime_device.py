@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 
 import numpy as np
@@ -341,11 +342,14 @@ def test_memory_may_go_while_other_threads_begin_to_use_it(device: Device) -> No
             x.allocation.tell(users[-1])
 
     thread = threading.Thread(target=use)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     thread.start()
     try:
         x.free()
     finally:
         done.set()
+        sys.setswitchinterval(interval)
         thread.join()
 
 
