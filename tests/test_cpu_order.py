@@ -177,7 +177,7 @@ def test_neighbouring_bytes_are_apart(kind):
 
 def test_warps_of_a_cta_meet_in_global_memory_too():
     body = """add.u64 %rd1, %a0, %at4; st.global.u32 [%rd1], %tid; SYNC xor.b32 %r1, %tid, 32;
-      mad.wide.u32 %rd2, %r1, 4, %a0; ld.global.u32 %r2, [%rd2]; ret;"""
+      setp.eq.u32 %p1, %warp, 1; mad.wide.u32 %rd2, %r1, 4, %a0; @%p1 ld.global.u32 %r2, [%rd2]; ret;"""
     finding(r"race.*ld.global.*warp 1, lanes? .*warp 0 has written.*before this one; a barrier between them would",
             body.replace("SYNC", ""), u32(64), grid=1, block=64)  # fmt: skip
     run(body.replace("SYNC", "bar.sync 0;"), u32(64), grid=1, block=64)

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import ExecutionError
+from ptxgen.parser import parse
+from ptxgen.runtime.cpu.executor import Program
+from ptxgen.runtime.cpu.written import ANYWHERE
 from tests.cpu_run import text_of
 from tests.devices import ExecutorDevice
 
@@ -91,6 +94,83 @@ def test_halves_of_a_word_that_one_warp_polls_and_another_writes_are_apart():
     run("""setp.ne.u32 %p1, %lane, 0; @%p1 ret; setp.ne.u32 %p2, %warp, 0; mov.u16 %h1, 1;
       @!%p2 st.shared.u16 [s], %h1; @!%p2 ld.volatile.shared.u16 %h2, [s];
       @%p2 st.shared.u16 [s+2], %h1; @%p2 ld.volatile.shared.u16 %h2, [s+2]; ret;""")  # fmt: skip
+
+
+# reads before writes in global memory ---------------------------------------------------------------------------------
+IN_PLACE = """mov.u32 %r1, %tid; {partner} mad.wide.u32 %rd1, %r1, {size}, %a0; mad.wide.u32 %rd2, %r2, {size}, %a0;
+  ld.global.{kind} {value}, [%rd2]; {sync} st.global.{kind} [%rd1], {value}; ret;"""
+OF_WARP_1 = "or.b32 %r2, %r1, 32;"
+
+
+def in_place(sync, partner=OF_WARP_1, kind="u32", grid=2):
+    size = int(kind[1:]) // 8
+    value = {2: "%h1", 4: "%r4"}[size]
+    body = IN_PLACE.format(sync=sync, partner=partner, kind=kind, size=size, value=value)
+    return body, np.arange(64 * grid, dtype=f"u{size}")
+
+
+@pytest.mark.parametrize("grid", [1, 3])
+@pytest.mark.parametrize("kind", ["u32", "u16"])
+def test_warps_that_write_what_others_read_need_a_barrier(kind, grid):
+    body, data = in_place("bar.sync 0;", kind=kind, grid=grid)
+    np.testing.assert_array_equal(run(body, data, grid=grid)[0], data | 32)
+    body, data = in_place("", kind=kind, grid=grid)
+    finding(rf"race in kernel k.*st.global.{kind}.*warp 1.*warp 0 has read these bytes and nothing orders",
+            body, data, grid=grid)  # fmt: skip
+
+
+def test_lanes_that_write_what_others_read_need_a_barrier_of_the_warp():
+    body, data = in_place("bar.warp.sync -1;", "xor.b32 %r2, %r1, 1;")
+    np.testing.assert_array_equal(run(body, data, grid=2)[0], data ^ 1)
+    body, data = in_place("", "xor.b32 %r2, %r1, 1;")
+    finding(r"race in kernel k.*st.global.*lane 0\n.*lane 1 of this warp read these bytes.*bar.warp.sync",
+            body, data, grid=2)  # fmt: skip
+
+
+def test_a_thread_may_write_what_it_alone_has_read():
+    body, data = in_place("", "mov.u32 %r2, %r1;")
+    np.testing.assert_array_equal(run(body, data, grid=2)[0], data)
+
+
+def test_another_warp_that_read_before_the_last_one_counts_too():
+    body = """setp.ne.u32 %p1, %lane, 0; @%p1 ret; ld.global.u32 %r1, [%a0]; setp.ne.u32 %p2, %warp, 1; @%p2 ret;
+      st.global.u32 [%a0], %r1; ret;"""
+    finding(r"race.*st.global.*warp 1.*warp 0 has read", body, u32(1))
+
+
+def test_a_cta_that_writes_what_another_has_read():
+    body = """mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %lane, 0; @%p1 ret; setp.eq.u32 %p2, %r1, 1;
+      @!%p2 ld.global.u32 %r2, [%a0]; {} @%p2 st.global.u32 [%a0], 1; ret;"""
+    finding(r"race.*st.global.*CTA \(0, 0, 0\), warp \d, of this launch has read",
+            body.format(""), u32(1), u32(1), grid=2, block=32)  # fmt: skip
+    ordered = """@!%p2 red.release.gpu.global.add.u32 [%a1], 1; @!%p2 ret;
+      wait: ld.acquire.gpu.global.u32 %r3, [%a1]; setp.eq.u32 %p3, %r3, 0; @%p3 bra wait;"""
+    run(body.format(ordered), u32(1), u32(1), grid=2, block=32)
+
+
+def test_reads_are_followed_in_what_a_kernel_may_write_and_in_nothing_else():
+    def written(body, arrays=3, before=""):
+        program = Program(parse(text_of(body, arrays, before)), mode="check")
+        return program.entry("k").written
+
+    assert written("ld.global.u32 %r1, [%a0]; st.global.u32 [%a1+4], %r1; ret;") == (8,)
+    assert written("add.u64 %rd1, %at4, %a2; cvta.to.global.u64 %rd2, %rd1; red.add.u32 [%rd2], 1; ret;") == (16,)
+    assert written("ld.global.u32 %r1, [%a0]; mad.wide.u32 %rd1, %r1, 4, %a1; st.global.u32 [%rd1], 1; ret;") == (8,)
+    assert written("st.shared.u32 [s], 1; ret;", before=SHARED) == ()
+    assert written("ld.global.u64 %rd1, [%a0]; st.global.u32 [%rd1], 1; ret;") == (ANYWHERE,)
+    assert written("setp.eq.u32 %p1, %tid, 0; selp.b64 %rd1, %a0, %a2, %p1; st.u32 [%rd1], 1; ret;") == (0, 16)
+    call = ".func f(.param .b64 p) { .reg .b64 %x; ld.param.u64 %x, [p]; st.global.u32 [%x], 1; ret; }\n"
+    assert written("{ .param .b64 q; st.param.b64 [q], %a1; call f, (q); } ret;", before=call) == (8,)
+
+
+def test_reads_through_a_loaded_pointer_are_followed():
+    device = ExecutorDevice("check", threads=1)
+    data = device.array(u32(64))
+    table = device.array(np.array([data.pointer], np.uint64))
+    body, _ = in_place("", grid=1)
+    body = body.replace("mad.wide.u32 %rd1", "ld.global.u64 %a0, [%a0]; mad.wide.u32 %rd1", 1)
+    with pytest.raises(ExecutionError, match="has read these bytes"):
+        device.module(text_of(body, 1))["k"].launch((1,), (64,), [table])
 
 
 # acquires -------------------------------------------------------------------------------------------------------------

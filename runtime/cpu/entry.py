@@ -14,6 +14,7 @@ from ptxgen.runtime.cpu.flow import Block, Flow
 from ptxgen.runtime.cpu.host import Host
 from ptxgen.runtime.cpu.layout import SHARED_BASE, Shape
 from ptxgen.runtime.cpu.support import called_by, closure, function_text
+from ptxgen.runtime.cpu.written import written_params
 
 WARP_FUNCTION = "warp"
 # roots of what is compiled once (and kept on disk) and linked to every entry; other support functions come one by one
@@ -45,6 +46,7 @@ class Entry:
     stops: tuple[tuple[int, str], ...]  # line and opcode at which each block begins, by number
     variables: tuple[tuple[str, int, int], ...]  # shared variables: name, window offset, bytes
     performance: tuple[tuple[str, tuple[int, ...]], ...]
+    written: tuple[int, ...]  # offsets of parameters through which it may write (check mode: `written.py`)
 
     @property
     def shape(self) -> Shape:
@@ -94,6 +96,7 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         stops=((0, ""), *(_first(block) for block in flow.blocks)),
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
+        written=written_params(flow.blocks) if check else (),
     )
     return entry, text
 

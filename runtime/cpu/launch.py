@@ -21,6 +21,7 @@ from ptxgen.runtime.cpu.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
 from ptxgen.runtime.cpu.pool import asked_to_look
 from ptxgen.runtime.cpu.share import Seen, Share
 from ptxgen.runtime.cpu.state import Gang, Geometry, Worker, forget_order
+from ptxgen.runtime.cpu.written import pointers
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.executor import Compiled
@@ -93,6 +94,7 @@ class Run:
         block.put("I", LAUNCH["before"], self.beside or self.number)
         if self.mode == "check":
             forget_order(block.order, self.geometry)
+            self.memory.follow_reads(pointers(self.params, self.compiled.entry.written), self.number)
         if self.mode == "random":
             count = min(self.geometry.gangs, _SHUFFLED)
             self.order = np.random.default_rng(self.seed).permutation(count).astype(np.int64)

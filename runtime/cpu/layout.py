@@ -103,9 +103,12 @@ VISIT = _offsets("warp:8 time:4 site:4")  # the last access by another CTA of th
 # of record numbers, one a CTA; and the records, each the 32 clocks of a CTA's warps
 ORDER = _offsets("lock:4 off:4 ctas:4 row:4 places:4 records:4 pad:8 rows:8 clocks:8 pad2:16")
 ORDER_PLACES, ORDER_RECORDS, ORDER_CTAS = 1024, 65536, 4096  # beyond these, CTAs are no longer compared
-# behind the flags of an allocation's bytes, before their stamps: whether all were written once, and the last launch
-SHADOW = _offsets("complete:4 launch:4 pad:56")
+# behind the flags of an allocation's bytes, before their stamps: whether all were written once, the last launch that
+# wrote, the last that reads are followed in, and where their marks are
+SHADOW = _offsets("complete:4 launch:4 reads:4 pad:4 marks:8 pad2:40")
+MARK_BYTES = 19  # for every 4 bytes of an allocation whose reads are followed (`support/readers.py`)
 STRONG_WRITER = 1 << 7  # of an unordered write, in a report's extra word: CTA + 1 from bit 8 on, this flag, the warp
+READER = 1 << 6  # that it was a read
 STAMP_CTAS = (1 << 23) - 1  # a stamp of global memory has 23 bits for the CTA
 ORDER_KEYS = ORDER["_end"]
 ORDER_TIMES = ORDER_KEYS + 8 * ORDER_PLACES  # i32: how often a place was released

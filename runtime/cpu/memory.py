@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import bisect
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu.forks import renewed_in_children
-from ptxgen.runtime.cpu.layout import SHADOW
+from ptxgen.runtime.cpu.layout import MARK_BYTES, SHADOW
 
 _GUARD = 256  # bytes before and after an allocation that no allocation ever uses
 _NULL = 1 << 16  # no host puts memory below
@@ -33,6 +34,7 @@ class Allocation:
     keep: object = field(default=None, repr=False)
     adopted: bool = False
     _fields: np.ndarray | None = field(default=None, repr=False)
+    _marks: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -59,7 +61,16 @@ class Allocation:
         """What launches have written is just written."""
         if self.shadow is not None and self._fields is not None:
             np.minimum(self.shadow, 1, out=self.shadow)
-            self._fields[SHADOW["launch"]] = 0
+            self._fields[SHADOW["launch"]] = self._fields[SHADOW["reads"]] = 0
+            self._marks = None
+
+    def follow_reads(self, number: int) -> None:
+        """Launch `number` marks who reads these bytes, as it may write them, too."""
+        if self._fields is not None:
+            if self._marks is None:
+                self._marks = np.zeros(MARK_BYTES * -(-self.size // 4), np.uint8)
+                self._fields[SHADOW["marks"] : SHADOW["marks"] + 8].view(np.uint64)[0] = self._marks.ctypes.data
+            self._fields[SHADOW["reads"]] = number
 
     def describe(self) -> str:
         """`'q' [0x7f00…, +4096 bytes)`."""
@@ -169,6 +180,13 @@ class Memory:
                 for allocation in self._live:
                     allocation.forget_launches()
             return self._launches
+
+    def follow_reads(self, addresses: Sequence[int] | None, number: int) -> None:
+        """Launch `number` may write where these addresses lie (None: anywhere)."""
+        with self._lock:
+            for live in self._live:
+                if addresses is None or any(live.begin <= address < live.end for address in addresses):
+                    live.follow_reads(number)
 
     def written(self, begin: int, nbytes: int) -> None:
         """The host has written these bytes: they count as initialised."""

@@ -146,25 +146,26 @@ def _race_text(extra: int) -> str:
 
 
 def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
-    """A write by another CTA of the launch, or another warp of this one, that this access knows nothing of."""
+    """An access by another CTA of the launch, or another warp of this one, that this access knows nothing of."""
     number, warp = _writer(extra)
+    did = "read" if extra & layout.READER else "written"
     strong = _OF_STRONG if extra & layout.STRONG_WRITER else ""
     for gang in gangs:
         offset = cta_address - gang.ctas.address
         if 0 <= offset < gang.ctas.size:
             if gang.ctas.get("q", offset + CTA["index"]) == number:
-                return f"warp {warp} has written these bytes and {_UNORDERED}a barrier between them would{strong}"
+                return f"warp {warp} has {did} these bytes and {_UNORDERED}a barrier between them would{strong}"
             break
     return (
-        f"CTA {_coordinates(gangs[0], number)}, warp {warp}, of this launch has written these bytes and {_UNORDERED}"
+        f"CTA {_coordinates(gangs[0], number)}, warp {warp}, of this launch has {did} these bytes and {_UNORDERED}"
         f"a release by its warp and an acquire here would (atom.acq_rel, or a fence on either side), or a cluster "
         f"barrier{strong}"
     )
 
 
 def _writer(extra: int) -> tuple[int, int]:
-    """(number of the CTA in the grid, number of the warp in it)."""
-    return (extra >> 8) - 1, extra & layout.STRONG_WRITER - 1
+    """(number of the CTA in the grid, number of the warp in it); a CTA has at most 32 warps."""
+    return (extra >> 8) - 1, extra & layout.WARP_LANES - 1
 
 
 def _coordinates(gang: Gang, number: int) -> str:

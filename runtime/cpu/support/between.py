@@ -2,7 +2,8 @@
 
 Every byte of global memory that a launch writes carries the launch's number as its flag (`shadow.py`), and every 4
 bytes a stamp: launch, whether the write was a strong one (atomic, volatile, relaxed, release), CTA, time in the CTA's
-own count, warp. A later access must know of that write (`order.py`); two strong ones need not. Reads leave no stamp.
+own count, warp. A later access must know of that write (`order.py`); two strong ones need not. Reads leave marks in
+some allocations only (`readers.py`).
 
 So does a launch that may run beside the one before it (griddepcontrol): what that has written it must wait for.
 """
@@ -149,7 +150,7 @@ def _unordered() -> str:
     return c.text()
 
 
-def _present(c: Code, strong: bool) -> tuple[str, str]:
+def present(c: Code, strong: bool) -> tuple[str, str]:
     """(the launch's flag, the stamp of a write by the warp now)."""
     now, _ = _numbers(c)
     cta, _ = order_block(c)
@@ -166,7 +167,7 @@ def _again() -> str:
     """`between.again(w, stamps, offset, bytes) -> i1`: a strong access of whole cells whose last write in this launch
     was a strong one too; then it is entered."""
     c = Code("define internal i1 @between.again(ptr %w, ptr %stamps, i64 %offset, i64 %n) noinline")
-    _, stamp = _present(c, strong=True)
+    _, stamp = present(c, strong=True)
     ragged = c(f"and i64 {c('or i64 %offset, %n')}, 3")
     c.ret("i1 false", when=c(f"icmp ne i64 {ragged}, 0"))
     wanted = c(f"lshr i64 {stamp}, {_STRONG_SHIFT}")
@@ -189,7 +190,7 @@ def _stamp(access: str) -> str:
     c = Code(
         f"define internal void @between.stamp.{access}(ptr %w, ptr %flags, ptr %stamps, i64 %offset, i64 %n) noinline"
     )
-    now, stamp = _present(c, access == "strong")
+    now, stamp = present(c, access == "strong")
     first, end = c("lshr i64 %offset, 2"), c("add i64 %offset, %n")
     last = c(f"lshr i64 {c(f'sub i64 {end}, 1')}, 2")
     at = c.var("i64", first)

@@ -18,14 +18,32 @@ SEVERAL = 0x80  # in a cell's read bytes: more than one warp has read it since i
 MANY_LANES, ANY_LANE = 32, 33  # instead of a lane: several lanes; not known (a part of a cell), which races with none
 PROXY = 34  # as unknown, and written by the asynchronous proxy
 STRONG = 35  # as unknown, and written by an atomic, volatile or relaxed access, which others of the kind may meet
-_IS_LANES = 1 << 17  # in a report's extra word, with the other lane from bit 24 on
+IS_LANES = 1 << 17  # in a report's extra word, with the other lane from bit 24 on
 
 
-class Cells:
-    """The arrays of a CTA's cells, and what the executing warp may rely on."""
+class Accessing:
+    """Which lanes access which cells: `first` is the first cell of the access."""
 
     def __init__(self, c: Code) -> None:
         self.c = c
+        self.first = c("lshr i64 %offset, 2")
+        self.lane_base, self.lane_shift = _lanes_of_cells(c)
+
+    def lanes(self, cell: str, size: int) -> str:
+        """Which lanes access `size` cells from a cell on, as a vector of i8."""
+        c, kind = self.c, vec("i32", size)
+        behind = c(f"trunc i64 {c(f'sub i64 {cell}, {self.first}')} to i32")
+        numbers = c(f"add {kind} {everywhere(c, behind, size)}, {lanes_of('i32', 1, size)}")
+        rows = c(f"lshr {kind} {numbers}, {everywhere(c, self.lane_shift, size)}")
+        lanes = c(f"add {kind} {rows}, {everywhere(c, self.lane_base, size)}")
+        return c(f"trunc {kind} {lanes} to {vec('i8', size)}")
+
+
+class Cells(Accessing):
+    """The arrays of a CTA's cells, and what the executing warp may rely on."""
+
+    def __init__(self, c: Code) -> None:
+        super().__init__(c)
         self.cta = c.load("ptr", "%w", WARP["cta"])
         block = c.load("ptr", self.cta, CTA["races"])
         self.count = c.load("i64", block, CHECK["cells"])
@@ -39,17 +57,6 @@ class Cells:
         self.safe = c.load("i32", "%w", WARP["safe"])  # stamps below this are covered, whichever warp they are of
         self.synced = c.load("i32", "%w", WARP["synced"])  # and the warp's own below this, whichever lane they are of
         self.write_lanes, self.read_lanes = (c.load("ptr", block, CHECK[f"{name}_lanes"]) for name in ("write", "read"))
-        self.first = c("lshr i64 %offset, 2")
-        self.lane_base, self.lane_shift = _lanes_of_cells(c)
-
-    def lanes(self, cell: str, size: int) -> str:
-        """Which lanes access `size` cells from a cell on, as a vector of i8."""
-        c, kind = self.c, vec("i32", size)
-        behind = c(f"trunc i64 {c(f'sub i64 {cell}, {self.first}')} to i32")
-        numbers = c(f"add {kind} {everywhere(c, behind, size)}, {lanes_of('i32', 1, size)}")
-        rows = c(f"lshr {kind} {numbers}, {everywhere(c, self.lane_shift, size)}")
-        lanes = c(f"add {kind} {rows}, {everywhere(c, self.lane_base, size)}")
-        return c(f"trunc {kind} {lanes} to {vec('i8', size)}")
 
     def mine(self) -> str:
         """The row of last reads of the executing warp."""
@@ -57,11 +64,11 @@ class Cells:
         return self.c.at(self.last_reads, self.c(f"mul i64 {wide}, {self.c(f'shl i64 {self.count}, 2')}"))
 
 
-def everywhere(c: Code, value: str, size: int) -> str:
-    """An i32 in all elements of a vector."""
-    kind = vec("i32", size)
-    one = c(f"insertelement {kind} poison, i32 {value}, i64 0")
-    return c(f"shufflevector {kind} {one}, {kind} poison, {kind} zeroinitializer")
+def everywhere(c: Code, value: str, size: int, element: str = "i32") -> str:
+    """An integer in all elements of a vector."""
+    kind = vec(element, size)
+    one = c(f"insertelement {kind} poison, {element} {value}, i64 0")
+    return c(f"shufflevector {kind} {one}, {kind} poison, {vec('i32', size)} zeroinitializer")
 
 
 def _lanes_of_cells(c: Code) -> tuple[str, str]:
@@ -105,7 +112,7 @@ def compare_lanes(
     shared = c(f"icmp ne i8 {c(f'and i8 {bytes_}, {ALL_BYTES}')}, 0")
     with c.if_(c(f"and i1 {differ(c, cells, stamp, lanes)}, {shared}"), likely=False):
         earlier = c(f"shl i32 {c(f'zext i8 {lanes[0]} to i32')}, 24")
-        extra = c(f"or i32 {earlier}, {_IS_LANES | (1 << 16 if wrote else 0)}")
+        extra = c(f"or i32 {earlier}, {IS_LANES | (1 << 16 if wrote else 0)}")
         report_at(c, cell, extra)
 
 

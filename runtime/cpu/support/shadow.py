@@ -114,12 +114,28 @@ def _global(c: Code, what: str) -> None:
         flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
         padded = c(f"add i64 {c.load('i64', cache, 8)}, 63")
         fields = c(f"inttoptr i64 {c(f'add i64 {base}, ' + c(f'and i64 {padded}, -64'))} to ptr")
+        _follow(c, what, fields, offset)
         if what in ("read", "fetch", "constant"):  # the commonest case: all is written, and not by this launch
             c.ret(when=c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
         _between(c, what, flags, c.at(fields, SHADOW["_end"]), offset)
         if what in _WRITES:
             launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
             c.store("i8", c.load("i8", launch, LAUNCH["generation"]), fields, SHADOW["launch"])
+
+
+def _follow(c: Code, what: str, fields: str, offset: str) -> None:
+    """Mark a read, or look at the marks before a write, where this launch follows the reads of the allocation."""
+    if what not in ("read", "constant", *_WRITES):
+        return
+    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
+    followed = c.load("i32", fields, SHADOW["reads"])
+    with c.if_(c(f"icmp eq i32 {followed}, {c.load('i32', launch, LAUNCH['generation'])}")):
+        size = c.load("i64", site_cache(c, c.load("ptr", "%w", WARP["thread"])), 8)
+        cells = c(f"lshr i64 {c(f'add i64 {size}, 3')}, 2")
+        tail = f"ptr {c.load('ptr', fields, SHADOW['marks'])}, i64 {cells}, i64 {offset}"
+        look = f"look.{'strong' if what in STRONG_WORDS else 'weak'}"
+        name = f"readers.{look if what in _WRITES else 'note'}"
+        c.do(f"call void @{name}(ptr %w, i32 %site, i32 %lane, i32 %row, i64 %a, i64 %n, {tail})")
 
 
 def _between(c: Code, what: str, flags: str, stamps: str, offset: str) -> None:
