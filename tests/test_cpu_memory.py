@@ -314,7 +314,7 @@ def test_a_kernel_that_writes_to_a_read_only_array_is_found(how, mode):
     """It may read there, and `bytes` keep their value."""
     device = open_device("cpu", mode=mode)
     array = np.frombuffer(bytes(1024), np.uint32)
-    body = "add.u64 %rd9, %a0, %at4; ld.global.u32 %r9, [%rd9];" + WRITES[how] + "ret;"
+    body = "add.u64 %rd9, %a0, %at4; ld.global.u32 %r9, [%rd9]; bar.warp.sync -1;" + WRITES[how] + "ret;"
     kernel = device.module(text_of(body, 1))["k"]
     with pytest.raises(ExecutionError, match=r"(?s)write to read-only memory in kernel k.*argument 0 \(a0\)"):
         kernel.launch(1, 32, [array])

@@ -19,9 +19,9 @@ Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
-    "core", "driver", "gangs", "choice", "access", "memory", "atomic", "math", "extreme", "integer", "convert", "warp",
-    "shadow", "clocks", "races", "proxies", "ledger", "order", "between", "readers", "late", "remote", "matrix", "tiles",
-    "cluster", "mbarrier", "async_copy", "bulk", "boxes", "tensor", "wgmma",
+    "core", "driver", "gangs", "choice", "access", "memory", "atomic", "math", "extreme", "integer", "convert",
+    "warp", "shadow", "clocks", "races", "proxies", "ledger", "order", "between", "readers", "late", "remote",
+    "matrix", "tiles", "cluster", "mbarrier", "async_copy", "bulk", "boxes", "tensor", "wgmma",
 )  # fmt: skip
 
 
