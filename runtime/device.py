@@ -78,7 +78,13 @@ class Device(ABC):
         return self.empty(source.shape, kind, stream).copy_from(source, stream)
 
     def pointers(self, targets: Sequence[Buffer]) -> Buffer:
-        """A u64 array of addresses for "pointers" parameters; it keeps its targets alive, and goes bad with them."""
+        """A u64 array of addresses for "pointers" parameters; it keeps its targets alive, and goes bad with them.
+
+        Raises `SpecError` for what is no buffer of this device.
+        """
+        for target in targets:
+            if not isinstance(target, Buffer) or target.device is not self:
+                raise SpecError(f"Device.pointers: must be buffers on {self.name} (got {target!r})")
         made = self.array(np.array([t.pointer for t in targets], np.uint64))
         made.allocation.point_to({id(t.allocation): t.allocation for t in targets}.values())
         return made

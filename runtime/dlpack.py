@@ -159,7 +159,7 @@ def give(
 
 
 def _export(array: Any, versioned: bool) -> object:
-    """NumPy's own capsule; NumPy before 2.1 has only those without a version, which every consumer takes."""
+    """NumPy's own capsule. Before 2.1 it has no version, which every consumer takes, and is never read-only."""
     if versioned:
         with contextlib.suppress(TypeError):
             return array.__dlpack__(max_version=(1, 1))

@@ -127,6 +127,18 @@ def test_launch_on_own_foreign_and_default_streams(gpu: CudaDevice) -> None:
     assert np.all(x.numpy() == 8)
 
 
+def test_arrays_by_the_cuda_array_interface_are_of_this_gpu(gpu: CudaDevice) -> None:
+    """The driver knows our pool's memory, and that host memory is not."""
+    x, host = gpu.array(np.ones(4, np.float32)), np.ones(4, np.float32)
+    kinds = [
+        type("Array", (), {"__cuda_array_interface__": x.__cuda_array_interface__ | changes})()
+        for changes in ({}, {"data": (host.ctypes.data, False)})
+    ]
+    assert gpu.wrap(kinds[0]).pointer == x.pointer
+    with pytest.raises(SpecError, match=r"must be memory of cuda:0 \(got Array in memory that is no GPU's\)"):
+        gpu.wrap(kinds[1])
+
+
 def test_results_are_read_after_the_launch_without_a_synchronisation_by_hand(gpu: CudaDevice) -> None:
     x, bound = scaled(gpu, 1 << 20, 2)
     streams = [gpu.stream() for _ in range(3)]

@@ -128,6 +128,8 @@ def test_memory_of_another_device_is_refused_at_bind(fake: tuple[CudaDevice, Bin
     for wrong in (open_device("cpu").zeros(4, "f32"), rows, other.tensor_map(rows, (8, 16))):
         with pytest.raises(SpecError, match=r"scale\(_0\): must be on cuda:0 \(got Buffer"):
             bound.update(_0=wrong)
+    with pytest.raises(SpecError, match=r"Device.pointers: must be buffers on cuda:0 \(got Buffer"):
+        device.pointers([rows])
 
 
 def test_update_repacks_one_argument(fake: tuple[CudaDevice, Binding]) -> None:

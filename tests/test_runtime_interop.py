@@ -211,7 +211,7 @@ def test_the_interface_of_another_devices_array_is_refused() -> None:
     with pytest.raises(SpecError, match=r"must be memory of cuda:0 \(got Interface in cuda:1\)"):
         first.wrap(Interface(x, stream=None))
     assert second.wrap(Interface(x, stream=None)).pointer == x.pointer
-    with pytest.raises(SpecError, match=r"must be memory of cuda:0 \(got Interface in memory that the driver does not"):
+    with pytest.raises(SpecError, match=r"must be memory of cuda:0 \(got Interface in memory that is no GPU's"):
         first.wrap(Interface(x, stream=None, data=(0x10, False)))
 
 

@@ -164,9 +164,10 @@ class CudaDevice(CudaContext, Device):
 
     def _check_memory(self, label: str, pointer: int) -> None:
         ordinal = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        code, index = self.ask("cuPointerGetAttribute", ordinal, pointer)
-        if code or int(index) != self.index:
-            where = "memory that the driver does not know" if code else f"cuda:{int(index)}"
+        code, found = self.ask("cuPointerGetAttribute", ordinal, pointer)
+        index = -1 if code else int(found)
+        if index != self.index:
+            where = "memory that is no GPU's" if index < 0 else f"cuda:{index}"
             raise SpecError(f"wrap: must be memory of {self.name} (got {label} in {where})")
 
     def _current_stream_of(self, library: str) -> Stream:
