@@ -16,7 +16,7 @@ from ptxgen.runtime.layers import KvLayers, from_zero, positive, within
 from ptxgen.runtime.order import after_others
 from ptxgen.runtime.pages import PageTable
 from ptxgen.runtime.sizing import bytes_per_sequence, overhead
-from ptxgen.runtime.transfer import page_blocks, slot_blocks
+from ptxgen.runtime.transfer import blocks_of_slot
 
 log = logging.getLogger("ptxgen.runtime")
 
@@ -28,7 +28,7 @@ class BatchedKvCache:
     layers. A decode step is `step()`, which makes room and puts `positions` and `lengths` into device memory, then per
     layer `append` and attention; a graph of the latter two stays valid over steps, and over every `resize` that does
     not grow. Growing gives new addresses: `generation` counts them, and graphs of the old ones raise. A slot that no
-    step has named, or whose length was set since, takes part in nothing: its position on the device is −1.
+    step has named, or whose length was set since, takes part in nothing: it is −1 in `positions`, 0 in `lengths`.
     """
 
     def __init__(self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None) -> None:
@@ -177,7 +177,7 @@ class BatchedKvCache:
     def set_length(self, slot: int, n: int, stream: object = None) -> None:
         """Say that a slot holds `n` positions, 0 … max_len; pages are taken or given back.
 
-        The slot appends nowhere until the next step: where it would have, the device is told, on `stream`.
+        The slot takes part in nothing until the next step; where it did, the device is told, on `stream`.
         """
         at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
         where = self.device._uncaptured(stream, "BatchedKvCache.set_length", "lengths are the host's")
@@ -186,6 +186,7 @@ class BatchedKvCache:
             self.pages.reserve({at: length})
         if self._stepping[at]:
             self._positions[at : at + 1].fill(-1, where)
+            self._device_lengths[at : at + 1].fill(0, where)
             self._stepping[at] = False
         if self.pages is not None:
             self.pages.shrink(at, length)
@@ -272,19 +273,15 @@ class BatchedKvCache:
         sources, targets = ([kept.buffers(i) for i in layers] for kept in (cache, self._held))
         if where is None:
             where = self.device.default_stream
-            table = () if self.pages is None else (self.pages.buffer,)
-            used = (self._positions, *table, *(b for part in (*sources, *targets) for b in part.values()))
-            after_others(where, (b.allocation for b in used))
+            told = [self._positions, self._device_lengths, *([] if self.pages is None else [self.pages.buffer])]
+            moved = [b for held in (*sources, *targets) for b in held.values()]
+            after_others(where, (b.allocation for b in told + moved))
         self.set_length(slot, length, where)
         if self.pages is not None:
             self.pages.upload(where)
         for source, target in zip(sources, targets, strict=True):
             for name, buffer in source.items():
-                if self.pages is None:
-                    pairs = slot_blocks(buffer, target[name], slot, length)
-                else:
-                    pairs = page_blocks(buffer, target[name], self.pages.table[slot].tolist(), length)
-                for here, there in pairs:
+                for here, there in blocks_of_slot(buffer, target[name], slot, self.pages, length):
                     here.move_to(there, where)
         if stream is None:
             where.synchronize()

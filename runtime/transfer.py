@@ -6,8 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.pages import PageTable
 
 Pair = tuple[Blocks, Blocks]
+
+
+def blocks_of_slot(source: Buffer, target: Buffer, slot: int, pages: PageTable | None, seq_len: int) -> Iterator[Pair]:
+    """The first positions of every head of `source`, and where they go in a batch, contiguous or in pages."""
+    if pages is None:
+        return slot_blocks(source, target, slot, seq_len)
+    return page_blocks(source, target, pages.table[slot].tolist(), seq_len)
 
 
 def slot_blocks(source: Buffer, target: Buffer, slot: int, seq_len: int) -> Iterator[Pair]:

@@ -126,8 +126,8 @@ def others() -> Iterable[str]:
         yield "\n## Soak (`python -m tests.soak --device cuda --steps 100000 --jobs 12 --save`)\n"
         yield (
             f"{r['steps']} steps over {r['shapes']} random shapes in {r['seconds']:.0f} s, largest error "
-            f"{r['of_limit']} of\nits limit; device memory in use {r['used_first']} bytes after the first shape and "
-            f"{r['used_last']} after\nthe last. Commit {r['commit']}.\n"
+            f"{r['of_limit']} of\nits limit; device memory in use {r['used_first']} bytes at first and "
+            f"{r['used_last']} at the end.\nCommit {r['commit']}.\n"
         )
         yield ", ".join(f"{count} × {name}" for name, count in r["case"]["done"].items()) + "."
     if (RESULTS / "cold_start.jsonl").is_file():

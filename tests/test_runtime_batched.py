@@ -217,6 +217,7 @@ def test_positions_are_minus_one_until_a_step_says_where(device: Device, page: i
         assert batched.positions.numpy().tolist() == [0, 0, 0]
         change()
         assert batched.positions.numpy().tolist() == [0, -1, 0], name
+        assert batched.lengths.numpy().tolist() == [1, 0, 1], name
     batched.reset()
     assert batched.positions.numpy().tolist() == [-1, -1, -1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -240,6 +241,8 @@ def test_free_and_use_after_free(device: Device) -> None:
 
 
 def test_memory_in_use_is_what_the_device_allocated(device: Device) -> None:
+    gc.collect()
+    device.synchronize()
     before = device.memory()
     cache = made(device)
     assert device.memory().used - before.used >= cache.nbytes
@@ -248,6 +251,7 @@ def test_memory_in_use_is_what_the_device_allocated(device: Device) -> None:
         assert device.memory().used - before.used < cache.nbytes + wrapped.nbytes, "an array of others is theirs"
     assert before.available == before.free + before.reserved - before.used
     cache.free()
+    device.synchronize()
     assert device.memory().used == before.used
 
 
