@@ -11,7 +11,6 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from ptxgen.runtime.cuda.device import CudaDevice  # noqa: E402
 from ptxgen.runtime.cuda.driver import Driver  # noqa: E402
 from ptxgen.runtime.cuda.launch import Config  # noqa: E402
 from ptxgen.runtime.diskcache import DiskCache  # noqa: E402
+from tests.fake_order import Launched, Order  # noqa: E402
 
 _SLACK = 256  # bytes of an allocation that only align it
 # Around other calls: not logged.
@@ -42,19 +42,6 @@ TEXT = """.version 7.0
     ret;
 }
 """
-
-
-@dataclass
-class Launched:
-    """One kernel launch as the driver saw it."""
-
-    name: str
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared: int
-    stream: int
-    attributes: dict[int, tuple[int, ...]]
-    arguments: tuple[bytes, ...]
 
 
 def entry_slots(text: str, name: str) -> tuple[Slot, ...]:
@@ -116,10 +103,11 @@ def torch_on(monkeypatch: pytest.MonkeyPatch, stream: int) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(_C=inner))
 
 
-class Binding:
+class Binding(Order):
     """Functions by their driver names; all else is the real module's. `fail[name]` is a list of codes to return."""
 
     def __init__(self, capability: tuple[int, int] = (9, 0), version: int = 13000, devices: int = 1) -> None:
+        super().__init__()
         self.capability = capability
         self.version = version
         self.devices = devices
@@ -130,20 +118,9 @@ class Binding:
         self.free_bytes = 1 << 30
         self.texts: dict[int, str] = {}
         self.functions: dict[int, tuple[str, str]] = {}
-        self.capturing: dict[int, list[Callable[[], None]]] = {}
-        self.graphs: dict[int, list[Callable[[], None]]] = {}
-        self.nodes: dict[int, Launched] = {}
         self.contexts: list[int] = []
-        self.made_in: dict[int, int] = {}  # context of every stream, event and address
         self.driver_compiles = True
-        self.captured_elsewhere: set[int] = set()  # streams that another library captures, all of them blocking ones
-        self.forked: dict[int, int] = {}  # streams that joined a capture and have not been joined back: the capture's
-        self.events: dict[int, tuple[int, list[Any] | None]] = {}  # where each was recorded, and into which capture
-        self.waits: list[tuple[int, int]] = []  # stream, the one it waits for
-        self.replays: list[int] = []  # streams of graph launches
-        self.busy = False  # whether events are still to come
         self.execute: Callable[[str, Launched], None] = lambda text, launch: None
-        self._next = 0x1000
         self._native = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
         self._keep: list[Any] = []
 
@@ -169,18 +146,6 @@ class Binding:
         if result is None:
             return (real.CUresult.CUDA_SUCCESS,)
         return (real.CUresult.CUDA_SUCCESS, *(result if isinstance(result, tuple) else (result,)))
-
-    def handle(self) -> int:
-        self._next += 0x100
-        self.made_in[self._next] = self._cuCtxGetCurrent()
-        return self._next
-
-    def _submit(self, stream: Any, job: Callable[[], None]) -> None:
-        recording = self.capturing.get(int(stream))
-        if recording is None:
-            job()
-        else:
-            recording.append(job)
 
     # device and context -------------------------------------------------------------------------------------------
     def _cuInit(self, flags: int) -> None: ...
@@ -292,47 +257,6 @@ class Binding:
     def _cuMemsetD16Async(self, *args: Any) -> None: self._set(2, *args)
     def _cuMemsetD32Async(self, *args: Any) -> None: self._set(4, *args)
 
-    # streams and events -------------------------------------------------------------------------------------------
-    def _cuStreamCreate(self, flags: int) -> int: return self.handle()
-    def _cuStreamDestroy(self, stream: object) -> None: ...
-    def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int: return mode
-    def _cuEventCreate(self, flags: int) -> int: return self.handle()
-
-    def _cuStreamSynchronize(self, stream: Any) -> Any:
-        return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if int(stream) in self.capturing else None
-
-    def _cuStreamIsCapturing(self, stream: int) -> Any:
-        if stream in (0, 1) and self.captured_elsewhere:  # the legacy stream, which blocking streams wait for
-            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        return int(stream in self.captured_elsewhere or stream in self.capturing)
-
-    def _cuEventRecord(self, event: Any, stream: Any) -> Any:
-        event, stream = int(event), int(stream)
-        if self.made_in.get(stream, self.made_in[event]) != self.made_in[event]:
-            return real.CUresult.CUDA_ERROR_INVALID_HANDLE
-        self.events[event] = (stream, self.capturing.get(stream))
-        return None
-
-    def _cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> Any:
-        """An event of a captured stream draws the one that waits for it into the capture."""
-        stream, (earlier, capture) = int(stream), self.events[int(event)]
-        mine = self.capturing.get(stream)
-        if mine is not None and mine is not capture:
-            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION
-        if capture is not None:
-            self.capturing[stream] = capture
-            if mine is None:
-                self.forked[stream] = id(capture)
-            else:
-                self.forked.pop(earlier, None)
-        self.waits.append((stream, earlier))
-        return None
-
-    def _cuEventSynchronize(self, event: object) -> None: ...
-    def _cuEventQuery(self, event: object) -> Any: return real.CUresult(600) if self.busy else None
-    def _cuEventDestroy(self, event: object) -> None: ...
-    def _cuEventElapsedTime(self, start: object, end: object) -> float: return 1.5
-
     # code ---------------------------------------------------------------------------------------------------------
     def _cuLinkCreate(self, count: int, keys: list[Any], values: list[Any]) -> int:
         self._log = dict(zip(keys, values, strict=True))[real.CUjit_option.CU_JIT_ERROR_LOG_BUFFER]
@@ -409,67 +333,3 @@ class Binding:
     def _run(self, text: str, launch: Launched) -> None:
         self.launched.append(launch)
         self.execute(text, launch)
-
-    # graphs -------------------------------------------------------------------------------------------------------
-    def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> None: self.capturing[int(stream)] = []
-
-    def _cuStreamEndCapture(self, stream: Any) -> Any:
-        recorded = self.capturing[int(stream)]
-        self.capturing = {s: jobs for s, jobs in self.capturing.items() if jobs is not recorded}
-        if id(recorded) in self.forked.values():
-            self.forked = {s: capture for s, capture in self.forked.items() if capture != id(recorded)}
-            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-        graph = self.handle()
-        self.graphs[graph] = recorded
-        return graph
-
-    def _cuGraphCreate(self, flags: int) -> int:
-        graph = self.handle()
-        self.graphs[graph] = []
-        return graph
-
-    def _cuGraphGetNodes(self, graph: int, count: int) -> tuple[list[Any], int]: return [], len(self.graphs[graph])
-    def _cuGraphDestroy(self, graph: int) -> None: del self.graphs[graph]
-    def _cuGraphExecDestroy(self, executable: int) -> None: del self.graphs[executable]
-
-    def _launch_of(self, params: Any) -> Launched:
-        function = int(params.func)
-        return Launched(
-            self.functions[function][1], (params.gridDimX, params.gridDimY, params.gridDimZ),
-            (params.blockDimX, params.blockDimY, params.blockDimZ), params.sharedMemBytes, 0, {},
-            self._arguments(function, int(params.kernelParams)),
-        )  # fmt: skip
-
-    def _cuGraphAddKernelNode(self, graph: int, before: list[Any], count: int, params: Any) -> int:
-        assert len(before) == count
-        node = self.handle()
-        self.nodes[node] = self._launch_of(params)
-        text = self.functions[int(params.func)][0]
-        self.graphs[graph].append(lambda: self._run(text, self.nodes[node]))
-        return node
-
-    def _cuGraphKernelNodeSetParams(self, node: int, params: Any) -> None:
-        kept = self.nodes[node].attributes
-        self.nodes[node] = self._launch_of(params)
-        self.nodes[node].attributes = kept
-
-    def _cuGraphExecKernelNodeSetParams(self, executable: int, node: int, params: Any) -> None: ...
-    def _cuGraphKernelNodeSetAttribute(self, node: int, attribute: Any, value: Any) -> None:
-        self.nodes[node].attributes[int(attribute)] = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
-
-    def _cuGraphAddDependencies(self, graph: int, before: Any, after: Any, edges: Any, count: int) -> None:
-        self.edges = [(b, a, e.type, e.from_port) for b, a, e in zip(before, after, edges, strict=True)]
-
-    def _cuGraphInstantiate(self, graph: int, flags: int) -> int:
-        executable = self.handle()
-        self.graphs[executable] = self.graphs[graph]
-        return executable
-
-    def _cuGraphExecUpdate(self, executable: int, graph: int) -> Any:
-        self.graphs[executable] = self.graphs[graph]
-        return 0
-
-    def _cuGraphLaunch(self, executable: int, stream: Any) -> None:
-        self.replays.append(int(stream))
-        for job in self.graphs[executable]:
-            job()
