@@ -86,11 +86,14 @@ class CudaContext:
     def relaxed(self) -> Iterator[None]:
         """Let this thread do what a capture elsewhere (another library's, another thread's) forbids meanwhile."""
         mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        _, before = self._ask("cuThreadExchangeStreamCaptureMode", mode)
+        name = "cuThreadExchangeStreamCaptureMode"
+        code, before = self._ask(name, mode)
+        if code:
+            raise self.failed(name, code)
         try:
             yield
         finally:
-            self._ask("cuThreadExchangeStreamCaptureMode", before)
+            self._ask(name, before)
 
     @property
     def usable(self) -> bool:

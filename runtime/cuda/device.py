@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Protocol, TypeVar
-from weakref import WeakSet
+from typing import Any, ClassVar, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class CudaDevice(CudaContext, Device):
         self.target = target_of_capability(*self.capability)
         self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
         self.shared_limit = self.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        self._parts: WeakSet[Part] = WeakSet()
-        self._allocations: WeakSet[Allocation] = WeakSet()
+        self._parts: WeakValueDictionary[int, Part] = WeakValueDictionary()
+        self._allocations: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
         self._memory = CudaMemory(self)
         self.retired = Retired(self)
         self._loader = Loader(self, cubins)
@@ -71,7 +71,7 @@ class CudaDevice(CudaContext, Device):
 
     def part(self, made: AnyPart) -> AnyPart:
         """Remember what `close` has to close."""
-        self._parts.add(made)
+        self._parts[id(made)] = made
         return made
 
     # public -------------------------------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ class CudaDevice(CudaContext, Device):
         if self.dead is None:
             self.synchronize()
             self.modules = ModuleCache(self)
-            self._memory.close(a for a in list(self._allocations) if not a.freed)
-            for part in list(self._parts):
+            self._memory.close(a for a in _alive(self._allocations) if not a.freed)
+            for part in _alive(self._parts):
                 part.close(f"{self.name} was closed")
             self.retired.reap()
             self.dead = f"{self.name} was closed"
@@ -113,7 +113,7 @@ class CudaDevice(CudaContext, Device):
     def empty(self, shape: int | tuple[int, ...], dtype: object, stream: object = None) -> Buffer:
         """See `Device.empty`."""
         made = super().empty(shape, dtype, stream)
-        self._allocations.add(made.allocation)
+        self._allocations[id(made.allocation)] = made.allocation
         return made
 
     def _runs(self, target: Target) -> bool:
@@ -179,3 +179,8 @@ class CudaDevice(CudaContext, Device):
 
     def _new_graph(self) -> Graph:
         return self.part(CudaGraph(self))
+
+
+def _alive(table: WeakValueDictionary[int, Any]) -> list[Any]:
+    """What is left, while other threads may add more."""
+    return [found for entry in table.valuerefs() if (found := entry()) is not None]

@@ -85,13 +85,12 @@ class CudaMemory:
 
     def close(self, held: Iterable[Allocation]) -> None:
         """Free all that nobody else holds; no work is under way."""
-        with self.device.relaxed():
-            for allocation in held:
-                if allocation.exports:
-                    self.lent.add(allocation.pointer)
-                else:
-                    self.device.call("cuMemFreeAsync", allocation.pointer, self._releasing.handle)
-            self._releasing.synchronize()
+        for allocation in held:
+            if allocation.exports:
+                self.lent.add(allocation.pointer)
+            else:
+                self.device.quiet("cuMemFreeAsync", allocation.pointer, self._releasing.handle)
+        self.device.quiet("cuStreamSynchronize", self._releasing.handle)
 
     def _returned(self, free: str, address: int) -> None:
         """The last reference to memory that others held has gone, in any thread."""
