@@ -59,7 +59,7 @@ class Executor:
         made = self.cache
         n_layers, n_heads, n_kv_heads, head_dim = made.n_layers, made.n_heads, made.n_kv_heads, made.head_dim
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
-        self.stream = self.cache.stream = self._latest = device.default_stream
+        self.stream = self._latest = device.default_stream
         self.max_chunks = max_chunks
         self._flash_decoding: FlashDecoding | None = None
         row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)

@@ -15,7 +15,6 @@ from ptxgen.runtime.interop import argument
 from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, scale_groups, within
 from ptxgen.runtime.order import after_others, before_others
 from ptxgen.runtime.snapshot import Layer, Snapshot
-from ptxgen.runtime.stream import Stream
 
 _SHORT = 8  # rows of an append whose bound kernel is kept
 
@@ -51,7 +50,7 @@ class KvCache:
         self.head_dim, self.max_len = head_dim, max_len
         self.dtype = kv_dtype("KvCache", dtype)
         self.groups = scale_groups(head_dim)
-        self.stream: Stream | None = None
+        self.stream = device.default_stream
         self._lengths = [0] * n_layers
         self._appends: dict[tuple[int, int, DType], BoundKernel] = {}
         self._store = KvLayers(device, n_layers, (n_kv_heads, max_len), head_dim, self.dtype)
@@ -129,8 +128,9 @@ class KvCache:
         """Add positions at the layer's length; the new length. k, v `[rows, n_kv_heads, head_dim]` on the device: a
         buffer, or what `Device.wrap` takes.
 
-        Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the cache's own, which is its
-        executor's; without that, as every launch. Cannot be recorded: a replay would write the same position again.
+        Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the device's default one,
+        after what other streams have been given on k, v and the layer, and before what these are given next. Cannot be
+        recorded: a replay would write the same position again.
         """
         instead = "KvCacheScatter with indirect=True takes its position from the device"
         stream = self.device._uncaptured(stream, "KvCache.append", instead)
@@ -140,12 +140,11 @@ class KvCache:
         shape = (rows, self.n_kv_heads, self.head_dim)
         k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
         bound = self._scatter(layer, k, v, position)
-        if stream is None and self.stream is not None:
+        if stream is None:
             after_others(self.stream, bound.allocations())
-            bound.launch(self.stream)
+        bound.launch(stream or self.stream)
+        if stream is None:
             before_others(self.stream, bound.allocations())
-        else:
-            bound.launch(stream)
         self._lengths[layer] = position + rows
         return position + rows
 

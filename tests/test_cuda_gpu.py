@@ -305,6 +305,26 @@ def test_released_memory_waits_for_its_last_launch(gpu: CudaDevice) -> None:
         assert not y.numpy().any()
 
 
+def test_memory_of_the_legacy_stream_goes_after_a_blocking_streams_capture(gpu: CudaDevice) -> None:
+    """CuPy's streams are blocking ones: while such a one is captured, nothing may wait for the legacy stream."""
+    x, bound = scaled(gpu, 1 << 20, 2)
+    kept = gpu.zeros(4, "f32")
+    gpu.synchronize()
+    before = gpu.memory().used
+    bound.launch(gpu.stream(1))
+    blocking = int(gpu.call("cuStreamCreate", 0))
+    gpu.call("cuStreamBeginCapture", blocking, gpu.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+    x.free()
+    gpu.call("cuMemsetD32Async", kept.pointer, 0x3F800000, 4, blocking)
+    graph = gpu.call("cuStreamEndCapture", blocking)
+    assert gpu.call("cuGraphGetNodes", graph, 0)[1] == 1, "the capture is whole, and has nothing of ours"
+    gpu.call("cuGraphDestroy", graph)
+    gpu.call("cuStreamDestroy", blocking)
+    gpu.synchronize()
+    gpu.synchronize()  # the first one gave the memory back, in the order of a stream
+    assert gpu.memory().used <= before - (4 << 20)
+
+
 def test_memory_is_flat(gpu: CudaDevice) -> None:
     def churn() -> None:
         for _ in range(20):

@@ -108,6 +108,20 @@ def test_the_executor_works_in_the_order_of_torchs_current_stream(gpu: CudaDevic
         assert np.array_equal(got.cpu().numpy(), want)
 
 
+def test_a_graph_of_torch_tensors_runs_on_torchs_current_stream(gpu: CudaDevice, torch: Any) -> None:
+    x = torch.ones(1 << 20, device="cuda")
+    graph, side = gpu.graph(), torch.cuda.Stream()
+    graph.add(scale(gpu, x, 1 << 20))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # some ten milliseconds
+        x.fill_(3)
+        graph.launch()
+        got = x.clone()
+    side.synchronize()
+    assert set(got.tolist()) == {6.0}
+
+
 def test_torch_graph_captures_our_launch(gpu: CudaDevice, torch: Any) -> None:
     x = torch.ones(1000, device="cuda")
     bound = scale(gpu, x, 1000)
