@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptxgen.errors import ExecutionError, ModuleLoadError
+from ptxgen.errors import CudaError, ExecutionError, ModuleLoadError
 from ptxgen.runtime import open_device
 from tests.oracle import Oracle
 from tests.oracle.memory import OracleFault
@@ -303,8 +303,11 @@ def test_memory_that_was_freed_is_found():
     made = device.tensor_map(array, (4, 32))
     array.free()
     kernel = device.module(text(2, LOAD.replace("WAIT", WAIT)))["k"]
+    rest = [bytes(20), device.zeros(512, "u8"), np.uint32(512)]
+    with pytest.raises(CudaError, match="was freed; allocate a new one"):
+        kernel.bind(1, 32, [made, *rest])
     with pytest.raises(ExecutionError, match="freed"):
-        kernel.launch(1, 32, [made, bytes(20), device.zeros(512, "u8"), np.uint32(512)])
+        kernel.launch(1, 32, [made.data, *rest])
 
 
 REFUSED = {
