@@ -9,14 +9,13 @@ import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.attention import AttentionKernels
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.flashdecoding import FlashDecoding
 from ptxgen.runtime.graph import Graph, Node
 from ptxgen.runtime.interop import argument
 from ptxgen.runtime.kvcache import KvCache, as_rows
-from ptxgen.runtime.order import after_others, before_others
+from ptxgen.runtime.order import after_others
 from ptxgen.runtime.staging import Arguments, row_count, take_back
 from ptxgen.runtime.stream import Stream
 
@@ -60,6 +59,7 @@ class Executor:
         n_layers, n_heads, n_kv_heads, head_dim = made.n_layers, made.n_heads, made.n_kv_heads, made.head_dim
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
         self.stream = self._latest = device.default_stream
+        self._others: list[Stream] = []  # that share memory with the call under way
         self.max_chunks = max_chunks
         self._flash_decoding: FlashDecoding | None = None
         row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)
@@ -95,7 +95,7 @@ class Executor:
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
         self._arguments.download("out", out, where)
-        self._end(stream, buffers, layer)
+        self._end()
         return length
 
     def flash_attention_cached(
@@ -119,7 +119,7 @@ class Executor:
         self.cache.append(layer, buffers["k"], buffers["v"], where)
         attention.launch(where)
         take_back(out, buffers["out"], where)
-        self._end(stream, buffers, layer)
+        self._end()
         return length
 
     def flash_decoding(self, layer: int, q: object, out: object, stream: object = None) -> None:
@@ -139,7 +139,7 @@ class Executor:
         self._arguments.upload({"q": q}, where)
         self._flash().launch(layer, rows["q"], rows["out"], length, where)
         self._arguments.download("out", out, where)
-        self._end(stream, rows, layer)
+        self._end()
 
     def flash_decoding_nodes(self, graph: Graph, layer: int, q: object, out: object) -> tuple[Node, Node]:
         """Append chunk and reduction to a graph as explicit nodes; arguments on the device."""
@@ -166,7 +166,7 @@ class Executor:
         self._begin(stream, buffers)
         attention.launch(where)
         take_back(out, buffers["out"], where)
-        self._end(stream, buffers)
+        self._end()
 
     def rope(
         self, q: object, k: object = None, position: object = 0, stream: object = None, **options: Any
@@ -194,7 +194,7 @@ class Executor:
         bound.launch(where)
         for name, array in given.items():
             take_back(array, buffers[name], where)
-        self._end(stream, buffers)
+        self._end()
 
     # graphs -------------------------------------------------------------------------------------------------------
     def step(self, stream: object = None) -> None:
@@ -209,7 +209,7 @@ class Executor:
         where = self._begin(stream, told)
         self.positions.copy_from(positions, where)
         self.lengths.copy_from(positions + np.int32(1), where)
-        self._end(stream, told)
+        self._end()
         for layer, length in enumerate(before):
             self.cache.set_length(layer, length + 1)
 
@@ -226,25 +226,24 @@ class Executor:
         """The stream to work on, after the call before this one; without one given, our own, after what other streams
         do with the arguments and the layer."""
         where = self.stream if stream is None else stream
+        self._others = []
         if recording(where):
             return where
         self.device._uncaptured(stream, "Executor", "a graph of another library would not count positions")
+        if stream is None:
+            used = [b.allocation for b in buffers.values()]
+            if layer is not None:  # its keys stand for all that goes with them
+                used.append(self.cache.k(layer).allocation)
+            self._others = after_others(where, used)
         if where is not self._latest:
             where.wait(self._latest)
             self._latest = where
-        if stream is None:
-            after_others(where, self._used(buffers, layer))
         return where
 
-    def _end(self, stream: Stream | None, buffers: Mapping[str, Buffer], layer: int | None = None) -> None:
-        """What other streams do with the arguments and the layer from now on comes after our work."""
-        if stream is None:
-            before_others(self.stream, self._used(buffers, layer))
-
-    def _used(self, buffers: Mapping[str, Buffer], layer: int | None) -> list[Allocation]:
-        """Memory that tells which streams are at work: a layer's keys stand for all that goes with them."""
-        used = [b.allocation for b in buffers.values()]
-        return used if layer is None else [*used, self.cache.k(layer).allocation]
+    def _end(self) -> None:
+        """What those other streams do from now on comes after our work."""
+        for other in self._others:
+            other.wait(self.stream)
 
     def _flash(self) -> FlashDecoding:
         if self._flash_decoding is None:

@@ -13,7 +13,7 @@ from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.interop import argument
 from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, scale_groups, within
-from ptxgen.runtime.order import after_others, before_others
+from ptxgen.runtime.order import after_others
 from ptxgen.runtime.snapshot import Layer, Snapshot
 
 _SHORT = 8  # rows of an append whose bound kernel is kept
@@ -140,11 +140,10 @@ class KvCache:
         shape = (rows, self.n_kv_heads, self.head_dim)
         k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
         bound = self._scatter(layer, k, v, position)
-        if stream is None:
-            after_others(self.stream, bound.allocations())
+        others = after_others(self.stream, bound.allocations()) if stream is None else []
         bound.launch(stream or self.stream)
-        if stream is None:
-            before_others(self.stream, bound.allocations())
+        for other in others:
+            other.wait(self.stream)
         self._lengths[layer] = position + rows
         return position + rows
 

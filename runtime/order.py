@@ -1,4 +1,4 @@
-"""Order between streams that share memory: which others to wait for, and to make wait. Owns no streams.
+"""Order between streams that share memory: which others to wait for. Owns no streams.
 
 Memory knows the streams that were given work on it. Where there is only one, nothing is recorded and nothing waits.
 """
@@ -12,23 +12,12 @@ from ptxgen.runtime.allocation import Allocation
 from ptxgen.runtime.stream import Stream
 
 
-def after_others(stream: Stream, allocations: Iterable[Allocation]) -> None:
+def after_others(stream: Stream, allocations: Iterable[Allocation]) -> list[Stream]:
     """Order later work of `stream` after what other streams, other libraries' included, have been given on memory.
 
-    `CudaError`, with nothing ordered yet, while another library captures one of them.
+    Those others, which may have to wait for that work in turn. `CudaError`, with nothing ordered yet, while another
+    library captures one of them.
     """
-    for earlier in _others(stream, allocations):
-        stream.wait(earlier)
-
-
-def before_others(stream: Stream, allocations: Iterable[Allocation]) -> None:
-    """Order what other streams will do with memory, other libraries' included, after the work of `stream`."""
-    for later in _others(stream, allocations):
-        later.wait(stream)
-
-
-def _others(stream: Stream, allocations: Iterable[Allocation]) -> list[Stream]:
-    """Streams other than this one that may be working on memory."""
     found: dict[int, Stream] = {}
     for allocation in allocations:
         found.update(allocation.streams)
@@ -42,4 +31,6 @@ def _others(stream: Stream, allocations: Iterable[Allocation]) -> list[Stream]:
                 f"{other} works on this memory, and another library captures it: a graph of that library would repeat "
                 f"neither the lengths nor the order of this call; launch bound kernels, or use ptxgen.torch"
             )
+    for other in found.values():
+        stream.wait(other)
     return list(found.values())
