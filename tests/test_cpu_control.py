@@ -482,6 +482,21 @@ def test_random_mode_leaves_ctas_on_their_way_while_others_run():
     assert [summed("", mode="random", seed=seed) for seed in range(12)] == sums
 
 
+def test_a_drawn_order_that_repeats_runs_every_cta_once(monkeypatch):
+    """Grids of more clusters than one order covers, which a last part of the grid does not fill."""
+    monkeypatch.setattr("ptxgen.runtime.cpu.launch._SHUFFLED", 8)
+    ticket, runs, order = u32(1), u32(21), u32(21)
+    run(
+        """
+  atom.global.add.u32 %r1, [%a0], 1;
+  mov.u32 %r2, %ctaid.x; mul.wide.u32 %rd1, %r2, 4; add.u64 %rd2, %a1, %rd1; red.global.add.u32 [%rd2], 1;
+  add.u64 %rd3, %a2, %rd1; st.global.u32 [%rd3], %r1; ret;""",
+        ticket, runs, order, grid=21, block=1, mode="random",
+    )  # fmt: skip
+    assert (runs == 1).all()
+    assert (order != np.arange(21)).any()
+
+
 def test_a_wait_for_a_time_ends():
     out = u32(32)
     run(

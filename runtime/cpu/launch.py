@@ -1,7 +1,7 @@
 """One launch: prepares native structures, runs gangs over host threads, ends them all when one finds something.
 
-What a thread does is `share.py`'s. Native code returns to Python when a gang has to wait, and when `look` is set: a
-time or two a second would do, so that Ctrl-C and a limit of time are heeded.
+What a thread does is `share.py`'s. Native code returns to Python when a gang has to wait, and when `look` is set, so
+that Ctrl-C and a limit of time are heeded.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class Share:
             elif self.waiting:
                 found = self._round()
             elif self.of.left():
-                found = self._wait_for_room()
+                self._wait_for_room()
+                found = None
             else:
                 return None
             if found is not None:
@@ -116,9 +117,11 @@ class Share:
             of.progressed(ended)
         return self._noted(Seen(None if ended else ends, before if still else None))
 
-    def _wait_for_room(self) -> str | None:
-        """Other threads keep as many gangs waiting as there may be."""
-        return self._noted(Seen(self.of.ends, self.of.progress))
+    def _wait_for_room(self) -> None:
+        """Other threads keep as many gangs waiting as there may be; they also tell when these stand still."""
+        self.of.seen[self.number] = Seen(self.of.ends, self.of.progress)
+        self.of.look()
+        time.sleep(_NAP_SECONDS)
 
     def _noted(self, seen: Seen) -> str | None:
         of = self.of
