@@ -17,8 +17,9 @@ from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Lau
 from ptxgen.runtime.cpu import library
 from ptxgen.runtime.cpu.entry import Entry
 from ptxgen.runtime.cpu.executor import Program
+from ptxgen.runtime.cpu.geometry import fitted
 from ptxgen.runtime.cpu.memory import Memory
-from ptxgen.runtime.cpu.options import Options, fitted
+from ptxgen.runtime.cpu.options import Options
 from ptxgen.runtime.cpu.tensormap import encode
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.graph import Graph

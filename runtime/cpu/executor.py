@@ -18,15 +18,16 @@ from ptxgen.runtime.cpu import layout
 from ptxgen.runtime.cpu.cache import CompiledCache
 from ptxgen.runtime.cpu.entry import Entry
 from ptxgen.runtime.cpu.forks import renewed_in_children
+from ptxgen.runtime.cpu.geometry import Geometry, fitted
 from ptxgen.runtime.cpu.globals import Globals
 from ptxgen.runtime.cpu.host import Host, Linked, this_host
 from ptxgen.runtime.cpu.launch import Run
 from ptxgen.runtime.cpu.memory import Memory
-from ptxgen.runtime.cpu.options import MODES, Options, fitted
+from ptxgen.runtime.cpu.options import MODES, Options
 from ptxgen.runtime.cpu.params import pack
 from ptxgen.runtime.cpu.pool import thread_pool
 from ptxgen.runtime.cpu.report import Source
-from ptxgen.runtime.cpu.state import Block, Geometry, Worker, launch_block
+from ptxgen.runtime.cpu.state import Block, Worker, launch_block
 
 IMPROVE_SECONDS = 0.5
 

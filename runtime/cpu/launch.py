@@ -17,10 +17,11 @@ import numpy as np
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu import report
+from ptxgen.runtime.cpu.geometry import Geometry
 from ptxgen.runtime.cpu.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
 from ptxgen.runtime.cpu.pool import asked_to_look
 from ptxgen.runtime.cpu.share import Seen, Share
-from ptxgen.runtime.cpu.state import Gang, Geometry, Worker, forget_order
+from ptxgen.runtime.cpu.state import Gang, Worker, forget_order
 from ptxgen.runtime.cpu.written import pointers
 
 if TYPE_CHECKING:

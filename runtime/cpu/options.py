@@ -1,4 +1,4 @@
-"""What a program or a device is told about running: mode, seed, threads, limit of time. And what a launch is told."""
+"""What a program or a device is told about running: mode, seed, threads, limit of time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from operator import index
 import numpy as np
 
 from ptxgen.errors import SpecError, brief
-from ptxgen.runtime import backend
-from ptxgen.runtime.cpu.entry import Entry
-from ptxgen.runtime.cpu.state import Dim3, Geometry, shared_bytes
 
 MODES = ("fast", "random", "check")
 
@@ -47,27 +44,3 @@ def _whole(name: str, value: object, least: int) -> None:
         fine = False
     if not fine:
         raise SpecError(f"{name}: must be an int ≥ {least} (got {brief(value)})")
-
-
-def fitted(entry: Entry, asked: backend.Geometry) -> Geometry:
-    """A launch's geometry, held against what the entry demands of it; raises `SpecError`."""
-    made = Geometry(asked.grid, asked.block, asked.cluster, asked.shared)
-    demanded = entry.limit("reqnctapercluster")
-    if demanded and made.cluster == (1, 1, 1):
-        asked = backend.Geometry.of(made.grid, made.block, made.shared, demanded)
-        made = Geometry(asked.grid, asked.block, asked.cluster, asked.shared)
-    required, most = entry.limit("reqntid"), entry.limit("maxntid")
-    if required and _padded(required) != made.block:
-        raise SpecError(f"launch.block: kernel {entry.name} requires {_padded(required)} (got {made.block})")
-    if most and made.threads > int(np.prod(most)):
-        raise SpecError(f"launch.block: kernel {entry.name} allows {int(np.prod(most))} threads (got {made.threads})")
-    if shared_bytes(entry, made) > backend.MOST_SHARED:
-        raise SpecError(
-            f"launch.shared: must leave static and dynamic shared memory within {backend.MOST_SHARED} bytes "
-            f"(got {entry.static_shared} + {made.shared})"
-        )
-    return made
-
-
-def _padded(numbers: tuple[int, ...]) -> Dim3:
-    return (*numbers, 1, 1, 1)[:3]  # type: ignore[return-value]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptxgen.runtime.cpu.entry import Entry
+from ptxgen.runtime.cpu.geometry import Geometry, shared_bytes
 from ptxgen.runtime.cpu.layout import (
     ASYNC,
     ASYNC_RECORDS,
@@ -29,7 +30,6 @@ from ptxgen.runtime.cpu.layout import (
     ORDER_RECORDS,
     ORDER_TIMES,
     READY,
-    SHARED_BASE,
     STAMP_CTAS,
     THREAD,
     WARP,
@@ -38,48 +38,6 @@ from ptxgen.runtime.cpu.layout import (
 from ptxgen.runtime.cpu.symbols import round_up
 
 _MOST_EPOCHS = 1 << 26  # a stamp has 27 bits for the count
-_MULTIPROCESSORS = 148  # of a B200
-Dim3 = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """What the structures depend on, besides the entry."""
-
-    grid: Dim3
-    block: Dim3
-    cluster: Dim3
-    shared: int  # dynamic, bytes
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return self.block[0] * self.block[1] * self.block[2]
-
-    @property
-    def warps(self) -> int:
-        """Warps of a CTA."""
-        return (self.threads + WARP_LANES - 1) // WARP_LANES
-
-    @property
-    def ctas_per_gang(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster[0] * self.cluster[1] * self.cluster[2]
-
-    @property
-    def ctas(self) -> int:
-        """CTAs of the grid."""
-        return self.grid[0] * self.grid[1] * self.grid[2]
-
-    @property
-    def gangs(self) -> int:
-        """Clusters of the grid."""
-        return self.ctas // self.ctas_per_gang
-
-    def resident(self, entry: Entry) -> int:
-        """Clusters that the largest GPU holds at a time, at least one: there is no end of room here."""
-        a_multiprocessor = min(32, 2048 // (WARP_LANES * self.warps), (228 << 10) // (shared_bytes(entry, self) + 1024))
-        return max(_MULTIPROCESSORS * a_multiprocessor // self.ctas_per_gang, 1)
 
 
 class Block:
@@ -158,11 +116,6 @@ def forget_order(block: Block, geometry: Geometry) -> None:
         block.put("I", ORDER[name], 0)
     block.put("I", ORDER["ctas"], geometry.ctas if row_bytes(geometry) else 0)
     block.put("I", ORDER["off"], int(geometry.ctas >= STAMP_CTAS))
-
-
-def shared_bytes(entry: Entry, geometry: Geometry) -> int:
-    """Shared memory of a CTA: static, and dynamic where there is any."""
-    return entry.dynamic_start - SHARED_BASE + geometry.shared if geometry.shared else entry.static_shared
 
 
 def local_stride(entry: Entry) -> int:
@@ -303,4 +256,4 @@ class Worker:
             self.thread.bytes[THREAD["_end"] :] = 0
 
 
-__all__ = ["LOCAL_WINDOW", "Block", "Gang", "Geometry", "Worker", "launch_block"]
+__all__ = ["LOCAL_WINDOW", "Block", "Gang", "Worker", "launch_block"]
