@@ -73,14 +73,16 @@ class Arguments:
         """Be told of exactly what the arguments point to now."""
         direct = [b.allocation for kept in self.keep.values() for b in kept]
         current = {id(a): a for d in direct for a in (d, *d.targets)}
-        for key, allocation in self._known.items():
+        before, self._known = self._known, current  # at once: other threads may launch on more streams meanwhile
+        for key, allocation in before.items():
             if key not in current:
                 allocation.forget(self)
-        for allocation in current.values():
+        for key, allocation in current.items():
+            if key in before:
+                continue
             allocation.tell(self)
-            for stream in tuple(self._streams.values()):  # other threads may launch on more meanwhile
+            for stream in tuple(self._streams.values()):
                 allocation.used_on(stream)
-        self._known = current
 
 
 class BoundKernel:

@@ -83,16 +83,15 @@ class Graph(ABC):
     ) -> None:
         stream, self._stream = self.stream, None
         stream.graph = None
-        if kind is not None:
-            self._empty()
-            self._abort(stream)
-            return
         try:
+            if kind is not None:
+                self._abort(stream)
+                return
             self._end(stream)
-        except BaseException:
-            self._empty()
-            raise
-        self._recorded = True
+            self._recorded = True
+        finally:
+            if not self._recorded:
+                self._empty()
 
     # explicit nodes -----------------------------------------------------------------------------------------------
     def add(self, bound: BoundKernel, after: Sequence[Node] | None = None, programmatic: bool = False) -> Node:
@@ -171,8 +170,9 @@ class Graph(ABC):
         for key, allocation in self._owned.items():
             if key not in owned:
                 allocation.forget(self)
-        for allocation in owned.values():
-            allocation.tell(self)
+        for key, allocation in owned.items():
+            if key not in self._owned:
+                allocation.tell(self)
         self._owned = owned
         self._libraries = libraries_of(owned.values())
         self._marked = set()
