@@ -1,5 +1,5 @@
-"""The CPU executor: first launch, launch from the object cache, run, check mode, growth with the CTAs, and the
-interpreter of tests/oracle beside it.
+"""The CPU executor: opening, first launch, launch from the object cache, run, check mode, growth with the CTAs, and
+the interpreter of tests/oracle beside it.
 
 python -m benchmarks.executor [--json] [--rounds 25]      measure, append rows, print them
 python -m benchmarks.executor --report                    the table of the last run
@@ -17,12 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.executor_cases import CASES, SCALED, Case
+from benchmarks.executor_cases import CASES, CHECKED, SCALED, Case
 from benchmarks.rows import Run, load, markdown
 from ptxgen.runtime import open_device
 
@@ -87,7 +88,8 @@ def firsts(run: Run, processes: int) -> Iterator[dict[str, Any]]:
                             samples[state].append(measured)
         for state, rows in samples.items():
             medians = {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
-            medians["least_cpu_ms"] = min(row["cpu_ms"] for row in rows)
+            for key in ("ms", "cpu_ms"):
+                medians[f"least_{key}"] = min(row[key] for row in rows)
             yield run.add({"kernel": name, "what": "first launch", "cache": state}, "fast", **medians)
 
 
@@ -104,13 +106,17 @@ def _in_a_process(name: str, directory: str, bytecode: str) -> dict[str, float]:
 
 
 def first(name: str) -> dict[str, float]:
-    """One process's account: opening the device, loading the kernel until it can be launched, its first launch."""
+    """One process's account: importing llvmlite, opening the device besides, loading the kernel until it can be
+    launched, its first launch.
+    """
     case = CASES[name]()
     marks: list[tuple[float, float]] = []
 
     def mark() -> None:
         marks.append((time.perf_counter(), time.process_time()))
 
+    mark()
+    import_module("llvmlite.binding")
     mark()
     device = open_device("cpu")
     mark()
@@ -121,14 +127,27 @@ def first(name: str) -> dict[str, float]:
     launch.launch()
     mark()
     assert case.error(arguments, expected) < 1e-2
-    (opened, load_, ran), (opened_cpu, load_cpu, ran_cpu) = (
-        [1e3 * (marks[n + 1][which] - marks[n][which]) for n in (0, 2, 3)] for which in (0, 1)
-    )
-    total, total_cpu = load_ + ran, load_cpu + ran_cpu
+    spans = {"llvmlite": (0, 1), "open": (1, 2), "load": (3, 4), "": (3, 5)}
     return {
-        "open_ms": opened, "open_cpu_ms": opened_cpu, "load_ms": load_, "load_cpu_ms": load_cpu, "ms": total,
-        "cpu_ms": total_cpu,
+        "_".join(filter(None, (name, clock))): 1e3 * (marks[end][which] - marks[begin][which])
+        for name, (begin, end) in spans.items() for which, clock in enumerate(("ms", "cpu_ms"))
     }  # fmt: skip
+
+
+def checks(run: Run, rounds: int) -> Iterator[dict[str, Any]]:
+    """Kernels of other kinds than `CASES`, fast and in check mode, on one thread."""
+    from tests.corpus.cases import CASES as CORPUS
+
+    for name in CHECKED:
+        case = CORPUS[name]
+        jobs = []
+        for mode in ("fast", "check"):
+            device = open_device("cpu", mode=mode, threads=1)
+            arguments = [device.array(a) if isinstance(a, np.ndarray) else a for a in case.work().args]
+            entry = device.module(case.text)[case.entry]
+            jobs.append(entry.bind(case.grid, case.block, arguments, case.shared, case.cluster).launch)
+        for mode, measured in zip(("fast", "check"), median_ms(jobs, rounds), strict=True):
+            yield run.add({"kernel": name, "what": "check", "threads": 1}, mode, **measured)
 
 
 def growth(run: Run, rounds: int) -> Iterator[dict[str, Any]]:
@@ -197,7 +216,9 @@ def measure(options: argparse.Namespace) -> None:
     """Everything, row by row."""
     run = Run("executor")
     machine(run)
-    for rows in (firsts(run, options.processes), runs(run, options.rounds), growth(run, options.rounds), oracle(run)):
+    rounds = options.rounds
+    parts = (firsts(run, options.processes), runs(run, rounds), checks(run, rounds), growth(run, rounds), oracle(run))
+    for rows in parts:
         for row in rows:
             if not options.json:
                 measures = {k: v for k, v in row.items() if isinstance(v, float)}

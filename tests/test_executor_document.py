@@ -45,9 +45,19 @@ def test_the_first_run_is_told_apart_from_being_ready():
     assert len(rows) == len(executor.CASES)
     for row in rows:
         name = executor_document.NAMES[row["case"]["kernel"]]
-        (line,) = (words for words in said.splitlines() if words.startswith(f"| {name} |"))
-        assert f"| {row['load_cpu_ms']:.1f} | {row['cpu_ms']:.1f} |" in line
-    assert f"to {max(row['cpu_ms'] for row in rows):.0f} ms after loading began" in said
+        (line,) = (words for words in said.splitlines() if words.startswith(f"| {name} | ") and words.count("|") == 9)
+        assert f"| {row['load_cpu_ms']:.1f} | {row['cpu_ms']:.1f} | {row['least_ms']:.1f} |" in line
+    assert f"to {max(row['cpu_ms'] for row in rows):.1f} ms of CPU time" in said
+    assert f"to {max(row['open_cpu_ms'] for row in rows):.0f} ms, and importing llvmlite" in said
+
+
+def test_what_check_mode_costs_is_shown_for_the_dearest_kernels_too():
+    said = executor_document.section(load("executor"))
+    table = said.partition("| check ÷ fast |")[2].partition("\n\n")[0]
+    ratios = [float(line.split("|")[-2]) for line in table.splitlines() if line.endswith(" |") and "---" not in line]
+    assert len(ratios) == len(executor.CASES) + len(executor.CHECKED)
+    assert ratios == sorted(ratios)
+    assert f"{ratios[0]:.1f} to {ratios[-1]:.1f} times as long as fast mode" in said
 
 
 def test_a_process_of_the_benchmark_pays_for_no_threads_of_blas(tmp_path, monkeypatch):
@@ -98,3 +108,10 @@ def test_rounds_alternate_and_are_summed_up_by_their_medians():
     rows = executor.median_ms([lambda: order.append("a"), lambda: order.append("b")], 3, 0.0)
     assert order == ["a", "b"] * 3
     assert all(0 <= row["least_ms"] <= row["ms"] for row in rows)
+
+
+def test_a_process_accounts_for_every_part_of_its_beginning():
+    measured = executor.first("sgemm")
+    parts = {f"{name}{clock}" for name in ("llvmlite_", "open_", "load_", "") for clock in ("ms", "cpu_ms")}
+    assert measured.keys() == parts
+    assert measured["ms"] > measured["load_ms"] > 0

@@ -16,8 +16,9 @@ MODES = ("fast", "random", "check")
 class Options:
     """Checked when made: `SpecError` names the option that is wrong.
 
-    `mode`: "fast"; "random" (a seeded order of CTAs and warps); "check" (all findings, some two to three times as
-    slow). `threads`: host threads that CTAs are spread over; None is one for each CPU. One thread is deterministic.
+    `mode`: "fast"; "random" (a seeded order of CTAs and warps); "check" (all findings; what it costs depends on
+    the kernel: docs/cpu-executor.md). `threads`: host threads that CTAs are spread over; None is one for each CPU. One
+    thread is deterministic.
     `time_limit`: seconds of wall time after which a launch is given up as "no progress"; None is never.
     """
 
