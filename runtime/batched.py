@@ -12,7 +12,7 @@ from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.interop import argument
 from ptxgen.runtime.kvcache import KvCache, as_rows
-from ptxgen.runtime.layers import KvLayers, from_zero, positive, within
+from ptxgen.runtime.layers import KvLayers, check_kind, from_zero, positive, within
 from ptxgen.runtime.order import after_others
 from ptxgen.runtime.pages import PageTable
 from ptxgen.runtime.sizing import bytes_per_sequence, overhead
@@ -53,8 +53,8 @@ class BatchedKvCache:
     def _allocate(self, batch: int) -> None:
         """Take memory for `batch` empty sequences; where there is none, nothing has changed."""
         device, (rows, count) = self.device, self._extents(batch)
-        pages = PageTable(device, batch, self._entries, count, rows) if self.page_size else None
         store = KvLayers(device, self.n_layers, (count, self.n_kv_heads, rows), self.head_dim, self.dtype)
+        pages = PageTable(device, batch, self._entries, count, rows) if self.page_size else None
         positions, lengths = (device.array(np.full(batch, start, np.int32)) for start in (-1, 0))
         self.batch = self.allocated_batch = batch
         self.pages: PageTable | None = pages
@@ -139,10 +139,9 @@ class BatchedKvCache:
         """u64 `[batch]` on the device: where each sequence's "k" or "v" of a layer begins (contiguous storage only)."""
         if self.pages is not None:
             raise SpecError("BatchedKvCache.pointers: a paged cache has no contiguous sequences")
-        key = (layer, kind)
+        key = (within("BatchedKvCache: layer", layer, 0, self.n_layers - 1), kind)
+        check_kind("BatchedKvCache.pointers", kind)
         if key not in self._pointers:
-            if kind not in ("k", "v"):
-                raise SpecError(f'BatchedKvCache.pointers: kind must be "k" or "v" (got {kind!r})')
             buffer = self._held.buffers(layer)[f"{kind}_cache"]
             self._pointers[key] = self.device.pointers([buffer[i] for i in range(self.allocated_batch)])
         return self._pointers[key][: self.batch]
@@ -231,9 +230,11 @@ class BatchedKvCache:
 
     def append(self, layer: int, k: object, v: object, stream: object = None) -> None:
         """Write this step's k, v `[batch, n_kv_heads, head_dim]` at `positions`, in one launch."""
+        layer = within("BatchedKvCache: layer", layer, 0, self.n_layers - 1)
         shape = (self.batch, self.n_kv_heads, self.head_dim)
+        where = self.device._given(stream)
         k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
-        self._append(layer, as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)).launch(stream)
+        self._append(layer, as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)).launch(where)
 
     def _append(self, layer: int, k: Buffer, v: Buffer) -> BoundKernel:
         from ptxgen.kernels import KvCacheScatter
@@ -262,7 +263,7 @@ class BatchedKvCache:
         that is not there, other dimensions, or more than the cache holds.
         """
         where = self.device._uncaptured(stream, "BatchedKvCache.scatter_from", "lengths are the host's")
-        self._slot(slot)
+        slot = self._slot(slot)
         names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")
         if not isinstance(cache, KvCache) or any(getattr(self, name) != getattr(cache, name) for name in names):
             raise SpecError(f"BatchedKvCache.scatter_from: must have the same dimensions (got {brief(cache)})")
@@ -291,7 +292,7 @@ class BatchedKvCache:
         label = "BatchedKvCache.peek"
         at = within(f"{label}: position", position, 0, self.length(slot) - 1)
         row = within(f"{label}: head", head, 0, self.n_kv_heads - 1)
-        place = (slot, row, at)
+        place = (self._slot(slot), row, at)
         if self.pages is not None:
             place = (int(self.pages.table[slot, at // self.page_size]), row, at % self.page_size)
         return self._held.values(label, layer, kind, place, n)

@@ -133,6 +133,8 @@ class Buffer:
         """The same memory from `offset` bytes on, as `shape` of `dtype` (default: this one's); bounds are checked."""
         kind = self.dtype if dtype is None else to_dtype(dtype)
         dims = as_shape("Buffer.view", shape)
+        if not isinstance(offset, int | np.integer):
+            raise SpecError(f"Buffer.view: offset must be an int, in bytes (got {offset!r})")
         if offset < 0 or offset + math.prod(dims) * kind.bytes > self.nbytes:
             need = f"{dims} of {kind} at offset {offset}"
             raise SpecError(f"Buffer.view: must lie within {self.nbytes} bytes (got {need})")
@@ -140,9 +142,10 @@ class Buffer:
 
     def reshape(self, *shape: int) -> Buffer:
         """The same elements in another shape."""
-        if math.prod(shape) != self.size:
+        dims = as_shape("Buffer.reshape", shape)
+        if math.prod(dims) != self.size:
             raise SpecError(f"Buffer.reshape: must keep {self.size} elements (got {shape})")
-        return self.view(shape)
+        return self.view(dims)
 
     def __getitem__(self, index: object) -> Buffer:
         parts = index if isinstance(index, tuple) else (index,)
@@ -254,8 +257,8 @@ def as_shape(label: str, shape: object) -> tuple[int, ...]:
     """An int or a sequence of ints ≥ 0 as a tuple."""
     dims = (shape,) if isinstance(shape, int | np.integer) else shape
     try:
-        out = tuple(int(d) for d in dims)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
+        out = tuple(index_of(d) for d in dims)  # type: ignore[attr-defined]
+    except TypeError:
         raise SpecError(f"{label}: shape must be ints (got {shape!r})") from None
     if any(d < 0 for d in out):
         raise SpecError(f"{label}: shape must not be negative (got {shape!r})")

@@ -82,6 +82,8 @@ class Device(ABC):
 
         Raises `SpecError` for what is no buffer of this device.
         """
+        if not isinstance(targets, Sequence):
+            raise SpecError(f"Device.pointers: must be a list of buffers (got {targets!r})")
         for target in targets:
             if not isinstance(target, Buffer) or target.device is not self:
                 raise SpecError(f"Device.pointers: must be buffers on {self.name} (got {target!r})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.errors import CudaError, SpecError
+from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.runtime.attention import AttentionKernels
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.flashdecoding import FlashDecoding
@@ -143,6 +143,8 @@ class Executor:
 
     def flash_decoding_nodes(self, graph: Graph, layer: int, q: object, out: object) -> tuple[Node, Node]:
         """Append chunk and reduction to a graph as explicit nodes; arguments on the device."""
+        if not isinstance(graph, Graph):
+            raise SpecError(f"flash_decoding_nodes: graph must be a Graph, device.graph() (got {brief(graph)})")
         no_host_arrays(q, out)
         self.cache.length(layer)  # is it there?
         rows = self._rows(q=q, out=out)

@@ -104,11 +104,12 @@ class Graph(ABC):
         self.check()
         if self._recorded:
             raise CudaError("Graph.add: the graph was captured; add nodes to a graph of its own")
-        if bound.device is not self.device:
-            raise SpecError(f"Graph.add: kernel must be on {self.device.name} (got {bound!r})")
-        before = tuple(self.nodes[-1:] if after is None else after)
-        if not all(n.of(self) for n in before):
+        if getattr(bound, "device", None) is not self.device:
+            raise SpecError(f"Graph.add: must be a bound kernel on {self.device.name} (got {bound!r})")
+        before = tuple(self.nodes[-1:]) if after is None else after
+        if not isinstance(before, Sequence) or not all(self._has(n) for n in before):
             raise SpecError(f"Graph.add(after): must be nodes of this graph (got {before})")
+        before = tuple(before)
         if programmatic and not bound.geometry.programmatic:
             raise SpecError(f"Graph.add(programmatic): {bound.name} does not use griddepcontrol")
         node = Node(self, len(self.nodes), bound.twin(), before)
@@ -120,10 +121,13 @@ class Graph(ABC):
         self._refresh()
         return node
 
+    def _has(self, node: object) -> bool:
+        return isinstance(node, Node) and node.of(self)
+
     def update(self, node: Node, **values: object) -> None:
         """Give an explicit node other arguments, by name, without building the graph again."""
         self.check()
-        if not node.of(self):
+        if not self._has(node):
             raise SpecError(f"Graph.update: must be a node of this graph (got {node!r})")
         node.bound.update(**values)
         self._refresh()

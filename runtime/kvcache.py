@@ -115,7 +115,7 @@ class KvCache:
 
     def room(self, layer: int, rows: int) -> int:
         """The layer's length, if `rows` more positions fit; else `CapacityError`."""
-        length = self.length(layer)
+        length, rows = self.length(layer), from_zero("KvCache.room: rows", rows)
         if length + rows > self.max_len:
             raise CapacityError(
                 f"KvCache: layer {layer} holds {length} of {self.max_len} positions, {rows} more do not fit; nothing "
@@ -178,7 +178,7 @@ class KvCache:
 
     def blocks(self, layer: int, length: int) -> dict[str, Blocks]:
         """The first `length` positions of every head, per buffer of a layer."""
-        found = {}
+        found, length = {}, within("KvCache.blocks: length", length, 0, self.max_len)
         for name, buffer in self.buffers(layer).items():
             row = buffer.shape[2] * buffer.dtype.bytes
             found[name] = Blocks(buffer, 0, length * row, self.n_kv_heads, self.max_len * row)

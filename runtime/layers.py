@@ -9,7 +9,7 @@ import numpy as np
 
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
-from ptxgen.errors import CudaError, SpecError
+from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.snapshot import SCALE_GROUP, dequantise
 
@@ -35,14 +35,21 @@ def positive(label: str, **values: object) -> tuple[int, ...]:
     return tuple(int(value) for value in values.values())  # type: ignore[call-overload]
 
 
+def as_index(value: object) -> int | None:
+    """An int of Python or NumPy as Python's; None for anything else, bool included."""
+    try:
+        return None if isinstance(value, bool) else index_of(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def within(label: str, value: object, low: int, high: int) -> int:
     """`value` as an int of `low` … `high`; a `SpecError` for any other, and for what is no integer."""
     if type(value) is int and low <= value <= high:
         return value
-    try:
-        number = index_of(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise SpecError(f"{label} must be an int within {low} … {high} (got {value!r})") from None
+    number = as_index(value)
+    if number is None:
+        raise SpecError(f"{label} must be an int within {low} … {high} (got {brief(value)})")
     if not low <= number <= high:
         raise SpecError(f"{label} must be within {low} … {high} (got {value!r})")
     return number
@@ -50,15 +57,21 @@ def within(label: str, value: object, low: int, high: int) -> int:
 
 def from_zero(label: str, value: object) -> int:
     """`value` as an int ≥ 0; `SpecError` for anything else."""
-    number = index_of(value) if hasattr(value, "__index__") else -1
-    if number < 0:
-        raise SpecError(f"{label} must be an int ≥ 0 (got {value!r})")
+    number = as_index(value)
+    if number is None or number < 0:
+        raise SpecError(f"{label} must be an int ≥ 0 (got {brief(value)})")
     return number
 
 
 def scale_groups(head_dim: int) -> int:
     """Scales of one int8 row."""
     return -(-head_dim // SCALE_GROUP)
+
+
+def check_kind(label: str, kind: object) -> None:
+    """Whether `kind` says keys or values."""
+    if not isinstance(kind, str) or kind not in ("k", "v"):
+        raise SpecError(f'{label}: kind must be "k" or "v" (got {brief(kind)})')
 
 
 class KvLayers:
@@ -102,8 +115,7 @@ class KvLayers:
         self, label: str, layer: int, kind: str, at: tuple[int | slice, ...], n: int | None = None
     ) -> np.ndarray:
         """The first `n` values (None: all) of the "k" or "v" rows at an index, as float32; copies only these rows."""
-        if kind not in ("k", "v"):
-            raise SpecError(f'{label}: kind must be "k" or "v" (got {kind!r})')
+        check_kind(label, kind)
         count = self.head_dim if n is None else within(f"{label}: n", n, 1, self.head_dim)
         held = self.buffers(layer)
         scales = held.get(f"{kind}_scales")

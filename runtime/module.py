@@ -47,8 +47,9 @@ class Entry:
         """
         geometry = Geometry.of(grid, block, shared, cluster, programmatic)
         slots = self.function.slots
-        if len(args) != len(slots):
-            raise SpecError(f"{self.function.name}: takes {len(slots)} arguments (got {len(args)})")
+        if not isinstance(args, Sequence) or len(args) != len(slots):
+            got = len(args) if isinstance(args, Sequence) else brief(args)
+            raise SpecError(f"{self.function.name}: takes {len(slots)} arguments (got {got})")
         packed = [self._pack(f"_{i}", value) for i, value in enumerate(args)]
         bound = BoundKernel(self.device, self.function, geometry, ParamBlock(slots), self._pack)
         bound.store(packed)

@@ -89,6 +89,8 @@ class ModuleCache:
         """
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise SpecError(f"warmup.workers: must be an int ≥ 1, or None (got {workers!r})")
+        if not isinstance(specs, Iterable):
+            raise SpecError(f"warmup: must be several specs (got {brief(specs)})")
         where = self.device.target if target is None else parse_target(target)  # type: ignore[arg-type]
         if in_force() is not self._table:
             self._change_table()

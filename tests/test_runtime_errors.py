@@ -229,6 +229,31 @@ def test_caches_are_made_of_what_they_need(device: Device) -> None:
             use()
 
 
+def test_indices_lengths_and_nodes_are_what_they_say(device: Device) -> None:
+    ex, buffer, graph = Executor(device, 2, 4, 2, 64, 48), device.zeros((4, 4), "f32"), device.graph()
+    batched, node = BatchedKvCache(ex.cache, 2), graph.add(bound(device))
+    both = device.zeros((2, 2, 64), "f32")
+    q, out = device.zeros((4, 64), "f32"), device.zeros((4, 64), "f32")
+    wrong = {
+        r"layer must be an int within 0 … 1 \(got True\)": lambda: ex.cache.length(True),
+        r"room: rows must be an int ≥ 0 \(got 'x'\)": lambda: ex.cache.room(0, "x"),  # type: ignore[arg-type]
+        r"blocks: length must be within 0 … 48 \(got 49\)": lambda: ex.cache.blocks(0, 49),
+        r"BatchedKvCache: layer must be an int within 0 … 1 \(got \[1\]\)": lambda: batched.append([1], both, both),  # type: ignore[arg-type]
+        r'pointers: kind must be "k" or "v" \(got \[\]\)': lambda: batched.pointers(0, []),  # type: ignore[arg-type]
+        r"Buffer.view: offset must be an int, in bytes \(got None\)": lambda: buffer.view(4, offset=None),  # type: ignore[arg-type]
+        r"Buffer.reshape: shape must be ints \(got \(None,\)\)": lambda: buffer.reshape(None),  # type: ignore[arg-type]
+        r"Device.empty: shape must be ints \(got \(1.5,\)\)": lambda: device.empty((1.5,), "f32"),  # type: ignore[arg-type]
+        r"Graph.add: must be a bound kernel on .* \(got None\)": lambda: graph.add(None),  # type: ignore[arg-type]
+        r"Graph.add\(after\): must be nodes of this graph \(got 1\)": lambda: graph.add(node.bound, after=1),  # type: ignore[arg-type]
+        r"Graph.add\(after\): must be nodes of this graph \(got \[1\]\)": lambda: graph.add(node.bound, after=[1]),  # type: ignore[list-item]
+        r"Graph.update: must be a node of this graph \(got None\)": lambda: graph.update(None),  # type: ignore[arg-type]
+        r"graph must be a Graph, device.graph\(\) \(got None\)": lambda: ex.flash_decoding_nodes(None, 0, q, out),  # type: ignore[arg-type]
+    }
+    for says, use in wrong.items():
+        with pytest.raises(SpecError, match=says):
+            use()
+
+
 # what is no kernel, device or text --------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [0, 1, True, b"cpu", ["cpu"]])
 def test_a_device_has_a_name(name: object) -> None:
@@ -238,11 +263,17 @@ def test_a_device_has_a_name(name: object) -> None:
 
 def test_what_is_no_spec_or_text_is_refused(device: Device) -> None:
     spec = KvCacheScatter(kv_dtype="f16", **SHAPE)
+    ptx = device.load(spec).ptx
+    entry = device.module(ptx.text)[ptx.entry]
     wrong = {
         r"load: must be a spec, .* \(got <class": lambda: device.load(KvCacheScatter),  # type: ignore[arg-type]
         r"load: must be a spec, .* \(got None\)": lambda: device.load(None),  # type: ignore[arg-type]
         r"warmup.workers: must be an int ≥ 1, or None \(got -1\)": lambda: device.warmup([spec], workers=-1),
         r"warmup.workers: must be an int ≥ 1, or None \(got 0\)": lambda: device.warmup([spec], workers=0),
+        r"warmup: must be several specs \(got KvCacheScatter": lambda: device.warmup(spec),  # type: ignore[arg-type]
+        r"Device.pointers: must be a list of buffers \(got None\)": lambda: device.pointers(None),  # type: ignore[arg-type]
+        r"takes \d arguments \(got None\)": lambda: entry.bind(1, 32, None),  # type: ignore[arg-type]
+        r"takes \d arguments \(got 0\)": lambda: entry.bind(1, 32),
         r"Device.module: must be PTX text, a str \(got None\)": lambda: device.module(None),  # type: ignore[arg-type]
         r"Device.module: must be PTX text, a str \(got b'": lambda: device.module(b".version"),  # type: ignore[arg-type]
     }

@@ -134,7 +134,7 @@ class CpuDevice(Device):
         self.check()
         try:
             return self.bytes.allocate(nbytes)
-        except MemoryError:
+        except (MemoryError, OverflowError, ValueError):  # the last two: more than a program can address
             use = self.memory()
             said = f"asked for {nbytes:,} bytes, {use.free:,} are free; up to about {use.available:,} would fit"
             raise CudaError(f"cpu: out of memory: {said}") from None
