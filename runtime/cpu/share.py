@@ -59,6 +59,7 @@ class Share:
         self.of, self.number, self.worker = run, number, worker
         self.waiting: list[Waiting] = []
         self.room = FIRST_ROOM
+        self.beginning: list[Gang] = []  # the worker's own, while gangs begin and run in it
 
     def run(self) -> str | None:
         """Until no gang is left; the text of what was found, if anything."""
@@ -78,13 +79,15 @@ class Share:
     def late(self) -> str:
         """Where the gangs are that were under way when the launch's time was over."""
         of = self.of
-        return late_text(of.compiled.entry, of.source, [*self._gangs(), self.worker.gang], of.time_limit or 0.0)
+        return late_text(of.compiled.entry, of.source, [*self._gangs(), *self.beginning], of.time_limit or 0.0)
 
     def _begin(self) -> str | None:
         """Begin gangs and run them to their end, up to one that has to wait."""
         worker = self.worker
         self.of.progressed()
+        self.beginning = [worker.gang]
         code = self.of.begin(worker)
+        self.beginning = []
         if code in (FAULTED, PARKED):
             return self._failure(code, worker.gang, [worker.gang])
         if code != DONE:  # it spins, perhaps for a gang that has not begun; or is left on its way
