@@ -68,32 +68,50 @@ def test_the_barrier_before_a_histogram_is_read():
     finding("race in kernel k", HISTOGRAM.format(""), u32(16), block=128)
 
 
+LOCK = """mov.u32 %r1, s; setp.eq.u32 %p1, %tid, 0; @%p1 st.shared.v2.u32 [%r1], {{0, 0}}; bar.sync 0;
+  setp.ne.u32 %p2, %lane, 0; @%p2 bra out;
+  again: {take} setp.ne.u32 %p3, %r2, 0; @%p3 bra again;
+  ld.shared.u32 %r4, [%r1+4]; add.u32 %r4, %r4, 1; st.shared.u32 [%r1+4], %r4; {give}
+  out: bar.sync 0; @%p1 ld.shared.u32 %r4, [%r1+4]; @%p1 st.global.u32 [%a0], %r4; ret;"""
+
+
 @pytest.mark.parametrize(("take", "give"), [
-    ("atom.shared.cas.b32 %r2, [%r1], 0, 1;", "atom.shared.exch.b32 %r3, [%r1], 0;"),
+    ("atom.shared.cas.b32 %r2, [%r1], 0, 1; membar.cta;", "membar.cta; atom.shared.exch.b32 %r3, [%r1], 0;"),
     ("atom.acquire.cta.shared.cas.b32 %r2, [%r1], 0, 1;", "st.release.cta.shared.u32 [%r1], 0;"),
-    ("atom.shared.cas.b32 %r2, [%r1], 0, 1;", "membar.cta; st.volatile.shared.u32 [%r1], 0;"),
+    ("atom.shared.cas.b32 %r2, [%r1], 0, 1;", "fence.acq_rel.gpu; st.volatile.shared.u32 [%r1], 0;"),
 ])  # fmt: skip
 def test_a_lock_orders_what_it_guards(take, give):
-    body = f"""mov.u32 %r1, s; setp.eq.u32 %p1, %tid, 0; @%p1 st.shared.v2.u32 [%r1], {{0, 0}}; bar.sync 0;
-      setp.ne.u32 %p2, %lane, 0; @%p2 bra out;
-      again: {take} setp.ne.u32 %p3, %r2, 0; @%p3 bra again;
-      ld.shared.u32 %r4, [%r1+4]; add.u32 %r4, %r4, 1; st.shared.u32 [%r1+4], %r4; {give}
-      out: bar.sync 0; @%p1 ld.shared.u32 %r4, [%r1+4]; @%p1 st.global.u32 [%a0], %r4; ret;"""
-    assert run(body, u32(1), block=256)[0][0] == 8
+    assert run(LOCK.format(take=take, give=give), u32(1), block=256)[0][0] == 8
 
 
-def test_a_flag_for_each_lane_orders_what_came_before_it():
-    body = """mov.u32 %r1, s; mad.lo.u32 %r2, %lane, 4, %r1; setp.ge.u32 %p1, %tid, 32; @!%p1 st.shared.u32 [%r2], 0;
-      bar.sync 0; @%p1 bra taker; st.shared.u32 [%r2+128], %tid; membar.cta; st.volatile.shared.u32 [%r2], 1; ret;
-      taker: ld.volatile.shared.u32 %r3, [%r2]; setp.eq.u32 %p2, %r3, 0; @%p2 bra taker; membar.cta;
-      ld.shared.u32 %r4, [%r2+128]; mad.wide.u32 %rd1, %lane, 4, %a0; st.global.u32 [%rd1], %r4; ret;"""
-    np.testing.assert_array_equal(run(body, u32(32))[0], np.arange(32))
+@pytest.mark.parametrize("give", ["atom.shared.exch.b32 %r3, [%r1], 0;", "st.volatile.shared.u32 [%r1], 0;"])
+def test_a_lock_that_is_given_back_without_a_fence(give):
+    body = LOCK.format(take="atom.shared.cas.b32 %r2, [%r1], 0, 1; membar.cta;", give=give)
+    finding(r"race in kernel k.*ld.shared.u32 %r4.*warp \d has written these bytes", body, u32(1), block=256)
 
 
-def test_halves_of_a_word_that_one_warp_polls_and_another_writes_are_apart():
-    run("""setp.ne.u32 %p1, %lane, 0; @%p1 ret; setp.ne.u32 %p2, %warp, 0; mov.u16 %h1, 1;
-      @!%p2 st.shared.u16 [s], %h1; @!%p2 ld.volatile.shared.u16 %h2, [s];
-      @%p2 st.shared.u16 [s+2], %h1; @%p2 ld.volatile.shared.u16 %h2, [s+2]; ret;""")  # fmt: skip
+def test_the_barrier_before_the_first_atomic_on_what_one_thread_has_set():
+    body = "setp.eq.u32 %p1, %tid, 0; @%p1 st.shared.u32 [s], 0; {} atom.shared.add.u32 %r1, [s], 1; ret;"
+    run(body.format("bar.sync 0;"))
+    finding(r"race in kernel k.*atom.shared.*warp 1.*warp 0 has written|uninitialised memory", body.format(""))
+
+
+def test_the_barrier_before_what_many_have_added_to_is_read():
+    body = """setp.eq.u32 %p1, %tid, 0; @%p1 st.shared.u32 [s], 0; bar.sync 0; atom.shared.add.u32 %r1, [s], 1; {}
+      @%p1 ld.shared.u32 %r2, [s]; @%p1 st.global.u32 [%a0], %r2; ret;"""
+    assert run(body.format("bar.sync 0;"), u32(1), block=256)[0][0] == 256
+    finding("race in kernel k", body.format(""), u32(1), block=256)
+    finding("race in kernel k", body.format("").replace("%tid, 0", "%tid, 255"), u32(1), block=256)
+
+
+def test_a_barrier_of_some_warps_releases_as_a_fence_does():
+    body = """mov.u32 %r1, s; setp.eq.u32 %p1, %tid, 0; @%p1 st.shared.u32 [s], 0; bar.sync 0;
+      setp.eq.u32 %p2, %warp, 2; mad.lo.u32 %r2, %lane, 4, %r1; @%p2 bra taker;
+      setp.eq.u32 %p4, %warp, 1; @%p4 st.shared.u32 [%r2+8], %tid; bar.sync 1, 64;
+      @%p1 st.volatile.shared.u32 [s], 1; ret;
+      taker: ld.volatile.shared.u32 %r3, [s]; setp.eq.u32 %p3, %r3, 0; @%p3 bra taker;
+      ld.shared.u32 %r4, [%r2+8]; mad.wide.u32 %rd1, %lane, 4, %a0; st.global.u32 [%rd1], %r4; ret;"""
+    np.testing.assert_array_equal(run(body, u32(32), block=96)[0], np.arange(32, 64))
 
 
 # reads before writes in global memory ---------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ WARP = _offsets(
     "site:4 yields:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 pad2:4 pad3:8 tid_x:128 "
     "tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:48 wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
     "wgmma_since:4 wgmma_groups:64 cluster_seen:128 copy_group:128 "
-    "bulk_group:128 fenced:128 knows:4 glimpses:4 phase:4 learned:4"
+    "bulk_group:128 fenced:128 fenced_cta:128 knows:4 glimpses:4 phase:4 learned:4 "
+    "how:4 pad4:4"
 )
 WGMMA_SETS = 16  # sets of registers of wgmma that check mode follows (`products.py`)
 CTA["_stride"] = 1024  # from one CTA of a gang to the next
@@ -93,7 +94,8 @@ LATE_RECORDS = 4096
 # check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of `support/races.py`,
 # then a clock for each 8 bytes of shared memory (at offset `clocks`)
 CHECK = _offsets(
-    "cells:8 clocks:8 writes:8 reads:8 last_reads:8 polls:8 written:8 read:8 write_lanes:8 read_lanes:8 pad:48 "
+    "cells:8 clocks:8 writes:8 reads:8 last_reads:8 polls:8 strongs:8 written:8 read:8 write_lanes:8 "
+    "read_lanes:8 pad:40 "
     "cluster:128 "
     f"arrived:128 visits:{16 * MAX_CLUSTER} bars:{128 * BARRIERS}"
 )

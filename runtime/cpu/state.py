@@ -193,12 +193,12 @@ class Gang:
 def _check_block(shared: int) -> Block:
     """Clocks and cells of a CTA's shared memory (check mode); untouched pages cost nothing."""
     cells = round_up(shared // 4 + 1, 16)
-    clocks = CHECK["arrays"] + round_up(cells * (4 + 4 + 4 * WARP_LANES + 4 + 4), 128)
+    clocks = CHECK["arrays"] + round_up(cells * (4 + 4 + 4 * WARP_LANES + 8 + 4), 128)
     block = Block(clocks + 128 * (cells // 2 + 1))
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
     at = block.address + CHECK["arrays"]
-    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "written": 1, "read": 1}
+    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "written": 1, "read": 1}
     sizes |= {"write_lanes": 1, "read_lanes": 1}
     for name, size in sizes.items():
         block.put("q", CHECK[name], at)

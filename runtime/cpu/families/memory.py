@@ -6,7 +6,7 @@ from ptxgen import nodes
 from ptxgen.runtime.cpu.emitter import Emitter
 from ptxgen.runtime.cpu.flow import Op, Source
 from ptxgen.runtime.cpu.ir import splat, vec
-from ptxgen.runtime.cpu.layout import LAUNCH, LOCAL_WINDOW, WINDOW_SHIFT
+from ptxgen.runtime.cpu.layout import LAUNCH, LOCAL_WINDOW, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.registry import emits
 from ptxgen.runtime.cpu.support import order
 from ptxgen.runtime.cpu.support.access import address_type
@@ -148,6 +148,8 @@ def synchronise(e: Emitter, op: Op, when: str, place: nodes.Address) -> None:
     how = sum(bit for bit, words in _SYNCHRONISES.items() if words & set(op.words))
     addresses, offset = address(e, place, space)
     head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {how}"
+    if when == "before":
+        e.c.store("i32", how, "%w", WARP["how"])
     if when == "before" or op.words[0] in ("ld", "atom"):
         e.c.do(f"call void @order.{when}.{space}({head})")
     if when == "after" and space != "shared":
@@ -294,5 +296,7 @@ def fence(e: Emitter, op: Op) -> None:
     e.c.do("fence seq_cst")
     if e.check and ("proxy" in op.words or "mbarrier_init" in op.words):
         e.c.do("call void @proxy.fence(ptr %w)")
-    if e.check and "proxy" not in op.words and "cta" not in op.words:
-        e.c.do("call void @order.fence(ptr %w)")
+    if e.check and "proxy" not in op.words:
+        e.c.do("call void @clock.fence(ptr %w)")
+        if "cta" not in op.words:
+            e.c.do("call void @order.fence(ptr %w)")

@@ -1,8 +1,9 @@
 """Check mode: the cells of a CTA's shared memory, 4 bytes each, and comparing an access with what a cell holds.
 
 A cell has a write stamp (count · 32 + warp), a read stamp, the bytes written and read, each warp's last read, the lanes
-of the last write and read, and a stamp of the last strong read of all of it (`polls`). Stamps of earlier CTAs need no
-clearing, as counts only grow. What they mean is in `races.py`.
+of the last write and read; a stamp of the last strong read of all of it (`polls`); and, where the last write was
+strong, of the last strong one before it by another warp (`strongs`). Stamps of earlier CTAs need no clearing, as counts
+only grow. What they mean is in `races.py`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Cells(Accessing):
         self.cta = c.load("ptr", "%w", WARP["cta"])
         block = c.load("ptr", self.cta, CTA["races"])
         self.count = c.load("i64", block, CHECK["cells"])
-        self.writes, self.reads, self.last_reads, self.polls, self.written, self.read = (
-            c.load("ptr", block, CHECK[name]) for name in ("writes", "reads", "last_reads", "polls", "written", "read")
+        self.writes, self.reads, self.last_reads, self.polls, self.strongs, self.written, self.read = (
+            c.load("ptr", block, CHECK[name])
+            for name in ("writes", "reads", "last_reads", "polls", "strongs", "written", "read")
         )
         self.warp = c.load("i32", "%w", WARP["id"])
         self.now = c.load("i32", self.cta, CTA["epoch"])

@@ -12,6 +12,7 @@ from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
 from ptxgen.runtime.cpu.layout import CHECK, CTA, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.cells import PARAMETERS
+from ptxgen.runtime.cpu.support.order import RELEASE
 
 _CLOCK = vec("i32")
 
@@ -19,22 +20,27 @@ _CLOCK = vec("i32")
 @support("clock")
 def clock(what: str) -> str:
     """`clock.release(w, clock)` adds the warp's knowledge to a clock, `clock.acquire(w, clock)` that to the warp's;
-    `clock.take|leave(w, …, offset)` acquire or release at the places of an access of shared memory.
+    an acquire of a barrier is a fence besides (`clock.join`: it is none).
+    `clock.take|leave(w, …, offset)` acquire or release at the places of an access of shared memory; `clock.give(…)`
+    releases there as its instruction says: where that is relaxed, what a fence came before (`clock.fence(w)`).
 
     `clock.settle(w)` follows every change of a warp's clock; `clock.turn(w)` orders its lanes.
     """
-    if what in ("release", "acquire"):
+    if what in ("release", "acquire", "join", "relaxed"):
         return _exchange(what)
-    if what in ("take", "leave"):
+    if what in ("take", "leave", "give"):
         return _places(what)
-    return {"settle": _settle, "turn": _turn}[what]()
+    return {"settle": _settle, "turn": _turn, "fence": _fence}[what]()
 
 
 def _exchange(what: str) -> str:
     c = Code(f"define internal void @clock.{what}(ptr %w, ptr %clock) noinline")
-    mine, theirs = c.load(_CLOCK, "%w", WARP["vclock"], align=64), c.load(_CLOCK, "%clock", align=64)
+    held = WARP["fenced_cta" if what == "relaxed" else "vclock"]
+    mine, theirs = c.load(_CLOCK, "%w", held, align=64), c.load(_CLOCK, "%clock", align=64)
     both = c(f"call {_CLOCK} @llvm.umax.v32i32({_CLOCK} {mine}, {_CLOCK} {theirs})")
-    if what == "acquire":
+    if what == "relaxed":
+        c.store(_CLOCK, both, "%clock", align=64)
+    elif what != "release":
         c.store(_CLOCK, both, "%w", WARP["vclock"], align=64)
         c.do("call void @clock.settle(ptr %w)")
         learned = c.load("i32", c.load("ptr", "%w", WARP["cta"]), CTA["learned"])
@@ -45,6 +51,8 @@ def _exchange(what: str) -> str:
             news = c(f"icmp ne i32 {learned}, {c.load('i32', '%w', WARP['learned'])}")
             with c.if_(c(f"or i1 {others}, {news}")):
                 c.do("call void @order.share(ptr %w)")
+        if what == "acquire":
+            c.do("call void @clock.fence(ptr %w)")
     else:
         cta = c.load("ptr", "%w", WARP["cta"])
         now, warp = c.load("i32", cta, CTA["epoch"]), c.load("i32", "%w", WARP["id"])
@@ -85,15 +93,33 @@ def _settle() -> str:
     return c.text()
 
 
+def _fence() -> str:
+    """What the warp did and knows may be released by relaxed operations."""
+    c = Code("define internal void @clock.fence(ptr %w) noinline")
+    cta, fenced = c.load("ptr", "%w", WARP["cta"]), c.at("%w", WARP["fenced_cta"])
+    now = c.load("i32", cta, CTA["epoch"])
+    c.store(_CLOCK, c.load(_CLOCK, "%w", WARP["vclock"], align=64), fenced, align=64)
+    c.store("i32", now, c(f"getelementptr i32, ptr {fenced}, i32 {c.load('i32', '%w', WARP['id'])}"))
+    c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
+    c.ret()
+    return c.text()
+
+
 def _places(what: str) -> str:
     """What came before the last releases at these bytes comes before this; what follows theirs comes after it."""
     c = Code(f"define internal void @clock.{what}({PARAMETERS}) noinline")
+    if what == "give":
+        strong = c(f"and i32 {c.load('i32', '%w', WARP['how'])}, {RELEASE}")
+        with c.if_(c(f"icmp ne i32 {strong}, 0")):
+            c.do(f"call void @clock.leave({PARAMETERS})")
+            c.ret(when="true")
     block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
     clocks = c.at(block, c.load("i64", block, CHECK["clocks"]))
     end = c("add i64 %offset, %n")
     first, after = c("lshr i64 %offset, 3"), c(f"lshr i64 {c(f'add i64 {end}, 7')}, 3")
     with c.count("i64", after, first) as number:
         place = c.at(clocks, c(f"shl i64 {number}, 7"))
-        c.do(f"call void @clock.{'acquire' if what == 'take' else 'release'}(ptr %w, ptr {place})")
+        direction = {"take": "join", "leave": "release", "give": "relaxed"}[what]
+        c.do(f"call void @clock.{direction}(ptr %w, ptr {place})")
     c.ret()
     return c.text()

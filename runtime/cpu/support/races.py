@@ -13,7 +13,7 @@ The stamps that accesses leave are those of `cells.py`.
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.ir import Code, splat, vec
-from ptxgen.runtime.cpu.layout import CTA
+from ptxgen.runtime.cpu.layout import CTA, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.cells import (
     ALL_BYTES,
@@ -123,7 +123,10 @@ def _chunk(c: Code, cells: Cells, cell: str, what: str, size: int) -> str:
     written_place, flag_place = cell_at(c, cells.written, cell, 1), cell_at(c, cells.read, cell, 1)
     lane_place, reader_place = cell_at(c, cells.write_lanes, cell, 1), cell_at(c, cells.read_lanes, cell, 1)
     covered, own, writers = standing(c.load(kind, write_place, align=4), lane_place)
-    bad = c(f"select {lanes} {own}, {lanes} {writers}, {lanes} {c(f'xor {lanes} {covered}, splat (i1 true)')}")
+    strong = c(f"icmp eq {small} {c.load(small, lane_place, align=1)}, {splat('i8', STRONG)}")
+    open_ = c(f"xor {lanes} {covered}, splat (i1 true)")
+    among = c(f"or {lanes} {writers}, {c(f'and {lanes} {strong}, {open_}')}")
+    bad = c(f"select {lanes} {own}, {lanes} {among}, {lanes} {open_}")
     read_covered, read_own, readers = standing(c.load(kind, read_place, align=4), reader_place)
     flags = c.load(small, flag_place, align=1)
     if what == "write":
@@ -169,6 +172,8 @@ def _one(c: Code, cells: Cells, cell: str, what: str) -> None:
     earlier, common = _against_write(c, cells, cell, here)
     writer = c.load("i8", cell_at(c, cells.write_lanes, cell, 1))
     compare_lanes(c, cells, cell, earlier, (writer, lane), common, wrote=True)
+    with c.if_(c(f"icmp eq i8 {writer}, {STRONG}")):
+        _compare_stamp(c, cells, cell, c.load("i32", cell_at(c, cells.strongs, cell, 4)), common, wrote=True)
     last_read, flags, reader = c.load("i32", read_place), c.load("i8", flag_place), c.load("i8", reader_place)
     if what == "write":
         _against_reads(c, cells, cell, here)
@@ -220,11 +225,27 @@ def _enter_write(c: Code, cells: Cells, cell: str, here: str, lane: object) -> N
     c.store("i8", lane, cell_at(c, cells.write_lanes, cell, 1))
 
 
+def _enter_strong(c: Code, cells: Cells, cell: str, here: str) -> None:
+    """As `_enter_write`, but an ordinary write of the warp that no fence came after stays what others are compared
+    with, and a strong one of another warp is kept beside."""
+    earlier = c.load("i32", cell_at(c, cells.writes, cell, 4))
+    written = c.load("i8", cell_at(c, cells.written, cell, 1))
+    strong = c(f"icmp eq i8 {c.load('i8', cell_at(c, cells.write_lanes, cell, 1))}, {STRONG}")
+    own = c(f"icmp eq i32 {c(f'and i32 {earlier}, 31')}, {cells.warp}")
+    whole = c(f"and i1 {strong}, {c(f'icmp eq i8 {written}, {ALL_BYTES}')}")
+    with c.if_(c(f"and i1 {whole}, {c(f'xor i1 {own}, true')}")):
+        c.store("i32", earlier, cell_at(c, cells.strongs, cell, 4))
+    fenced = c.load("i32", c(f"getelementptr i32, ptr {c.at('%w', WARP['fenced_cta'])}, i32 {cells.warp}"))
+    since = c(f"icmp ugt i32 {c(f'lshr i32 {earlier}, 5')}, {fenced}")
+    ordinary = c(f"and i1 {own}, {c(f'xor i1 {strong}, true')}")
+    with c.if_(c(f"xor i1 {c(f'and i1 {ordinary}, {since}')}, true")):
+        _enter_write(c, cells, cell, here, STRONG)
+
+
 def _strong(c: Code, what: str) -> None:
     """`order` is a read, `publish` a write, `atomic` both: compared with what is not strong, in every other warp."""
-    arguments = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n, i64 %offset"
     if what in ("order", "atomic"):
-        c.do(f"call void @clock.take({arguments})")
+        c.do(f"call void @clock.take({PARAMETERS})")
     cells = Cells(c)
     with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
         here = touched(c, cell)
@@ -236,6 +257,6 @@ def _strong(c: Code, what: str) -> None:
                 c.store("i32", cells.stamp, cell_at(c, cells.polls, cell, 4))
         else:
             _against_reads(c, cells, cell, here)
-            _enter_write(c, cells, cell, here, STRONG)
+            _enter_strong(c, cells, cell, here)
     if what in ("publish", "atomic"):
-        c.do(f"call void @clock.leave({arguments})")
+        c.do(f"call void @clock.give({PARAMETERS})")
