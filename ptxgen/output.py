@@ -24,7 +24,8 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...
             content = files[name]
             data = content.encode() if isinstance(content, str) else content
             if path.exists() and not path.is_file() and not path.is_dir():
-                path.write_bytes(data)  # a device or a pipe is written to, never replaced
+                with _about(path):
+                    path.write_bytes(data)  # a device or a pipe is written to, never replaced
             else:
                 staged.append((_stage(path, data), path))
         for temporary, path in staged:

@@ -164,6 +164,12 @@ def test_a_full_disk_leaves_what_was_there(
     assert [(path, path.read_text()) for path in tmp_path.iterdir()] == [(kept, "before")]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the platform has no device that is always full")
+def test_a_full_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert written("run", Path("/dev/full")) == 2
+    assert capsys.readouterr().err == "ptxgen: /dev/full: No space left on device\n"
+
+
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
 
