@@ -239,6 +239,21 @@ def test_code_released_while_another_library_captures_is_unloaded_after_its_capt
     assert binding.texts == {}
 
 
+def test_a_capture_of_another_library_holds_its_own_work_alone(device: CudaDevice, binding: Binding) -> None:
+    """What goes, comes and is waited for meanwhile draws no stream of ours into it."""
+    buffer = device.zeros(16, "f32")
+    bound = device.module(TEXT)["scale"].bind(1, 32, [buffer, np.float32(1), np.uint32(16)])
+    bound.launch(device.stream(0x80))
+    binding.cuStreamBeginCapture(0x80, 0)
+    buffer.free()
+    del bound
+    device.zeros(16, "f32").numpy()
+    device.synchronize()
+    assert set(binding.capturing) == {0x80}
+    code, graph = binding.cuStreamEndCapture(0x80)
+    assert (code, binding.graphs[graph]) == (0, [])
+
+
 def test_a_copy_without_a_stream_stays_out_of_another_librarys_capture(device: CudaDevice, binding: Binding) -> None:
     buffer = device.zeros(16, "f32")
     device.module(TEXT)["scale"].launch(1, 32, [buffer, np.float32(1), np.uint32(16)], stream=device.stream(0x80))
