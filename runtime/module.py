@@ -13,7 +13,6 @@ from ptxgen.runtime.backend import Function, Geometry, Resources
 from ptxgen.runtime.bound import BoundKernel, Packed
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.interop import argument
-from ptxgen.runtime.stream import Stream
 from ptxgen.runtime.tensormap import TensorMap
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Entry:
         args: Sequence[object] = (),
         shared: int = 0,
         cluster: object = None,
-        stream: Stream | None = None,
+        stream: object = None,
         programmatic: bool = False,
     ) -> None:
         """`bind` and launch once."""
