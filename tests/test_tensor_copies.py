@@ -298,10 +298,10 @@ def test_a_box_that_is_not_aligned_is_found():
 
 
 def test_memory_that_was_freed_is_found():
-    """By a copy of the map's bytes, such as a structure of the caller may hold."""
+    """The map is refused; its bytes alone, such as a structure of the caller may hold, are found when they are used."""
     device = open_device("cpu", threads=1)
     array = device.array(np.zeros((8, 32), np.float32))
-    made = device.tensor_map(array, (4, 32)).data
+    made = device.tensor_map(array, (4, 32))
     array.free()
     kernel = device.module(text(2, LOAD.replace("WAIT", WAIT)))["k"]
     rest = [bytes(20), device.zeros(512, "u8"), np.uint32(512)]
