@@ -35,7 +35,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def figures(rows: Sequence[Row]) -> Iterator[str]:
     """Paragraphs and tables."""
     facts = pick(rows, "machine")["case"]
-    threads = max(r["case"]["threads"] for r in rows if r["case"].get("what") == "run")
+    threads = _threads(rows)
     first = rows[0]
     yield (
         f"{first['device']} ({facts['llvm_cpu']}), {facts['cpus']} CPUs, Python {facts['python']}, NumPy "
@@ -70,6 +70,10 @@ def figures(rows: Sequence[Row]) -> Iterator[str]:
     yield table(["kernel", "1 ×", "2 ×", "4 ×", "8 ×", "16 ×"], lines)
 
 
+def _threads(rows: Sequence[Row]) -> int:
+    return max(r["case"]["threads"] for r in rows if r["case"].get("what") == "run")
+
+
 def _beginning(rows: Sequence[Row]) -> str:
     cached = [r for r in rows if r["case"].get("cache") == "object cache"]
     ready, ended, wall, opened, llvmlite = (
@@ -80,9 +84,9 @@ def _beginning(rows: Sequence[Row]) -> str:
         f"From the object cache a kernel can be launched after {ready[0]:.1f} to {ready[1]:.1f} ms. That is the time "
         "until the launch, not its end: the first run, on memory and in code that nothing has touched yet, is over "
         f"after {ended[0]:.1f} to {ended[1]:.1f} ms of CPU time, which at best took {wall[0]:.1f} to {wall[1]:.1f} ms "
-        "by the clock; a warm run alone is the larger part of that. Opening the device is in none of these figures. "
-        f"Once a process it takes {opened[0]:.0f} to {opened[1]:.0f} ms, and importing llvmlite before it "
-        f"{llvmlite[0]:.0f} to {llvmlite[1]:.0f} ms.\n"
+        f"by the clock on {_threads(rows)} threads. Opening the device is in none of these figures: once a process it "
+        f"takes {opened[0]:.0f} to {opened[1]:.0f} ms, and importing llvmlite before it {llvmlite[0]:.0f} to "
+        f"{llvmlite[1]:.0f} ms.\n"
     )
 
 

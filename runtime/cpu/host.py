@@ -120,7 +120,7 @@ _mappings = _mappings_of_this_system()
 
 
 @functools.lru_cache(maxsize=1)
-def linker() -> Any:
+def _linker() -> Any:
     """LLVM's linker for code in memory: one for the process, as each takes half a millisecond and 0.3 MB."""
     return _llvm().create_lljit_compiler(_machine(this_host(), 1))
 
@@ -140,7 +140,7 @@ class Linked:
             builder.add_current_process()
             for name in names:
                 builder.export_symbol(name)
-            self._library = builder.link(linker(), f"ptxgen{_serial}")
+            self._library = builder.link(_linker(), f"ptxgen{_serial}")
             self._addresses = {name: int(self._library[name]) for name in names}
 
     def address(self, name: str) -> int:

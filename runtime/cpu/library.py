@@ -17,7 +17,7 @@ from pathlib import Path
 from ptxgen.runtime.cpu import layout, registry
 from ptxgen.runtime.cpu.entry import core_text, module_text, needed_by
 from ptxgen.runtime.cpu.forks import renewed_in_children
-from ptxgen.runtime.cpu.host import Host, compile_ir, linker, this_host
+from ptxgen.runtime.cpu.host import Host, Linked, compile_ir, this_host
 from ptxgen.runtime.cpu.support import function_text
 from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
 
@@ -122,9 +122,8 @@ def of(host: Host, check: bool) -> Library:
 
 
 def prepare(check: bool) -> None:
-    """Do what no kernel need wait for: start the compiler, import what loads, have the core at hand."""
+    """Do what no kernel need wait for: start the compiler, import what loads, have the core at hand, link once."""
     import_module("ptxgen.runtime.module")
     registry.family_of(("ret",))
     sources_digest()
-    linker()
-    of(this_host(), check).core()
+    Linked([of(this_host(), check).core()], ["thread.run"])  # a process's first link takes half a millisecond longer
