@@ -146,6 +146,18 @@ def _interface(spec: KernelType) -> list[tuple[Any, ...]]:
     return [(param.name, param.kind, param.dtype) for param in spec.params()]
 
 
+@dataclass(frozen=True)
+class Noticed:
+    """What was amiss with a text: a `finding`, or only a wrong `result`, in a mode; and what was said of it."""
+
+    how: str
+    mode: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.how} in {self.mode} mode"
+
+
 class Subject:
     """A kernel with inputs and expected results; `outcome` says what was noticed of another text in its place."""
 
@@ -155,11 +167,19 @@ class Subject:
         """Every mutation that it is tried with."""
         raise NotImplementedError
 
-    def outcome(self, text: str, mode: str, seed: int = 1) -> str | None:
-        """The report, or how the result differs; None when nothing is amiss."""
+    def run(self, text: str, mode: str, seed: int) -> str | None:
+        """How the result differs; None where it is right. Raises `ExecutionError` for a finding."""
         raise NotImplementedError
 
-    def noticed(self, text: str) -> str | None:
+    def outcome(self, text: str, mode: str, seed: int = 1) -> Noticed | None:
+        """What is noticed of a text in a mode; None when nothing is amiss."""
+        try:
+            wrong = self.run(text, mode, seed)
+        except ExecutionError as report:
+            return Noticed("finding", mode, str(report))
+        return Noticed("result", mode, wrong) if wrong else None
+
+    def noticed(self, text: str) -> Noticed | None:
         """The first thing that check mode, or random mode with a few seeds, has to say of a text."""
         found = self.outcome(text, "check")
         for seed in RANDOM_SEEDS:
@@ -202,25 +222,31 @@ class SpecSubject(Subject):
         values = self.spec.example(np.random.default_rng(7), **sizes)
         if "q" in values and getattr(self.spec, "soft_cap", 0):
             values["q"] = (values["q"].astype(np.float32) * LOUD).astype(values["q"].dtype)
-        copies = {n: [v.copy() for v in a] if isinstance(a, list) else np.copy(a) for n, a in values.items()}
-        return Work(sizes, values, self.spec.reference(**copies))
+        given, expected = values, {}
+        for _ in range(self.launches):
+            copies = {n: [v.copy() for v in a] if isinstance(a, list) else np.copy(a) for n, a in given.items()}
+            expected = self.spec.reference(**copies)
+            given = given | {n: np.asarray(a).reshape(given[n].shape) for n, a in expected.items() if n in given}
+        return Work(sizes, values, expected)
+
+    @property
+    def launches(self) -> int:
+        """How often it is launched: after itself, where it may begin before the launch that writes its buffers ends."""
+        return 2 if getattr(self.spec, "programmatic", False) else 1
 
     def mutations(self) -> Iterator[Mutation]:
         yield from deletions(self.ptx.text)
         yield from strides(self.ptx.text)
         yield from dropped_options(self.spec, self.target)
 
-    def outcome(self, text: str, mode: str, seed: int = 1) -> str | None:
+    def run(self, text: str, mode: str, seed: int) -> str | None:
         device = CpuDevice(mode, seed, threads=1)
         kernel = Kernel(device, self.ptx, device._load(text, self.name).function(self.ptx.entry))
-        try:
-            return next(filter(None, (self._launched(kernel, work) for work in self.works)), None)
-        except ExecutionError as report:
-            return str(report)
+        return next(filter(None, (self._launched(kernel, work) for work in self.works)), None)
 
     def _launched(self, kernel: Kernel, work: Work) -> str | None:
         bound, arguments = bind_example(kernel, work.arguments, work.sizes)
-        for _ in range(2 if bound.geometry.programmatic else 1):  # the second follows a kernel that writes its output
+        for _ in range(self.launches):
             bound.launch()
         limit = limit_of(self.spec)
         verdicts = [compare(n, arguments[n].numpy(), np.asarray(want), limit) for n, want in work.expected.items()]
@@ -241,12 +267,16 @@ class CorpusSubject(Subject):
         begin, end = _entry_lines(self.case.text, self.case.entry)
         yield from (m for m in deletions(self.case.text) if begin <= m.line <= end)
 
-    def outcome(self, text: str, mode: str, seed: int = 1) -> str | None:
+    def reaches(self, mutation: Mutation) -> bool:
+        """Whether the case executes the line that a mutation begins with."""
+        lines = self.case.text.split("\n")
+        lines[mutation.line - 1] = "trap;"
+        return self.outcome("\n".join(lines), "fast") is not None
+
+    def run(self, text: str, mode: str, seed: int) -> str | None:
         device = ExecutorDevice(mode, seed, threads=1)
         try:
             self.case.run(device, device.module(text))
-        except ExecutionError as report:
-            return str(report)
         except AssertionError as wrong:
             return str(wrong).strip()
         return None

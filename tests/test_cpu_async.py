@@ -146,6 +146,8 @@ def test_misused_mbarriers_are_reported():
 
 def test_an_arrival_that_nothing_orders_after_the_initialisation():
     body = INIT.replace("COUNT", "64") + "SYNC mbarrier.arrive.shared::cta.b64 _, [bar]; ret;"
+    finding(r"(?s)race.*mbarrier.arrive.*lane 0 of this warp wrote.*bar.warp.sync", body.replace("SYNC", ""), block=64)
+    body = body.replace("SYNC", "bar.warp.sync -1; SYNC")
     finding(r"(?s)race.*mbarrier.arrive.*a barrier between", body.replace("SYNC", ""), block=64)
     launch(body.replace("SYNC", "bar.sync 0;"), block=64, mode="check")
 

@@ -286,6 +286,13 @@ def test_padding_may_be_passed_to_a_function_that_does_not_use_it():
     finding(r"uninitialised register.*st.global.u32", body, u32(32), block=32, before=CALL.replace("%RESULT", "%r2"))
 
 
+def test_a_plain_read_before_a_loop_of_compare_and_swap_is_told_of_strong_loads_before_barriers():
+    body = """ld.global.u32 %r1, [%a0]; again: mov.u32 %r2, %r1; add.u32 %r3, %r2, 1;
+      atom.global.cas.b32 %r1, [%a0], %r2, %r3; setp.ne.u32 %p1, %r1, %r2; @%p1 bra again; ret;"""
+    finding(r"nothing orders that access before this one\n.*is read by ld.volatile or ld.relaxed; an ordinary access "
+            r"needs a barrier between them$", body, u32(1))  # fmt: skip
+
+
 def test_findings_of_two_warps_say_which_is_which():
     with pytest.raises(ExecutionError) as caught:
         run(MEET.format(first=WRITES["atom"], second=USES["ld"]))

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 LANES = 32
 CHECKING = "checking"  # the condition of an `if_` whose body is there in check mode only: see `of_mode`
 _CHECK_BEGIN, _CHECK_ELSE, _CHECK_END = "; check mode {", "; } else {", "; }"
-_NATURAL = {"i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8, "i128": 16}
 
 
 def vec(element: str, lanes: int = LANES) -> str:
@@ -194,8 +193,3 @@ class Code:
     def text(self) -> str:
         """The whole function."""
         return "\n".join([self.head + " {", "entry:", *self._allocas, *self.lines, "}"]) + "\n"
-
-
-def natural_bytes(kind: str) -> int:
-    """Size of a scalar LLVM type in memory."""
-    return _NATURAL[kind]

@@ -56,10 +56,10 @@ _WITH_ADDRESS = (
 _WITH_REMARK = (core.FAULT_ASSERT, core.FAULT_OPERAND, core.FAULT_TRAP, core.FAULT_DIVERGED, core.FAULT_CUSTOM,
                 core.FAULT_PRODUCT)  # fmt: skip
 
-_UNORDERED = "nothing orders that access before this one; "
+_UNORDERED = "nothing orders that access before this one"
 _OF_STRONG = (
-    "\n  that was an atomic (or volatile, relaxed) access: beside such, without an order, only others of the kind may "
-    "be, so read with ld.volatile or ld.relaxed what a loop of atom.cas begins with"
+    "\n  that was an atomic (or volatile, relaxed) access, which others of the kind may meet without an order: what a "
+    "loop of atom.cas begins with is read by ld.volatile or ld.relaxed; an ordinary access needs "
 )
 
 
@@ -142,25 +142,25 @@ def _race_text(extra: int) -> str:
             "lanes since; a bar.warp.sync between them would"
         )
     did = "written" if was_write else "read"
-    return f"warp {other} has {did} these bytes and {_UNORDERED}a barrier between them would"
+    return f"warp {other} has {did} these bytes and {_UNORDERED}; a barrier between them would"
 
 
 def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
     """An access by another CTA of the launch, or another warp of this one, that this access knows nothing of."""
     number, warp = _writer(extra)
     did = "read" if extra & layout.READER else "written"
-    strong = _OF_STRONG if extra & layout.STRONG_WRITER else ""
     for gang in gangs:
         offset = cta_address - gang.ctas.address
-        if 0 <= offset < gang.ctas.size:
-            if gang.ctas.get("q", offset + CTA["index"]) == number:
-                return f"warp {warp} has {did} these bytes and {_UNORDERED}a barrier between them would{strong}"
+        if 0 <= offset < gang.ctas.size and gang.ctas.get("q", offset + CTA["index"]) == number:
+            who, order = f"warp {warp}", "a barrier between them"
             break
-    return (
-        f"CTA {_coordinates(gangs[0], number)}, warp {warp}, of this launch has {did} these bytes and {_UNORDERED}"
-        f"a release by its warp and an acquire here would (atom.acq_rel, or a fence on either side), or a cluster "
-        f"barrier{strong}"
-    )
+    else:
+        who = f"CTA {_coordinates(gangs[0], number)}, warp {warp}, of this launch"
+        order = (
+            "a release by its warp and an acquire here (atom.acq_rel, or a fence on either side), or a cluster barrier"
+        )
+    advice = f"{_OF_STRONG}{order}" if extra & layout.STRONG_WRITER else f"; {order} would"
+    return f"{who} has {did} these bytes and {_UNORDERED}{advice}"
 
 
 def _writer(extra: int) -> tuple[int, int]:

@@ -92,8 +92,8 @@ def _init() -> str:
     count = c("zext i32 %count to i64")
     both = c(f"or i64 {c(f'shl i64 {count}, {PENDING_SHIFT}')}, {c(f'shl i64 {count}, {EXPECTED_SHIFT}')}")
     c.store("i64", c(f"or i64 {both}, {TX_BIAS}"), bar, align=8)
-    for what in ("write", "leave", "take"):
-        _order(c, what, bar)
+    _order(c, "write", bar)
+    _order(c, "leave", bar)
     c.ret()
     return c.text()
 
