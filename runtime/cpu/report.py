@@ -25,7 +25,6 @@ _TITLES = {
     core.FAULT_OPERAND: "operand",
     core.FAULT_ASSERT: "wrong use",
     core.FAULT_READ_ONLY: "write to read-only memory",
-    core.FAULT_CUSTOM: "finding",
     core.FAULT_IN_FLIGHT: "use of bytes that an asynchronous copy is still writing",
     core.FAULT_PROXY: "asynchronous read of ordinary writes",
     core.FAULT_ORDER: "race",
@@ -53,8 +52,7 @@ _WITH_ADDRESS = (
     core.FAULT_BOUNDS, core.FAULT_ALIGN, core.FAULT_UNINITIALISED, core.FAULT_RACE, core.FAULT_READ_ONLY,
     core.FAULT_IN_FLIGHT, core.FAULT_PROXY, core.FAULT_ORDER, core.FAULT_EARLY, core.FAULT_CONSTANT,
 )  # fmt: skip
-_WITH_REMARK = (core.FAULT_ASSERT, core.FAULT_OPERAND, core.FAULT_TRAP, core.FAULT_DIVERGED, core.FAULT_CUSTOM,
-                core.FAULT_PRODUCT)  # fmt: skip
+_WITH_REMARK = (core.FAULT_ASSERT, core.FAULT_OPERAND, core.FAULT_TRAP, core.FAULT_DIVERGED, core.FAULT_PRODUCT)
 
 _UNORDERED = "nothing orders that access before this one"
 _OF_STRONG = (
@@ -99,7 +97,7 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
     if kind == core.FAULT_BOUNDS and places.read_only(address, size):
         kind = core.FAULT_READ_ONLY
     line, text, remark = entry.sites[site]
-    lines = [f"{_TITLES.get(kind, 'finding')} in kernel {entry.name}", source.at(line, text)]
+    lines = [f"{_TITLES[kind]} in kernel {entry.name}", source.at(line, text)]
     lines.append(
         f"{_where(gangs, thread.get('Q', THREAD['cta']), thread.get('Q', THREAD['warp']))}, {lanes_text(mask)}"
     )
