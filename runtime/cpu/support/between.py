@@ -14,7 +14,7 @@ from ptxgen.runtime.cpu.ir import Code, vec
 from ptxgen.runtime.cpu.layout import CTA, LAUNCH, SHADOW, STAMP_CTAS, STRONG_WRITER, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.core import FAULT_CONSTANT, FAULT_EARLY, FAULT_ORDER, FAULT_UNINITIALISED
-from ptxgen.runtime.cpu.support.order import order_block
+from ptxgen.runtime.cpu.support.rows import order_block
 from ptxgen.runtime.cpu.support.shadow import READS, STRONG_WORDS, report
 
 HEAD = "ptr %w, i32 %site, i32 %lane, i32 %row"

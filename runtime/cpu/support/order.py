@@ -6,7 +6,7 @@ takes them over. Relaxed operations release what a fence came before, and acquir
 consistency model": release and acquire patterns). What a warp has acquired serves the others of its CTA once they come
 after it: behind a barrier, or what else exchanges clocks.
 
-The book that this is kept in is `ledger.py`.
+The book that this is kept in is `ledger.py`, what a warp has of it `rows.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import CHECK, CTA, LAUNCH, ORDER, THREAD, WARP
+from ptxgen.runtime.cpu.layout import CHECK, CTA, LAUNCH, ORDER, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.core import resolver
 from ptxgen.runtime.cpu.support.driver import for_each_warp
 from ptxgen.runtime.cpu.support.ledger import alone, record_at, row_of, times_of
+from ptxgen.runtime.cpu.support.rows import known, order_block, row_of_warp, share, take
 
 RELEASE, ACQUIRE, OWN_CTA = 1, 2, 4  # `how` an access synchronises; without the first two it is relaxed
 _CLOCK = vec("i32")
-_FLAGS = {"known": "knows", "glimpsed": "glimpses"}  # rows of a warp, and since when it has any
 
 
 @support("order")
@@ -38,15 +38,9 @@ def order(what: str, space: str = "") -> str:
     if what in ("before", "after"):
         return _around(what, space)
     return {
-        "release": _release, "acquire": _acquire, "fence": _fence, "known": _known, "arrive": _arrive,
-        "publish": _publish, "share": _share,
+        "release": _release, "acquire": _acquire, "fence": _fence, "known": known, "arrive": _arrive,
+        "publish": _publish, "share": share,
     }[what]()  # fmt: skip
-
-
-def order_block(c: Code) -> tuple[str, str]:
-    """(the executing warp's CTA, the launch's block)."""
-    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
-    return c.load("ptr", "%w", WARP["cta"]), c.load("ptr", launch, LAUNCH["known"])
 
 
 def _around(what: str, space: str) -> str:
@@ -161,7 +155,7 @@ def _leave(
 
             def join(w: str) -> None:
                 with c.if_(c(f"icmp ne i32 {c.load('i32', w, WARP['knows'])}, 0")):
-                    c(f"call i1 @ledger.join(ptr {block}, ptr {row}, ptr {_row_of_warp(c, block, w, 'known')})")
+                    c(f"call i1 @ledger.join(ptr {block}, ptr {row}, ptr {row_of_warp(c, block, w, 'known')})")
 
             each(join)
             fresh = c(f"call i32 @ledger.record(ptr {block})")
@@ -170,50 +164,6 @@ def _leave(
                 slot = _number_at(c, row, cta)
                 merged = c(f"call i32 @ledger.merge(ptr {block}, i32 {fresh}, i32 {c.load('i32', slot)})")
                 c.store("i32", merged, slot)
-
-
-def _row_of_warp(c: Code, block: str, w: str, what: str) -> str:
-    """A warp's own row: of what it has `known`, or only `glimpsed`."""
-    number = c(f"mul i32 {c.load('i32', block, ORDER['row'])}, {c.load('i32', w, WARP['id'])}")
-    rows = c.load("ptr", c.load("ptr", w, WARP["cta"]), CTA[what])
-    return c(f"getelementptr i32, ptr {rows}, i32 {number}")
-
-
-def _take(c: Code, cta: str, block: str, row: str, what: str) -> None:
-    """Add a row to what the executing warp has `known` or `glimpsed`, and note since when there is any."""
-    mine, flag = _row_of_warp(c, block, "%w", what), WARP[_FLAGS[what]]
-    with c.if_(c(f"icmp eq i32 {c.load('i32', '%w', flag)}, 0")):
-        size = c(f"zext i32 {c.load('i32', block, ORDER['row'])} to i64")
-        c.do(f"call void @llvm.memset.p0.i64(ptr {mine}, i8 0, i64 {c(f'shl i64 {size}, 2')}, i1 false)")
-        c.store("i32", c.load("i32", cta, CTA["epoch"]), "%w", flag)
-    grown = c(f"call i1 @ledger.join(ptr {block}, ptr {mine}, ptr {row})")
-    learned = c(f"add i32 {c.load('i32', cta, CTA['learned'])}, {c(f'zext i1 {grown} to i32')}")
-    c.store("i32", learned, cta, CTA["learned"])
-
-
-def _share() -> str:
-    """Take over the rows of warps that had them before what the executing warp knows of them.
-
-    A row that has grown since counts as a whole: only behind what does not wait (bar.arrive) may that be too much.
-    """
-    c = Code("define internal void @order.share(ptr %w) noinline")
-    cta, block = order_block(c)
-    clock = c.at("%w", WARP["vclock"])
-
-    def look(other: str) -> None:
-        number = c.load("i32", other, WARP["id"])
-        time = c.load("i32", c(f"getelementptr i32, ptr {clock}, i32 {number}"))
-        apart = c(f"icmp ne ptr {other}, %w")
-        for what, flag in _FLAGS.items():
-            before = c(f"sub i32 {c.load('i32', other, WARP[flag])}, 1")  # nothing at all is never
-            with c.if_(c(f"and i1 {apart}, {c(f'icmp ult i32 {before}, {time}')}")):
-                _take(c, cta, block, _row_of_warp(c, block, other, what), what)
-
-    with alone(c, block):
-        for_each_warp(c, cta, look)
-        c.store("i32", c.load("i32", cta, CTA["learned"]), "%w", WARP["learned"])
-    c.ret()
-    return c.text()
 
 
 def _learn_of_own(c: Code, cta: str, block: str, row: str) -> None:
@@ -253,10 +203,10 @@ def _acquire() -> str:
             now = c(f"icmp ne i32 {c(f'and i32 %how, {ACQUIRE}')}, 0")
             news = _is_news(c, cta, block, place)
             with c.if_(c(f"and i1 {now}, {news}")):
-                _take(c, cta, block, row, "known")
+                take(c, cta, block, row, "known")
                 _learn_of_own(c, cta, block, row)
             with c.if_(c(f"and i1 {c(f'xor i1 {now}, true')}, {news}")):
-                _take(c, cta, block, row, "glimpsed")
+                take(c, cta, block, row, "glimpsed")
     c.ret()
     return c.text()
 
@@ -267,8 +217,8 @@ def _fence() -> str:
     cta, block = order_block(c)
     c.do("call void @late.own(ptr %w)")
     with c.if_(c(f"icmp ne i32 {c.load('i32', '%w', WARP['glimpses'])}, 0")), alone(c, block):
-        row = _row_of_warp(c, block, "%w", "glimpsed")
-        _take(c, cta, block, row, "known")
+        row = row_of_warp(c, block, "%w", "glimpsed")
+        take(c, cta, block, row, "known")
         _learn_of_own(c, cta, block, row)
     now = c.load("i32", cta, CTA["epoch"])
     c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
@@ -278,24 +228,3 @@ def _fence() -> str:
     c.store("i32", now, c(f"getelementptr i32, ptr {fenced}, i32 {c.load('i32', '%w', WARP['id'])}"))
     c.ret()
     return c.text()
-
-
-def _known() -> str:
-    """`order.known(w, cta, warp, strong) -> i32`: up to which time a warp of another CTA is known, `strong` accesses
-    knowing what was glimpsed too; −1 (for ever) where CTAs are not compared any more."""
-    c = Code("define internal i32 @order.known(ptr %w, i64 %index, i32 %warp, i1 %strong) noinline")
-    _, block = order_block(c)
-    c.ret("i32 -1", when=c(f"icmp ne i32 {c.load('i32', block, ORDER['off'])}, 0"))
-    best = c.var("i32", 0)
-    for what, flag in _FLAGS.items():
-        there = c(f"icmp ne i32 {c.load('i32', '%w', WARP[flag])}, 0")
-        with c.if_(there if what == "known" else c(f"and i1 {there}, %strong")):
-            number = c.load("i32", c(f"getelementptr i32, ptr {_row_of_warp(c, block, '%w', what)}, i64 %index"))
-            with c.if_(c(f"icmp ne i32 {number}, 0")):
-                time = c.load("i32", c(f"getelementptr i32, ptr {record_at(c, block, number)}, i32 %warp"))
-                c.store("i32", c(f"call i32 @llvm.umax.i32(i32 {c.load('i32', best)}, i32 {time})"), best)
-    c.ret("i32 " + c.load("i32", best))
-    return c.text()
-
-
-
