@@ -85,8 +85,7 @@ def _beginning(rows: Sequence[Row]) -> str:
         "until the launch, not its end: the first run, on memory and in code that nothing has touched yet, is over "
         f"after {ended[0]:.1f} to {ended[1]:.1f} ms of CPU time, which at best took {wall[0]:.1f} to {wall[1]:.1f} ms "
         f"by the clock on {_threads(rows)} threads. Opening the device is in none of these figures: once a process it "
-        f"takes {opened[0]:.0f} to {opened[1]:.0f} ms, and importing llvmlite before it {llvmlite[0]:.0f} to "
-        f"{llvmlite[1]:.0f} ms.\n"
+        f"takes {opened[0]:.0f} to {opened[1]:.0f} ms, and importing llvmlite before it up to {llvmlite[1]:.0f} ms.\n"
     )
 
 
