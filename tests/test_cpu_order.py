@@ -283,6 +283,20 @@ def test_an_mbarrier_passes_on_what_its_arrivals_come_after():
     finding(r"race|uninit", body.replace("WAIT", ""), **PAIR)
 
 
+@pytest.mark.parametrize("way", [
+    MEET, "@%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6]; again: "
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [bar], 0; @!%p2 bra again; " + MEET,
+])  # fmt: skip
+def test_barriers_of_one_cluster_pass_nothing_on_to_the_next(way):
+    body = START + """@%p1 mbarrier.init.shared::cta.b64 [bar], 1; @%p1 fence.mbarrier_init.release.cluster;
+      barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned; mov.u32 %r9, %ctaid.x;
+      setp.eq.u32 %p3, %r9, 0; setp.eq.and.u32 %p3, %lane, 0, %p3; @%p3 st.global.u32 [%a0], 1; WAY
+      setp.eq.u32 %p4, %r9, READER; @%p4 ld.global.u32 %r10, [%a0]; ret;""".replace("WAY", way)
+    run(body.replace("READER", "1"), u32(1), grid=4, cluster=(2, 1, 1))
+    finding(r"race.*ld.global.*CTA \(3, 0, 0\).*CTA \(0, 0, 0\)", body.replace("READER", "3"), u32(1), grid=4,
+            cluster=(2, 1, 1))  # fmt: skip
+
+
 def test_a_cta_may_not_exit_while_another_uses_its_shared_memory():
     late = START + "st.shared.u32 [%r7], %tid;" + MEET + """setp.eq.u32 %p3, %r1, 1; @!%p3 bra out;
       nanosleep.u32 200; ld.shared::cluster.u32 %r9, [%r8]; out: LAST ret;"""

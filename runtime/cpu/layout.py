@@ -54,7 +54,7 @@ ALLOCATIONS = _offsets("begins:8 ends:8 shadows:8 count:8")
 THREAD = _offsets(
     "launch:8 random:8 fault:4 site:4 mask:4 bytes:4 address:8 extra:8 cta:8 warp:8 gang:8 cursor:8 "
     "last_cta:8 time:8 ext:160 queue:8 queued:8 late_queue:8 late:8 "
-    "late_round:4 pad:4 landed:8 landed_for:8"
+    "late_round:4 pad:4 landed:8 landed_for:8 swept:8"
 )
 GANG = _offsets(
     "launch:8 thread:8 ctas:8 count:4 rounds:4 index:8 id_x:4 id_y:4 id_z:4 pad:4 ext:184 "

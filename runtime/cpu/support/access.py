@@ -281,6 +281,8 @@ def watch(what: str, space: str, row: str, collective: str = "") -> str:
     c = Code(
         f"define internal void @{name}(ptr %w, i32 %site, i32 %m, ptr %offsets, ptr %pointer, i64 %begin) noinline"
     )
+    if space == "global" and what in ("read", "constant"):
+        c.ret(when=c("call i1 @shadow.quiet(ptr %w, i32 %site)"))
     run = _Run(c, Access("ld", space, "v1", f"b{8 * int(row)}", "check"), f"shadow.{what}.{space}", int(row))
     breaks, repeats, among = _segments(c, run.access, int(row))
     if collective:

@@ -146,6 +146,7 @@ def _append() -> str:
     number = c.load("i64", thread, THREAD["queued"])
     record = c.at(first, c(f"mul i64 {number}, {_SIZE}"))
     c.store("i64", c(f"add i64 {number}, 1"), thread, THREAD["queued"])
+    c.store("ptr", "null", thread, THREAD["swept"])
     c.store("i32", "%kind", record, ASYNC["kind"])
     c.store("i32", c("trunc i64 %size to i32"), record, ASYNC["bytes"])
     c.store("ptr", "%w", record, ASYNC["warp"])
@@ -241,9 +242,12 @@ def _sweep(c: Code, chosen: object, queue: tuple[str, str, str] | None = None, l
 
 
 def _land_for() -> str:
-    """`async.land_for(w, bar)`: everything that completes on this mbarrier."""
+    """`async.land_for(w, bar)`: everything that completes on this mbarrier. The lanes of a warp ask one by one."""
     c = Code("define internal void @async.land_for(ptr %w, ptr %bar) noinline")
+    thread, _, _ = _queue(c)
+    c.ret(when=c(f"icmp eq ptr {c.load('ptr', thread, THREAD['swept'])}, %bar"))
     _sweep(c, lambda record: c(f"icmp eq ptr {c.load('ptr', record, ASYNC['barrier'])}, %bar"))
+    c.store("ptr", "%bar", thread, THREAD["swept"])
     c.ret()
     return c.text()
 

@@ -54,6 +54,7 @@ def _start() -> str:
         c.store("i32", rounds, "%gang", GANG["rounds"])
     with c.if_(CHECKING):
         c.do("call void @async.forget(ptr %gang)")
+        c.do("call void @order.begin(ptr %gang)")
     rest = c.var("i64", "%index")
     origin = {}
     for axis in "xyz":  # the gang's coordinates among gangs, x fastest

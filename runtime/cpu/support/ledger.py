@@ -21,8 +21,8 @@ _FULL = ORDER_PLACES * 3 // 4
 
 @support("ledger")
 def ledger(what: str) -> str:
-    """`ledger.place|record|merge|join`: see each."""
-    return {"place": _place, "record": _record, "merge": _merge, "join": _join}[what]()
+    """`ledger.place|record|merge|join|forget`: see each."""
+    return {"place": _place, "record": _record, "merge": _merge, "join": _join, "forget": _forget}[what]()
 
 
 @contextmanager
@@ -79,6 +79,24 @@ def _place() -> str:
             c.ret(f"i32 {number}", when="true")
         c.store("i64", c(f"and i64 {c(f'add i64 {here}, 1')}, {ORDER_PLACES - 1}"), at)
     c.do("unreachable")
+    return c.text()
+
+
+def _forget() -> str:
+    """`ledger.forget(block, begin, length)`: nobody has released anything at the places among these addresses."""
+    c = Code("define internal void @ledger.forget(ptr %block, i64 %begin, i64 %length) noinline")
+    kind, lanes = vec("i64"), vec("i1")
+    begin, length = c.spread("i64", "%begin"), c.spread("i64", "%length")
+    size = c(f"zext i32 {c.load('i32', '%block', ORDER['row'])} to i64")
+    with c.count("i32", ORDER_PLACES // 32) as chunk:
+        first = c(f"shl i32 {chunk}, 5")
+        keys = c.load(kind, c(f"getelementptr i64, ptr {c.at('%block', ORDER_KEYS)}, i32 {first}"), align=8)
+        among = c(f"icmp ult {kind} {c(f'sub {kind} {keys}, {begin}')}, {length}")
+        bits = c(f"bitcast {lanes} {among} to i32")
+        with c.each_bit(bits) as n:
+            row = row_of(c, "%block", c(f"add i32 {first}, {n}"))
+            c.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {c(f'shl i64 {size}, 2')}, i1 false)")
+    c.ret()
     return c.text()
 
 

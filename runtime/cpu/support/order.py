@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import CHECK, CTA, LAUNCH, ORDER, WARP
+from ptxgen.runtime.cpu.layout import CHECK, CTA, GANG, LAUNCH, ORDER, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.core import resolver
@@ -33,13 +33,14 @@ def order(what: str, space: str = "") -> str:
     `order.release|acquire(w, place, how)` do that for one place (an i64); `order.fence(w)`; `order.arrive(w, how)` at a
     cluster barrier, all of whose arrivals `order.publish(cta, place)` releases at the end of the phase;
     `order.share(w)`, when the warp's clock has grown, gives it what the warps that it now comes after know;
+    `order.begin(gang)` forgets what others released where the gang's structures and shared memory lie now;
     `order.known(w, cta, warp, strong)` is the time up to which another CTA's warp is known.
     """
     if what in ("before", "after"):
         return _around(what, space)
     return {
         "release": _release, "acquire": _acquire, "fence": _fence, "known": known, "arrive": _arrive,
-        "publish": _publish, "share": share,
+        "publish": _publish, "share": share, "begin": _begin,
     }[what]()  # fmt: skip
 
 
@@ -207,6 +208,24 @@ def _acquire() -> str:
                 _learn_of_own(c, cta, block, row)
             with c.if_(c(f"and i1 {c(f'xor i1 {now}, true')}, {news}")):
                 take(c, cta, block, row, "glimpsed")
+    c.ret()
+    return c.text()
+
+
+def _begin() -> str:
+    """The CTAs of a gang begin where those of an earlier one were, whose barriers order nothing for them."""
+    c = Code("define internal void @order.begin(ptr %gang) noinline")
+    launch, ctas = c.load("ptr", "%gang", GANG["launch"]), c.load("ptr", "%gang", GANG["ctas"])
+    block = c.load("ptr", launch, LAUNCH["known"])
+    c.ret(when=c(f"icmp eq i32 {c.load('i32', block, ORDER['places'])}, 0"))
+    others = c(f"sub i32 {c.load('i32', '%gang', GANG['count'])}, 1")
+    distance = c(f"mul i64 {c(f'zext i32 {others} to i64')}, {c.load('i64', launch, LAUNCH['cta_stride'])}")
+    last = c.at(ctas, distance)
+    begin, end = (c(f"ptrtoint ptr {c.load('ptr', cta, CTA['shared'])} to i64") for cta in (ctas, last))
+    length = c(f"add i64 {c(f'sub i64 {end}, {begin}')}, {c.load('i64', last, CTA['shared_bytes'])}")
+    with alone(c, block):
+        c.do(f"call void @ledger.forget(ptr {block}, i64 {c('ptrtoint ptr %gang to i64')}, i64 1)")
+        c.do(f"call void @ledger.forget(ptr {block}, i64 {begin}, i64 {length})")
     c.ret()
     return c.text()
 

@@ -43,10 +43,13 @@ def shadow(what: str, space: str = "") -> str:
 
     `lane` below 32: that lane's access of `row` bytes; 32 + f: several lanes', f among them; −1 − f: a run of rows, of
     which lane f has the first. `shadow.unwritten|flying(flags, bytes)`: position of the first byte that is not written,
-    or that a copy in flight will write, or `bytes`.
+    or that a copy in flight will write, or `bytes`. `shadow.quiet(w, site)`: whether reads of global memory that lie
+    in the site's last-hit allocation need not be told.
     """
     if what == "begin":
         return _begin()
+    if what == "quiet":
+        return _quiet()
     if what in ("unwritten", "flying"):
         return _find(what)
     c = Code(f"define internal void @shadow.{what}.{space}({_PARAMETERS}) noinline")
@@ -112,8 +115,7 @@ def _global(c: Code, what: str) -> None:
     inside = c(f"icmp ult i64 {offset}, {c.load('i64', cache, 8)}")  # not so for the parameter block
     with c.if_(c(f"and i1 {inside}, {c(f'icmp ne i64 {base}, 0')}")):
         flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
-        padded = c(f"add i64 {c.load('i64', cache, 8)}, 63")
-        fields = c(f"inttoptr i64 {c(f'add i64 {base}, ' + c(f'and i64 {padded}, -64'))} to ptr")
+        fields = _fields(c, cache, base)
         _follow(c, what, fields, offset)
         if what in ("read", "fetch", "constant"):  # the commonest case: all is written, and not by this launch
             c.ret(when=c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
@@ -121,6 +123,28 @@ def _global(c: Code, what: str) -> None:
         if what in _WRITES:
             launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
             c.store("i8", c.load("i8", launch, LAUNCH["generation"]), fields, SHADOW["launch"])
+
+
+def _quiet() -> str:
+    """i1: nothing of the allocation is late or unwritten, or was written by launches that matter, and no reads of it
+    are marked; so it is with most reads of a warp, whatever their lanes access."""
+    c = Code("define internal i1 @shadow.quiet(ptr %w, i32 %site) noinline")
+    thread = c.load("ptr", "%w", WARP["thread"])
+    c.ret("i1 false", when=c(f"icmp ne i64 {c.load('i64', thread, THREAD['late'])}, 0"))
+    cache = site_cache(c, thread)
+    base = c.load("i64", cache, 16)
+    c.ret("i1 true", when=c(f"icmp eq i64 {base}, 0"))
+    fields = _fields(c, cache, base)
+    generation = c.load("i32", c.load("ptr", thread, THREAD["launch"]), LAUNCH["generation"])
+    c.ret("i1 false", when=c(f"icmp eq i32 {c.load('i32', fields, SHADOW['reads'])}, {generation}"))
+    c.ret("i1 " + c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
+    return c.text()
+
+
+def _fields(c: Code, cache: str, base: str) -> str:
+    """What lies behind the flags of a site's last-hit allocation."""
+    padded = c(f"add i64 {c.load('i64', cache, 8)}, 63")
+    return c(f"inttoptr i64 {c(f'add i64 {base}, ' + c(f'and i64 {padded}, -64'))} to ptr")
 
 
 def _follow(c: Code, what: str, fields: str, offset: str) -> None:
