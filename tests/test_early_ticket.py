@@ -183,7 +183,9 @@ def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed() -> None:
     drawn = next(number for number, line in enumerate(lines) if "atom.relaxed" in line)
     assert "ticket" in lines[drawn]
     late = "\n".join([*lines[: drawn + 1], wait, *lines[drawn + 1 :]])
-    assert re.search(r"may still write.*\n.*atom", sound.outcome(late, "check") or "")
+    noticed = sound.outcome(late, "check")
+    assert noticed is not None
+    assert re.search(r"may still write.*\n.*atom", noticed.said)
 
 
 # -- geometry and code -------------------------------------------------------------------------------------------------
