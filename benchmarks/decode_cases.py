@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.kernels import IncrementalAttention
+from ptxgen.scales import SCALE_GROUP, scale_groups
 
 SHAPES = ((32, 4, 64), (32, 8, 128), (12, 2, 128), (28, 4, 128), (32, 32, 128), (32, 32, 80))
 GRID = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (8, 4096), (32, 2048))
 RAGGED = {"one long": (65536, *(4096,) * 31), "spread": tuple(256 * (i + 1) for i in range(32))}
-SCALE_GROUP = 32
 NAMES = ("k_cache", "v_cache")
 
 
@@ -48,7 +48,7 @@ class Case:
     def bytes(self) -> int:
         """K and V that have to be read."""
         row = self.head_dim * {"f32": 4, "f16": 2, "bf16": 2}.get(self.kv_dtype, 1)
-        row += 2 * -(-self.head_dim // SCALE_GROUP) if self.kv_dtype == "s8" else 0
+        row += 2 * scale_groups(self.head_dim) if self.kv_dtype == "s8" else 0
         return 2 * sum(self.lengths) * self.n_kv_heads * row
 
     def spec(self, **options: bool) -> IncrementalAttention:
@@ -148,7 +148,7 @@ class Inputs:
 
         if self.case.kv_dtype != "s8":
             return {}
-        shape = (*self.shape[:-1], -(-self.case.head_dim // SCALE_GROUP))
+        shape = (*self.shape[:-1], scale_groups(self.case.head_dim))
         return {f"{x}_scales": (torch.rand(shape, device="cuda") / 40 + 1 / 80).to(torch.float16) for x in "kv"}
 
     def _rows(self, x: str, sequence: int, head: int, length: int) -> Any:

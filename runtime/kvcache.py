@@ -12,9 +12,10 @@ from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.device import Device
 from ptxgen.runtime.interop import argument
-from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, scale_groups, within
+from ptxgen.runtime.layers import KvLayers, from_zero, kv_dtype, positive, within
 from ptxgen.runtime.order import after_others
 from ptxgen.runtime.snapshot import Layer, Snapshot
+from ptxgen.scales import scale_groups
 
 _SHORT = 8  # rows of an append whose bound kernel is kept
 

@@ -11,7 +11,7 @@ from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.snapshot import SCALE_GROUP, dequantise
+from ptxgen.scales import dequantise, scale_groups
 
 if TYPE_CHECKING:
     from ptxgen.runtime.device import Device
@@ -61,11 +61,6 @@ def from_zero(label: str, value: object) -> int:
     if number is None or number < 0:
         raise SpecError(f"{label} must be an int ≥ 0 (got {brief(value)})")
     return number
-
-
-def scale_groups(head_dim: int) -> int:
-    """Scales of one int8 row."""
-    return -(-head_dim // SCALE_GROUP)
 
 
 def check_kind(label: str, kind: object) -> None:

@@ -6,7 +6,8 @@ import logging
 
 from ptxgen.dtypes import s8
 from ptxgen.kernel import KernelType
-from ptxgen.runtime.layers import from_zero, kv_dtype, positive, scale_groups
+from ptxgen.runtime.layers import from_zero, kv_dtype, positive
+from ptxgen.scales import scale_groups
 
 log = logging.getLogger("ptxgen.runtime")
 _ALIGNMENT = 512  # what the driver's pool rounds an allocation up to

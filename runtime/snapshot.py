@@ -13,9 +13,9 @@ from ptxgen.archive import read_arrays, write_arrays
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
+from ptxgen.scales import dequantise
 
 _FORMAT = 1
-SCALE_GROUP = 32  # values that share one int8 scale
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,3 @@ def _viewed(bits: np.ndarray, dtype: DType) -> np.ndarray:
     if bits.ndim != 3 or bits.dtype != np.dtype(f"u{dtype.bytes}"):
         raise ValueError(f"an array of {bits.dtype} {bits.shape}, which no layer of {dtype} has")
     return bits.view(dtype.numpy)
-
-
-def dequantise(values: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
-    """Float32 values; int8 ones times the scale of their group of 32."""
-    if scales is None:
-        return values.astype(np.float32)
-    spread = np.repeat(scales.astype(np.float32), SCALE_GROUP, axis=-1)[..., : values.shape[-1]]
-    return values.astype(np.float32) * spread

@@ -9,11 +9,12 @@ import pytest
 
 from ptxgen import SpecError, generate, supports
 from ptxgen.dtypes import dtype
-from ptxgen.idioms.kv_cache import dequantise_rows, quantise_rows
+from ptxgen.idioms.kv_cache import quantise_rows
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import KvCacheGather, KvCacheScatter
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import Trial, trial
+from ptxgen.scales import dequantise
 
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 TARGETS = ("sm_75", "sm_80", "sm_90")
@@ -126,7 +127,7 @@ def test_int8_keeps_every_value_within_half_a_step(device: Device) -> None:
     done = exact(spec, device, arguments={"k": rows, "v": rows, "position": np.int32(0)}, rows=6)
     values, scales = done.outputs["k_cache"].swapaxes(0, 1), done.outputs["k_scales"].swapaxes(0, 1)
     step = np.repeat(scales.astype(np.float32), 32, -1)[..., :80]
-    assert np.all(np.abs(dequantise_rows(values, scales) - rows) <= 0.5001 * step)
+    assert np.all(np.abs(dequantise(values, scales) - rows) <= 0.5001 * step)
     assert np.abs(values.astype(int)).max() <= 127
 
 
@@ -147,7 +148,7 @@ def test_quantise_rows_rounds_scales_up() -> None:
     for exponent in range(-24, 12):
         row = np.float32([[2.0**exponent * 1.37] + [0.1 * 2.0**exponent] * 31])
         values, scales = quantise_rows(row)
-        assert abs(dequantise_rows(values, scales) - row).max() <= 0.5001 * float(scales[0, 0])
+        assert abs(dequantise(values, scales) - row).max() <= 0.5001 * float(scales[0, 0])
 
 
 # -- gather ------------------------------------------------------------------------------------------------------------

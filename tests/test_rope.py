@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError, generate, supports
-from ptxgen.idioms.kv_cache import dequantise_rows
 from ptxgen.idioms.rope import Rotation
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import KvCacheScatter, Rope, RopeKvAppend
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial
+from ptxgen.scales import dequantise
 
 POSITIONS = (0, 1, 8191, 131071)
 APPROXIMATE, PRECISE = 2.0**-20, 2.0**-23  # absolute error of sine and cosine
@@ -204,7 +204,7 @@ def test_int8_cache_stands_for_the_rotated_rows(device: Device) -> None:
     spec = RopeKvAppend(16, 96, 4, 2, kv_dtype="s8", precise=True)
     given = spec.example(np.random.default_rng(4), rows=3, position=2)
     out = dict(trial(spec, device, arguments=given, rows=3).outputs)
-    stored = dequantise_rows(out["k_cache"], out["k_scales"])[:, 2:5].swapaxes(0, 1)
+    stored = dequantise(out["k_cache"], out["k_scales"])[:, 2:5].swapaxes(0, 1)
     want = rotated(given["k"], [2, 3, 4], frequencies(96), "neox")
     step = np.repeat(out["k_scales"][:, 2:5].astype(np.float32), 32, -1).swapaxes(0, 1)
     assert np.all(np.abs(stored - want) <= 0.501 * step)

@@ -16,11 +16,11 @@ from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
 from ptxgen.launch import Param, buffer, scalar
+from ptxgen.scales import SCALE_GROUP, scale_groups
 
 if TYPE_CHECKING:
     import numpy as np
 
-GROUP = 32  # values that share one int8 scale
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 
 
@@ -50,11 +50,6 @@ def cache_rules(spec: CacheSpec) -> Iterator[str]:
     yield from rules.between("n_kv_heads", spec.n_kv_heads, 1, 1024)
     yield from rules.one_of("kv_dtype", spec.kv_dtype.name, KV_DTYPES)
     yield from rules.between("page_size", spec.page_size, 0, 1 << 16)
-
-
-def scale_groups(head_dim: int) -> int:
-    """Scales of one int8 row."""
-    return ceil_div(head_dim, GROUP)
 
 
 def max_pages(spec: CacheSpec) -> int:
@@ -163,7 +158,7 @@ def store_scale(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, 
     k_scales, v_scales = b.ld_param("k_scales"), b.ld_param("v_scales")
     scales = b.op("selp.b64", "scales", v_scales, k_scales, is_v)
     b.op("mad.lo.u64", scales, index, scale_groups(spec.head_dim) * 2, scales)
-    group, lane = split(b, "group", "lane_of_group", chunk, GROUP // CHUNK)
+    group, lane = split(b, "group", "lane_of_group", chunk, SCALE_GROUP // CHUNK)
     b.op("mad.wide.u32", scales, group, 2, scales)
     writes_scale = b.op("setp.eq.and.u32", "writes_scale", lane, 0, writes)
     b.op("st.global.b16", scales[0], scale, pred=writes_scale)
@@ -177,9 +172,9 @@ def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
 
     dim = rows.shape[-1]
-    padded = np.zeros((*rows.shape[:-1], scale_groups(dim) * GROUP), np.float32)
+    padded = np.zeros((*rows.shape[:-1], scale_groups(dim) * SCALE_GROUP), np.float32)
     padded[..., :dim] = rows
-    grouped = padded.reshape(*rows.shape[:-1], -1, GROUP)
+    grouped = padded.reshape(*rows.shape[:-1], -1, SCALE_GROUP)
     exact = np.fmax.reduce(np.abs(grouped), -1) * np.float32(1 / 127)
     scales = exact.astype(np.float16)
     scales = np.where(scales < exact, np.nextafter(scales, np.float16(np.inf)), scales)
@@ -188,13 +183,6 @@ def quantise_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(invalid="ignore"):  # infinity times the inverse of an infinite scale counts as 0
         values = np.nan_to_num(np.clip(np.rint(grouped * inverse[..., None]), -128, 127)).astype(np.int8)
     return values.reshape(padded.shape)[..., :dim], scales
-
-
-def dequantise_rows(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The f32 rows that int8 values and their scales stand for."""
-    import numpy as np
-
-    return values.astype(np.float32) * np.repeat(scales.astype(np.float32), GROUP, -1)[..., : values.shape[-1]]
 
 
 def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, np.ndarray], positions: np.ndarray,

@@ -12,12 +12,13 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode import loops, merge
-from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
+from ptxgen.idioms.decode.contract import Attention, Task
 from ptxgen.idioms.decode.plan import Plan
 from ptxgen.idioms.flash_chunks import STEP, Cut
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
+from ptxgen.scales import spread
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 if TYPE_CHECKING:
@@ -361,7 +362,7 @@ class FlashDecodingChunk(KernelType):
             wide = np.asarray(a[f"{x}_ptrs"][sequence][:, first:end], np.float64)
             if self.kv_dtype == s8:
                 scales = a[f"{x}_scale_ptrs"][sequence][:, first:end].astype(np.float64)
-                wide = wide * np.repeat(scales, SCALE_GROUP, -1)[..., : self.head_dim]
+                wide = wide * spread(scales, self.head_dim)
             return wide
 
         q = np.asarray(a["q"][sequence], np.float64).reshape(self.n_kv_heads, -1, self.head_dim)

@@ -11,13 +11,14 @@ from ptxgen import rules
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
 from ptxgen.idioms.decode import locate, loops
 from ptxgen.idioms.decode.compose import build_merges
-from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention
+from ptxgen.idioms.decode.contract import Attention
 from ptxgen.idioms.decode.plan import CHIPS, Plan, plan
 from ptxgen.idioms.decode.reference import attend, visible_rows
 from ptxgen.idioms.decode.ticket import RECORD_FLOATS
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
+from ptxgen.scales import scale_groups
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 from ptxgen.targets import target as parse_target
 
@@ -132,7 +133,7 @@ class IncrementalAttention(KernelType):
         out = [buffer("q", self.q_dtype, *rows)]
         out += [buffer(f"{x}_cache", self.kv_dtype, *cache) for x in "kv"]
         if self.kv_dtype == s8:
-            groups = -(-self.head_dim // SCALE_GROUP)
+            groups = scale_groups(self.head_dim)
             out += [buffer(f"{x}_scales", f16, *cache[:-1], groups, align=2) for x in "kv"]
         if self.page_size:
             out.append(buffer("page_table", s32, *lead, -(-self.max_len // self.page_size), align=4))
@@ -226,7 +227,7 @@ class IncrementalAttention(KernelType):
             if self.page_size:
                 rows = (sizes["pages"], self.n_kv_heads, self.page_size)
             for x in "kv":
-                scales = rng.uniform(0.5, 1.5, (*rows, -(-self.head_dim // SCALE_GROUP))) / 73
+                scales = rng.uniform(0.5, 1.5, (*rows, scale_groups(self.head_dim))) / 73
                 out[f"{x}_scales"] = scales.astype(np.float16)
         if self.alibi:
             out["alibi_slopes"] = (2.0 ** -rng.uniform(1, 8, self.n_heads)).astype(np.float32)

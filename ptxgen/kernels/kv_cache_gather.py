@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
-from ptxgen.idioms.kv_cache import KV_DTYPES, scale_groups
+from ptxgen.idioms.kv_cache import KV_DTYPES
 from ptxgen.idioms.threads import ceil_div, row_index
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     import numpy as np

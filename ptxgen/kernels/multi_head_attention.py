@@ -10,6 +10,7 @@ from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.idioms.prefill import tiles
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
+from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.kernel import Arrays
     from ptxgen.targets import Target
-
-SCALE_GROUP = 32  # int8 values that share a scale
 
 
 @kernel_type
@@ -118,7 +117,7 @@ class MultiHeadAttention(KernelType):
             buffer("v", self.kv_dtype, *keys, self.head_dim),
         ]
         if self.kv_dtype.name == "s8":
-            out += [buffer(f"{x}_scales", f16, *keys, -(-self.head_dim // SCALE_GROUP), align=2) for x in "kv"]
+            out += [buffer(f"{x}_scales", f16, *keys, scale_groups(self.head_dim), align=2) for x in "kv"]
         if self.page_size:
             out.append(buffer("page_table", s32, "batch", -(-self.max_len // self.page_size), align=4))
         out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))

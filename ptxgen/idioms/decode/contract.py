@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import DType
+from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
 LOG2E = math.log2(math.e)
-SCALE_GROUP = 32  # values of a row that share one int8 scale
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Attention:
     @property
     def scale_groups(self) -> int:
         """Scales of one row."""
-        return -(-self.head_dim // SCALE_GROUP)
+        return scale_groups(self.head_dim)
 
     @property
     def score_scale(self) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
+from ptxgen.idioms.decode.contract import Attention, Task
 from ptxgen.idioms.decode.mma_layout import K_ROWS, TILE, V_ROWS, Block, Placed, Ring
+from ptxgen.scales import SCALE_GROUP
 
 LOAD = "ld.global.nc.L1::no_allocate.L2::128B"
 ORDERED_LOAD = "ld.global.L1::no_allocate.L2::128B"  # not before the wait for a kernel ahead; `nc` may move there

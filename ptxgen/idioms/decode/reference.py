@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention
+from ptxgen.idioms.decode.contract import Attention
+from ptxgen.scales import spread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +33,7 @@ def visible_rows(attention: Attention, a: Mapping[str, Any], x: str, sequence: i
 
     rows = part(f"{x}_cache").astype(np.float64)
     if attention.quantised:
-        scales = np.repeat(part(f"{x}_scales").astype(np.float64), SCALE_GROUP, -1)
-        rows *= scales[..., : attention.head_dim]
+        rows *= spread(part(f"{x}_scales").astype(np.float64), attention.head_dim)
     return rows
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.decode.contract import SCALE_GROUP, Attention, Task
+from ptxgen.idioms.decode.contract import Attention, Task
 from ptxgen.idioms.decode.simt_layout import Lanes
+from ptxgen.scales import SCALE_GROUP
 
 FRESH_LOAD = "ld.relaxed.gpu.global"  # sees what was written while this kernel ran
 

@@ -16,7 +16,6 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.tiles import pitch
 
-SCALE_GROUP = 32  # int8 values that share a scale
 Place = tuple[Reg, int]  # an address in shared memory: a register and a constant
 
 

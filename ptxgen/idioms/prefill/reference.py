@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxgen.idioms.prefill.copies import SCALE_GROUP
+from ptxgen.scales import scale_groups, spread
 
 if TYPE_CHECKING:
     from ptxgen.kernel import Arrays
@@ -32,7 +32,7 @@ def given(spec: MultiHeadAttention, rng: np.random.Generator, sizes: Mapping[str
     if spec.kv_dtype.name == "s8":
         shape = tuple(sizes[e] if isinstance(e, str) else e for e in spec.params()[1].shape[:-1])
         for name in ("k_scales", "v_scales"):
-            out[name] = rng.uniform(0.005, 0.02, (*shape, -(-spec.head_dim // SCALE_GROUP))).astype(np.float16)
+            out[name] = rng.uniform(0.005, 0.02, (*shape, scale_groups(spec.head_dim))).astype(np.float16)
     return out
 
 
@@ -64,7 +64,7 @@ def _wide(spec: MultiHeadAttention, x: np.ndarray, scales: np.ndarray | None) ->
     """K or V as float64 `[…, n_kv_heads, keys, head_dim]`; rows that do not count may hold NaN."""
     wide = x.astype(np.float64)
     if scales is not None:
-        wide *= np.repeat(scales.astype(np.float64), SCALE_GROUP, axis=-1)[..., : spec.head_dim]
+        wide *= spread(scales.astype(np.float64), spec.head_dim)
     return wide if spec.layout == "heads" or spec.max_len else wide.swapaxes(0, 1)
 
 

@@ -11,8 +11,9 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import f16
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.prefill.copies import SCALE_GROUP, RowCopy
+from ptxgen.idioms.prefill.copies import RowCopy
 from ptxgen.idioms.prefill.rows import Rows, divide
+from ptxgen.scales import SCALE_GROUP, scale_groups
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention
@@ -30,7 +31,7 @@ class Source:
     @property
     def scale_bytes(self) -> int:
         """Bytes of the scales of a row."""
-        return -(-self.spec.head_dim // SCALE_GROUP) * f16.bytes
+        return scale_groups(self.spec.head_dim) * f16.bytes
 
     def aim(self, row: Reg, chunk: Reg) -> None:
         """Point this thread at its row and chunk of the first tile."""
