@@ -97,6 +97,10 @@ class Code:
         """Store to `pointer + offset`."""
         self.do(f"store {kind} {value}, ptr {self.at(pointer, offset)}" + (f", align {align}" if align else ""))
 
+    def move(self, to: str, source: str, count: object) -> None:
+        """Copy `count` bytes between places that do not overlap."""
+        self.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)")
+
     def spread(self, element: str, scalar: str) -> str:
         """A scalar in every lane."""
         one = self(f"insertelement {vec(element)} poison, {element} {scalar}, i64 0")

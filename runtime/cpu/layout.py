@@ -68,7 +68,8 @@ CTA = _offsets(
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
     "site:4 yields:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 pad2:4 pad3:8 tid_x:128 "
-    "tid_y:128 tid_z:128 wake:128 parks:1024 vclock:128 ext:48 wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
+    f"tid_y:128 tid_z:128 wake:128 parks:{MAX_PARKED * PARK_BYTES} vclock:128 ext:48 "
+    "wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
     "wgmma_since:4 wgmma_groups:64 cluster_seen:128 copy_group:128 "
     "bulk_group:128 fenced:128 fenced_cta:128 knows:4 glimpses:4 phase:4 learned:4 "
     "how:4 pad4:4"
@@ -117,8 +118,8 @@ ORDER_TIMES = ORDER_KEYS + 8 * ORDER_PLACES  # i32: how often a place was releas
 PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}
 
 # park kinds
-PARK_BARRIER, PARK_CLUSTER, PARK_MBARRIER, PARK_OTHER = 1, 2, 3, 4
-PARK_NAMES = {1: "barrier", 2: "cluster barrier", 3: "mbarrier", 4: "event"}
+PARK_BARRIER, PARK_CLUSTER, PARK_MBARRIER = 1, 2, 3
+PARK_NAMES = {1: "barrier", 2: "cluster barrier", 3: "mbarrier"}
 
 # what a warp function returns, and the state of a warp; a gang may also be PAUSED: somebody asked for a look
 DONE, PARKED, YIELDED, FAULTED, RUNNABLE, PAUSED = 0, 1, 2, 3, 4, 5

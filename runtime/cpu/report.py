@@ -20,7 +20,6 @@ _TITLES = {
     core.FAULT_TRAP: "trap",
     core.FAULT_UNINITIALISED: "read of uninitialised memory",
     core.FAULT_RACE: "race",
-    core.FAULT_DIVERGED: "divergent aligned barrier",
     core.FAULT_REGISTER: "read of an uninitialised register",
     core.FAULT_OPERAND: "operand",
     core.FAULT_ASSERT: "wrong use",
@@ -38,7 +37,6 @@ DIVERGED = "every lane of the warp that has not exited must execute an .aligned 
 _ADVICE = {
     core.FAULT_TRAP: "the kernel stops itself here",
     core.FAULT_UNINITIALISED: "write it before it is read",
-    core.FAULT_DIVERGED: DIVERGED,
     core.FAULT_READ_ONLY: "kernels may not write there: pass a writable buffer",
     core.FAULT_PROXY: "these bytes were written by st or the like: a fence.proxy.async must stand between",
     core.FAULT_CONSTANT: "ld.global.nc may give what was there before the launch: use ld.global",
@@ -52,7 +50,7 @@ _WITH_ADDRESS = (
     core.FAULT_BOUNDS, core.FAULT_ALIGN, core.FAULT_UNINITIALISED, core.FAULT_RACE, core.FAULT_READ_ONLY,
     core.FAULT_IN_FLIGHT, core.FAULT_PROXY, core.FAULT_ORDER, core.FAULT_EARLY, core.FAULT_CONSTANT,
 )  # fmt: skip
-_WITH_REMARK = (core.FAULT_ASSERT, core.FAULT_OPERAND, core.FAULT_TRAP, core.FAULT_DIVERGED, core.FAULT_PRODUCT)
+_WITH_REMARK = (core.FAULT_ASSERT, core.FAULT_OPERAND, core.FAULT_TRAP, core.FAULT_PRODUCT)
 
 _UNORDERED = "nothing orders that access before this one"
 _OF_STRONG = (

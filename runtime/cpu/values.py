@@ -14,7 +14,7 @@ from ptxgen.runtime.cpu.defined import DefinedLanes
 from ptxgen.runtime.cpu.flow import Block, Flow, Op
 from ptxgen.runtime.cpu.host import Host
 from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import WARP, Shape
+from ptxgen.runtime.cpu.layout import Shape
 from ptxgen.runtime.cpu.symbols import Reg, round_up
 from ptxgen.runtime.cpu.types import integer_vector
 
@@ -299,12 +299,3 @@ class Values:
             self.c.do(
                 f"call void @fault(ptr %w, i32 {site}, i32 {kind}, i32 {mask}, i32 {size}, i64 {address}, i64 {extra})"
             )
-
-    def check_aligned(self) -> None:
-        """Check mode: report lanes of the warp that have not exited and are missing from an .aligned instruction."""
-        from ptxgen.runtime.cpu.support.core import FAULT_DIVERGED
-
-        if self.check:
-            gone = self.c.load("i32", "%w", WARP["exited"])
-            here = self.c(f"or i32 {self.mask}, {gone}")
-            self.fault_if(self.c(f"xor i32 {here}, -1"), FAULT_DIVERGED)

@@ -28,7 +28,6 @@ from ptxgen.runtime.cpu.support.mbarrier import checking
 from ptxgen.runtime.cpu.support.order import RELEASE
 
 _SIZE = ASYNC["_end"]
-_MOVE = "call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)"
 
 
 @support("async")
@@ -70,7 +69,7 @@ def _copy() -> str:
     with c.if_(c("icmp ne i64 %bytes, 0")):
         from_ = c("call ptr @reach.global(ptr %w, i32 %source_site, i32 %lane, i64 %source, i64 %bytes, i64 %size)")
         c.ret(when=c(f"icmp eq ptr {from_}, null"))
-        c.do(_MOVE.format(to=data, source=from_, count="%bytes"))
+        c.move(data, from_, "%bytes")
         with c.if_(checking(c)):
             row = c("trunc i64 %bytes to i32")
             c.do(
@@ -85,7 +84,7 @@ def _copy() -> str:
             f"ptr {data}, i64 %size, ptr null, i32 {group})"
         )
     with c.else_():
-        c.do(_MOVE.format(to=to, source=data, count="%size"))
+        c.move(to, data, "%size")
     c.ret()
     return c.text()
 
@@ -106,7 +105,7 @@ def _bulk() -> str:
             f"i64 %size, ptr %bar, i32 {group})"
         )
     with c.else_():
-        c.do(_MOVE.format(to="%to", source="%from", count="%size"))
+        c.move("%to", "%from", "%size")
         with c.if_(c("icmp ne ptr %bar, null")):
             c(f"call i64 @mbarrier.apply(ptr %w, ptr %bar, i64 0, i64 {c('sub i64 0, %size')}, i64 0)")
     c.ret()
@@ -125,7 +124,7 @@ def _store() -> str:
             "ptr %data, i64 %size, ptr %bar, i32 0)"
         )
     with c.else_():
-        c.do(_MOVE.format(to="%to", source="%data", count="%size"))
+        c.move("%to", "%data", "%size")
         c(f"call i64 @mbarrier.apply(ptr %w, ptr %bar, i64 0, i64 {c('sub i64 0, %size')}, i64 0)")
     c.ret()
     return c.text()
@@ -162,7 +161,7 @@ def _append() -> str:
         head = f"ptr %w, i32 %site, i32 %lane, i32 {row}"
         c.do(f"call void @shadow.issue.shared({head}, ptr %to, i64 %target, i64 %size)")
     with c.if_(c(f"icmp eq i32 %kind, {ASYNC_INLINE}")):
-        c.do(_MOVE.format(to=c.at(record, ASYNC["data"]), source="%from", count="%size"))
+        c.move(c.at(record, ASYNC["data"]), "%from", "%size")
     with c.if_(c("icmp ne ptr %bar, null")):  # whoever waits already looks again, and lands it
         gang = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
         c.do(f"call void @wake_gang(ptr {gang}, i32 {PARK_MBARRIER}, i64 {c('ptrtoint ptr %bar to i64')})")
@@ -181,7 +180,7 @@ def _land() -> str:
     mover = c.load("ptr", "%record", ASYNC["mover"])
     plain = c(f"icmp eq ptr {mover}, null")
     with c.if_(plain):
-        c.do(_MOVE.format(to=to, source=source, count=size))
+        c.move(to, source, size)
     with c.else_():
         c.do(f"call void {mover}(ptr %record)")
     bar = c.load("ptr", "%record", ASYNC["barrier"])
@@ -236,7 +235,7 @@ def _sweep(c: Code, chosen: object, queue: tuple[str, str, str] | None = None, l
             here = c.load("i64", kept)
             with c.if_(c(f"icmp ne i64 {here}, {number}")):
                 place = c.at(first, c(f"mul i64 {here}, {_SIZE}"))
-                c.do(_MOVE.format(to=place, source=record, count=_SIZE))
+                c.move(place, record, _SIZE)
             c.store("i64", c(f"add i64 {here}, 1"), kept)
     c.store("i64", c.load("i64", kept), thread, THREAD["queued"])
 

@@ -19,7 +19,6 @@ from ptxgen.runtime.cpu.tensormap import MAGIC, OFFSET
 from ptxgen.runtime.tensormap import MAP_BYTES
 
 DIMENSIONS = 5
-MOVE = "call void @llvm.memcpy.p0.p0.i64(ptr {to}, ptr {source}, i64 {count}, i1 false)"
 _CHUNK = 16  # bytes that a swizzle moves as one
 _CHUNK_TYPE = "<16 x i8>"
 
@@ -197,7 +196,7 @@ def _gather() -> str:
             source = c(f"inttoptr i64 {c(f'add i64 {row.source}, {first}')} to ptr")
             to = c.at(held, c(f"sub i64 {first}, {begin}"))
             with c.if_(c(f"icmp ult i64 {first}, {last}")):
-                c.do(MOVE.format(to=to, source=source, count=c(f"sub i64 {last}, {first}")))
+                c.move(to, source, c(f"sub i64 {last}, {first}"))
             c.store(_CHUNK_TYPE, c.load(_CHUNK_TYPE, held, align=_CHUNK), pointer, align=_CHUNK)
 
         each_chunk(c, row, chunk)
@@ -219,7 +218,7 @@ def _scatter() -> str:
             with c.if_(c(f"icmp ult i64 {first}, {last}")):
                 to = c(f"inttoptr i64 {c(f'add i64 {row.source}, {first}')} to ptr")
                 source = c.at(pointer, c(f"sub i64 {first}, {begin}"))
-                c.do(MOVE.format(to=to, source=source, count=c(f"sub i64 {last}, {first}")))
+                c.move(to, source, c(f"sub i64 {last}, {first}"))
 
         tell_written(c, row, "write")
         each_chunk(c, row, chunk)

@@ -12,7 +12,7 @@ from ptxgen.runtime.cpu.layout import ASYNC, ASYNC_COPY, ASYNC_OUT, RANK_SHIFT, 
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.async_copy import moved_by
 from ptxgen.runtime.cpu.support.atomic import modify
-from ptxgen.runtime.cpu.support.boxes import DIMENSIONS, MOVE, Row, each_chunk, each_row, tell_written
+from ptxgen.runtime.cpu.support.boxes import DIMENSIONS, Row, each_chunk, each_row, tell_written
 from ptxgen.runtime.cpu.support.core import FAULT_ASSERT
 from ptxgen.runtime.cpu.support.mbarrier import checking
 from ptxgen.runtime.cpu.symbols import bits_of
@@ -120,7 +120,7 @@ def _later(c: Code, kind: int, landing: str, what: tuple[str, str, str, str, str
         f"ptr {map_}, i64 {size}, ptr {object_}, i32 {group})"
     )
     record = moved_by(c, f"tensor.{landing}")
-    c.do(MOVE.format(to=c.at(record, ASYNC["coordinates"]), source=at, count=4 * DIMENSIONS))
+    c.move(c.at(record, ASYNC["coordinates"]), at, 4 * DIMENSIONS)
 
 
 def _source_box(c: Code, size: str) -> str:
