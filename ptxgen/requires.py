@@ -11,7 +11,7 @@ from ptxgen.checks.operand import choose
 from ptxgen.errors import IsaError, TargetError
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
-from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Scope, Statement, Variable, Vector
+from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Variable, Vector, flat
 from ptxgen.sizes import parameter_bytes
 from ptxgen.targets import Target, driver_for_ptx, ptx_of_driver, target_of_capability
 from ptxgen.targets import target as parse_target
@@ -148,7 +148,7 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
     for parameter in (*function.returns, *function.params):
         names.declare(parameter, set())
     forms: dict[str, Form] = {}
-    for statement in _flat(function.body or ()):
+    for statement in flat(function.body or ()):
         if isinstance(statement, Instruction):
             opcode = statement.opcode
             form = forms.get(opcode) or forms.setdefault(opcode, _form(statement, module, function))
@@ -161,7 +161,7 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
             for word, demand in _PRAGMAS.items():
                 if statement.name == "pragma" and word in statement.text:
                     yield statement.line, f'.pragma "{word}"', demand
-        else:
+        elif isinstance(statement, Variable):
             names.declare(statement, set())
             if statement.type == "b128":
                 yield statement.line, ".b128", _B128
@@ -184,14 +184,6 @@ def _of_operands(instruction: Instruction) -> Iterator[tuple[int, str, Demand]]:
                     yield instruction.line, item.name, Demand(special.ptx, special.sm)
             elif isinstance(item, Address) and item.unified:
                 yield instruction.line, ".unified", Demand((8, 0), ("sm_90",))
-
-
-def _flat(body: tuple[Statement, ...]) -> Iterator[Instruction | Directive | Variable]:
-    for statement in body:
-        if isinstance(statement, Scope):
-            yield from _flat(statement.items)
-        elif isinstance(statement, (Instruction, Directive, Variable)):
-            yield statement
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from ptxgen.errors import IsaError, PtxgenError, SpecError
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import Delta, Finding, compare
-from ptxgen.nodes import Instruction, Module, Scope, Statement
+from ptxgen.nodes import instructions
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,8 @@ def opcode_counts(text: str, file: str = "<ptx>") -> dict[str, int]:
     """How often each opcode, with its modifiers, stands in a text."""
     from ptxgen.parser import parse
 
-    return dict(Counter(i.opcode for i in instructions(parse(text, file))))
-
-
-def instructions(module: Module) -> Iterator[Instruction]:
-    """Every instruction of every function."""
-    for function in module.functions.values():
-        yield from _within(function.body or ())
-
-
-def _within(body: Iterable[Statement]) -> Iterator[Instruction]:
-    for item in body:
-        if isinstance(item, Instruction):
-            yield item
-        elif isinstance(item, Scope):
-            yield from _within(item.items)
+    functions = parse(text, file).functions.values()
+    return dict(Counter(i.opcode for function in functions for i in instructions(function.body or ())))
 
 
 def findings(goldens: Goldens, against: str | None = None) -> list[Finding]:

@@ -6,6 +6,7 @@ Nodes are plain slotted values (mutable only so that making them is cheap: treat
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ptxgen.nodes.operand import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
@@ -126,6 +127,20 @@ class Scope:
 
 
 Statement = Instruction | Label | Variable | Directive | Scope
+
+
+def flat(body: Iterable[Statement]) -> Iterator[Instruction | Label | Variable | Directive]:
+    """The statements of a body and of the scopes in it, in their order."""
+    for statement in body:
+        if isinstance(statement, Scope):
+            yield from flat(statement.items)
+        else:
+            yield statement
+
+
+def instructions(body: Iterable[Statement]) -> Iterator[Instruction]:
+    """The instructions of a body and of the scopes in it, in their order."""
+    return (statement for statement in flat(body) if isinstance(statement, Instruction))
 
 
 @dataclass(slots=True)

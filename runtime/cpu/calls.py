@@ -119,18 +119,10 @@ def _address_taken(module: nodes.Module) -> list[nodes.Function]:
         if isinstance(item, nodes.Variable):
             named.update(i.name for i in item.init or () if isinstance(i, nodes.Symbol))
         elif isinstance(item, nodes.Function):
-            for instruction in _instructions(item.body or ()):
+            for instruction in nodes.instructions(item.body or ()):
                 if not instruction.opcode.startswith("call"):
                     named.update(o.name for o in instruction.operands if isinstance(o, nodes.Symbol))
     return [f for f in module.functions.values() if f.kind == "func" and f.body is not None and f.name in named]
-
-
-def _instructions(items: Iterable[nodes.Statement]) -> Iterator[nodes.Instruction]:
-    for item in items:
-        if isinstance(item, nodes.Scope):
-            yield from _instructions(item.items)
-        elif isinstance(item, nodes.Instruction):
-            yield item
 
 
 def _compared(flow: Flow, op: Op, target: Source, callee: Called, lanes: Reg) -> Op:

@@ -43,17 +43,9 @@ def _defined(module: nodes.Module) -> Iterator[nodes.Function]:
 
 
 def _unknown(module: nodes.Module, function: nodes.Function) -> Iterator[str]:
-    for instruction in _instructions(function.body or ()):
+    for instruction in nodes.instructions(function.body or ()):
         if said := _why_unknown(instruction.opcode):
             yield module.finding(instruction.line, said, function)
-
-
-def _instructions(items: Iterable[nodes.Statement]) -> Iterator[nodes.Instruction]:
-    for item in items:
-        if isinstance(item, nodes.Scope):
-            yield from _instructions(item.items)
-        elif isinstance(item, nodes.Instruction):
-            yield item
 
 
 def _why_unknown(opcode: str) -> str:

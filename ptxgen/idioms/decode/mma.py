@@ -125,11 +125,7 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
     step = Step(b, attention, task, ring, loader, query)
     _first_loads(b, task, ring, loader)
     _query(b, query, arena, early=task.early)
-    with b.fragment("run_start"):
-        step.start()
-        b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
-        if attention.alibi:
-            step.load_slopes(shape)
+    _start(b, attention, shape, task, step)
     b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
     with b.fragment("acc_store"):
         store_partials(step, partials, arena)
@@ -172,11 +168,7 @@ def _build_staged(
     with b.fragment("stage_begin"):
         stages.begin()
     _query(b, query, arena, early=task.early)
-    with b.fragment("run_start"):
-        step.start()
-        b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
-        if attention.alibi:
-            step.load_slopes(shape)
+    _start(b, attention, shape, task, step)
     with b.fragment("stage_poll"):
         stages.poll()
     with b.fragment("stage_read"):
@@ -233,6 +225,14 @@ def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> None:
         query.stage(arena, b.exposed["q_end"])  # type: ignore[arg-type]
     with b.fragment("q_locate"):
         query.locate_staged(arena)
+
+
+def _start(b: Builder, attention: Attention, shape: LoopShape, task: Task, step: Step) -> None:
+    with b.fragment("run_start"):
+        step.start()
+        b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
+        if attention.alibi:
+            step.load_slopes(shape)
 
 
 def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, turn: int) -> Turn:
