@@ -8,10 +8,16 @@ from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
 
+MODES = ("fast", "random", "check")
 _REGISTERS = """
   .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 %r<60>; .reg .f32 %f<20>; .reg .b64 %rd<40>; .reg .f64 %fd<20>;
   .reg .u32 %tid, %n, %lane, %warp; .reg .u64 %at4, %at8, %a<10>;
 """
+
+
+def u32(count: int, fill: int = 0) -> np.ndarray:
+    """An array of so many, all the same."""
+    return np.full(count, fill, np.uint32)
 
 
 def text_of(body: str, arrays: int, before: str = "", target: str = "sm_90a", entry: str = "k") -> str:

@@ -16,8 +16,7 @@ from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
 from ptxgen.runtime.cpu.tensormap import encode
 from ptxgen.runtime.tensormap import tiling
-
-MODES = ("fast", "random", "check")
+from tests.cpu_run import MODES
 
 
 def open_device(name: str) -> Any:

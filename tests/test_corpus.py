@@ -8,9 +8,8 @@ import pytest
 
 from tests.corpus.case import HERE
 from tests.corpus.cases import CASES
+from tests.cpu_run import MODES
 from tests.devices import ExecutorDevice, open_device
-
-MODES = ("fast", "random", "check")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,9 +12,8 @@ from ptxgen.errors import ExecutionError
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
-from tests.cpu_run import text_of
+from tests.cpu_run import MODES, text_of, u32
 
-MODES = ("fast", "random", "check")
 SHARED = ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b64 bar[4];\n"
 WAIT = "again{n}: mbarrier.try_wait.parity.shared::cta.b64 %p9, [bar], {parity}; @!%p9 bra again{n};\n"
 INIT = """
@@ -30,10 +29,6 @@ def launch(body, *arrays, grid=1, block=32, cluster=(1, 1, 1), mode="fast", seed
     memory = Memory(track=mode == "check")
     pointers = [memory.register(array, f"a{n}") for n, array in enumerate(arrays)]
     program.launch("k", grid, block, pointers, cluster=cluster, memory=memory)
-
-
-def u32(count, fill=0):
-    return np.full(count, fill, np.uint32)
 
 
 def numbers(count):

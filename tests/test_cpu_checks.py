@@ -7,12 +7,8 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu.memory import Memory
-from tests.cpu_run import run, text_of
+from tests.cpu_run import run, text_of, u32
 from tests.devices import ExecutorDevice
-
-
-def u32(count, fill=0):
-    return np.full(count, fill, np.uint32)
 
 
 def finding(body, *arrays, mode="check", **options):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import ExecutionError
-from tests.cpu_run import run
+from tests.cpu_run import MODES, run
 
-MODES = ("fast", "random", "check")
 COUNTS = """
   mov.u64 %rd1, 0;
 again:

@@ -15,13 +15,7 @@ from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.host import this_host
 from ptxgen.runtime.cpu.memory import Memory
-from tests.cpu_run import run, text_of
-
-MODES = ("fast", "random", "check")
-
-
-def u32(count, fill=0):
-    return np.full(count, fill, np.uint32)
+from tests.cpu_run import MODES, run, text_of, u32
 
 
 # barriers -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu.device import CpuDevice
-from tests.cpu_run import text_of
+from tests.cpu_run import text_of, u32
 from tests.devices import ExecutorDevice
 
 SHARED = ".shared .align 8 .b8 tile[256];\n.shared .align 8 .b64 bar[2];\n.shared .align 4 .b32 last;\n"
@@ -24,10 +24,6 @@ def run(body, *arrays, grid=2, block=32, cluster=(1, 1, 1), mode="check", thread
 def finding(match, body, *arrays, **given):
     with pytest.raises(ExecutionError, match=f"(?s){match}"):
         run(body, *arrays, **given)
-
-
-def u32(count):
-    return np.zeros(count, np.uint32)
 
 
 # records and a ticket -------------------------------------------------------------------------------------------------

@@ -11,14 +11,10 @@ from ptxgen.errors import ExecutionError
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.written import ANYWHERE
-from tests.cpu_run import text_of
+from tests.cpu_run import text_of, u32
 from tests.devices import ExecutorDevice
 
 SHARED = ".shared .align 16 .b8 s[256];\n"
-
-
-def u32(*shape):
-    return np.zeros(shape, np.uint32)
 
 
 def run(body, *arrays, grid=1, block=64, threads=1, before=SHARED):
