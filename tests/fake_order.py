@@ -34,6 +34,7 @@ class Order:
 
     def __init__(self) -> None:
         self.capturing: dict[int, list[Callable[[], None]]] = {}
+        self.broken: list[list[Callable[[], None]]] = []  # captures that a forbidden call has made invalid
         self.captured_elsewhere: set[int] = set()  # streams that another library captures, all of them blocking ones
         self.forked: dict[int, int] = {}  # streams that joined a capture and have not been joined back: the capture's
         self.events: dict[int, tuple[int, list[Any] | None]] = {}  # where each was recorded, and into which capture
@@ -64,7 +65,11 @@ class Order:
     def _cuEventCreate(self, flags: int) -> int: return self.handle()
 
     def _cuStreamSynchronize(self, stream: Any) -> Any:
-        return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if int(stream) in self.capturing else None
+        """Of a captured stream: an error now, and another where the capture ends."""
+        if (recorded := self.capturing.get(int(stream))) is None:
+            return None
+        self.broken.append(recorded)
+        return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 
     def _cuStreamIsCapturing(self, stream: int) -> Any:
         if stream in (0, 1) and self.captured_elsewhere:  # the legacy stream, which blocking streams wait for
@@ -107,6 +112,8 @@ class Order:
         if id(recorded) in self.forked.values():
             self.forked = {s: capture for s, capture in self.forked.items() if capture != id(recorded)}
             return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        if any(recorded is capture for capture in self.broken):
+            return real.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
         graph = self.handle()
         self.graphs[graph] = recorded
         return graph

@@ -12,7 +12,8 @@ from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.cuda.device import CudaDevice
-from tests.fake_cuda import TEXT, Binding, Tensor, fake_device, torch_on
+from tests.fake_cuda import TEXT, Binding, Tensor, fake_device, running_device, torch_on
+from tests.test_cuda_gpu import captures_that_fail
 
 
 @pytest.fixture
@@ -72,6 +73,15 @@ def test_failed_capture_leaves_the_context_usable(fake: tuple[CudaDevice, Bindin
         bound.launch(graph.stream)
     graph.launch()
     assert factors(binding) == [1, 1]
+
+
+def test_captures_that_our_checks_or_the_driver_refuse_leave_a_usable_device() -> None:
+    """The facts that a real GPU is asked for."""
+    device = running_device()
+    captures_that_fail(device)
+    assert device.driver.api.capturing == {}
+    gc.collect()
+    assert device.driver.api.graphs == {}
 
 
 def test_a_capture_that_fails_over_an_earlier_one_gives_that_back(fake: tuple[CudaDevice, Binding]) -> None:
