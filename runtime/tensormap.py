@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAP_BYTES = 128
 MOST_DIMENSIONS = 5
+BEGIN_ALIGN = 16  # bytes: a copy's innermost coordinate is a multiple of them
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CUtensorMapSwizzle
 INTERLEAVES = {0: 0, 16: 1, 32: 2}  # bytes -> CUtensorMapInterleave
 PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion

@@ -98,6 +98,8 @@ out:
 """
 STORE = OUT.replace("COPY", "cp.async.bulk.tensor.RANK.global.shared::cta.tile.bulk_group AT, [tile];")
 FENCE = "fence.proxy.async.shared::cta;"
+LOADS = LOAD.replace("WAIT", WAIT)
+STORES = STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("FENCE", FENCE)
 
 
 def reduction(operation: str) -> str:
@@ -132,20 +134,27 @@ def loaded(array, where, bytes_, fill):
 
 
 @st.composite
-def copies(draw):
-    """(element type, shape, box, element strides, coordinates, swizzle, fill); everything that a map may say."""
+def copies(draw, loads=True):
+    """(element type, shape, box, element strides, coordinates, swizzle, fill); everything that a map may say.
+
+    The coordinates are such as a GPU takes: only loads may begin before the array, in steps of 16 bytes of a row.
+    """
     kind = draw(st.sampled_from(TYPES))
     item = {"8": 1, "6": 2, "2": 4, "4": 8}[kind[-1]]
     rank = draw(st.integers(1, 5))
     swizzle = draw(st.sampled_from((0, 0, 32, 64, 128)))
     row = swizzle or 16 * draw(st.integers(1, 6))
     box = [row // item]
-    steps, shape = [1], [16 // item * draw(st.integers(1, 4))]
+    unit = 16 // item
+    # rows of several dimensions are multiples of 16 bytes apart; an array of one may end anywhere
+    steps, shape = [1], [draw(st.integers(1, 4 * unit)) if rank == 1 else unit * draw(st.integers(1, 4))]
     for _ in range(rank - 1):
         steps.append(draw(st.integers(1, 3)))
         box.append(draw(st.integers(1, 5)))
         shape.append(draw(st.integers(1, 6)))
-    at = [draw(st.integers(-n - 1, n + 1)) for n in shape]
+    columns = -(-shape[0] // unit)
+    at = [draw(st.integers(-n - 1 if loads else 0, n + 1)) for n in (columns, *shape[1:])]
+    at[0] *= unit
     fill = draw(st.sampled_from(("zero", "nan"))) if kind[0] in "fb" else "zero"
     return kind, shape[::-1], box[::-1], steps[::-1], at[::-1], swizzle, fill
 
@@ -188,19 +197,18 @@ def test_loads_place_every_element(device, case):
     where, bytes_ = place(shape, extent, steps, at, array.dtype.itemsize, swizzle)
     nan = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
     expected = loaded(array, where, bytes_, nan[kind] if fill == "nan" else 0)
-    _, box = run(device, LOAD.replace("WAIT", WAIT), case, array, np.full(expected.size, 0xCB, np.uint8))
+    _, box = run(device, LOADS, case, array, np.full(expected.size, 0xCB, np.uint8))
     np.testing.assert_array_equal(box, expected)
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=copies())
+@given(case=copies(loads=False))
 def test_stores_place_every_element(device, case):
     kind, shape, extent, steps, at, swizzle, _ = case
     array = numbers(kind, shape)
     where, bytes_ = place(shape, extent, steps, at, array.dtype.itemsize, swizzle)
     box = np.random.default_rng(4).integers(0, 256, len(where) * array.dtype.itemsize, dtype=np.uint8)
-    body = STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("FENCE", FENCE)
-    got, _ = run(device, body, case, array, box)
+    got, _ = run(device, STORES, case, array, box)
     expected = as_bytes(array).copy().view(INTEGERS[array.dtype.itemsize])
     source = box.view(expected.dtype)[bytes_ // array.dtype.itemsize]
     expected[where[where >= 0]] = source[where >= 0]
@@ -256,9 +264,7 @@ def test_a_missing_proxy_fence_before_a_store_is_found():
 
 
 @pytest.mark.parametrize("mode", ["fast", "check"])
-@pytest.mark.parametrize("body", [
-    STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("FENCE", FENCE), reduction("add"),
-])  # fmt: skip
+@pytest.mark.parametrize("body", [STORES, reduction("add")])
 def test_a_store_to_a_read_only_array_is_found(body, mode):
     device = open_device("cpu", mode=mode, threads=1)
     array = np.frombuffer(bytes(8 * 32 * 4), np.float32).reshape(8, 32)
@@ -279,22 +285,68 @@ def test_a_map_of_another_rank_is_refused():
     device = open_device("cpu", threads=1)
     made = device.tensor_map(device.array(np.zeros((8, 32), np.float32)), (4, 32))
     with pytest.raises(ExecutionError, match="with as many dimensions"):
-        device.module(text(3, LOAD.replace("WAIT", WAIT)))["k"].launch(
-            1, 32, [made, bytes(20), device.zeros(512, "u8"), np.uint32(512)]
-        )
+        device.module(text(3, LOADS))["k"].launch(1, 32, [made, bytes(20), device.zeros(512, "u8"), np.uint32(512)])
 
 
 def test_bytes_that_are_no_map_are_refused():
     device = open_device("cpu", threads=1)
     with pytest.raises(ExecutionError, match=r"must be one of Device\.tensor_map"):
-        device.module(text(2, LOAD.replace("WAIT", WAIT)))["k"].launch(
+        device.module(text(2, LOADS))["k"].launch(
             1, 32, [bytes(128), bytes(20), device.zeros(512, "u8"), np.uint32(512)]
         )
 
 
 def test_a_box_that_is_not_aligned_is_found():
-    body = LOAD.replace("WAIT", WAIT).replace("bytes [tile]", "bytes [tile+64]")
-    finding("misaligned", body, mode="fast")
+    finding("misaligned", LOADS.replace("bytes [tile]", "bytes [tile+64]"), mode="fast")
+
+
+BODIES = {"load": LOADS, "store": STORES, "reduction": reduction("add")}
+# What a GPU ends with an illegal instruction: a copy; its innermost coordinate, the same in bytes, elements in 16 bytes
+CROOKED = {
+    "s32, past the end": (("s32", (5, 8), (2, 4), (1, 1), (1, 6), 0, "zero"), (6, 24, 4)),
+    "s32, inside": (("s32", (5, 8), (2, 4), (1, 1), (1, 2), 0, "zero"), (2, 8, 4)),
+    "s32, before": (("s32", (8,), (4,), (1,), (-1,), 0, "zero"), (-1, -4, 4)),
+    "bf16": (("bf16", (4, 64), (2, 24), (1, 1), (3, 60), 0, "zero"), (60, 120, 8)),
+    "u64, swizzled": (("u64", (3, 2, 16), (1, 2, 16), (1, 1, 1), (0, 0, 1), 128, "zero"), (1, 8, 2)),
+}
+# The same: a store or a reduction; the dimension in which it begins before the array.
+NEGATIVE = {
+    "innermost": (("s32", (5, 8), (2, 4), (1, 1), (1, -4), 0, "zero"), 0),
+    "a row": (("f16", (5, 40), (4, 16), (1, 1), (-1, 32), 32, "zero"), 1),
+    "outermost": (("u64", (3, 2, 2, 2, 4), (2, 1, 1, 1, 4), (1,) * 5, (-3, 0, 1, 0, 2), 0, "zero"), 4),
+}
+
+
+def refused(case, body, mode, rule):
+    """A copy that a GPU does not make is a finding with its place and the rule, and a fault of the oracle."""
+    kind, shape, box = case[:3]
+    array = numbers(kind, shape)
+    rest = array, np.zeros(int(np.prod(box)) * array.dtype.itemsize, np.uint8)
+    lines = [r"\S+:\d+: .*async\.bulk\.tensor\..*;", r"CTA \(0, 0, 0\), warp 0, lane 0", rule]
+    with pytest.raises(ExecutionError, match="\n  ".join(["^wrong use in kernel k", *lines]) + "$"):
+        run(open_device("cpu", mode=mode, threads=1), body, case, *rest)
+    with pytest.raises(OracleFault, match=r"no multiple of 16 bytes|before the array"):
+        run(Oracle(), body, case, *rest)
+
+
+@pytest.mark.parametrize("mode", ["fast", "random", "check"])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("name", CROOKED)
+def test_an_innermost_coordinate_between_multiples_of_16_bytes_is_found(name, body, mode):
+    case, (coordinate, byte, elements) = CROOKED[name]
+    said = rf"the innermost coordinate \(.*\) is {coordinate}, byte {byte} of a row: it must be"
+    legal = f"a multiple of 16 bytes, here of {elements} elements, or a GPU ends this with an illegal instruction"
+    refused(case, BODIES[body], mode, f"{said} {legal}")
+
+
+@pytest.mark.parametrize("mode", ["fast", "random", "check"])
+@pytest.mark.parametrize("body", ["store", "reduction"])
+@pytest.mark.parametrize("name", NEGATIVE)
+def test_a_store_that_begins_before_the_array_is_found(name, body, mode):
+    case, dimension = NEGATIVE[name]
+    said = rf"coordinate {dimension} \(.*\) is {case[4][::-1][dimension]}: a store or a reduction must begin at 0 or"
+    legal = "above in every dimension, or a GPU ends this with an illegal instruction; only loads may begin before .*"
+    refused(case, BODIES[body], mode, f"{said} {legal}")
 
 
 def test_memory_that_was_freed_is_found():
@@ -303,7 +355,7 @@ def test_memory_that_was_freed_is_found():
     array = device.array(np.zeros((8, 32), np.float32))
     made = device.tensor_map(array, (4, 32))
     array.free()
-    kernel = device.module(text(2, LOAD.replace("WAIT", WAIT)))["k"]
+    kernel = device.module(text(2, LOADS))["k"]
     rest = [bytes(20), device.zeros(512, "u8"), np.uint32(512)]
     with pytest.raises(CudaError, match="was freed; allocate a new one"):
         kernel.bind(1, 32, [made, *rest])
@@ -329,14 +381,14 @@ def test_other_modes_are_refused_by_name(mode):
 
 # other machines -------------------------------------------------------------------------------------------------------
 @settings(max_examples=25, deadline=None)
-@given(case=copies())
-def test_the_oracle_agrees(case):
-    array = numbers(case[0], case[1])
-    item = array.dtype.itemsize
-    where, _ = place(*case[1:5], item, case[5])
-    empty = np.full(len(where) * item, 0xCB, np.uint8)
+@given(load=copies(), store=copies(loads=False))
+def test_the_oracle_agrees(load, store):
     cpu = open_device("cpu", threads=1)
-    for body in (LOAD.replace("WAIT", WAIT), STORE.replace("WAIT", "").replace("FENCE", FENCE)):
+    for body, case in ((LOADS, load), (STORES, store)):
+        array = numbers(case[0], case[1])
+        item = array.dtype.itemsize
+        where, _ = place(*case[1:5], item, case[5])
+        empty = np.full(len(where) * item, 0xCB, np.uint8)
         ours, theirs = (run(d, body, case, array, empty) for d in (cpu, Oracle()))
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(as_bytes(a), as_bytes(b))
@@ -346,7 +398,7 @@ def test_the_oracle_refuses_other_ranks():
     oracle = Oracle()
     made = oracle.tensor_map(oracle.array(np.zeros((8, 32), np.float32)), (4, 32))
     with pytest.raises(OracleFault, match="dimensions"):
-        oracle.module(text(3, LOAD.replace("WAIT", WAIT)))["k"].launch(
+        oracle.module(text(3, LOADS))["k"].launch(
             1, 32, [made, bytes(20), oracle.array(np.zeros(512, np.uint8)), np.uint32(512)]
         )
 
@@ -371,9 +423,8 @@ def test_a_gpu_agrees(case, gpu):
     where, _ = place(*case[1:5], array.dtype.itemsize, case[5])
     box = np.random.default_rng(8).integers(0, 256, len(where) * array.dtype.itemsize, dtype=np.uint8)
     cpu = open_device("cpu", threads=1)
-    store = STORE.replace("WAIT", "cp.async.bulk.wait_group 0;").replace("FENCE", FENCE)
     inside = (*case[:4], tuple(max(c, 0) for c in case[4]), *case[5:])
-    for body, what in ((LOAD.replace("WAIT", WAIT), case), (store, inside)):
+    for body, what in ((LOADS, case), (STORES, inside)):
         for ours, theirs in zip(run(cpu, body, what, array, box), run(gpu, body, what, array, box), strict=True):
             if case[6] == "nan" and ours.dtype == np.uint8:
                 ours, theirs = (np.nan_to_num(b.view(array.dtype).astype(np.float64), nan=7e77) for b in (ours, theirs))

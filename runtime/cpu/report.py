@@ -13,6 +13,7 @@ from ptxgen.runtime.cpu.places import Places
 from ptxgen.runtime.cpu.products import LATE_READ
 from ptxgen.runtime.cpu.state import Gang, Worker
 from ptxgen.runtime.cpu.support import core
+from ptxgen.runtime.tensormap import BEGIN_ALIGN
 
 _TITLES = {
     core.FAULT_BOUNDS: "out of bounds",
@@ -32,6 +33,7 @@ _TITLES = {
     core.FAULT_GONE: "exit while another CTA uses its shared memory",
     core.FAULT_LEFT: "exit before an asynchronous copy is over",
     core.FAULT_PRODUCT: "registers of wgmma without a wait or a fence",
+    core.FAULT_COORDINATE: "wrong use",
 }
 DIVERGED = "every lane of the warp that has not exited must execute an .aligned barrier together"
 _ADVICE = {
@@ -115,6 +117,8 @@ def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], 
             f"CTA {_coordinates(gangs[0], number)}, warp {warp}, executed this on the shared memory of the CTA that "
             "exits, which has not waited for it; a cluster barrier behind the access would do"
         )
+    elif kind == core.FAULT_COORDINATE:
+        lines.append(_coordinate_text(thread.get("Q", THREAD["extra"]), thread.get("q", THREAD["address"]), size))
     elif kind == core.FAULT_REGISTER:
         lines.append(f"{remark} is read here, but no instruction that these lanes executed has written it")
     elif remark == ASSERTION:
@@ -157,6 +161,20 @@ def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
         )
     advice = f"{_OF_STRONG}{order}" if extra & layout.STRONG_WRITER else f"; {order} would"
     return f"{who} has {did} these bytes and {_UNORDERED}{advice}"
+
+
+def _coordinate_text(dimension: int, coordinate: int, size: int) -> str:
+    """A coordinate of a tensor copy, whose elements have `size` bytes, that no GPU takes."""
+    ends = "or a GPU ends this with an illegal instruction"
+    if dimension == 0 and coordinate * size % BEGIN_ALIGN:
+        return (
+            f"the innermost coordinate (the first in braces) is {coordinate}, byte {coordinate * size} of a row: it "
+            f"must be a multiple of {BEGIN_ALIGN} bytes, here of {BEGIN_ALIGN // size} elements, {ends}"
+        )
+    return (
+        f"coordinate {dimension} (0 is the innermost, the first in braces) is {coordinate}: a store or a reduction "
+        f"must begin at 0 or above in every dimension, {ends}; only loads may begin before the array"
+    )
 
 
 def _writer(extra: int) -> tuple[int, int]:

@@ -100,6 +100,7 @@ def copy(m: Machine, op: Op) -> list[int]:
     for t, thread in enumerate(m.active):
         one = np.array([thread])
         map_, coordinates = _map(m, place, one)
+        _begins(map_, coordinates, loads)
         if loads and any("multicast" in w for w in op.mods):
             _everywhere(m, op, map_, coordinates, t)
         elif loads:
@@ -108,6 +109,14 @@ def copy(m: Machine, op: Op) -> list[int]:
             _store(m, op, map_, coordinates, int(starts[t]), one)
         sizes.append(map_.box_bytes)
     return sizes
+
+
+def _begins(map_: Map, coordinates: tuple[int, ...], loads: bool) -> None:
+    """What a GPU ends with an illegal instruction."""
+    if coordinates[0] * map_.item % 16:
+        raise OracleFault(f"a box at {coordinates}, whose innermost coordinate is no multiple of 16 bytes")
+    if not loads and min(coordinates) < 0:
+        raise OracleFault(f"a store or reduction at {coordinates}, which is before the array")
 
 
 def _everywhere(m: Machine, op: Op, map_: Map, coordinates: tuple[int, ...], t: int) -> None:

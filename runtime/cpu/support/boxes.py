@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ptxgen.runtime.cpu.ir import Code
 from ptxgen.runtime.cpu.layout import LAUNCH, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT
+from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT, FAULT_COORDINATE
 from ptxgen.runtime.cpu.support.mbarrier import checking
 from ptxgen.runtime.cpu.tensormap import MAGIC, OFFSET
-from ptxgen.runtime.tensormap import MAP_BYTES
+from ptxgen.runtime.tensormap import BEGIN_ALIGN, MAP_BYTES
 
 DIMENSIONS = 5
 _CHUNK = 16  # bytes that a swizzle moves as one
@@ -111,8 +111,10 @@ def each_chunk(c: Code, row: Row, body: Callable[[str, str, str, str], None]) ->
 
 @support("box")
 def box(what: str) -> str:
-    """`box.map`, `.bytes`, `.reach`, `.gather`, `.scatter`: see each."""
-    return {"map": _map, "bytes": _bytes, "reach": _reach, "gather": _gather, "scatter": _scatter}[what]()
+    """`box.map`, `.bytes`, `.begin`, `.reach`, `.gather`, `.scatter`: see each."""
+    return {
+        "map": _map, "bytes": _bytes, "begin": _begin, "reach": _reach, "gather": _gather, "scatter": _scatter,
+    }[what]()  # fmt: skip
 
 
 def _map() -> str:
@@ -147,6 +149,30 @@ def _bytes() -> str:
     for count in _counts(c)[1:]:
         total = c(f"mul i64 {total}, {count}")
     c.ret(f"i64 {total}")
+    return c.text()
+
+
+def _begin() -> str:
+    """`box.begin(w, site, lane, map, coordinates, reads) -> i1`: whether a GPU copies a box that begins there.
+
+    It ends with an illegal instruction where the innermost coordinate is no multiple of 16 bytes (an H200 does; the
+    manuals do not say so), or where a store or a reduction begins before the array (CUDA Programming Guide, "Negative
+    indices and out of bounds"). The fault holds the bytes of an element, the coordinate (address) and its dimension.
+    """
+    c = Code("define internal i1 @box.begin(ptr %w, i32 %site, i32 %lane, ptr %map, ptr %at, i1 %reads) noinline")
+    element = _field(c, "element", "i8")
+    for d in range(DIMENSIONS):
+        coordinate = c(f"sext i32 {c.load('i32', '%at', 4 * d)} to i64")
+        before = c(f"icmp slt i64 {coordinate}, 0")
+        wrong = c(f"and i1 {before}, {c('xor i1 %reads, true')}")
+        if d == 0:
+            rest = c(f"and i64 {c(f'mul i64 {coordinate}, {element}')}, {BEGIN_ALIGN - 1}")
+            wrong = c(f"or i1 {wrong}, {c(f'icmp ne i64 {rest}, 0')}")
+        with c.if_(wrong, likely=False):
+            tail = f"i32 {c('shl i32 1, %lane')}, i32 {c(f'trunc i64 {element} to i32')}, i64 {coordinate}, i64 {d}"
+            c.do(f"call void @fault(ptr %w, i32 %site, i32 {FAULT_COORDINATE}, {tail})")
+            c.ret("i1 false", when="true")
+    c.ret("i1 true")
     return c.text()
 
 

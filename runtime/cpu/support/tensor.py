@@ -76,8 +76,9 @@ def _begun(name: str, head: str, reads: bool) -> tuple[Code, str, str, str]:
     map_ = c("call ptr @box.map(ptr %w, i32 %map_site, i32 %lane, i64 %map, i64 %rank)")
     c.ret(when=c(f"icmp eq ptr {map_}, null"))
     flag = "true" if reads else "false"
-    fine = c(f"call i1 @box.reach(ptr %w, i32 %map_site, i32 %lane, ptr {map_}, ptr {at}, i1 {flag})")
-    c.ret(when=c(f"xor i1 {fine}, true"))
+    for what in ("begin", "reach"):
+        fine = c(f"call i1 @box.{what}(ptr %w, i32 %map_site, i32 %lane, ptr {map_}, ptr {at}, i1 {flag})")
+        c.ret(when=c(f"xor i1 {fine}, true"))
     return c, map_, at, c(f"call i64 @box.bytes(ptr {map_})")
 
 
