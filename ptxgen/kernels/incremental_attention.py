@@ -199,7 +199,9 @@ class IncrementalAttention(KernelType):
             locate.load_length(b, task, where, name="seq_lens" if self.batched else "seq_len", kind=kind)
         with b.fragment("lengths"):
             locate.lengths(b, attention, plan, task, where)
-        b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2")
+        # An idle split leaves by its length, and one that needs the length for its loads must not wait for others first.
+        meets_early = plan.cluster > 1 and plan.most_splits == 1 and blind and not self.programmatic
+        b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2", meets_early=meets_early)
         plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
         build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks)
 

@@ -84,6 +84,7 @@ class LoopShape:
     `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `stages`: tiles of a warp that bulk
     copies bring to shared memory ahead of their use (0: loads go to registers). `overlay`: the partials may lie over
     the loop's own bytes; the loop then has a barrier of the CTA after its last tile and before it writes them.
+    `once`: no warp ever gets more than one tile. `spread`: of its `Partials`.
     """
 
     warps: int
@@ -93,6 +94,8 @@ class LoopShape:
     overlay: bool = False
     in_flight: int = 2
     stages: int = 0
+    once: bool = False
+    spread: int = 0
 
     @property
     def threads(self) -> int:
@@ -145,14 +148,17 @@ class Partials:
     For warp w and head i of the CTA (0 ≤ i < heads):
       running maximum of the scores in the log2 domain   at  maximum(w) + 4 · i     (−inf when the warp saw none)
       sum of 2^(score − maximum)                         at  total(w) + 4 · i       (0 then)
-      Σ 2^(score − maximum) · V[position, d]             at  row(w) + pitch_bytes · i + 4 · d, d < head_dim  (0 then)
-    Every word is written by every warp, also by warps without a tile. Offsets are bytes; rows are 16-byte aligned.
+      Σ 2^(score − maximum) · V[position, 4 · c …]       at  row(w) + pitch_bytes · i + 16 · slot(c)         (0 then)
+    where chunk c of a row, four dims, lies in slot(c) = c ^ (i >> 1 & spread): a loop whose lanes would meet in the same
+    banks of shared memory spreads them. Every word is written by every warp, also by warps without a tile. Offsets are
+    bytes; rows are 16-byte aligned.
     """
 
     warps: int
     heads: int
     head_dim: int
     offset: int = 0
+    spread: int = 0
 
     @property
     def pitch(self) -> int:

@@ -112,7 +112,12 @@ def merge_warps(b: Builder, elements: Elements, layout: Partials, arena: Shared,
     statistics = scratch(b, "warp_statistics", "u32")
     b.op("mov.u32", statistics, arena)
     b.op("mad.lo.u32", place, elements.head, layout.pitch_bytes, statistics)
-    b.op("mad.lo.u32", place, elements.chunk, 16, place)
+    slot = elements.chunk
+    if layout.spread:
+        slot = b.op("shr.u32", "warp_slot", elements.head, 1)
+        b.op("and.b32", slot, slot, layout.spread)
+        b.op("xor.b32", slot, slot, elements.chunk)
+    b.op("mad.lo.u32", place, slot, 16, place)
     b.op("mad.lo.u32", statistics, elements.head, 4, statistics)
     parts = partials(b, "warp", layout.warps)
     for warp, part in enumerate(parts):

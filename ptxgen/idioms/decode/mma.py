@@ -18,7 +18,7 @@ from ptxgen.idioms.decode.mma_query import Query
 from ptxgen.idioms.decode.mma_registers import budget_for_loads, layout_of, left_for_loads, stages_query
 from ptxgen.idioms.decode.mma_stages import ALIGN, Stages, stage_bytes, stages_for
 from ptxgen.idioms.decode.mma_step import Step
-from ptxgen.idioms.decode.mma_store import store_partials
+from ptxgen.idioms.decode.mma_store import spread_of, store_partials
 from ptxgen.targets import Target
 
 template = "decode_mma"
@@ -49,16 +49,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Turn:
-    """The fragments of one tile of the loop, and the suffix of its labels."""
+    """The fragments of one tile of the loop, and the suffix of its labels; of the only tile, without what follows on
+    another: `raise_maximum` and `advance`."""
 
     suffix: str
     scores: Fragment
     mask: Fragment
     maximum: Fragment
-    raise_maximum: Fragment
+    raise_maximum: Fragment | None
     weights: Fragment
     groups: tuple[Group, ...]
-    advance: Fragment
+    advance: Fragment | None
 
 
 def head_tiles(attention: Attention) -> int:
@@ -86,13 +87,15 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
     staged = Query.staged_bytes(attention, heads) if stages_query(attention, heads) else 0
     while warps > 1 and Partials(warps, heads, attention.head_dim).bytes + staged > limit:
         warps = _fewer(warps)
+    spread = spread_of(heads, attention.head_dim)
     if not stages_for(attention, target):
-        return LoopShape(warps, heads, TILE, staged)
+        return LoopShape(warps, heads, TILE, staged, spread=spread)
     start, size = _stages_start(staged), stage_bytes(attention)
     merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and mbarriers
     room = target.shared_limit - merges - Partials(warps, heads, attention.head_dim).bytes - start
     stages = max(0, min(stages, room // (warps * size), -(-tiles // warps)))
-    return LoopShape(warps, heads, TILE, start + warps * stages * size if stages else staged, stages=stages)
+    shared = start + warps * stages * size if stages else staged
+    return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
 
 
 def _stages_start(staged: int) -> int:
@@ -122,11 +125,15 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
     loader = Loader(b, attention, task, ring)
     staged = stages_query(attention, shape.heads)
     query = Query(b, attention, shape, task, ring.layout, shared=staged)
-    step = Step(b, attention, task, ring, loader, query)
-    _first_loads(b, task, ring, loader)
+    once = shape.once and ring.ahead > 0
+    step = Step(b, attention, task, ring, loader, query, once=once)
+    _first_loads(b, task, ring, loader, once=once)
     _query(b, query, arena, early=task.early)
     _start(b, attention, shape, task, step)
     b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
+    if once:
+        with b.fragment("run_nothing"):
+            step.nothing()
     with b.fragment("acc_store"):
         store_partials(step, partials, arena)
 
@@ -181,7 +188,7 @@ def _build_staged(
         store_partials(step, partials, arena)
 
 
-def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:
+def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bool) -> None:
     """The first tile (early, if the task wants that), then the rest of what is in flight."""
     units = len(ring.units)
     with b.fragment("kv_locate"):
@@ -201,6 +208,8 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader) -> None:
                     loader.issue(position, load)
         with b.fragment("kv_all_rows"):
             loader.all_rows()
+    if once:
+        return
     with b.fragment("kv_strides"):
         loader.strides()
     ahead = []
@@ -245,9 +254,14 @@ def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, 
     with b.fragment(f"tile_mask{suffix}") as mask:
         step.mask()
     with b.fragment(f"tile_maximum{suffix}") as maximum:
-        step.maximum()
-    with b.fragment(f"tile_raise{suffix}") as raise_maximum:
-        step.raise_maximum()
+        if step.once:
+            step.first_maximum()
+        else:
+            step.maximum()
+    raise_maximum = advance = None
+    if not step.once:
+        with b.fragment(f"tile_raise{suffix}") as raise_maximum:
+            step.raise_maximum()
     with b.fragment(f"tile_weights{suffix}") as weights:
         step.weights()
     groups = []
@@ -258,7 +272,8 @@ def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, 
         with b.fragment(f"tile_values{name}") as values:
             step.values(turn, group)
         groups.append(Group(name, clear, values))
-    with b.fragment(f"tile_advance{suffix}") as advance:
-        b.op("add.s32", task.tile, task.tile, task.tile_step)
-        b.op("setp.lt.s32", convert.scratch(b, "tile_more", "pred"), task.tile, task.tile_end)
+    if not step.once:
+        with b.fragment(f"tile_advance{suffix}") as advance:
+            b.op("add.s32", task.tile, task.tile, task.tile_step)
+            b.op("setp.lt.s32", convert.scratch(b, "tile_more", "pred"), task.tile, task.tile_end)
     return Turn(suffix, scores, mask, maximum, raise_maximum, weights, tuple(groups), advance)

@@ -21,13 +21,22 @@ class Step:
     """Registers of a warp's softmax and output, and the code that adds a tile to them.
 
     A lane holds, of every 8-head tile, heads 2q and 2q + 1: scores of tokens g and g + 8, and output dims by g.
+    `once`: there is one tile, and nothing before it.
     """
 
     def __init__(
-        self, b: Builder, attention: Attention, task: Task, ring: Ring, loader: Loader | Stages, query: Query
+        self,
+        b: Builder,
+        attention: Attention,
+        task: Task,
+        ring: Ring,
+        loader: Loader | Stages,
+        query: Query,
+        *,
+        once: bool = False,
     ) -> None:
         self.b, self.attention, self.task, self.ring = b, attention, task, ring
-        self.loader, self.query = loader, query
+        self.loader, self.query, self.once = loader, query, once
         self.tiles = query.tiles
         self.acc: RegArray = b.array("acc", "f32", 4 * ring.layout.output_tiles * self.tiles)
         self.score: RegArray = b.array("score", "f32", 4 * self.tiles)
@@ -37,22 +46,29 @@ class Step:
         self.top: RegArray = b.array("score_top", "f32", 2 * self.tiles)
         self.weight: RegArray = b.array("score_weight", "b32", 2 * self.tiles)
         self.run_max: RegArray = b.array("run_max", "f32", 2 * self.tiles)
-        self.run_limit: RegArray = b.array("run_limit", "f32", 2 * self.tiles)
+        self.run_limit = () if once else b.array("run_limit", "f32", 2 * self.tiles).regs
         self.run_sum: RegArray = b.array("run_sum", "f32", 4 * self.tiles)
         self.ones = b.reg("run_ones", "b32")
         self.zero = b.reg("score_zero", "f32")
         self.left = b.reg("tile_left", "s32")
         self.edge = b.reg("tile_edge", "pred")
-        self.raises = b.reg("run_raises", "pred")
 
     def start(self) -> None:
         """No token seen yet."""
-        for register in (*self.acc, *self.run_sum, self.zero):
-            self.b.op("mov.f32", register, 0.0)
-        for register in (*self.run_max, *self.run_limit):
+        if not self.once:
+            self.nothing()
+        self.b.op("mov.f32", self.zero, 0.0)
+        for register in self.run_limit:
             self.b.op("mov.f32", register, MINUS_INFINITY)
         self.b.op("mov.b32", self.ones, _ONES[self.query.dtype.name], note="1, 1")
         mma_convert.constants(self.b, self.attention.kv_dtype)
+
+    def nothing(self) -> None:
+        """The softmax over no token."""
+        for register in (*self.acc, *self.run_sum):
+            self.b.op("mov.f32", register, 0.0)
+        for register in self.run_max:
+            self.b.op("mov.f32", register, MINUS_INFINITY)
 
     # -- scores ------------------------------------------------------------------------------------------------------
 
@@ -65,7 +81,7 @@ class Step:
             position = turn * len(self.ring.units) + index
             for placed in unit.blocks:
                 done = self._block_scores(position, placed, done)
-            self.loader.refill(position)
+            self._refill(position)
         for even, odd in zip(self.score, self.odd, strict=False):
             self.b.op("add.f32", even, even, odd)
 
@@ -177,21 +193,25 @@ class Step:
         """Whether any score exceeds its head's maximum by so much that the sums must be rescaled: one vote."""
         b, exceeds = self.b, scratch(self.b, "run_exceeds", "pred")
         for column, top in enumerate(self.top):
-            base = 4 * (column // 2) + column % 2
-            b.op("max.f32", top, self.score[base], self.score[base + 2])
+            self._top(column)
             if column == 0:
                 b.op("setp.gt.f32", exceeds, top, self.run_limit[column])
             else:
                 b.op("setp.gt.or.f32", exceeds, top, self.run_limit[column], exceeds)
-        b.op("vote.sync.any.pred", self.raises, exceeds, -1)
+        b.op("vote.sync.any.pred", scratch(b, "run_raises", "pred"), exceeds, -1)
+
+    def first_maximum(self) -> None:
+        """The maxima over the tile's tokens; there is nothing to rescale."""
+        for column in range(len(self.top)):
+            self._top(column)
+            self._over_tokens(column)
+            self.b.op("mov.f32", self.run_max[column], self.top[column])
 
     def raise_maximum(self) -> None:
         """New maxima over the tile's tokens; sums and outputs follow."""
-        b, other, factor = self.b, scratch(self.b, "score_other", "f32"), scratch(self.b, "run_factor", "f32")
+        b, factor = self.b, scratch(self.b, "run_factor", "f32")
         for column, top in enumerate(self.top):
-            for distance in (4, 8, 16):
-                b.op("shfl.sync.bfly.b32", other, top, distance, 31, -1)
-                b.op("max.f32", top, top, other)
+            self._over_tokens(column)
             b.op("max.f32", top, top, self.run_max[column])
             b.op("sub.f32", factor, self.run_max[column], top)
             b.op("ex2.approx.ftz.f32", factor, factor)
@@ -204,6 +224,18 @@ class Step:
                 for half in (0, 2):
                     acc = self.output(number, column // 2)[half + column % 2]
                     b.op("mul.f32", acc, acc, factor)
+
+    def _top(self, column: int) -> None:
+        """The larger of the lane's two scores of a head."""
+        base = 4 * (column // 2) + column % 2
+        self.b.op("max.f32", self.top[column], self.score[base], self.score[base + 2])
+
+    def _over_tokens(self, column: int) -> None:
+        """A head's top score over the lanes that have its tokens."""
+        b, other, top = self.b, scratch(self.b, "score_other", "f32"), self.top[column]
+        for distance in (4, 8, 16):
+            b.op("shfl.sync.bfly.b32", other, top, distance, 31, -1)
+            b.op("max.f32", top, top, other)
 
     def output(self, number: int, tile: int) -> tuple[Reg, ...]:
         """The four accumulators of an output tile of 16 dims and a head tile."""
@@ -223,7 +255,7 @@ class Step:
             b.op("movmatrix.sync.aligned.m8n8.trans.b16", weight, weight)
         for tile in range(self.tiles):
             total = self.run_sum[4 * tile : 4 * tile + 4]
-            b.op(self._mma("k16"), total, (self.ones,) * 4, self.weight[2 * tile : 2 * tile + 2], total)
+            b.op(self._mma("k16"), total, (self.ones,) * 4, self.weight[2 * tile : 2 * tile + 2], self._before(total))
 
     # -- output ------------------------------------------------------------------------------------------------------
 
@@ -255,6 +287,11 @@ class Step:
             position = turn * len(self.ring.units) + index
             for placed in self.ring.units[index].blocks:
                 self._block_values(position, placed)
+            self._refill(position)
+
+    def _refill(self, position: int) -> None:
+        """What was consumed makes room, if anything is to follow."""
+        if not self.once:
             self.loader.refill(position)
 
     def _block_values(self, position: int, placed: Placed) -> None:
@@ -268,4 +305,8 @@ class Step:
             a = mma_convert.v_fragments(self.b, self.attention.kv_dtype, rows, step, scales)
             for tile in range(self.tiles):
                 acc = self.output(before + step, tile)
-                self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], acc)
+                self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], self._before(acc))
+
+    def _before(self, total: tuple[Reg, ...]) -> tuple[Reg, ...]:
+        """What a product is added to."""
+        return (self.zero,) * 4 if self.once else total

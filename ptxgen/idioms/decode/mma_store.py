@@ -10,6 +10,12 @@ from ptxgen.idioms.decode.mma_layout import Block
 from ptxgen.idioms.decode.mma_step import Step
 
 
+def spread_of(heads: int, head_dim: int) -> int:
+    """`Partials.spread` of this loop. Eight lanes store at once: two of V's (g) for each of the head pairs (q), 32 or 64
+    bytes and two rows apart. Their chunks meet in half or a quarter of the banks unless each pair orders them anew."""
+    return 3 if heads > 2 and head_dim % 16 == 0 else 0
+
+
 def store_partials(step: Step, partials: Partials, arena: Shared) -> None:
     """Maxima, sums and outputs to shared memory."""
     b, task = step.b, step.task
@@ -24,7 +30,8 @@ def store_partials(step: Step, partials: Partials, arena: Shared) -> None:
         if head >= partials.heads:
             continue
         exists = _head_exists(b, head, partials.heads)
-        _store_row(step, Addr(row, partials.row(0) + head * partials.pitch_bytes), column, exists)
+        place = Addr(row, partials.row(0) + head * partials.pitch_bytes)
+        _store_row(step, place, column, exists, spread=partials.spread)
         writes = first
         if exists is not None:
             writes = scratch(b, "acc_writes", "pred")
@@ -47,11 +54,10 @@ def _head_exists(b: Builder, head: int, heads: int) -> Reg | None:
     return exists
 
 
-def _store_row(step: Step, row: Addr, column: int, exists: Reg | None) -> None:
+def _store_row(step: Step, row: Addr, column: int, exists: Reg | None, *, spread: int) -> None:
     """One head's output: a lane has `elements` consecutive dims of every block of V."""
     b, output = step.b, 0
     for block in step.ring.layout.v_blocks:
-        lane = _lane_offset(b, block, row)
         guard = exists
         if block.repeats:
             guard = scratch(b, "acc_lower_half", "pred")
@@ -66,15 +72,25 @@ def _store_row(step: Step, row: Addr, column: int, exists: Reg | None) -> None:
         output += block.steps
         for first in range(0, len(values), 4):
             part = tuple(values[first : first + 4])
-            place = Addr(lane, row.offset + 4 * (block.first_dim + first))
+            lane = _lane_place(b, block, row, first, spread)
+            place = Addr(lane, row.offset + 4 * (block.first_dim + (0 if spread else first)))
             b.op(f"st.shared.v{len(part)}.f32", place, part, pred=guard)
 
 
-def _lane_offset(b: Builder, block: Block, row: Addr) -> Reg:
-    """The lane's row address plus its place in blocks of this width."""
-    name = f"acc_lane{block.elements}"
+def _lane_place(b: Builder, block: Block, row: Addr, first: int, spread: int) -> Reg:
+    """The lane's row address plus its place in blocks of this width; where chunks are spread, of the one at `first`."""
+    chunk = f"_{first}" if spread and first else ""
+    name = f"acc_lane{block.elements}{chunk}"
     if name in b.registers:
         return b.registers[name]
     assert isinstance(row.base, Reg)
-    made: Reg = b.op("mad.lo.u32", name, b.registers["lane_g"], 4 * block.elements, row.base)
+    if not spread:
+        made: Reg = b.op("mad.lo.u32", name, b.registers["lane_g"], 4 * block.elements, row.base)
+        return made
+    pair = b.registers.get("acc_spread") or b.op("shl.b32", "acc_spread", b.registers["lane_q"], 4)
+    made = b.op("mul.lo.u32", name, b.registers["lane_g"], 4 * block.elements)
+    if first:
+        b.op("add.u32", made, made, 4 * first)
+    b.op("xor.b32", made, made, pair)
+    b.op("add.u32", made, made, row.base)
     return made

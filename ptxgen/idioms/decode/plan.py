@@ -65,7 +65,7 @@ class Plan:
     def partials(self) -> Partials:
         """Where the main loop leaves its results."""
         start = 0 if self.shape.overlay else -(-self.shape.shared // 16) * 16
-        return Partials(self.shape.warps, self.shape.heads, self.head_dim, start)
+        return Partials(self.shape.warps, self.shape.heads, self.head_dim, start, self.shape.spread)
 
     @property
     def arena_bytes(self) -> int:
@@ -173,7 +173,7 @@ def plan(
         return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles, early and most > 1)
     if not batched:  # no more in flight than a warp ever gets
         turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
-        shape = replace(shape, in_flight=min(shape.in_flight, turns))
+        shape = replace(shape, in_flight=min(shape.in_flight, turns), once=turns == 1)
     if not batched or long_splits == 1:
         return Plan(loop, shape, parts, cluster, share, most, attention.head_dim, early_ticket=early and most > 1)
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
