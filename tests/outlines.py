@@ -60,7 +60,9 @@ def outlines() -> tuple[Outline, ...]:
         Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),
         Outline("decode", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16)),
         Outline("decode_once", "sm_90", IncrementalAttention(max_len=512, head_dim=64, **llama, **f16, indirect=True)),
-        Outline("decode_batched", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16, batched=True), 0, 1),
+        Outline(
+            "decode_batched", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16, batched=True), 0, 1
+        ),
         Outline("decode_group", "sm_80", IncrementalAttention(**wide, **f16)),
         Outline("decode_staged", "sm_90", IncrementalAttention(**staged, **llama, indirect=True), 2),
         Outline("decode_staged_late", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2),

@@ -14,11 +14,15 @@ from tests.oracle import Oracle
 from tests.oracle.machine import HANDLERS
 from tests.test_oracle_goldens import argument
 
+SHAPES = [
+    (32, "f16"), (64, "f16"), (96, "f16"), (128, "f16"), (192, "bf16"), (224, "f16"), (32, "s8"), (96, "e4m3"),
+    (128, "e4m3"), (256, "s8"),
+]  # fmt: skip
 QUARTER = 8  # lanes that vectors of 16 bytes are moved for at once: as many as there are banks for
 
 
 @pytest.mark.parametrize("heads", [3, 6, 8])
-@pytest.mark.parametrize(("head_dim", "kv_dtype"), [(64, "f16"), (128, "f16"), (192, "bf16"), (128, "e4m3"), (256, "s8")])
+@pytest.mark.parametrize(("head_dim", "kv_dtype"), SHAPES)
 def test_vectors_of_partials_meet_in_no_bank(head_dim: int, kv_dtype: str, heads: int, monkeypatch) -> None:
     """Of a quarter of a warp, each lane stores to banks of its own, and the lanes of one head's row load from such."""
     q_dtype = "bf16" if kv_dtype == "bf16" else "f16"

@@ -360,6 +360,20 @@ def test_a_warp_has_no_more_tiles_in_flight_than_it_gets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("max_len", "head_dim", "heads", "straight"),
+    [(512, 64, 8, True), (513, 64, 8, False), (512, 128, 4, True), (512, 256, 8, False), (128, 512, 1, False)],
+)
+def test_a_warp_of_one_tile_has_no_loop(max_len: int, head_dim: int, heads: int, straight: bool) -> None:
+    """Where every warp gets one tile at most, and has the registers for all of it at once."""
+    spec = IncrementalAttention(max_len, head_dim, heads, 1, q_dtype="f16", kv_dtype="f16", indirect=True)
+    with using(fixed(Choice(warps=4, cluster=8, grid=8, in_flight=2, split_positions=4096))):
+        plan, text = spec.plan(parse_target("sm_90")), generate(spec, "sm_90").text
+    assert plan.shape.once == (max_len <= 512)
+    assert ("$tiles:" not in text) == straight
+    assert ("%run_raises" not in text) == straight
+
+
+@pytest.mark.parametrize(
     ("target", "kv_dtype", "loop"),
     [
         ("sm_75", "f16", simt), ("sm_80", "f16", mma), ("sm_75", "e4m3", simt), ("sm_80", "e4m3", mma),

@@ -199,7 +199,8 @@ class IncrementalAttention(KernelType):
             locate.load_length(b, task, where, name="seq_lens" if self.batched else "seq_len", kind=kind)
         with b.fragment("lengths"):
             locate.lengths(b, attention, plan, task, where)
-        # An idle split leaves by its length, and one that needs the length for its loads must not wait for others first.
+        # ptxas may put the length's load behind those of the first tile, on their scoreboard: who asks for the length
+        # waits for the tile. So the cluster meets before, unless splits leave by the length, or loads need it.
         meets_early = plan.cluster > 1 and plan.most_splits == 1 and blind and not self.programmatic
         b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2", meets_early=meets_early)
         plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)

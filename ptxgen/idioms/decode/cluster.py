@@ -1,7 +1,7 @@
 """Merging the CTAs of a cluster (sm_90): each pushes its partials to the rank that owns a slice of the output.
 
 A pushed slice completes on the mbarrier of the rank that receives it (PTX ISA: st.async). The barrier of the cluster is
-split: arrive when the mbarrier is ready, wait only before the first push.
+split: arrive when the mbarrier is ready, wait behind the first loads, long before the first push.
 """
 
 from __future__ import annotations

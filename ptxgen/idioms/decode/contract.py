@@ -149,9 +149,9 @@ class Partials:
       running maximum of the scores in the log2 domain   at  maximum(w) + 4 · i     (−inf when the warp saw none)
       sum of 2^(score − maximum)                         at  total(w) + 4 · i       (0 then)
       Σ 2^(score − maximum) · V[position, 4 · c …]       at  row(w) + pitch_bytes · i + 16 · slot(c)         (0 then)
-    where chunk c of a row, four dims, lies in slot(c) = c ^ (i >> 1 & spread): a loop whose lanes would meet in the same
-    banks of shared memory spreads them. Every word is written by every warp, also by warps without a tile. Offsets are
-    bytes; rows are 16-byte aligned.
+    where chunk c of a row, four dims, lies in slot(c) = c ^ (i >> 1 & 3) if it is one of the first `spread` dims, else
+    slot(c) = c: a loop whose lanes would meet in the same banks of shared memory spreads them (`spread`: a multiple of
+    64). Every word is written by every warp, also by warps without a tile. Offsets are bytes; rows are 16-byte aligned.
     """
 
     warps: int
@@ -202,7 +202,8 @@ class Partials:
 
 
 class MainLoop(Protocol):
-    """A main loop. `template` is the file to include, without `.ptx.j2`.
+    """A main loop. `template` is the file to include, without `.ptx.j2`. Between its first loads and its first tile it
+    waits for the CTAs of the cluster, where the plan has clusters that have not met before (`meets_early`).
 
     A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`, a file to include
     there (K and V only), and may build `early_query`, which follows. They stand before `lengths`. Without them

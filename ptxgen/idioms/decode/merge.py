@@ -115,7 +115,10 @@ def merge_warps(b: Builder, elements: Elements, layout: Partials, arena: Shared,
     slot = elements.chunk
     if layout.spread:
         slot = b.op("shr.u32", "warp_slot", elements.head, 1)
-        b.op("and.b32", slot, slot, layout.spread)
+        b.op("and.b32", slot, slot, 3)
+        if layout.spread < layout.head_dim:
+            spreads = b.op("setp.lt.u32", "warp_spreads", elements.chunk, layout.spread // 4)
+            b.op("selp.b32", slot, slot, 0, spreads)
         b.op("xor.b32", slot, slot, elements.chunk)
     b.op("mad.lo.u32", place, slot, 16, place)
     b.op("mad.lo.u32", statistics, elements.head, 4, statistics)

@@ -43,9 +43,9 @@ class Step:
         # Two chains of products halve the latency of long rows.
         self.chains = 2 if sum(block.steps for block in ring.layout.k_blocks) >= 4 else 1
         self.odd = b.array("score_odd", "f32", 4 * self.tiles).regs if self.chains == 2 else ()
-        self.top: RegArray = b.array("score_top", "f32", 2 * self.tiles)
         self.weight: RegArray = b.array("score_weight", "b32", 2 * self.tiles)
         self.run_max: RegArray = b.array("run_max", "f32", 2 * self.tiles)
+        self.top = self.run_max if once else b.array("score_top", "f32", 2 * self.tiles)
         self.run_limit = () if once else b.array("run_limit", "f32", 2 * self.tiles).regs
         self.run_sum: RegArray = b.array("run_sum", "f32", 4 * self.tiles)
         self.ones = b.reg("run_ones", "b32")
@@ -54,7 +54,7 @@ class Step:
         self.edge = b.reg("tile_edge", "pred")
 
     def start(self) -> None:
-        """No token seen yet."""
+        """What the first tile finds: no token seen yet, and constants."""
         if not self.once:
             self.nothing()
         self.b.op("mov.f32", self.zero, 0.0)
@@ -205,7 +205,6 @@ class Step:
         for column in range(len(self.top)):
             self._top(column)
             self._over_tokens(column)
-            self.b.op("mov.f32", self.run_max[column], self.top[column])
 
     def raise_maximum(self) -> None:
         """New maxima over the tile's tokens; sums and outputs follow."""

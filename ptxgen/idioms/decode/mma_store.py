@@ -11,9 +11,12 @@ from ptxgen.idioms.decode.mma_step import Step
 
 
 def spread_of(heads: int, head_dim: int) -> int:
-    """`Partials.spread` of this loop. Eight lanes store at once: two of V's (g) for each of the head pairs (q), 32 or 64
-    bytes and two rows apart. Their chunks meet in half or a quarter of the banks unless each pair orders them anew."""
-    return 3 if heads > 2 and head_dim % 16 == 0 else 0
+    """`Partials.spread` of this loop: the blocks of V of which a lane has 8 or 16 dims.
+
+    Eight lanes store 16 bytes each at once: two of V's (g), 32 or 64 bytes apart, for each of the head pairs (q), two
+    rows apart. They would meet in half or a quarter of the banks. Narrower blocks do not.
+    """
+    return head_dim // 64 * 64 if heads > 2 else 0
 
 
 def store_partials(step: Step, partials: Partials, arena: Shared) -> None:
@@ -72,19 +75,19 @@ def _store_row(step: Step, row: Addr, column: int, exists: Reg | None, *, spread
         output += block.steps
         for first in range(0, len(values), 4):
             part = tuple(values[first : first + 4])
-            lane = _lane_place(b, block, row, first, spread)
-            place = Addr(lane, row.offset + 4 * (block.first_dim + (0 if spread else first)))
+            spreads = block.first_dim < spread
+            lane = _lane_place(b, block, row, first, spreads=spreads)
+            place = Addr(lane, row.offset + 4 * (block.first_dim + (0 if spreads else first)))
             b.op(f"st.shared.v{len(part)}.f32", place, part, pred=guard)
 
 
-def _lane_place(b: Builder, block: Block, row: Addr, first: int, spread: int) -> Reg:
+def _lane_place(b: Builder, block: Block, row: Addr, first: int, *, spreads: bool) -> Reg:
     """The lane's row address plus its place in blocks of this width; where chunks are spread, of the one at `first`."""
-    chunk = f"_{first}" if spread and first else ""
-    name = f"acc_lane{block.elements}{chunk}"
+    name = f"acc_lane{block.elements}" + (f"_{first}" if spreads and first else "")
     if name in b.registers:
         return b.registers[name]
     assert isinstance(row.base, Reg)
-    if not spread:
+    if not spreads:
         made: Reg = b.op("mad.lo.u32", name, b.registers["lane_g"], 4 * block.elements, row.base)
         return made
     pair = b.registers.get("acc_spread") or b.op("shl.b32", "acc_spread", b.registers["lane_q"], 4)
