@@ -76,7 +76,9 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     first_line = f"{spec!r} for {target}"
 
     def whole(version: tuple[int, int]) -> str:
-        return render_module(first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body)
+        return render_module(
+            first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body
+        )
 
     # The header depends on the instructions: parse under the target's own lowest version, then raise it if needed.
     text = whole(target.lowest_ptx)

@@ -137,10 +137,8 @@ def _placement(template: str, name: str) -> str:
 
 def render_module(*, first_line: str, version: str, target: str, body: str) -> str:
     """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry."""
-    return (
-        environment()
-        .get_template("module.ptx.j2")
-        .render(first_line=first_line, version=version, target=target, body=body)
+    return environment().get_template("module.ptx.j2").render(
+        first_line=first_line, version=version, target=target, body=body
     )
 
 

@@ -268,7 +268,8 @@ def test_a_shell_completes_kernel_types_and_fields() -> None:
 
 def test_the_process_imports_only_what_a_command_needs() -> None:
     program = (
-        "import sys; from ptxgen.cli._main import invoke; invoke(sys.argv[1:])\nsys.stderr.write(' '.join(sys.modules))"
+        "import sys; from ptxgen.cli._main import invoke; invoke(sys.argv[1:])\n"
+        "sys.stderr.write(' '.join(sys.modules))"
     )
     command = [sys.executable, "-c", program, "generate", *SCATTER, *TO]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The partials of decode attention in shared memory: which banks a warp's vectors touch at once, as the oracle runs it."""
+"""The partials of decode attention in shared memory: which banks the vectors of a warp touch at once, on the oracle."""
 
 from __future__ import annotations
 

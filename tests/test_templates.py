@@ -275,3 +275,5 @@ def test_templates_hold_shape_and_no_numbers(path: Path) -> None:
         assert not re.search(r"\d\s*[*/%+-]|[*/%+-]\s*\d", inside), f"{path.name}: {inside.strip()}"
     if path.name != "entry.ptx.j2":
         assert ".reg" not in source
+
+

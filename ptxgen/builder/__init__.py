@@ -179,10 +179,8 @@ class Builder:
             return operand
         if isinstance(operand, str):
             if not slot.writes or slot.vector:
-                raise self._error(
-                    f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
-                    "a scalar destination"
-                )
+                raise self._error(f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
+                                  "a scalar destination")
             operand = self.reg(operand, storage_type(slot.type))
         elif isinstance(operand, RegArray):
             operand = operand.regs

@@ -23,7 +23,9 @@ def _available() -> tuple[MainLoop, ...]:
 LOOPS: tuple[MainLoop, ...] = _available()
 
 
-def choose(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> tuple[MainLoop, LoopShape] | None:
+def choose(
+    attention: Attention, target: Target, warps: int = 8, stages: int = 0
+) -> tuple[MainLoop, LoopShape] | None:
     """The first loop that can run it, and how with at most so many warps and stages; None when no loop can."""
     for loop in LOOPS:
         shape = loop.shape(attention, target, warps, stages)

@@ -70,7 +70,9 @@ class Softmax:
                 b.op("rcp.approx.ftz.f32", score, score)
                 b.op("fma.rn.f32", score, score, -2 * cap, cap)
 
-    def mask(self, rows: Rows, tile_start: Reg, own: Callable[[], tuple[Reg, Reg]], row_steps: Sequence[int]) -> None:
+    def mask(
+        self, rows: Rows, tile_start: Reg, own: Callable[[], tuple[Reg, Reg]], row_steps: Sequence[int]
+    ) -> None:
         """Fragments `look_for_mask`, which sets the predicate `masked`, and `mask`: unseen keys get −inf.
 
         `own` gives the thread's first row and first column; its row r is row_steps[r] further, and the keys of its
