@@ -50,6 +50,7 @@ NOT_UNDER = {
 SLOW = ("test_runtime_capture", "test_torch_ops", "test_runtime_executor", "test_incremental_attention")  # begin early
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: (\d+) hazards?)", re.MULTILINE)
 PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider")
+SOAK = (sys.executable, "-m", "tests.soak", "--device", "cuda", "--uncounted", "--steps", "160", "--per-life", "40")
 FOUND = 86  # exit status of compute-sanitizer when it has something to report
 
 
@@ -105,8 +106,7 @@ def items(tools: list[str], size: int, only: str = "") -> list[Item]:
                 mine = [t for t in chunk if not t.endswith(NOT_UNDER.get(tool, ()) or "\0")]
                 found.append(Item(tool, f"{file}-{number}", (*PYTEST, "-m", "gpu", *mine), len(mine)))
         if group and group[0] and group[0][0].startswith(FIRST):
-            soak = (sys.executable, "-m", "tests.soak", "--device", "cuda", "--steps", "160", "--per-life", "40")
-            found += [Item(tool, "soak", soak, 1) for tool in tools]
+            found += [Item(tool, "soak", SOAK, 1) for tool in tools]
     return found
 
 

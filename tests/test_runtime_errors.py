@@ -14,6 +14,7 @@ from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_devic
 from ptxgen.runtime.blocks import Blocks
 from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
+from tests.kv_caches import spoil
 from tests.kv_oracle import attention
 
 SHAPE = {"max_len": 16, "n_kv_heads": 2, "head_dim": 64}
@@ -169,6 +170,7 @@ def read_only(*shape: int) -> np.ndarray:
 
 def test_a_result_that_cannot_be_written_is_found_before_anything_is_done(device: Device) -> None:
     ex = Executor(device, 2, 4, 2, 64, 48)
+    spoil(ex.cache)
     q, k, v = rand(3, 4, 64), rand(3, 2, 64), rand(3, 2, 64)
     chunk, one = (q, k, v, read_only(3, 4, 64)), (q[0], k[0], v[0], read_only(4, 64))
     calls = {

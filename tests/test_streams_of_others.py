@@ -12,6 +12,7 @@ from ptxgen.errors import SpecError
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.runtime import BatchedKvCache, Device, Executor
 from tests.fake_cuda import Binding, fake_device, running_device
+from tests.kv_caches import spoil
 
 HANDLE = 0x52
 
@@ -36,6 +37,7 @@ def rows(device: Device, *shape: int) -> Any:
 def uses(device: Device) -> dict[str, Callable[[Any], object]]:
     """Every call that takes a stream, ready to be made."""
     ex = Executor(device, 1, 2, 1, 8, 16)
+    spoil(ex.cache)
     q, k, v, out = rows(device, 2, 8), rows(device, 1, 8), rows(device, 1, 8), rows(device, 2, 8)
     chunk = [x.reshape(1, *x.shape) for x in (q, k, v, out)]
     host = [x.numpy() for x in (q, k, v, out)]
