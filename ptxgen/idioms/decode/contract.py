@@ -12,19 +12,17 @@ names that do not start with `kv_`, `q_`, `score`, `acc`, `row_`, `run_` or `til
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import DType
+from ptxgen.idioms.softmax import LOG2E
 from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
-
-LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)

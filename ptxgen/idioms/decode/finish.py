@@ -8,8 +8,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
-from ptxgen.idioms.decode.contract import LOG2E
 from ptxgen.idioms.decode.merge import Elements, Partial
+from ptxgen.idioms.softmax import LOG2E
 
 
 def apply_sink(b: Builder, elements: Elements, part: Partial, sinks: Reg, exists: Reg | None) -> None:

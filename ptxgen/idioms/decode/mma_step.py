@@ -6,11 +6,13 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode import mma_convert
-from ptxgen.idioms.decode.contract import LOG2E, Attention, LoopShape, Task
+from ptxgen.idioms.decode.bounds import tile_bounds
+from ptxgen.idioms.decode.contract import Attention, LoopShape, Task
 from ptxgen.idioms.decode.mma_layout import TILE, Placed, Ring
 from ptxgen.idioms.decode.mma_load import Loader
 from ptxgen.idioms.decode.mma_query import Query
 from ptxgen.idioms.decode.mma_stages import Stages
+from ptxgen.idioms.softmax import LOG2E, soften
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
 MINUS_INFINITY = float("-inf")
@@ -113,26 +115,13 @@ class Step:
 
     def bounds(self) -> None:
         """How many positions from the tile's first are below the length, and whether some of its own are hidden."""
-        b = self.b
-        b.op("mad.lo.s32", self.left, self.task.tile, -TILE, self.task.length)
-        b.op("setp.lt.s32", self.edge, self.left, TILE)
-        if self.task.start is not None:
-            hidden = scratch(b, "tile_hidden", "s32")
-            b.op("mad.lo.s32", hidden, self.task.tile, -TILE, self.task.start)
-            b.op("setp.gt.or.s32", self.edge, hidden, 0, self.edge)
+        tile_bounds(self.b, self.task, TILE, self.left, self.edge)
 
     def finish_scores(self) -> None:
         """Scores to the log2 domain, through cap and slopes."""
         b, attention = self.b, self.attention
         if attention.soft_cap:
-            # cap · tanh(x) = cap − 2·cap / (1 + e^2x); tanh.approx is good to 2⁻¹¹ only
-            cap = attention.soft_cap * LOG2E
-            for score in self.score:
-                b.op("mul.f32", score, score, attention.score_scale * 2 * LOG2E)
-                b.op("ex2.approx.ftz.f32", score, score)
-                b.op("add.f32", score, score, 1.0)
-                b.op("rcp.approx.ftz.f32", score, score)
-                b.op("fma.rn.f32", score, score, -2 * cap, cap)
+            soften(b, self.score, attention.soft_cap, attention.score_scale * 2 * LOG2E)
         else:
             for score in self.score:
                 b.op("mul.f32", score, score, attention.score_scale)

@@ -6,9 +6,10 @@ from __future__ import annotations
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
-from ptxgen.idioms.decode.contract import LOG2E, Attention, Task
+from ptxgen.idioms.decode.contract import Attention, Task
 from ptxgen.idioms.decode.simt_layout import Lanes
 from ptxgen.idioms.decode.simt_load import Loader
+from ptxgen.idioms.softmax import LOG2E
 
 CHUNK = 8  # elements that a thread stages at a time
 

@@ -10,10 +10,12 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.decode.contract import LOG2E, Attention, Partials, Task
+from ptxgen.idioms.decode.bounds import tile_bounds
+from ptxgen.idioms.decode.contract import Attention, Partials, Task
 from ptxgen.idioms.decode.simt_layout import Lanes
 from ptxgen.idioms.decode.simt_load import Loader, Rows
 from ptxgen.idioms.decode.simt_query import Query
+from ptxgen.idioms.softmax import LOG2E, soften
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much
 MINUS_INFINITY = float("-inf")
@@ -124,25 +126,13 @@ class Step:
 
     def bounds(self) -> None:
         """Positions from the tile's first to the length, and whether some of the tile are not visible."""
-        b, tile = self.b, self.lanes.tile
-        b.op("mad.lo.s32", self.left, self.task.tile, -tile, self.task.length)
-        b.op("setp.lt.s32", self.edge, self.left, tile)
-        if self.task.start is not None:
-            hidden = scratch(b, "tile_hidden", "s32")
-            b.op("mad.lo.s32", hidden, self.task.tile, -tile, self.task.start)
-            b.op("setp.gt.or.s32", self.edge, hidden, 0, self.edge)
+        tile_bounds(self.b, self.task, self.lanes.tile, self.left, self.edge)
 
     def finish_scores(self) -> None:
         """Scores through cap and slopes; the query has brought them to the log2 domain."""
         b, attention = self.b, self.attention
         if attention.soft_cap:
-            # cap · tanh(x) = cap - 2·cap / (1 + e^2x); tanh.approx is good to 2⁻¹¹ only
-            cap = attention.soft_cap * LOG2E
-            for score in self.scores:
-                b.op("ex2.approx.ftz.f32", score, score)
-                b.op("add.f32", score, score, 1.0)
-                b.op("rcp.approx.ftz.f32", score, score)
-                b.op("fma.rn.f32", score, score, -2 * cap, cap)
+            soften(b, self.scores, attention.soft_cap)
         if attention.alibi:
             behind, distance = scratch(b, "score_behind", "s32"), scratch(b, "score_distance", "f32")
             b.op("sub.s32", behind, self.loader.token, self.left)

@@ -7,7 +7,6 @@ Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAtten
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,11 +15,11 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.prefill.rows import Rows
+from ptxgen.idioms.softmax import LOG2E, soften
 
 if TYPE_CHECKING:
     from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 
-LOG2E = math.log2(math.e)
 # A maximum is raised only when a score exceeds it by 2^8: until then probabilities stay below 256, far within f16, and
 # the accumulators need no rescaling. The result is the same softmax.
 SLACK = 8.0
@@ -57,18 +56,14 @@ class Softmax:
             self.b.op("mov.f32", total, 0.0)
 
     def soften(self) -> None:
-        """Fragment `soften`: cap·tanh(scale·s / cap), in units of log2, as cap − 2·cap / (1 + e^(2·scale·s / cap))."""
+        """Fragment `soften`: cap · tanh(scale · s / cap), in units of log2."""
         if not self.spec.soft_cap:
             return
-        b, cap = self.b, self.spec.soft_cap * LOG2E
+        b, cap = self.b, self.spec.soft_cap
         with b.fragment("soften"):
-            b.note(f"soft_cap={self.spec.soft_cap:g}")
-            for score in (score.reg for row in self.scores for score in row):
-                b.op("mul.f32", score, score, 2 * LOG2E * self.spec.softmax_scale / self.spec.soft_cap)
-                b.op("ex2.approx.ftz.f32", score, score)
-                b.op("add.f32", score, score, 1.0)
-                b.op("rcp.approx.ftz.f32", score, score)
-                b.op("fma.rn.f32", score, score, -2 * cap, cap)
+            b.note(f"soft_cap={cap:g}")
+            scores = (score.reg for row in self.scores for score in row)
+            soften(b, scores, cap, 2 * LOG2E * self.spec.softmax_scale / cap)
 
     def mask(
         self, rows: Rows, tile_start: Reg, own: Callable[[], tuple[Reg, Reg]], row_steps: Sequence[int]
