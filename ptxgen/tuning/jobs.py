@@ -13,7 +13,7 @@ from ptxgen.tuning import Choice, Row, fixed, using
 
 LEAST_GAIN = 0.02  # a row is written for no less: times differ by as much from run to run
 _WAVES = (0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
-_WARPS = (2, 4, 8, 16)
+_WARPS = (2, 4, 6, 8, 12, 16)
 _IN_FLIGHT = (1, 2, 4)
 _SPLIT_POSITIONS = (1024, 2048, 4096, 8192)
 
