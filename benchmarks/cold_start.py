@@ -9,7 +9,6 @@ processes, from the moment before they are started.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,7 +17,8 @@ import tempfile
 import time
 from statistics import median
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command, gpu
+from benchmarks.rows import Run
 
 # Every mark is `time.perf_counter()`, which on Linux all processes share.
 DRIVER = """
@@ -137,19 +137,14 @@ def warmups(run: Run, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--report", action="store_true", help="print the table of the last run, measure nothing")
-    options = parser.parse_args()
-    if options.report:
-        print(markdown(load("cold_start")))
-        return
-    from ptxgen.runtime import open_device
+    rounds = ("--rounds", {"type": int, "default": 7})
+    command("cold_start", __doc__, lambda run, given: measure(run, given.rounds), rounds, device=gpu)
 
-    run = Run("cold_start", open_device("cuda").model)  # type: ignore[attr-defined]
-    cold(run, options.rounds)
-    warmups(run, max(1, options.rounds // 3))
-    print(run.save())
+
+def measure(run: Run, rounds: int) -> None:
+    """All rows."""
+    cold(run, rounds)
+    warmups(run, max(1, rounds // 3))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ a chain; `benchmarks.decode_attention` has these. `stalls` is what a warp waits 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import shutil
@@ -19,8 +18,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.command import command, gpu
 from benchmarks.decode_cases import LLAMA, Case
-from benchmarks.rows import Run, load, markdown
+from benchmarks.rows import Run
 
 CASES = (
     *(Case(*LLAMA, *size) for size in ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048))),
@@ -41,21 +41,15 @@ REASONS = (
     "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
     "short_scoreboard", "sleeping", "tex_throttle", "wait",
 )  # fmt: skip
+LAUNCH = "--launch"  # what ncu runs: every kernel once
 SHOWN = 0.04  # reasons of less than this are left out
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.counters", description=__doc__.splitlines()[0])
-    parser.add_argument("--report", action="store_true", help="print the last run's rows, measure nothing")
-    parser.add_argument("--launch", action="store_true", help="launch every kernel once, for ncu to see")
-    arguments = parser.parse_args()
-    if arguments.launch:
+    if sys.argv[1:] == [LAUNCH]:
         launch()
         return
-    if not arguments.report:
-        measure().save()
-    print(markdown(load("ncu")))
+    command("counters", __doc__, lambda run, _: measure(run), device=gpu)
 
 
 def launch() -> None:
@@ -84,25 +78,21 @@ def launch() -> None:
         print(case.fields(), flush=True)
 
 
-def measure() -> Run:
+def measure(run: Run) -> None:
     """Rows of every case, from one run of ncu."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise SystemExit("ncu: not found; it comes with Nsight Compute and the CUDA toolkit, and must be on PATH")
-    import torch
-
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
         metrics = ",".join([*(name for name, _ in MEASURES.values()), *map(STALL.format, REASONS)])
         options = ["--csv", "--page=raw", "--print-units=base", "--clock-control=none", "--profile-from-start=off"]
-        child = [sys.executable, "-m", "benchmarks.counters", "--launch"]
+        child = [sys.executable, "-m", "benchmarks.counters", LAUNCH]
         done = subprocess.run([ncu, *options, f"--metrics={metrics}", f"--log-file={log}", *child])
         text = log.read_text() if log.is_file() else ""
     if done.returncode:
         raise SystemExit(f"ncu: exit status {done.returncode}\n{text[-2000:]}")
-    run = Run("ncu", torch.cuda.get_device_name())
     add(run, list(kernels(text)))
-    return run
 
 
 def kernels(text: str) -> Iterator[dict[str, str]]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.decode_cases import GRID, LISTS, LLAMA, SHAPES, Case
 from benchmarks.decode_report import Times, best, by_case, is_peer, label, mean, over_floor, over_peers, ratios, table
+from benchmarks.rows import RESULTS, SHARED, load
 
-HERE = Path(__file__).resolve().parent
 EXACT = 5e-3
-NOTES = HERE / "results" / "decode_attention.md"
-COUNTERS = HERE / "results" / "ncu.jsonl"
+NOTES = RESULTS / "decode_attention.md"
 NAMES = {
     "sdpa-cudnn": "cuDNN (torch)", "sdpa-flash": "FlashAttention 2 (torch)", "flashinfer-single": "FlashInfer single",
     "flashinfer-single-tc": "FlashInfer single, tensor cores", "flashinfer-batch": "FlashInfer batch, pages of 16",
@@ -49,7 +47,7 @@ def fullest(name: str) -> list[dict[str, Any]]:
 
 
 def _runs() -> list[list[dict[str, Any]]]:
-    rows = [json.loads(line) for line in (HERE / "results" / "decode_attention.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (RESULTS / "decode_attention.jsonl").read_text().splitlines()]
     runs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         runs.setdefault(row["run"], []).append(row)
@@ -173,16 +171,15 @@ def _invariant(times: Times) -> str:
 
 
 def counters() -> Iterator[str]:
-    """What Nsight Compute says of the main cases (all measures of the last run in `results/ncu.jsonl`), and notes."""
-    if COUNTERS.is_file():
-        rows = [json.loads(line) for line in COUNTERS.read_text().splitlines()]
-        rows = [row for row in rows if row["run"] == rows[-1]["run"]]
-        shared = ("bench", "case", "impl", "run", "device", "commit", "date")
-        measures = list(dict.fromkeys(name for row in rows for name in row if name not in shared))
+    """What Nsight Compute says of the main cases, in the last run of `benchmarks.counters`; and notes."""
+    if (RESULTS / "counters.jsonl").is_file():
+        rows = load("counters")
+        measures = list(dict.fromkeys(name for row in rows for name in row if name not in SHARED))
         lines = [
             [label(Case(**row["case"])), row["impl"], *(_plain(row.get(name, "")) for name in measures)] for row in rows
         ]
         yield "### Counters (Nsight Compute)\n"
+        yield f"Commit {rows[0]['commit']}.\n"
         yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
     if NOTES.is_file():
         yield NOTES.read_text()

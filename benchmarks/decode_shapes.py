@@ -14,9 +14,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.command import command, gpu
 from benchmarks.decode_cases import SHAPES, Case, Inputs
 from benchmarks.decode_peers import ours
-from benchmarks.rows import Run, load
+from benchmarks.rows import Run
 
 HEAD_DIMS = (40, 80, 96, 192, 256, 512)
 GROUPS = tuple(range(1, 17))
@@ -96,23 +97,16 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="print the table of the last run and measure nothing")
     lists = f"lists: {', '.join(LISTS)} (default: %(default)s)"
-    parser.add_argument("--shapes", default="head_dims,groups", help=lists)
-    parser.add_argument("--mib", default="8,32,128", help="sizes of the caches (default: %(default)s)")
-    arguments = parser.parse_args()
-    if arguments.report:
-        print(report(load("decode_shapes")))
-        return
-    import torch
+    options = (
+        ("--shapes", {"default": "head_dims,groups", "help": lists}),
+        ("--mib", {"default": "8,32,128", "help": "sizes of the caches (default: %(default)s)"}),
+    )
 
-    run = Run("decode_shapes", torch.cuda.get_device_name())
-    try:
-        measure_all(run, arguments.shapes.split(","), [int(n) << 20 for n in arguments.mib.split(",")])
-    finally:
-        run.save()
-    print(report(run.rows))
+    def measure(run: Run, given: argparse.Namespace) -> None:
+        measure_all(run, given.shapes.split(","), [int(n) << 20 for n in given.mib.split(",")])
+
+    command("decode_shapes", __doc__, measure, *options, device=gpu, table=report)
 
 
 if __name__ == "__main__":

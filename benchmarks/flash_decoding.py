@@ -9,14 +9,14 @@ The one launch takes a batch as the pair does; for one sequence also the kernel 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command, gpu
+from benchmarks.rows import Run, markdown
 from ptxgen.generator import generate
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention
 
@@ -172,16 +172,7 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="print the table of the last run and measure nothing")
-    arguments = parser.parse_args()
-    if not arguments.report:
-        import torch
-
-        run = Run("flash_decoding", torch.cuda.get_device_name())
-        measure_all(run)
-        print(f"appended {len(run.rows)} rows to {run.save()}")
-    print(report(load("flash_decoding")))
+    command("flash_decoding", __doc__, lambda run, _: measure_all(run), device=gpu, table=report)
 
 
 if __name__ == "__main__":

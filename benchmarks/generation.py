@@ -6,7 +6,6 @@ python -m benchmarks.generation --report   the table of the last run
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import shutil
 import subprocess
@@ -16,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command
+from benchmarks.rows import Run
 from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import KernelType
@@ -189,14 +189,7 @@ def compilers(run: Run) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="print the table of the last run and measure nothing")
-    arguments = parser.parse_args()
-    if not arguments.report:
-        run = Run("generation")
-        measure(run)
-        print(f"appended {len(run.rows)} rows to {run.save()}")
-    print(markdown(load("generation")))
+    command("generation", __doc__, lambda run, _: measure(run))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ python -m benchmarks.host_attention [--length 4096] [--report]      needs a GPU
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command, gpu
+from benchmarks.rows import Run
 from ptxgen.runtime import Device, Executor, open_device
 
 SHAPE = {"n_heads": 32, "n_kv_heads": 4, "head_dim": 64}  # TinyLlama 1.1B
@@ -96,18 +96,15 @@ def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--report", action="store_true", help="print the table of the last run, measure nothing")
-    options = parser.parse_args()
-    if options.report:
-        print(markdown(load("host_attention")))
-        return
+    length = ("--length", {"type": int, "default": 4096})
+    command("host_attention", __doc__, lambda run, given: measure_all(run, given.length), length, device=gpu)
+
+
+def measure_all(run: Run, length: int) -> None:
+    """With a cache of either type."""
     device = open_device("cuda")
-    run = Run("host_attention", device.model)  # type: ignore[attr-defined]
     for kv_dtype in ("f32", "f16"):
-        measure(device, run, options.length, kv_dtype)
-    print(run.save())
+        measure(device, run, length, kv_dtype)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python -m benchmarks.launch [--arguments 2,5,20,40] [--report]      needs a GPU;
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib.util
 import shutil
@@ -19,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command, gpu
+from benchmarks.rows import Run
 from ptxgen.runtime import open_device
 from ptxgen.runtime.arguments import ParamBlock
 from ptxgen.runtime.backend import Geometry
@@ -199,17 +199,14 @@ def measure(count: int, run: Run) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arguments", default="2,5,20,40", help="numbers of arguments (default %(default)s)")
-    parser.add_argument("--report", action="store_true", help="print the table of the last run, measure nothing")
-    options = parser.parse_args()
-    if options.report:
-        print(markdown(load("launch")))
-        return
-    run = Run("launch", open_device("cuda").model)  # type: ignore[attr-defined]
-    for count in map(int, options.arguments.split(",")):
+    counts = ("--arguments", {"default": "2,5,20,40", "help": "numbers of arguments (default %(default)s)"})
+    command("launch", __doc__, lambda run, given: measure_all(run, given.arguments), counts, device=gpu)
+
+
+def measure_all(run: Run, counts: str) -> None:
+    """For every number of arguments."""
+    for count in map(int, counts.split(",")):
         measure(count, run)
-    print(run.save())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command, gpu
+from benchmarks.rows import Run, markdown
 from ptxgen.generator import clear_cache, generate
 from ptxgen.idioms.prefill import tiles
 from ptxgen.kernels import MultiHeadAttention
@@ -197,21 +198,17 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="print a table and measure nothing")
-    parser.add_argument("--run", help="the run to report")
-    parser.add_argument("--tiles", nargs="+", help="only ours, with these tiles")
-    parser.add_argument("--head-dim", type=int, choices=[d for *_, d in SHAPES])
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16")
-    arguments = parser.parse_args()
-    if not arguments.report:
-        import torch
+    options = (
+        ("--tiles", {"nargs": "+", "help": "only ours, with these tiles"}),
+        ("--head-dim", {"type": int, "choices": [d for *_, d in SHAPES]}),
+        ("--lengths", {"type": int, "nargs": "+", "default": LENGTHS}),
+        ("--dtype", {"choices": ("bf16", "f16"), "default": "bf16"}),
+    )
 
-        run = Run("prefill", torch.cuda.get_device_name())
-        (measure_tiles if arguments.tiles else measure_all)(run, arguments)
-        print(f"appended {len(run.rows)} rows to {run.save()}")
-    print(report(load("prefill", arguments.run)))
+    def measure(run: Run, given: argparse.Namespace) -> None:
+        (measure_tiles if given.tiles else measure_all)(run, given)
+
+    command("prefill", __doc__, measure, *options, device=gpu, table=report)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ reference.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import Run, load, markdown
+from benchmarks.command import command, gpu
+from benchmarks.rows import Run
 from ptxgen.generator import generate
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import ArgMax, KvCacheScatter, Rope, RopeKvAppend
@@ -148,22 +148,20 @@ def _torch_step(heads: int, kv_heads: int, dim: int) -> Callable[[], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="print the table of the last run and measure nothing")
-    parser.add_argument("--target", default="", help="default: the device's own")
-    arguments = parser.parse_args()
-    if not arguments.report:
-        import torch
+    target = ("--target", {"default": "", "help": "default: the device's own"})
+    command("small_kernels", __doc__, lambda run, given: measure_all(run, given.target), target, device=gpu)
 
-        from ptxgen.targets import target_of_capability
 
-        target = arguments.target or target_of_capability(*torch.cuda.get_device_capability()).name
-        run = Run("small_kernels", torch.cuda.get_device_name())
-        peers(run)
-        for spec, rows in specs():
-            measure(run, spec, rows, target)
-        print(f"appended {len(run.rows)} rows to {run.save()}")
-    print(markdown(load("small_kernels")))
+def measure_all(run: Run, target: str) -> None:
+    """Peers, and every spec."""
+    import torch
+
+    from ptxgen.targets import target_of_capability
+
+    target = target or target_of_capability(*torch.cuda.get_device_capability()).name
+    peers(run)
+    for spec, rows in specs():
+        measure(run, spec, rows, target)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def launched() -> list[dict[str, str]]:
 
 
 def test_rows_have_the_measures_in_their_units_and_the_largest_stalls() -> None:
-    run = Run("ncu", "a GPU")
+    run = Run("counters", "a GPU")
     counters.add(run, list(counters.kernels(report(launched()))))
     assert len(run.rows) == 2 * len(counters.CASES)
     first, second = run.rows[:2]
@@ -63,7 +63,7 @@ def test_rows_have_the_measures_in_their_units_and_the_largest_stalls() -> None:
 )
 def test_a_report_of_other_kernels_is_refused(found: list[dict[str, str]], said: str) -> None:
     with pytest.raises(SystemExit, match=said):
-        counters.add(Run("ncu", "a GPU"), found)
+        counters.add(Run("counters", "a GPU"), found)
 
 
 def test_every_case_has_a_kernel() -> None:
