@@ -6,8 +6,11 @@ Owns the measurement; which choices there are is `ptxgen.tuning.jobs`'.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -39,17 +42,29 @@ class Timer:
     def __init__(self, device: Device, job: Job, target: Target, sets: int | None = None) -> None:
         self.device, self.job, self.target = device, job, target
         self.launches = [Launches(device, job, batch, sets) for batch in job.sizes]
+        self._ready: dict[Choice, Kernel] = {}
+
+    def prepare(self, choices: Sequence[Choice]) -> None:
+        """Compile the kernels of these choices side by side, for `us` to find."""
+        texts = [self._text(choice) for choice in choices]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._ready = dict(zip(choices, pool.map(self._load, texts, choices), strict=True))
 
     def us(self, choice: Choice) -> float:
         """Microseconds of a launch: median of replays, geometric mean over batches and fills.
 
         Raises `PtxgenError` when a choice computes something else than the first one did.
         """
-        with using(fixed(choice)):
-            ptx = generate(self.job.spec, self.target)
-        kernel = Kernel(self.device, ptx, self.device._load(ptx.text, f"{ptx.entry} {choice}").function(ptx.entry))
+        kernel = self._ready.pop(choice, None) or self._load(self._text(choice), choice)
         times = [us for launches in self.launches for us in launches.times(kernel, choice)]
         return math.exp(sum(map(math.log, times)) / len(times))
+
+    def _text(self, choice: Choice) -> Ptx:
+        with using(fixed(choice)):
+            return generate(self.job.spec, self.target)
+
+    def _load(self, ptx: Ptx, choice: Choice) -> Kernel:
+        return Kernel(self.device, ptx, self.device._load(ptx.text, f"{ptx.entry} {choice}").function(ptx.entry))
 
 
 class Launches:

@@ -126,6 +126,31 @@ def test_the_timer_launches_the_kernel_on_every_cache_in_turn() -> None:
     assert all(abs(part).max() > 0 and (part != whole).any() for part, whole in outs)
 
 
+def test_prepared_kernels_are_compiled_once_and_kept_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, job = running_device(), Job(4, 2, 16, "f16", 128)
+    loads: list[str] = []
+    load = device._load
+    monkeypatch.setattr(device, "_load", lambda text, label: loads.append(label) or load(text, label))
+    timer = Timer(device, job, SM_90, sets=1)
+    choices = [Choice(warps, 1, 8, 1, 4096) for warps in (2, 4)]
+    timer.prepare(choices)
+    assert len(loads) == 2
+    timer.us(choices[1])
+    assert len(loads) == 2
+    timer.us(choices[1])
+    assert len(loads) == 3
+    timer.prepare([])
+    timer.us(choices[0])
+    assert len(loads) == 4
+
+
+def test_a_search_says_what_comes_next() -> None:
+    told: list[list[Choice]] = []
+    asked: list[Choice] = []
+    search(LLAMA, SM_90, lambda choice: asked.append(choice) or 7.0, prepare=lambda c: told.append(list(c)))  # type: ignore[func-returns-value]
+    assert [choice for part in told for choice in part] == asked[:-2], "all but the two that are measured again"
+
+
 def test_quarters_of_caches_do_not_overlap() -> None:
     """Each reads 32 positions of every KV head, and no two the same."""
     (launches,) = Timer(running_device(), Job(4, 2, 16, "f16", 128, fills=(0.25,)), SM_90, sets=2).launches

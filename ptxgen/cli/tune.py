@@ -158,7 +158,8 @@ def _measure(
     for job in progress(jobs, "tuning"):
         if ends is not None and time.monotonic() > ends:
             return
-        found = search(job, where, Timer(device, job, where).us, gain)
+        timer = Timer(device, job, where)
+        found = search(job, where, timer.us, gain, timer.prepare)
         if not sys.stderr.isatty():
             say(f"{job.label()}: {found.before_us:.2f} us, best of {found.measured}: {found.best_us:.2f} us")
         yield found

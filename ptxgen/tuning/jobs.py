@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ptxgen.idioms.decode.plan import Plan, chip_name, chip_of, choice_of
@@ -98,22 +98,29 @@ class Found:
         return self.gain >= self.least_gain
 
 
-def search(job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN) -> Found:
+def search(
+    job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN,
+    prepare: Callable[[Sequence[Choice]], None] = lambda choices: None,
+) -> Found:  # fmt: skip
     """The fastest choice for a job: first how the work is divided, then the CTA, which CTA merges, and the neighbours.
 
-    `us` measures a choice; plans that are equal are measured once. The least of many measurements is partly luck, so
-    the best one and the one before are measured once more, and these two times are the outcome.
+    `us` measures a choice, `prepare` is told all that come next; plans that are equal are measured once. The least of
+    many measurements is partly luck, so the best one and the one before are measured once more, and these two times are
+    the outcome.
     """
     before = choice_of(job.spec.attention, target, batched=bool(job.batches))
     known: dict[Plan, float] = {}
 
     def measured(choices: Iterable[Choice], best: tuple[float, Choice]) -> tuple[float, Choice]:
+        new: dict[Plan, Choice] = {}
         for choice in choices:
-            plan = job.plan(target, choice)
-            if plan not in known:
-                known[plan] = us(choice)
-                if known[plan] < best[0]:
-                    best = known[plan], choice
+            new.setdefault(job.plan(target, choice), choice)
+        new = {plan: choice for plan, choice in new.items() if plan not in known}
+        prepare(list(new.values()))
+        for plan, choice in new.items():
+            known[plan] = us(choice)
+            if known[plan] < best[0]:
+                best = known[plan], choice
         return best
 
     best = measured([before], (math.inf, before))
