@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -88,5 +87,7 @@ def slug_word(name: str, value: object) -> str:
     if isinstance(value, int):
         return f"{name}{value}"
     if isinstance(value, tuple):
+        import hashlib  # loads OpenSSL, which no other spec needs
+
         return f"{name}_{hashlib.sha256(repr(value).encode()).hexdigest()[:8]}"
     return "_".join(filter(None, (name.removesuffix("_dtype"), str(value).lower())))
