@@ -83,6 +83,7 @@ def fresh(code: str, cache: str) -> tuple[dict[str, float], str]:
     head = "import time\nmarks = {}\norigin = ''\ndef mark(name): marks[name] = time.perf_counter()\n"
     tail = "\nimport json; print(json.dumps([marks, str(origin)]))"
     environment = os.environ | {"PTXGEN_CACHE_DIR": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has byte code
     started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", head + code + tail], capture_output=True, text=True, env=environment)
     if done.returncode:
