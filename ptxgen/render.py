@@ -20,6 +20,7 @@ from ptxgen.launch import Launch
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
+_SHARED = ("entry", "flow", "module")
 
 
 @lru_cache(maxsize=1)
@@ -41,6 +42,12 @@ def environment() -> Environment:
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
     return env
+
+
+def prepare() -> None:
+    """Compile the templates that every kernel has, which the first `generate` of a process would have to."""
+    for name in _SHARED:
+        environment().get_template(f"{name}.ptx.j2")
 
 
 def _place(value: object) -> object:
@@ -195,4 +202,4 @@ def _nearest(message: str, context: Mapping[str, object]) -> str:
     return f"; nearest: {close[0]}" if close else ""
 
 
-__all__ = ["RegArray", "environment", "render_entry", "render_module"]
+__all__ = ["RegArray", "environment", "prepare", "render_entry", "render_module"]

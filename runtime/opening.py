@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.device import Device
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.device import Device
 
 _open: dict[int, Device] = {}
 _open_lock = threading.Lock()
@@ -25,6 +29,8 @@ def open_device(name: str | None = None, **options: Any) -> Device:
         try:
             return open_device("cuda", **options)
         except CudaError as missing:
+            import logging
+
             logging.getLogger("ptxgen.runtime").info("no GPU can be used (%s): opening the CPU executor", missing)
             name = "cpu"
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name, re.ASCII) if isinstance(name, str) else None
@@ -38,15 +44,49 @@ def open_device(name: str | None = None, **options: Any) -> Device:
 
 
 def _open_cuda(index: int, options: dict[str, Any]) -> Device:
-    from ptxgen.runtime.cuda.device import CudaDevice
-
     if options:
         raise SpecError(f"open_device: a CUDA device takes no options (got {', '.join(sorted(options))})")
     with _open_lock:
         device = _open.get(index)
         if device is None or device.closed:
-            device = _open[index] = CudaDevice(index)
+            device = _open[index] = _start(index)
         return device
+
+
+def _start(index: int) -> Device:
+    """A GPU's device, with what it and a first load need imported while the driver starts, which takes as long."""
+    from ptxgen.runtime.cuda.driver import Driver, import_binding
+
+    binding = import_binding()
+    with _preparing():
+        driver = Driver(binding)
+        from ptxgen.runtime.cuda.device import CudaDevice  # waits until the thread has it
+
+        return CudaDevice(index, driver)
+
+
+@contextmanager
+def _preparing() -> Iterator[None]:
+    """Import in another thread meanwhile, as long as the driver lets Python run. What fails there is left to whoever
+    needs it.
+
+    The device comes first: no two threads then import modules that import each other.
+    """
+
+    def work() -> None:
+        with suppress(Exception):
+            for name in ("ptxgen.runtime.cuda.device", "ptxgen.generator", "ptxgen.runtime.kernel"):
+                import_module(name)
+            from ptxgen.render import prepare
+
+            prepare()
+
+    thread = threading.Thread(target=work, name="ptxgen-imports")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _after_fork() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import CudaError, ModuleLoadError, SpecError
-from ptxgen.runtime import dlpack
+from ptxgen.runtime import dlpack, open_device
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.cuda.driver import Driver, DriverError
 from ptxgen.runtime.diskcache import DiskCache
@@ -135,18 +135,39 @@ def test_calls_are_made_in_this_devices_context_and_restore_another_librarys(
     assert binding.contexts == [0xDD]
 
 
-def test_the_generator_is_imported_while_the_driver_makes_its_context() -> None:
+def test_what_a_first_load_needs_is_prepared_while_the_driver_starts() -> None:
     code = """
-import sys
-from ptxgen.runtime.cuda.device import CudaDevice
-from ptxgen.runtime.cuda.driver import Driver
+import sys, threading
+from ptxgen.runtime import open_device
+from ptxgen.runtime.cuda import driver
 from tests.fake_cuda import Binding
 before = "ptxgen.generator" in sys.modules
-CudaDevice(0, Driver(Binding()))
-print(before, "ptxgen.generator" in sys.modules, "ptxgen.runtime.kernel" in sys.modules)
+driver.import_binding = Binding
+open_device("cuda")
+print(before, "ptxgen.generator" in sys.modules, "ptxgen.runtime.kernel" in sys.modules, threading.active_count())
+print(*sorted(name for _, name in sys.modules["ptxgen.render"].environment().cache))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    assert done.stdout == "False True True\n", done.stderr
+    assert done.stdout == "False True True 1\nentry.ptx.j2 flow.ptx.j2 module.ptx.j2\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["ptxgen.render.environment", "ptxgen.runtime.opening.import_module"])
+def test_a_preparation_that_fails_is_left_to_whoever_needs_it(
+    binding: Binding, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ImportError("broken")
+
+    ended: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    monkeypatch.setattr(name, broken)
+    monkeypatch.setattr("ptxgen.runtime.cuda.driver.import_binding", lambda: binding)
+    monkeypatch.setattr("ptxgen.runtime.opening._open", {})
+    binding.fail["cuInit"] = [100]
+    with pytest.raises(CudaError, match="no GPU is visible"):
+        open_device("cuda")
+    assert isinstance(open_device("cuda"), CudaDevice)
+    assert not ended
 
 
 def test_no_driver_and_no_bindings_are_clear(binding: Binding) -> None:

@@ -13,7 +13,7 @@ from ptxgen.errors import IsaError, SpecError, TemplateError
 from ptxgen.generator import _generate
 from ptxgen.kernel import KernelType, kernel_types
 from ptxgen.launch import Launch
-from ptxgen.render import TEMPLATES, render_entry
+from ptxgen.render import _SHARED, TEMPLATES, render_entry
 from ptxgen.targets import Target, target
 from tests import demo_kernel
 from tests.demo_kernel import TEMPLATE, Demo, demo_template
@@ -38,6 +38,12 @@ def refused(
 def line_of(template: str, part: str) -> int:
     """1-based line of the template's text."""
     return next(i for i, line in enumerate(template.splitlines(), 1) if part in line)
+
+
+def test_what_is_compiled_ahead_is_what_skeletons_share() -> None:
+    texts = [path.read_text() for path in TEMPLATES.glob("*.ptx.j2")]
+    shared = {name for each in texts for name in re.findall(r'{% (?:extends|from) "(\w+)\.ptx\.j2"', each)}
+    assert sorted(shared | {"module"}) == sorted(_SHARED)
 
 
 def test_a_skeleton_places_its_fragments() -> None:

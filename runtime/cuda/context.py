@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager
 from typing import Any
 
 from ptxgen.errors import CudaError
@@ -39,8 +37,7 @@ class CudaContext:
         self.raw = driver.call("cuDeviceGet", index)
         self.capability = (self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR"))
         self.model = driver.call("cuDeviceGetName", 96, self.raw).split(b"\0")[0].decode()
-        with _importing("ptxgen.generator", "ptxgen.runtime.kernel"):  # takes as long, and the driver holds no lock
-            self._context = driver.call("cuDevicePrimaryCtxRetain", self.raw)
+        self._context = driver.call("cuDevicePrimaryCtxRetain", self.raw)
         self._retained = True
         self._warned = False
 
@@ -149,20 +146,3 @@ class CudaContext:
         if self._retained and os.getpid() == self._pid:
             self._retained = False
             self.driver.ask("cuDevicePrimaryCtxRelease", self.raw)  # a lost one may refuse
-
-
-@contextmanager
-def _importing(*names: str) -> Iterator[None]:
-    """Import modules in another thread meanwhile. One that fails is left to whoever needs it."""
-
-    def work() -> None:
-        with suppress(ImportError):
-            for name in names:
-                import_module(name)
-
-    thread = threading.Thread(target=work, name="ptxgen-imports")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()

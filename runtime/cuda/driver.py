@@ -51,7 +51,8 @@ class DriverError(CudaError):
         self.status = status
 
 
-def _import_binding() -> Any:
+def import_binding() -> Any:
+    """`cuda.bindings.driver`. Raises `CudaError` where it is not installed."""
     try:
         import cuda.bindings.driver as binding
     except ImportError as missing:
@@ -80,7 +81,7 @@ class Driver:
     """
 
     def __init__(self, binding: Any = None) -> None:
-        self.api: Any = _import_binding() if binding is None else binding
+        self.api: Any = import_binding() if binding is None else binding
         try:
             self.call("cuInit", 0)
         except DriverError:
