@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -197,6 +196,8 @@ def _template_lines(error: BaseException) -> str:
 
 def _nearest(message: str, context: Mapping[str, object]) -> str:
     """The known name that an undefined one in the message resembles."""
+    import difflib
+
     named = re.match(r"'(\w+)' is undefined", message)
     close = difflib.get_close_matches(named[1], context, 1) if named else []
     return f"; nearest: {close[0]}" if close else ""

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -21,6 +21,8 @@ from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Table, in_force
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from ptxgen.generator import Ptx
     from ptxgen.runtime.device import Device
     from ptxgen.runtime.kernel import Kernel
@@ -87,6 +89,8 @@ class ModuleCache:
         What needs no compiler is loaded by this thread: Python and the driver take loads one by one anyway, and threads
         would only wait for each other.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise SpecError(f"warmup.workers: must be an int ≥ 1, or None (got {workers!r})")
         if not isinstance(specs, Iterable):
