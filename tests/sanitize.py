@@ -137,6 +137,12 @@ def run(item: Item, logs: Path, deadline: float) -> Outcome:
     return Outcome(item, done, passed if done else text.count("."), findings, failed, time.monotonic() - started)
 
 
+def complaints(out: Path) -> list[str]:
+    """What pytest says of tests that failed, or the last line of what it is not."""
+    lines = out.read_text(errors="replace").splitlines() if out.exists() else []
+    return [f"    {line}" for line in lines if line.startswith(("FAILED", "ERROR", "E   "))][:20] or lines[-1:]
+
+
 def table(outcomes: list[Outcome], tools: list[str]) -> Iterator[tuple[str, dict[str, int | float]]]:
     """Figures of each tool."""
     for tool in tools:
@@ -172,6 +178,7 @@ def main() -> None:
     for outcome in outcomes:
         if outcome.findings or outcome.failed:
             print(f"{outcome.item.tool} {outcome.item.name}: {outcome.findings} findings, see {logs}")
+            print(*complaints(logs / f"{outcome.item.tool}-{outcome.item.name}.out"), sep="\n")
     rows = dict(table(outcomes, tools))
     for tool, row in rows.items():
         print(tool, row, flush=True)
