@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from ptxgen.checks.names import Names
 from ptxgen.checks.operand import choose
-from ptxgen.errors import IsaError, TargetError
+from ptxgen.errors import IsaError
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand, strongest
 from ptxgen.nodes import Address, Directive, Function, Instruction, Module, Register, Variable, Vector, flat
 from ptxgen.sizes import parameter_bytes
-from ptxgen.targets import Target, driver_for_ptx, ptx_of_driver, target_of_capability
-from ptxgen.targets import target as parse_target
+from ptxgen.targets import Target, driver_for_ptx, own_target, ptx_of_driver, target_of_capability
 
 IsaVersion = tuple[int, int]
 Because = tuple[int, str, str]
@@ -74,18 +73,12 @@ def _dotted(version: IsaVersion) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def describe(demand: Demand) -> str:
-    """`PTX ISA 8.0, sm_90a or sm_100f`."""
-    words = [f"PTX ISA {_dotted(demand.ptx)}"] if demand.ptx > OLDEST else []
-    return ", ".join(words + ([" or ".join(demand.sm)] if demand.sm else []))
-
-
 def requirements(module: Module, target: Target | None = None) -> Requirements:
     """The lowest PTX ISA version (on a target; default: the module's own) and target that all its lines accept.
 
     Raises `IsaError` with file, line and text for an instruction that the table does not know.
     """
-    where = target or own_target(module)
+    where = target or own_target(module.targets)
     first: dict[str, tuple[int, Demand]] = {}
     for line, word, demand in _demands(module, where):
         first.setdefault(word, (line, demand))
@@ -95,12 +88,12 @@ def requirements(module: Module, target: Target | None = None) -> Requirements:
         code, sm = max(code, demand.ptx), strongest(sm, demand.sm)
     ptx = max(code, where.lowest_ptx) if where else code
     because = [
-        (line, word, describe(demand))
+        (line, word, str(demand))
         for word, (line, demand) in sorted(first.items(), key=lambda item: item[1][0])
         if (demand.ptx == code and code > OLDEST) or (demand.sm and strongest(demand.sm, sm) == demand.sm)
     ]
     if where is not None and where.lowest_ptx == ptx > OLDEST:
-        because.insert(0, (module.line_of(".target"), f".target {where}", describe(Demand(ptx, ()))))
+        because.insert(0, (module.line_of(".target"), f".target {where}", str(Demand(ptx, ()))))
     return Requirements(ptx, sm, tuple(because), code)
 
 
@@ -111,20 +104,12 @@ def lowest_version(module: Module, target: Target) -> IsaVersion:
 
 def spare_suffix(module: Module, needs: Requirements) -> str | None:
     """A sentence where the suffix of the module's target costs portability and no instruction needs it."""
-    own = own_target(module)
+    own = own_target(module.targets)
     if own is None or not own.suffix or not own.base.includes_any(needs.sm):
         return None
     runs = f"{own.major}.{own.minor} alone" if own.suffix == "a" else f"{own.major}.{own.minor} and later {own.major}.x"
     return (f"no instruction needs the suffix of {own}, which runs on compute capability {runs}; "
             f"{own.base} would do, and run on later GPUs too")  # fmt: skip
-
-
-def own_target(module: Module) -> Target | None:
-    """The architecture that `.target` names, or None when it is unknown."""
-    try:
-        return parse_target(module.targets[0])
-    except TargetError:
-        return None
 
 
 def _demands(module: Module, target: Target | None) -> Iterator[tuple[int, str, Demand]]:

@@ -6,6 +6,7 @@ Source: PTX ISA 9.0, "PTX Module Directives: .target", and the release history o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -163,6 +164,14 @@ def _parse(name: str) -> Target:
 def target(value: str | Target) -> Target:
     """The `Target` that a name stands for. Raises `TargetError` with the known names for anything else."""
     return value if isinstance(value, Target) else _parse(str(value))
+
+
+def own_target(names: Sequence[str]) -> Target | None:
+    """The architecture that a `.target` directive with these words names, or None when it is unknown."""
+    try:
+        return target(names[0])
+    except TargetError:
+        return None
 
 
 def target_of_capability(major: int, minor: int) -> Target:

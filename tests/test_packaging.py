@@ -48,6 +48,25 @@ def test_every_public_name_exists() -> None:
         _ = ptxgen.nope
 
 
+def test_every_module_can_be_the_first_one() -> None:
+    """Whatever is imported first of the package: no module needs one that is half imported."""
+    program = (
+        "import importlib, pkgutil, sys, traceback; import ptxgen\n"
+        "names = [m.name for m in pkgutil.walk_packages(ptxgen.__path__, 'ptxgen.') if not m.name.endswith('__main__')]\n"
+        "failed = 0\n"
+        "for name in names:\n"
+        "    for loaded in [m for m in sys.modules if m.partition('.')[0] == 'ptxgen']: del sys.modules[loaded]\n"
+        "    try: importlib.import_module(name)\n"
+        "    except ImportError as error:\n"
+        "        if 'ptxgen' in str(error): failed += 1; print(name, error)\n"
+        "print(len(names), failed)"
+    )
+    *errors, last = python(program).splitlines()
+    count, failed = map(int, last.split())
+    assert failed == 0, errors
+    assert count > 200
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built by hatchling from a copy of the sources."""

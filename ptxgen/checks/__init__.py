@@ -13,8 +13,7 @@ from ptxgen.errors import IsaError
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand
 from ptxgen.nodes import Function, Instruction, Label, Module, Register, Scope, Statement, Variable
-from ptxgen.requires import describe, own_target
-from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx
+from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx, own_target
 
 
 def check(
@@ -29,7 +28,7 @@ def check(
     guarantees (`{"%ctaid.x": 7}`).
     """
     findings = [module.finding(line, what) for line, what in _header(module, target)]
-    where = target or own_target(module)
+    where = target or own_target(module.targets)
     outside = {item.name: item for item in module.items if isinstance(item, (Variable, Function))}
     for item in module.items:
         if isinstance(item, Function) and item.body is not None:
@@ -41,7 +40,7 @@ def check(
 
 
 def _header(module: Module, target: Target | None) -> Iterable[Finding]:
-    own = own_target(module)
+    own = own_target(module.targets)
     if own is None:
         yield module.line_of(".target"), f".target: unknown architecture (got {module.targets[0]})"
     elif target is not None and own != target:
@@ -125,7 +124,7 @@ class _FunctionCheck:
         if target is not None and not target.includes_any(demand.sm):
             lacks.append(f"the target is {target}")
         if lacks:
-            self.report(line, f"{what} needs {describe(demand)} because of {word}; {' and '.join(lacks)}")
+            self.report(line, f"{what} needs {demand} because of {word}; {' and '.join(lacks)}")
 
     def body(self, items: tuple[Statement, ...]) -> None:
         outer = self.names.enter(items)

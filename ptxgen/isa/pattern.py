@@ -28,6 +28,11 @@ class Demand(NamedTuple):
     ptx: IsaVersion
     sm: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """`PTX ISA 8.0, sm_90a or sm_100f`."""
+        words = [f"PTX ISA {self.ptx[0]}.{self.ptx[1]}"] if self.ptx > OLDEST else []
+        return ", ".join(words + ([" or ".join(self.sm)] if self.sm else []))
+
 
 class Row(NamedTuple):
     """A row of the table. `since` is `"7.8 sm_90a|sm_100f"`; `raises` is `"v8=8.8,sm_100 b128=8.3"` by modifier.
