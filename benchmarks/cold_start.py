@@ -1,6 +1,6 @@
 """From a fresh process to the first launch, split into its parts; and the warm-up of a model's kernels.
 
-python -m benchmarks.cold_start [--rounds 7] [--report]      needs a GPU
+python -m benchmarks.cold_start [--rounds 7] [--report [--run ID]]      needs a GPU
 
 "driver" is a process that only imports the bindings, initialises the driver and makes a context; "beyond the driver" is
 what a whole process takes longer, all imports and a warm cache of machine code included. Times are medians of fresh
@@ -53,7 +53,7 @@ origin = device.modules.history[0].origin
 PLAIN = 'mark("interpreter")' + USER.format(*[""] * 6)
 SPLIT = 'mark("interpreter")' + USER.format(
     'mark("imports of ptxgen and numpy")',
-    'mark("open_device: bindings, driver, and beside it the generator")',
+    'mark("open_device: bindings, driver, and beside it the device, the generator, the templates")',
     'from ptxgen.generator import generate; generate(spec, device.target); mark("first rendering of the text")',
     'mark("cache look-up and module load")',
     'mark("allocations and bind")',

@@ -18,8 +18,8 @@ def command(
 ) -> None:  # fmt: skip
     """Run `python -m benchmarks.<bench>` with these arguments (default: the process's).
 
-    `measure` adds rows to a run on `device` (default: the processor); they are kept also where it is interrupted. With
-    --report nothing is measured. In both cases `table` shows the rows.
+    `measure` adds rows to a run on `device` (default: the processor), and `table` shows them. Of a run that is
+    interrupted the rows are kept and marked. With --report nothing is measured.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{bench}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -37,10 +37,12 @@ def command(
     run = Run(bench, device() if device else None)
     try:
         measure(run, given)
-    finally:
+    except BaseException:
         if run.rows:
-            print(f"{len(run.rows)} rows appended to {run.save()}")
-    print(table(run.rows))
+            print(f"{len(run.rows)} rows of an interrupted run appended to {run.save(partial=True)}")
+        raise
+    print(f"{len(run.rows)} rows appended to {run.save()}")
+    print(table(run.rows) if run.rows else "nothing was measured")
 
 
 def gpu() -> str:

@@ -1,7 +1,7 @@
 """What the hardware counts while decode attention runs, beside the read of the same bytes alone, as ncu sees it.
 
-    python -m benchmarks.counters            measure on a GPU with ncu, print, append rows
-    python -m benchmarks.counters --report   the table of the last run
+    python -m benchmarks.counters                       measure on a GPU with ncu, print, append rows
+    python -m benchmarks.counters --report [--run ID]   the table of the last run, or of one
 
 ncu runs every kernel alone, on a cold L2 and several times over (a few counters a pass), so its times are not those of
 a chain; `benchmarks.decode_attention` has these. `stalls` is what a warp waits for while it is resident, of its cycles.
@@ -108,9 +108,10 @@ def add(run: Run, found: Sequence[Mapping[str, str]]) -> None:
     names = [each["Kernel Name"] for each in found]
     if len(found) != len(wanted):
         raise SystemExit(f"ncu: {len(wanted)} kernels were launched, {len(found)} are in its report: {names}")
+    for (case, impl), name in zip(wanted, names, strict=True):
+        if ("incremental_attention" in name) != (impl == "ptxgen"):
+            raise SystemExit(f"ncu: {case}, {impl}: another kernel stands in its report, {name}")
     for (case, impl), each in zip(wanted, found, strict=True):
-        if ("incremental_attention" in each["Kernel Name"]) != (impl == "ptxgen"):
-            raise SystemExit(f"ncu: {case}, {impl}: another kernel stands in its report, {each['Kernel Name']}")
         measures = {name: _number(each[metric]) * factor for name, (metric, factor) in MEASURES.items()}
         run.add(case.fields(), impl, **measures, stalls=stalls({r: _number(each[STALL.format(r)]) for r in REASONS}))
 

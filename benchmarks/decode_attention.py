@@ -107,8 +107,10 @@ def main() -> None:
         run = Run("decode_attention", torch.cuda.get_device_name())
         try:
             measure_all(run, arguments.cases.split(","), arguments.implementations.split(","), arguments.seconds)
-        finally:
-            run.save()
+        except BaseException:
+            run.save(partial=True)
+            raise
+        run.save()
         rows = run.rows
     print(as_json(rows) if arguments.json else report(rows))
     if arguments.plot:

@@ -1,7 +1,7 @@
 """Decode attention of shapes that nobody tuned, beside the nearest shape of the grid over as many bytes.
 
-    python -m benchmarks.decode_shapes                 measure on a GPU, print, append rows
-    python -m benchmarks.decode_shapes --report        the table of the last run
+    python -m benchmarks.decode_shapes                       measure on a GPU, print, append rows
+    python -m benchmarks.decode_shapes --report [--run ID]   the table of the last run, or of one
 
 A case has 8 KV heads and a context that makes its cache as large as asked; `tuned` is the shape of the grid that is
 nearest in head_dim and group, over the same number of bytes. Measured as in `decode_attention`.

@@ -1,7 +1,7 @@
 """FlashDecodingChunk and FlashDecodingReduce, two launches, beside IncrementalAttention, one launch.
 
-    python -m benchmarks.flash_decoding                measure on a GPU, print, append rows
-    python -m benchmarks.flash_decoding --report       the table of the last run
+    python -m benchmarks.flash_decoding                       measure on a GPU, print, append rows
+    python -m benchmarks.flash_decoding --report [--run ID]   the table of the last run, or of one
 
 Both kernels of a pair stand in one graph, over enough KV caches to defeat the L2; results are checked against float32.
 The one launch takes a batch as the pair does; for one sequence also the kernel without batches, which is faster.

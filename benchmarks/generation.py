@@ -1,7 +1,7 @@
 """What generating a kernel costs: cold, repeated, as a process; beside the compilers of like kernels, where installed.
 
-python -m benchmarks.generation            measure, print, append rows
-python -m benchmarks.generation --report   the table of the last run
+python -m benchmarks.generation                       measure, print, append rows
+python -m benchmarks.generation --report [--run ID]   the table of the last run, or of one
 """
 
 from __future__ import annotations

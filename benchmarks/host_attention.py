@@ -1,6 +1,6 @@
 """One decoding step of attention through `Executor.incremental_attention` with host arrays, split into its parts.
 
-python -m benchmarks.host_attention [--length 4096] [--report]      needs a GPU
+python -m benchmarks.host_attention [--length 4096] [--report [--run ID]]      needs a GPU
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Host time of one kernel launch, by number of arguments: ours beside C and every other way that is installed.
 
-python -m benchmarks.launch [--arguments 2,5,20,40] [--report]      needs a GPU; the C reference needs a C compiler
+python -m benchmarks.launch [--arguments 2,5,20,40] [--report [--run ID]]      needs a GPU, and for C a C compiler
 """
 
 from __future__ import annotations

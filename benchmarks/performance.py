@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks import decode_document as document
 from benchmarks.decode_report import mean, plot, table
+from benchmarks.rows import load
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
@@ -23,12 +24,6 @@ in `benchmarks/results/`; this file is written from them by `python -m benchmark
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
 
-def last_run(bench: str) -> list[dict[str, Any]]:
-    """Rows of the latest run of a benchmark."""
-    rows = [json.loads(line) for line in (HERE / "results" / f"{bench}.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["run"] == rows[-1]["run"]]
-
-
 def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """case (as sorted JSON) → implementation → row."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -39,7 +34,7 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
 
 def prefill() -> Iterable[str]:
     """TFLOP/s by heads and length."""
-    rows = last_run("prefill")
+    rows = load("prefill")
     names = ("ptxgen", "sdpa-flash", "sdpa-cudnn")
     lines, ratios = [], []
     for key, impls in by_case(rows).items():
@@ -55,7 +50,7 @@ def prefill() -> Iterable[str]:
 
 def two_launches() -> Iterable[str]:
     """FlashDecodingChunk and FlashDecodingReduce over IncrementalAttention."""
-    cases = [{n: r["us"] for n, r in impls.items()} for impls in by_case(last_run("flash_decoding")).values()]
+    cases = [{n: r["us"] for n, r in impls.items()} for impls in by_case(load("flash_decoding")).values()]
     names = {
         "max_chunks=64": "max_chunks=64, the default",
         "fitted": "room for the chunks that are launched, as Executor does",
@@ -74,7 +69,7 @@ def two_launches() -> Iterable[str]:
 def untuned() -> Iterable[str]:
     """Head dims and groups that no table names, over the nearest tuned shape."""
     found: dict[int, dict[int, list[float]]] = {}
-    for row in last_run("decode_shapes"):
+    for row in load("decode_shapes"):
         size = round(row["bytes"] / 2**20)
         found.setdefault(row["case"]["head_dim"], {}).setdefault(size, []).append(row["ratio"])
     sizes = sorted(next(iter(found.values())))
@@ -86,7 +81,7 @@ def untuned() -> Iterable[str]:
 
 def small() -> Iterable[str]:
     """Kernels of a decode step besides attention, one row each."""
-    rows = [r for r in last_run("small_kernels") if r["impl"] == "ptxgen" and r["case"].get("rows") == 1]
+    rows = [r for r in load("small_kernels") if r["impl"] == "ptxgen" and r["case"].get("rows") == 1]
     rope = [r["us"] for r in rows if r["case"]["kernel"].startswith("rope_kv_append")]
     yield "## Other kernels of a decode step, as graph nodes\n"
     yield f"- RopeKvAppend, one token, {len(rope)} specs: {min(rope):.2f} to {max(rope):.2f} µs"
@@ -100,13 +95,13 @@ def launches() -> Iterable[str]:
     """A launch from Python, and a whole step from host arrays."""
     counts = (2, 5, 20, 40)
     impls: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in last_run("launch"):
+    for row in load("launch"):
         impls.setdefault(row["impl"], {})[row["case"]["arguments"]] = row
     lines = [[name, *(f"{c[n]['us']:.2f} ({c[n]['of_c']:.2f})" for n in counts)] for name, c in impls.items()]
     yield "## A launch from Python, microseconds (and times a launch from C)\n"
     yield table(["", *(f"{n} arguments" for n in counts)], lines)
     yield "## TinyLlama's shape, f32 cache of 4096 positions, host arrays in and out\n"
-    for row in last_run("host_attention"):
+    for row in load("host_attention"):
         if row["case"].get("kv_dtype") == "f32":
             yield f"- {row['impl']}: {row['us']:.1f} µs"
     yield ""
@@ -114,7 +109,7 @@ def launches() -> Iterable[str]:
 
 def generation() -> Iterable[str]:
     """What the text of a kernel costs, on the host."""
-    rows = last_run("generation")
+    rows = load("generation")
     lines = [
         [row["case"]["what"], row["impl"], f"{row['us'] / 1000:.3g}" if "us" in row else "–", row.get("why", "")]
         for row in rows

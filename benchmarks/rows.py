@@ -1,7 +1,8 @@
 """Rows of benchmark results: JSON lines in `results/<benchmark>.jsonl`, and the tables made from one run of them.
 
 A row: `bench`, `case` (what was measured), `impl` (whose), the measures (`us`, `bytes`, `error`, …), and what all rows
-of a run share: `run`, `device`, `commit`, `date`. A row with `why` in place of measures says what was not measured.
+of a run share: `run`, `device`, `commit`, `date`, and `partial` if it did not come to its end. A row with `why` has no
+measures, and says why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SHARED = ("bench", "case", "impl", "run", "device", "commit", "date")
+SHARED = ("bench", "case", "impl", "run", "device", "commit", "date", "partial")
 
 
 class Run:
@@ -38,8 +39,10 @@ class Run:
         self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})
         return self.rows[-1]
 
-    def save(self) -> Path:
-        """Append the rows to the benchmark's file."""
+    def save(self, *, partial: bool = False) -> Path:
+        """Append the rows to the benchmark's file; of a run that was interrupted, marked as such."""
+        for row in self.rows if partial else ():
+            row["partial"] = True
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.bench}.jsonl"
         with path.open("a", encoding="utf-8") as file:
@@ -70,15 +73,15 @@ def cpu_name() -> str:
 
 
 def load(bench: str, run: str | None = None) -> list[dict[str, Any]]:
-    """The rows of one run of a benchmark; of the last one when `run` is not given."""
+    """The rows of one run of a benchmark; of the last one that came to its end when `run` is not given."""
     path = RESULTS / f"{bench}.jsonl"
     if not path.is_file():
         raise SystemExit(f"{path}: no rows yet; run the benchmark first")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    wanted = run or rows[-1]["run"]
+    wanted = run or next((row["run"] for row in reversed(rows) if not row.get("partial")), None)
     chosen = [row for row in rows if row["run"] == wanted]
     if not chosen:
-        raise SystemExit(f"{path}: no rows of run {wanted}")
+        raise SystemExit(f"{path}: no rows of {f'run {run}' if run else 'a whole run'}")
     return chosen
 
 

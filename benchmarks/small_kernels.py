@@ -1,7 +1,7 @@
 """The kernels around attention in a decode step: RopeKvAppend, KvCacheScatter, Rope, ArgMax, as nodes of a graph.
 
-    python -m benchmarks.small_kernels                measure on a GPU, print, append rows
-    python -m benchmarks.small_kernels --report       the table of the last run
+    python -m benchmarks.small_kernels                       measure on a GPU, print, append rows
+    python -m benchmarks.small_kernels --report [--run ID]   the table of the last run, or of one
 
 `us` with all inputs in the L2 cache, where the kernel before leaves them; `cold_us` over so many inputs that they are
 not (the KV cache stays the same). `programmatic`: the same chain launched programmatically. `empty`: a kernel that does

@@ -68,25 +68,31 @@ def _start(index: int) -> Device:
 @contextmanager
 def _preparing() -> Iterator[None]:
     """Import in another thread meanwhile, as long as the driver lets Python run. What fails there is left to whoever
-    needs it.
+    needs it; where the driver does not start, no more is imported.
 
-    The device comes first: no two threads then import modules that import each other.
+    The device comes first: these two threads then import no modules that import each other.
     """
+    failed = threading.Event()
 
     def work() -> None:
         with suppress(Exception):
-            for name in ("ptxgen.runtime.cuda.device", "ptxgen.generator", "ptxgen.runtime.kernel"):
+            for name in ("ptxgen.runtime.cuda.device", "ptxgen.generator", "ptxgen.runtime.kernel", "ptxgen.render"):
+                if failed.is_set():
+                    return
                 import_module(name)
-            from ptxgen.render import prepare
-
-            prepare()
+            import_module("ptxgen.render").prepare()
 
     thread = threading.Thread(target=work, name="ptxgen-imports")
-    thread.start()
+    with suppress(RuntimeError):  # no more threads: nothing is prepared
+        thread.start()
     try:
         yield
+    except BaseException:
+        failed.set()
+        raise
     finally:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 def _after_fork() -> None:

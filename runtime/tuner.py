@@ -45,21 +45,22 @@ class Timer:
         self._ready: dict[Choice, Kernel] = {}
 
     def prepare(self, choices: Sequence[Choice]) -> None:
-        """Compile the kernels of these choices side by side, for `us` to find."""
-        texts = [self._text(choice) for choice in choices]
+        """Compile the kernels of these choices side by side, for `us` to find. One that does not compile ends it:
+        choices are bounds that every plan keeps to, so that is a fault of the generator."""
+        made = [self._ptx(choice) for choice in choices]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            self._ready = dict(zip(choices, pool.map(self._load, texts, choices), strict=True))
+            self._ready = dict(zip(choices, pool.map(self._load, made, choices), strict=True))
 
     def us(self, choice: Choice) -> float:
         """Microseconds of a launch: median of replays, geometric mean over batches and fills.
 
         Raises `PtxgenError` when a choice computes something else than the first one did.
         """
-        kernel = self._ready.pop(choice, None) or self._load(self._text(choice), choice)
+        kernel = self._ready.pop(choice, None) or self._load(self._ptx(choice), choice)
         times = [us for launches in self.launches for us in launches.times(kernel, choice)]
         return math.exp(sum(map(math.log, times)) / len(times))
 
-    def _text(self, choice: Choice) -> Ptx:
+    def _ptx(self, choice: Choice) -> Ptx:
         with using(fixed(choice)):
             return generate(self.job.spec, self.target)
 
@@ -125,7 +126,7 @@ class Launches:
             for call in calls:
                 call.launch(graph.stream)
         begun = time.perf_counter()
-        while time.perf_counter() - begun < WARM_UP:  # while others were compiled, the clocks have come down
+        while time.perf_counter() - begun < WARM_UP:  # while kernels were compiled, the clocks have come down
             graph.launch(stream)
             stream.synchronize()
         times = []

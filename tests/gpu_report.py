@@ -139,7 +139,8 @@ def others() -> Iterable[str]:
             case = r["case"]
             state = f", {case['kernels']} kernels {case['state']}, " if "kernels" in case else ": "
             yield f"| {case['what']}{state}{r['impl']} | {r['us'] / 1e3:.1f} |"
-        yield f"\nCommit {rows[0]['commit']}."
+        notes = "".join(f" {r['note'][0].upper()}{r['note'][1:]}." for r in rows if "note" in r)
+        yield f"\nCommit {rows[0]['commit']}.{notes}"
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ FIRST = "tests/test_cuda_goldens.py::test_golden_matches_its_reference"
 # Not under a sanitizer, and why.
 LEFT_OUT = {
     "test_a_kernel_fault": "a kernel faults on purpose",
+    "test_a_gpu_ends": "copies fault on purpose, in processes of their own",
     "test_a_fork": "forks a process that holds a context",
     "test_a_spawned": "starts processes of its own",
     "test_a_cold_process": "starts processes of its own, and times them",

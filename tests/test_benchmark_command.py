@@ -53,16 +53,38 @@ def test_a_report_measures_nothing(results: Path, capsys: pytest.CaptureFixture[
     assert len((results / "some.jsonl").read_text().splitlines()) == 3
 
 
-def test_an_interrupted_run_keeps_its_rows(results: Path) -> None:
-    with pytest.raises(RuntimeError, match="too many"):
+@pytest.mark.parametrize("ended", [RuntimeError("too many"), SystemExit(1), KeyboardInterrupt()])
+def test_an_interrupted_run_keeps_its_rows_but_is_not_the_last(
+    results: Path, capsys: pytest.CaptureFixture[str], ended: BaseException
+) -> None:
+    def interrupted(run: Run, given: argparse.Namespace) -> None:
+        measure(run, given)
+        raise ended
+
+    run("--count", "2")
+    with pytest.raises(type(ended)):
+        command("some", None, interrupted, COUNT, argv=())
+    kept = [json.loads(line) for line in (results / "some.jsonl").read_text().splitlines()]
+    assert [row.get("partial", False) for row in kept] == [False, False, True]
+    capsys.readouterr()
+    run("--report")
+    assert capsys.readouterr().out.count("| ours |") == 2
+    run("--report", "--run", kept[-1]["run"])
+    assert capsys.readouterr().out.count("| ours |") == 1
+
+
+def test_only_an_interrupted_run_is_no_report() -> None:
+    with pytest.raises(RuntimeError):
         run("--count", "3")
-    assert len((results / "some.jsonl").read_text().splitlines()) == 3
+    with pytest.raises(SystemExit, match="no rows of a whole run"):
+        run("--report")
 
 
 def test_nothing_measured_leaves_no_file(results: Path) -> None:
     with pytest.raises(RuntimeError):
         command("some", None, lambda run, _: (_ for _ in ()).throw(RuntimeError), argv=())
     assert not list(results.iterdir())
+    run("--count", "0")
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:

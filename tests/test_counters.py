@@ -59,11 +59,14 @@ def test_rows_have_the_measures_in_their_units_and_the_largest_stalls() -> None:
     [
         (launched()[:-1], f"{2 * len(counters.CASES)} kernels were launched, {2 * len(counters.CASES) - 1} are"),
         (launched()[::-1], "another kernel stands in its report, read_bulk"),
+        ([*launched()[:-2], *launched()[:-3:-1]], "another kernel stands in its report, read_bulk"),
     ],
 )
 def test_a_report_of_other_kernels_is_refused(found: list[dict[str, str]], said: str) -> None:
+    run = Run("counters", "a GPU")
     with pytest.raises(SystemExit, match=said):
-        counters.add(Run("counters", "a GPU"), found)
+        counters.add(run, found)
+    assert run.rows == []
 
 
 def test_every_case_has_a_kernel() -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from ptxgen.runtime import open_device
 from tests.oracle import Oracle
 from tests.oracle.memory import OracleFault
 
+ROOT = Path(__file__).resolve().parent.parent
 BOX_BYTES = 32768
 TYPES = ("u8", "s8", "u16", "f16", "bf16", "u32", "s32", "f32", "u64", "s64", "f64")
 INTEGERS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
@@ -443,3 +447,25 @@ def test_a_gpu_agrees(case, gpu):
 @pytest.mark.parametrize("case", GPU_CASES, ids=case_name)
 def test_what_a_gpu_is_asked_for_is_legal(case):
     agrees(case, Oracle())
+
+
+def copies_of(name):
+    """Of a case's name: the case."""
+    return (CROOKED | NEGATIVE)[name][0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("body", "name"), [*((body, "s32, inside") for body in BODIES), ("load", "u64, swizzled"), ("store", "a row")]
+)
+def test_a_gpu_ends_what_is_a_finding_here(body, name, gpu):
+    """Each in a process of its own: after an illegal instruction nothing runs in it any more."""
+    program = (
+        "import sys, numpy as np; from ptxgen.runtime import open_device; from tests import test_tensor_copies as t\n"
+        "case = t.copies_of(sys.argv[2]); array = t.numbers(case[0], case[1])\n"
+        "box = np.zeros(int(np.prod(case[2])) * array.dtype.itemsize, np.uint8)\n"
+        "t.run(open_device('cuda'), t.BODIES[sys.argv[1]], case, array, box)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, body, name], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0, "the copy was made"
+    assert "CUDA_ERROR_ILLEGAL_INSTRUCTION" in done.stderr
