@@ -18,7 +18,7 @@ from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.tuner import Timer
 from ptxgen.targets import target
 from ptxgen.tuning import Choice, Table, using
-from ptxgen.tuning.jobs import Job, choices, search
+from ptxgen.tuning.jobs import FINALISTS, Job, choices, search
 from tests.fake_cuda import Binding, fake_device, running_device
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
@@ -66,9 +66,9 @@ def test_the_search_finds_what_is_fastest(job: Job) -> None:
 def test_a_search_measures_no_plan_twice_and_many_ways_to_divide() -> None:
     plans = []
     search(LLAMA, SM_90, lambda choice: plans.append(LLAMA.plan(SM_90, choice)) or 1.0)  # type: ignore[func-returns-value]
-    assert len(set(plans)) == len(plans) - 2, "but for the two that decide"
+    assert len(plans) - 1 - FINALISTS <= len(set(plans)) < len(plans), "but for the few that decide"
     assert {p.cluster for p in plans} == {1, 2, 4, 8}
-    assert {p.shape.warps for p in plans} >= {2, 4, 8}
+    assert {p.shape.warps for p in plans} >= {2, 4, 6, 8, 12}
     assert len({p.most_splits * p.cluster for p in plans}) >= 6
     assert {p.early_ticket for p in plans if p.most_splits > 1} == {False, True}
     assert not [p for p in plans if p.early_ticket and p.most_splits == 1]
@@ -90,7 +90,7 @@ def test_luck_is_not_a_gain() -> None:
         return 8.0 if lucky else 10.0
 
     found = search(LLAMA, SM_90, us)
-    assert found.best != found.before
+    assert found.best == found.before
     assert not found.better
 
 
@@ -148,7 +148,9 @@ def test_a_search_says_what_comes_next() -> None:
     told: list[list[Choice]] = []
     asked: list[Choice] = []
     search(LLAMA, SM_90, lambda choice: asked.append(choice) or 7.0, prepare=lambda c: told.append(list(c)))  # type: ignore[func-returns-value]
-    assert [choice for part in told for choice in part] == asked[:-2], "all but the two that are measured again"
+    prepared = [choice for part in told for choice in part]
+    assert prepared == asked[: len(prepared)], "all but the few that are measured again"
+    assert len(asked) - len(prepared) <= 1 + FINALISTS
 
 
 def test_quarters_of_caches_do_not_overlap() -> None:

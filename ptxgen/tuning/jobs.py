@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,8 @@ from ptxgen.targets import Target
 from ptxgen.tuning import Choice, Row, fixed, using
 
 LEAST_GAIN = 0.02  # a row is written for no less: times differ by as much from run to run
-_WAVES = (0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
+FINALISTS = 5
+_WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
 _WARPS = (2, 4, 6, 8, 12, 16)
 _IN_FLIGHT = (1, 2, 4)
 _SPLIT_POSITIONS = (1024, 2048, 4096, 8192)
@@ -102,32 +102,39 @@ def search(
     job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN,
     prepare: Callable[[Sequence[Choice]], None] = lambda choices: None,
 ) -> Found:  # fmt: skip
-    """The fastest choice for a job: first how the work is divided, then the CTA, which CTA merges, and the neighbours.
+    """The fastest choice for a job: every division of the work with every CTA, then which CTA merges, and neighbours.
 
     `us` measures a choice, `prepare` is told all that come next; plans that are equal are measured once. The least of
-    many measurements is partly luck, so the best one and the one before are measured once more, and these two times are
-    the outcome.
+    many measurements is partly luck, so the best few and the one before are measured once more, and decide.
     """
     before = choice_of(job.spec.attention, target, batched=bool(job.batches))
-    known: dict[Plan, float] = {}
+    known: dict[Plan, tuple[float, Choice]] = {}
 
-    def measured(choices: Iterable[Choice], best: tuple[float, Choice]) -> tuple[float, Choice]:
+    def measure(choices: Iterable[Choice]) -> None:
         new: dict[Plan, Choice] = {}
         for choice in choices:
             new.setdefault(job.plan(target, choice), choice)
         new = {plan: choice for plan, choice in new.items() if plan not in known}
         prepare(list(new.values()))
         for plan, choice in new.items():
-            known[plan] = us(choice)
-            if known[plan] < best[0]:
-                best = known[plan], choice
-        return best
+            known[plan] = us(choice), choice
 
-    best = measured([before], (math.inf, before))
+    def best(count: int) -> list[Choice]:
+        return [choice for _, choice in sorted(known.values(), key=lambda found: found[0])[:count]]
+
+    measure([before])
     for stage in STAGES:
-        best = measured(stage(job, target, best[1]), best)
-    again = [us(choice) for choice in (before, best[1])]
-    return Found(job, before, again[0], best[1], again[1], len(known), least_gain)
+        (base,) = best(1)
+        measure(stage(job, target, base))
+    again = {choice: us(choice) for choice in dict.fromkeys((before, *best(FINALISTS)))}
+    winner = min(again, key=again.__getitem__)
+    return Found(job, before, again[before], winner, again[winner], len(known), least_gain)
+
+
+def ways(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """Every division with every CTA: which is best depends on the other."""
+    for division in divisions(job, target, base):
+        yield from shapes(job, target, division)
 
 
 def divisions(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
@@ -169,7 +176,7 @@ def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, cluster=cluster)
 
 
-STAGES = (divisions, shapes, tickets, neighbours)
+STAGES = (ways, tickets, neighbours)
 
 
 def choices(job: Job, target: Target) -> int:
