@@ -34,14 +34,8 @@ def command(
     if given.report:
         print(table(load(bench, given.run)))
         return
-    run = Run(bench, device() if device else None)
-    try:
+    with Run(bench, device() if device else None) as run:
         measure(run, given)
-    except BaseException:
-        if run.rows:
-            print(f"{len(run.rows)} rows of an interrupted run appended to {run.save(partial=True)}")
-        raise
-    print(f"{len(run.rows)} rows appended to {run.save()}")
     print(table(run.rows) if run.rows else "nothing was measured")
 
 

@@ -104,13 +104,8 @@ def main() -> None:
     else:
         import torch
 
-        run = Run("decode_attention", torch.cuda.get_device_name())
-        try:
+        with Run("decode_attention", torch.cuda.get_device_name()) as run:
             measure_all(run, arguments.cases.split(","), arguments.implementations.split(","), arguments.seconds)
-        except BaseException:
-            run.save(partial=True)
-            raise
-        run.save()
         rows = run.rows
     print(as_json(rows) if arguments.json else report(rows))
     if arguments.plot:

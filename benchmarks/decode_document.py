@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.decode_cases import GRID, LISTS, LLAMA, SHAPES, Case
 from benchmarks.decode_report import Times, best, by_case, is_peer, label, mean, over_floor, over_peers, ratios, table
-from benchmarks.rows import RESULTS, SHARED, load
+from benchmarks.rows import RESULTS, SHARED, load, runs
 
 EXACT = 5e-3
 NOTES = RESULTS / "decode_attention.md"
@@ -35,7 +34,7 @@ Cases = Mapping[Case, Times]
 
 def last_grid() -> list[dict[str, Any]]:
     """Rows of the last run that measured the whole grid."""
-    whole = [run for run in _runs() if set(LISTS["grid"]) <= by_case(run).keys()]
+    whole = [run for run in runs("decode_attention").values() if set(LISTS["grid"]) <= by_case(run).keys()]
     if not whole:
         raise SystemExit("decode_attention: no run has the whole grid; python -m benchmarks.decode_attention")
     return whole[-1]
@@ -43,15 +42,7 @@ def last_grid() -> list[dict[str, Any]]:
 
 def fullest(name: str) -> list[dict[str, Any]]:
     """Rows of the run that measured most cases of a list, of several the last."""
-    return max(reversed(_runs()), key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
-
-
-def _runs() -> list[list[dict[str, Any]]]:
-    rows = [json.loads(line) for line in (RESULTS / "decode_attention.jsonl").read_text().splitlines()]
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        runs.setdefault(row["run"], []).append(row)
-    return list(runs.values())
+    return max(reversed(runs("decode_attention").values()), key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
 
 
 def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

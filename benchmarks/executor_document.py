@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.executor_cases import CHECKED
-from benchmarks.rows import RESULTS
+from benchmarks.rows import runs
 
 NAMES = {
     "attention-nvcc-f32": "decode attention by nvcc, f32",
@@ -115,8 +114,7 @@ def section(rows: Sequence[Row]) -> str:
 
 def fuzz_rows() -> list[Row]:
     """Every row of `tests.fuzz`, oldest first."""
-    text = (RESULTS / "fuzz.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line]
+    return [row for rows in runs("fuzz").values() for row in rows]
 
 
 def fuzzing(rows: Sequence[Row]) -> str:

@@ -21,7 +21,10 @@ SHARED = ("bench", "case", "impl", "run", "device", "commit", "date", "partial")
 
 
 class Run:
-    """One run of one benchmark: `add` rows, then `save` them together."""
+    """One run of one benchmark: `add` rows, then `save` them together.
+
+    As a context it saves what was added at its end, marked as `partial` where that is an exception, and says where.
+    """
 
     def __init__(self, bench: str, device: str | None = None) -> None:
         self.bench = bench
@@ -38,6 +41,14 @@ class Run:
         rounded = {n: float(f"{value:.4g}") if isinstance(value, float) else value for n, value in measures.items()}
         self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})
         return self.rows[-1]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.rows:
+            whose = " of an interrupted run" if kind else ""
+            print(f"{len(self.rows)} rows{whose} appended to {self.save(partial=kind is not None)}")
 
     def save(self, *, partial: bool = False) -> Path:
         """Append the rows to the benchmark's file; of a run that was interrupted, marked as such."""
@@ -72,17 +83,25 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def load(bench: str, run: str | None = None) -> list[dict[str, Any]]:
-    """The rows of one run of a benchmark; of the last one that came to its end when `run` is not given."""
+def runs(bench: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every run of a benchmark, by its id, in the order of the file."""
     path = RESULTS / f"{bench}.jsonl"
     if not path.is_file():
         raise SystemExit(f"{path}: no rows yet; run the benchmark first")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    wanted = run or next((row["run"] for row in reversed(rows) if not row.get("partial")), None)
-    chosen = [row for row in rows if row["run"] == wanted]
-    if not chosen:
-        raise SystemExit(f"{path}: no rows of {f'run {run}' if run else 'a whole run'}")
-    return chosen
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
+        row = json.loads(line)
+        found.setdefault(row["run"], []).append(row)
+    return found
+
+
+def load(bench: str, run: str | None = None) -> list[dict[str, Any]]:
+    """The rows of one run of a benchmark; of the last one that came to its end when `run` is not given."""
+    found = runs(bench)
+    wanted = run or next((name for name, rows in reversed(found.items()) if not rows[-1].get("partial")), "")
+    if wanted not in found:
+        raise SystemExit(f"{RESULTS / f'{bench}.jsonl'}: no rows of {f'run {run}' if run else 'a whole run'}")
+    return found[wanted]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

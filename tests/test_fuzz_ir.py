@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.executor_document import fuzz_rows
 from tests.devices import open_device
 from tests.fuzz import backends
 from tests.fuzz.__main__ import difference, run
 from tests.fuzz.program import make
-
-ROWS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "fuzz.jsonl"
 
 
 @pytest.mark.parametrize("start", range(0, 32, 8))
@@ -72,6 +69,5 @@ def test_a_wrong_instruction_is_noticed(old, new, monkeypatch):
 
 
 def test_ten_thousand_programs_without_a_difference_are_on_record():
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
-    long = [row for row in rows if row["case"]["programs"] >= 10_000 and row["case"]["device"] == "fast"]
+    long = [row for row in fuzz_rows() if row["case"]["programs"] >= 10_000 and row["case"]["device"] == "fast"]
     assert long[-1]["differences"] == 0
