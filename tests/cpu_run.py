@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import pytest
+
+from ptxgen.errors import ExecutionError
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.executor import Program
 from ptxgen.runtime.cpu.memory import Memory
@@ -13,6 +17,15 @@ _REGISTERS = """
   .reg .pred %p<20>; .reg .b16 %h<20>; .reg .b32 %r<60>; .reg .f32 %f<20>; .reg .b64 %rd<40>; .reg .f64 %fd<20>;
   .reg .u32 %tid, %n, %lane, %warp; .reg .u64 %at4, %at8, %a<10>;
 """
+
+_TILE = ".shared .align 128 .b8 tile[1024];\n.shared .align 8 .b64 bar[4];\n"
+# Of a `launch`: the first lane initialises `bar`; all lanes wait for a phase of it
+INIT = """
+  setp.eq.u32 %p1, %lane, 0; setp.eq.and.u32 %p1, %warp, 0, %p1;
+  @%p1 mbarrier.init.shared::cta.b64 [bar], COUNT;
+  @%p1 fence.mbarrier_init.release.cluster;
+"""
+WAIT = "again{n}: mbarrier.try_wait.parity.shared::cta.b64 %p9, [bar], {parity}; @!%p9 bra again{n};\n"
 
 
 def u32(count: int, fill: int = 0) -> np.ndarray:
@@ -45,6 +58,7 @@ def run(
     *arrays: np.ndarray,
     grid: int | tuple[int, ...] = 1,
     block: int | tuple[int, ...] = 32,
+    cluster: tuple[int, int, int] = (1, 1, 1),
     shared: int = 0,
     mode: str = "fast",
     seed: int = 0,
@@ -58,4 +72,15 @@ def run(
     program = Program(parse(text, "test.ptx"), mode=mode, seed=seed, threads=threads, **options)
     memory = memory or Memory(track=mode == "check")
     pointers = [memory.register(array, f"a{n}") for n, array in enumerate(arrays)]
-    program.launch("k", grid, block, pointers, shared=shared, memory=memory)
+    program.launch("k", grid, block, pointers, shared=shared, cluster=cluster, memory=memory)
+
+
+def launch(body: str, *arrays: np.ndarray, mode: str = "fast", seed: int = 3, **given: Any) -> None:
+    """`run` with 1024 bytes of shared memory, `tile`, and four mbarriers, `bar`."""
+    run(body, *arrays, mode=mode, seed=seed, before=_TILE, **given)
+
+
+def finding(match: str, body: str, *arrays: np.ndarray, mode: str = "check", **given: Any) -> None:
+    """A `launch` must be stopped, with words that match."""
+    with pytest.raises(ExecutionError, match=match):
+        launch(body, *arrays, mode=mode, **given)

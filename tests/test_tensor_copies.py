@@ -101,7 +101,7 @@ COMBINE = {
     ("operation", "kind"),
     [("add", "u32"), ("add", "s32"), ("add", "u64"), ("add", "f32"), ("add", "f16"), ("add", "bf16"), ("min", "s64"),
      ("max", "u32"), ("min", "f16"), ("max", "bf16"), ("and", "u32"), ("or", "u64"), ("xor", "u32")],
-)
+)  # fmt: skip
 def test_reductions_combine_what_is_inside(device, operation, kind):
     from ptxgen.dtypes import dtype
 
