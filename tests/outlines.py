@@ -28,7 +28,7 @@ class Outline:
     where: str
     spec: KernelType
     stages: int = 0
-    early_ticket: int = 0
+    mergers: int = 0
 
     @property
     def path(self) -> Path:
@@ -38,7 +38,7 @@ class Outline:
     def text(self) -> str:
         """The entry as it is rendered now, without its declarations."""
         to = target(self.where)
-        with tuning.using(tuning.fixed(replace(CHOICE, stages=self.stages, early_ticket=self.early_ticket))):
+        with tuning.using(tuning.fixed(replace(CHOICE, stages=self.stages, mergers=self.mergers))):
             b = Builder(self.spec, to)
             self.spec.build(b)
             b.finish()
@@ -68,6 +68,7 @@ def outlines() -> tuple[Outline, ...]:
         Outline("decode_staged_late", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2),
         Outline("decode_staged_group", "sm_90", IncrementalAttention(**wide, **f16), 2),
         Outline("decode_early_ticket", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2, 1),
+        Outline("decode_mergers", "sm_80", IncrementalAttention(**long, head_dim=64, **llama, **f16), 0, 8),
         Outline("decode_f32", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, programmatic=True)),
         Outline("decode_f32_group", "sm_75", IncrementalAttention(**long, head_dim=512, n_heads=32, n_kv_heads=1)),
         Outline("decode_f16_group", "sm_75", IncrementalAttention(**long, head_dim=128, **group, **f16)),

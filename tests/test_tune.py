@@ -70,8 +70,8 @@ def test_a_search_measures_no_plan_twice_and_many_ways_to_divide() -> None:
     assert {p.cluster for p in plans} == {1, 2, 4, 8}
     assert {p.shape.warps for p in plans} >= {2, 4, 6, 8, 12}
     assert len({p.most_splits * p.cluster for p in plans}) >= 6
-    assert {p.early_ticket for p in plans if p.most_splits > 1} == {False, True}
-    assert not [p for p in plans if p.early_ticket and p.most_splits == 1]
+    assert {p.mergers for p in plans if p.most_splits > 1} >= {0, 1}
+    assert not [p for p in plans if p.mergers and p.most_splits == 1]
 
 
 def test_a_row_is_written_from_a_gain_on() -> None:
@@ -243,7 +243,7 @@ def test_dry_run_shows_every_class_and_needs_no_gpu(capsys: pytest.CaptureFixtur
         for batches in ("one sequence", "batches of 8, 32")
     ]
     assert all(line["choices"] > 5 for line in shown)
-    names = {"warps", "cluster", "grid", "in_flight", "split_positions", "stages", "early_ticket"}
+    names = {"warps", "cluster", "grid", "in_flight", "split_positions", "stages", "mergers"}
     assert shown[0]["now"].keys() == names
     assert invoke(["tune", *options, "--target", "sm_90", "--dry-run"]) == 0
     assert "32/4/64 e4m3, 2048 positions, batches of 8, 32" in capsys.readouterr().out

@@ -13,8 +13,8 @@ from ptxgen.idioms.decode import locate, loops
 from ptxgen.idioms.decode.compose import build_merges
 from ptxgen.idioms.decode.contract import Attention
 from ptxgen.idioms.decode.plan import CHIPS, Plan, plan
+from ptxgen.idioms.decode.records import RECORD_FLOATS
 from ptxgen.idioms.decode.reference import attend, visible_rows
-from ptxgen.idioms.decode.ticket import RECORD_FLOATS
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace

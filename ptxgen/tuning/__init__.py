@@ -47,7 +47,8 @@ class Choice:
     into; tiles that a warp has `in_flight`; `split_positions`: a batch's long sequences get splits of at most so many,
     and an invariant batch's sequences splits of so many, until the grid is used up.
     `stages`: tiles of a warp that bulk copies bring to shared memory ahead of their use, in place of `in_flight`.
-    `early_ticket`: which CTA merges the splits of a unit, the last to start (1) or the last to leave its record (0).
+    `mergers`: CTAs that merge the splits of a unit, a part of the output each: the last so many to start. 0: one does,
+    the last to leave its record.
     """
 
     warps: int = _bounds(1, 32)
@@ -56,7 +57,7 @@ class Choice:
     in_flight: int = _bounds(1, 64)
     split_positions: int = _bounds(64, 1 << 24)
     stages: int = _bounds(0, 64, default=0)
-    early_ticket: int = _bounds(0, 1, default=0)
+    mergers: int = _bounds(0, 16, power=True, default=0)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ FINALISTS = 5
 _WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
 _WARPS = (2, 4, 6, 8, 12, 16)
 _IN_FLIGHT = (1, 2, 4)
+_MERGERS = (0, 1, 2, 4, 8, 16)
+_MERGERS_FIRST = (0, 8)
 _SPLIT_POSITIONS = (1024, 2048, 4096, 8192)
 
 
@@ -132,9 +134,11 @@ def search(
 
 
 def ways(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
-    """Every division with every CTA: which is best depends on the other."""
+    """Every division with every CTA, merged by one and by several: which is best depends on the others."""
     for division in divisions(job, target, base):
-        yield from shapes(job, target, division)
+        for shape in shapes(job, target, division):
+            for count in _MERGERS_FIRST:
+                yield replace(shape, mergers=count)
 
 
 def divisions(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
@@ -160,9 +164,10 @@ def shapes(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, warps=warps, in_flight=in_flight)
 
 
-def tickets(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
-    """The other time of the ticket, where units are split (elsewhere the plan is the same)."""
-    yield replace(base, early_ticket=1 - base.early_ticket)
+def mergers(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """Who merges, where units are split (elsewhere the plan is the same)."""
+    for count in _MERGERS:
+        yield replace(base, mergers=count)
 
 
 def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
@@ -176,7 +181,7 @@ def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, cluster=cluster)
 
 
-STAGES = (ways, tickets, neighbours)
+STAGES = (ways, mergers, neighbours)
 
 
 def choices(job: Job, target: Target) -> int:

@@ -13,7 +13,8 @@ from ptxgen.idioms.decode.contract import Attention, Task
 from ptxgen.idioms.decode.locate import Place
 from ptxgen.idioms.decode.merge import Elements, Partial, merge_warps, partial
 from ptxgen.idioms.decode.plan import Plan
-from ptxgen.idioms.decode.ticket import Splits
+from ptxgen.idioms.decode.records import Records
+from ptxgen.idioms.decode.ticket import EarlyTicket, LateTicket, SharedTicket
 
 
 def build_merges(
@@ -85,29 +86,60 @@ def _splits(
     assert where.splits is not None, "a plan with splits has their registers"
     assert where.active is not None
     assert where.split is not None
-    early = plan.early_ticket
-    splits = Splits(b, elements, where.splits, where.active, where.split, plan.most_splits, early=early)
+    ticket = _ticket(b, plan, where.active, elements, exchange)
+    late = isinstance(ticket, LateTicket)
+    records = Records(b, elements, where.splits, where.active, where.split, plan.most_splits, late=late)
     with b.fragment("records_locate"):
         b.expose(divided=~b.op("setp.eq.u32", "undivided", where.active, 1))
-        splits.locate(b.ld_param("records"), where.unit)
+        records.locate(b.ld_param("records"), where.unit)
     with b.fragment("record_store"):
-        splits.store(merged)
+        records.store(merged)
     with b.fragment("ticket_draw"):
-        tickets, ticket = b.ld_param("tickets"), where.unit
+        tickets, index = b.ld_param("tickets"), where.unit
         if exchange is not None:
-            ticket = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
-        splits.draw(tickets, ticket)
-    if early:
+            index = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
+        ticket.draw(tickets, index)
+    if isinstance(ticket, EarlyTicket):
         with b.fragment("ticket_tell"):
-            splits.tell()
+            ticket.tell()
     with b.fragment("ticket_read"):
-        splits.read_flag()
+        ticket.read()
+    if isinstance(ticket, SharedTicket):
+        _parts(b, ticket, elements)
     with b.fragment("records_begin"):
         elements.locate()
-        splits.begin(merged)
+        records.begin(merged)
     with b.fragment("records_read"):
-        splits.read()
+        records.read()
     with b.fragment("records_check"):
-        splits.check()
+        records.check()
     with b.fragment("records_merge"):
-        splits.merge(merged)
+        records.merge(merged)
+
+
+def _ticket(
+    b: Builder, plan: Plan, active: Reg, elements: Elements, exchange: Exchange | None
+) -> LateTicket | EarlyTicket:
+    if plan.mergers == 0:
+        return LateTicket(b, active)
+    if plan.mergers == 1:
+        return EarlyTicket(b, active)
+    if exchange is None:
+        return SharedTicket(b, active, plan.mergers, 0, elements.count)
+    return SharedTicket(b, active, plan.mergers, exchange.first, exchange.end)
+
+
+def _parts(b: Builder, ticket: SharedTicket, elements: Elements) -> None:
+    """The fragments of several mergers."""
+    with b.fragment("ticket_leader"):
+        ticket.leads()
+    with b.fragment("ticket_ask"):
+        ticket.ask()
+    with b.fragment("parts_divide"):
+        ticket.divide()
+    with b.fragment("part_take"):
+        ticket.take()
+    with b.fragment("part_start"):
+        ticket.start(elements)
+    with b.fragment("part_next"):
+        elements.advance(ticket.part_end)

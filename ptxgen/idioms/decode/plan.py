@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ptxgen.errors import SpecError
 from ptxgen.idioms.decode import loops
 from ptxgen.idioms.decode.contract import Attention, LoopShape, MainLoop, Partials
+from ptxgen.idioms.decode.ticket import MOST_SHARED_SPLITS
 from ptxgen.launch import Extent
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
@@ -46,8 +47,8 @@ class Plan:
     or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
     time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
     unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
-    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `early_ticket`: the
-    CTA that merges the records is the last of its unit to start, not the last to leave one (`ticket`).
+    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `mergers`: so
+    many CTAs of a unit merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
     """
 
     loop: MainLoop
@@ -59,7 +60,7 @@ class Plan:
     head_dim: int
     grid: int = 0
     split_tiles: int = 0
-    early_ticket: bool = False
+    mergers: int = 0
 
     @property
     def partials(self) -> Partials:
@@ -167,19 +168,28 @@ def plan(
     parts = units // attention.n_kv_heads
     split_tiles = max(1, choice.split_positions // shape.tile)
     long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
-    early = choice.early_ticket == 1
     if invariant:
         most = min(most, long_splits)
-        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles, early and most > 1)
+        mergers = _mergers(choice, most)
+        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles, mergers)
     if not batched:  # no more in flight than a warp ever gets
         turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
         shape = replace(shape, in_flight=min(shape.in_flight, turns), once=turns == 1)
     if not batched or long_splits == 1:
-        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim, early_ticket=early and most > 1)
+        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim, mergers=_mergers(choice, most))
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
-    return Plan(
-        loop, shape, parts, cluster, splits, max(most, long_splits), attention.head_dim, choice.grid, split_tiles, early
-    )
+    most = max(most, long_splits)
+    mergers = _mergers(choice, most)
+    return Plan(loop, shape, parts, cluster, splits, most, attention.head_dim, choice.grid, split_tiles, mergers)
+
+
+def _mergers(choice: Choice, most_splits: int) -> int:
+    """CTAs of a unit that merge: no more than it has splits."""
+    if most_splits == 1 or choice.mergers < 2:
+        return choice.mergers if most_splits > 1 else 0
+    if most_splits > MOST_SHARED_SPLITS:
+        return 1
+    return min(choice.mergers, 1 << (most_splits.bit_length() - 1))
 
 
 def _loop(attention: Attention, target: Target, warps: int, stages: int = 0) -> tuple[MainLoop, LoopShape]:

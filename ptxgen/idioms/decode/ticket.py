@@ -1,14 +1,14 @@
-"""Merging splits through global memory: every split leaves a record, and one of them merges them all.
-
-Which one is known by a ticket, an atomic counter that wraps to zero with the last draw, ready for the next launch. No
-fence stands between a record and its ticket: every 8 bytes of a record are written at once and hold a word that is
-never zero, so the split that merges sees whether they are there, and leaves zeros behind. The order of the merge is
-that of the splits, whoever merges: results do not depend on the order of arrival.
+"""Which CTAs merge the records of a unit's splits: a ticket says, an atomic counter that is back at zero with its last
+use, ready for the next launch.
 
 A late ticket is drawn behind the record: the last to leave one merges, and all records are on their way. An early
 ticket is drawn when a CTA has found work, and the atomic's latency lies behind its loads: the last to start merges, and
 waits for CTAs that have all started, so that they come to their records whatever else waits for room on the GPU. (So do
 the CTAs of their clusters, which start together; each rank has a ticket of its own.)
+
+Several mergers share the output: the last few to start, each a part. Who is not the very last may wait only when it
+knows that all have started; so it asks, once, in the same counter. If they have, it merges its part. If not, its mark
+stays in the counter for the last to find, which then merges that part too.
 """
 
 from __future__ import annotations
@@ -16,154 +16,174 @@ from __future__ import annotations
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.decode.merge import Elements, Partial, combine, empty, partials
+from ptxgen.idioms.decode.merge import Elements
 
-RECORD_FLOATS = 6  # of an element: four values, maximum and sum
-_AT_ONCE = 16  # records in flight while merging; half as many in a CTA
-_WIDE = 384  # of more threads than these, which have 128 registers each
-_NOTHING = (-(1 << 32), -(1 << 32), -0x800000)  # the softmax over nothing as a record has it: odd words complemented
+MOST_MERGERS = 16  # the last has the counter's lower half, each other one a bit of the upper half
+MOST_SHARED_SPLITS = (1 << 16) - 1
 
 
-class Splits:
-    """Records `[unit][split][element]` of values (16 bytes), and behind a unit's values its maxima and sums (8 bytes).
+class Ticket:
+    """What tickets have in common: thread 0 draws, and tells the CTA in a word of shared memory."""
 
-    `unit` numbers (sequence, KV head, part of the group); `splits` (the capacity) and `active` (those that have work
-    now) are registers; `index` is this CTA's split, `ticket` its counter's index, drawn `early` or late.
-    """
+    def __init__(self, b: Builder, active: Reg) -> None:
+        self.b, self.active = b, active
+        self.drawn = b.reg("ticket_drawn", "u32")
+        self.told: Shared = b.shared("ticket_told", 4, 4)
 
-    def __init__(
-        self, b: Builder, elements: Elements, splits: Reg, active: Reg, index: Reg, most: int, *, early: bool
-    ) -> None:
-        self.b, self.elements, self.early = b, elements, early
-        self.splits, self.active, self.index = splits, active, index
-        self.at_once = min(most, _AT_ONCE if elements.threads <= _WIDE else _AT_ONCE // 2)
-        self.values = b.reg("record_values", "u64")
-        self.statistics = b.reg("record_statistics", "u64")
-        self.split = b.reg("record_split", "u32")
-        self.unread = None if early else b.reg("records_unread", "pred")
-        self.exist = b.array("record_exists", "pred", self.at_once)
-        self.pairs = b.array("record_pair", "b64", 3 * self.at_once)
-        self.words = b.array("record_word", "u32", 3 * self.at_once)
-        self.parts = partials(b, "record", self.at_once)
-        self.flag: Shared = b.shared("last_flag", 4, 4)
+    def leads(self) -> Reg:
+        """Whether this thread draws."""
+        leads = scratch(self.b, "ticket_leads", "pred")
+        self.b.op("setp.eq.u32", leads, self.b.registers["thread"], 0)
+        return leads
 
-    def locate(self, records: Reg, unit: Reg) -> None:
-        """Addresses of the unit's records."""
-        b, count = self.b, self.elements.count
-        first = b.op("mul.lo.u32", "record_first", unit, self.splits)
-        b.op("mad.wide.u32", self.values, first, 4 * RECORD_FLOATS * count, records)
-        b.op("mad.wide.u32", self.statistics, self.splits, 16 * count, self.values)
+    def read(self) -> Reg:
+        """Behind a barrier: whether this CTA merges."""
+        left = self.b.op("ld.shared.u32", "ticket_left", self.told[0])
+        merges: Reg = self.b.op("setp.eq.u32", "merges", left, 0)
+        return merges
 
-    def _address(self, name: str, split: Reg, size: int, base: Reg) -> Reg:
-        b = self.b
-        place = b.registers.get(f"{name}_place") or b.reg(f"{name}_place", "u64")
-        b.op("mad.wide.u32", place, split, size * self.elements.count, base)
-        b.op("mad.wide.u32", place, self.elements.element, size, place)
+    def _draw(self, tickets: Reg, index: Reg) -> tuple[Reg, Reg]:
+        """(leader, the last ticket); the counter's `index` is among `tickets`."""
+        leads, place, final = self.leads(), self._place(tickets, index), self._final()
+        self.b.op("atom.relaxed.gpu.global.inc.u32", self.drawn, place[0], final, pred=leads)
+        return leads, final
+
+    def _tell(self, leads: Reg, final: Reg) -> None:
+        self.b.op("sub.u32", self.drawn, final, self.drawn, pred=leads)
+        self.b.op("st.shared.u32", self.told[0], self.drawn, pred=leads)
+
+    def _place(self, tickets: Reg, index: Reg) -> Reg:
+        place: Reg = self.b.op("mad.wide.u32", "ticket_place", index, 4, tickets)
         return place
 
-    def store(self, part: Partial) -> None:
-        """Leave the current element's record."""
-        b = self.b
-        pairs = b.array("record_left", "b64", 3)
-        values = (*part.values, part.maximum, part.total)
-        for index, pair in enumerate(pairs):
-            told, odd = scratch(b, "record_told", "u32"), scratch(b, "record_odd", "f32")
-            b.op("not.b32", told, values[2 * index + 1])
-            b.op("max.u32", told, told, 1)
-            b.op("mov.b32", odd, told)
-            b.op("mov.b64", pair, (values[2 * index], odd))
-        where = self._address("values", self.index, 16, self.values)
-        b.op("st.relaxed.gpu.global.v2.b64", where[0], pairs[:2])
-        b.op("st.relaxed.gpu.global.b64", self._address("statistics", self.index, 8, self.statistics)[0], pairs[2])
+    def _final(self) -> Reg:
+        final = scratch(self.b, "ticket_final", "u32")
+        self.b.op("sub.u32", final, self.active, 1)
+        return final
 
-    def draw(self, tickets: Reg, ticket: Reg) -> None:
-        """Thread 0 draws a ticket. A late one it tells the CTA at once; until then records may be read."""
-        b = self.b
-        if self.unread is not None:
-            b.op("setp.lt.u32", self.unread, self.active, 0)
-        leader = self._leader()
-        place = b.op("mad.wide.u32", "ticket_place", ticket, 4, tickets)
-        final = b.op("sub.u32", "ticket_final", self.active, 1)
-        drawn = b.reg("ticket_drawn", "u32")
-        b.op("atom.relaxed.gpu.global.inc.u32", drawn, place[0], final, pred=leader)
-        if not self.early:
-            self._tell(leader, final, drawn)
+
+class LateTicket(Ticket):
+    """The last CTA to leave its record merges."""
+
+    def draw(self, tickets: Reg, index: Reg) -> None:
+        """Draw, and tell the CTA, ahead of a barrier."""
+        self._tell(*self._draw(tickets, index))
+
+
+class EarlyTicket(Ticket):
+    """The last CTA to start merges. Only what was drawn is kept in a register meanwhile."""
+
+    def leads(self) -> Reg:
+        """Only where there is more than one split."""
+        leads = super().leads()
+        self.b.op("setp.ne.and.u32", leads, self.active, 1, leads)
+        return leads
+
+    def draw(self, tickets: Reg, index: Reg) -> None:
+        """Draw; `index` is the counter's among `tickets`."""
+        self._draw(tickets, index)
 
     def tell(self) -> None:
-        """Thread 0 tells the CTA its early ticket, ahead of a barrier. Only the ticket was kept in a register."""
+        """Tell the CTA, ahead of a barrier."""
+        self._tell(self.leads(), self._final())
+
+
+class SharedTicket(EarlyTicket):
+    """The last CTAs to start merge elements [first, end) in equal parts, which are numbered from the last CTA on: as
+    many as splits are active, at most `mergers`; a power of two.
+
+    Thread 0 alone runs `draw`, `ask` and `tell`; what it keeps in between is what the counter answered.
+    """
+
+    def __init__(self, b: Builder, active: Reg, mergers: int, first: Reg | int, end: Reg | int) -> None:
+        super().__init__(b, active)
+        self.mergers, self.first, self.end = mergers, first, end
+        self.asked = b.reg("ticket_asked", "u32")
+        self.shift, self.count = b.reg("mergers_shift", "u32"), b.reg("mergers", "u32")
+        self.parts, self.share = b.reg("parts", "u32"), b.reg("part_share", "u32")
+        self.part_first, self.part_end = b.reg("part_first", "u32"), b.reg("part_end", "u32")
+
+    def draw(self, tickets: Reg, index: Reg) -> None:
+        place = self._place(tickets, index)
+        self.b.op("atom.relaxed.gpu.global.add.u32", self.drawn, place[0], 1)
+
+    def ask(self) -> None:
+        """Ask whether all have started, where this CTA is among the last but not the last. Else this leaves a mark."""
         b = self.b
-        final = b.op("sub.u32", b.registers["ticket_final"], self.active, 1)
-        self._tell(self._leader(), final, b.registers["ticket_drawn"])
+        _, mark, asks = self._rank()
+        b.op("mov.b32", self.asked, self.drawn)
+        b.op("atom.relaxed.gpu.global.add.u32", self.asked, b.registers["ticket_place"][0], mark, pred=asks)
 
-    def _leader(self) -> Reg:
-        """Whether this is the thread that draws: thread 0, early only where there is more than one split."""
-        leader = scratch(self.b, "ticket_leader", "pred")
-        self.b.op("setp.eq.u32", leader, self.b.registers["thread"], 0)
-        if self.early:
-            self.b.op("setp.ne.and.u32", leader, self.active, 1, leader)
-        return leader
-
-    def _tell(self, leader: Reg, final: Reg, drawn: Reg) -> None:
-        self.b.op("sub.u32", drawn, final, drawn, pred=leader)
-        self.b.op("st.shared.u32", self.flag[0], drawn, pred=leader)
-
-    def read_flag(self) -> Reg:
-        """Whether this CTA drew the last ticket."""
+    def tell(self) -> None:
+        """Tell the CTA which parts it merges, a bit each, ahead of a barrier. The last to use the counter clears it."""
         b = self.b
-        left = b.op("ld.shared.u32", "ticket_left", self.flag[0])
-        last: Reg = b.op("setp.eq.u32", "is_last", left, 0)
-        return last
+        rank, mark, asks = self._rank()
+        now = b.op("selp.b32", "ticket_now", mark, 1, asks)
+        b.op("add.u32", now, now, self.asked)
+        b.note("what it is when all have started, and all that have to ask have asked")
+        whole = b.op("add.u32", "ticket_whole", self.count, 16)
+        b.op("shl.b32", whole, 1, whole)
+        b.op("sub.u32", whole, whole, 1 << 17)
+        b.op("add.u32", whole, whole, self.active)
+        used = b.op("setp.eq.u32", "ticket_used", now, whole)
+        b.op("st.relaxed.gpu.global.u32", b.registers["ticket_place"][0], 0, pred=used)
+        b.op("and.b32", now, now, MOST_SHARED_SPLITS)
+        started = b.op("setp.eq.u32", "all_started", now, self.active)
+        b.note("its own part; the last to start also those of CTAs that asked before")
+        marks = b.op("shr.u32", "ticket_marks", self.drawn, 16)
+        b.op("selp.b32", marks, 0, marks, asks)
+        b.op("shl.b32", self.parts, 1, rank)
+        b.op("or.b32", self.parts, self.parts, marks)
+        b.op("selp.b32", self.parts, self.parts, 0, started)
+        b.op("st.shared.u32", self.told[0], self.parts)
 
-    def begin(self, into: Partial) -> None:
-        """Merge nothing yet for the current element."""
-        empty(self.b, into)
-        self.b.op("mov.u32", self.split, 0)
+    def read(self) -> Reg:
+        self.b.op("ld.shared.u32", self.parts, self.told[0])
+        merges: Reg = self.b.op("setp.ne.u32", "merges", self.parts, 0)
+        return merges
 
-    def read(self) -> None:
-        """Read the next records of the current element, if there is one, as far as they are there."""
-        b, count = self.b, self.elements.count
-        values = self._address("values", self.split, 16, self.values)
-        statistics = self._address("statistics", self.split, 8, self.statistics)
-        left = scratch(b, "record_unmerged", "u32")
-        b.op("sub.u32", left, self.active, self.split)
-        for index, exists in enumerate(self.exist):
-            pairs = self.pairs[3 * index : 3 * index + 3]
-            b.op("setp.gt.and.u32", exists, left, index, self.elements.has)
-            for pair, nothing in zip(pairs, _NOTHING, strict=True):
-                b.op("mov.b64", pair, nothing)
-            b.op("ld.relaxed.gpu.global.v2.b64", pairs[:2], values[16 * count * index], pred=exists)
-            b.op("ld.relaxed.gpu.global.b64", pairs[2], statistics[8 * count * index], pred=exists)
-
-    def check(self) -> None:
-        """Whether what was read was there, all of it; late, what is read from now on has to be read again."""
+    def divide(self) -> None:
+        """Elements of a part."""
         b = self.b
-        tells = list(self.words)
-        for index, part in enumerate(self.parts):
-            registers = (*part.values, part.maximum, part.total)
-            for number in range(3):
-                b.op("mov.b64", registers[2 * number : 2 * number + 2], self.pairs[3 * index + number])
-                b.op("mov.b32", tells[3 * index + number], registers[2 * number + 1])
-        least = b.array("record_least", "u32", (len(tells) + 1) // 2).regs
-        while len(tells) > 1:
-            half, odd = len(tells) // 2, tells[len(tells) // 2 * 2 :]
-            for index in range(half):
-                b.op("min.u32", least[index], tells[2 * index], tells[2 * index + 1])
-            tells = [*least[:half], *odd]
-        b.op("setp.ne.u32", "records_there", tells[0], 0)
-        if self.unread is not None:
-            b.op("setp.ge.u32", self.unread, self.active, 0)
+        self._mergers()
+        b.op("sub.u32", self.share, self.count, 1)
+        b.op("add.u32", self.share, self.share, self.end)
+        b.op("sub.u32", self.share, self.share, self.first)
+        b.op("shr.u32", self.share, self.share, self.shift)
 
-    def merge(self, into: Partial) -> Reg:
-        """Merge what was read and clear it in memory; returns whether more are left."""
-        b, count = self.b, self.elements.count
-        values, statistics = (b.registers[f"{name}_place"] for name in ("values", "statistics"))
-        zero = b.op("mov.b64", "record_zero", 0)
-        for index, (part, exists) in enumerate(zip(self.parts, self.exist, strict=True)):
-            for number, register in enumerate((part.values[1], part.values[3], part.total)):
-                b.op("not.b32", register, self.words[3 * index + number])
-            b.op("st.relaxed.gpu.global.v2.b64", values[16 * count * index], (zero, zero), pred=exists)
-            b.op("st.relaxed.gpu.global.b64", statistics[8 * count * index], zero, pred=exists)
-        combine(b, into, (into, *self.parts))
-        b.op("add.u32", self.split, self.split, self.at_once)
-        more: Reg = b.op("setp.lt.u32", "record_more", self.split, self.active)
+    def take(self) -> Reg:
+        """The CTA's next part; whether there are more."""
+        b = self.b
+        rank = b.op("bfind.u32", "part_number", self.parts)
+        bit = b.op("shl.b32", "part_bit", 1, rank)
+        b.op("xor.b32", self.parts, self.parts, bit)
+        first = b.op("mad.lo.u32", "part_start_at", rank, self.share, self.first)
+        b.op("min.u32", self.part_first, first, self.end)
+        b.op("add.u32", self.part_end, self.part_first, self.share)
+        b.op("min.u32", self.part_end, self.part_end, self.end)
+        more: Reg = b.op("setp.ne.u32", "part_again", self.parts, 0)
         return more
+
+    def start(self, elements: Elements) -> None:
+        """The thread's first element of the part."""
+        mine = self.b.op("add.u32", "part_mine", self.part_first, self.b.registers["thread"])
+        elements.start(mine, self.part_end)
+
+    def _mergers(self) -> None:
+        """How many CTAs merge."""
+        b = self.b
+        b.op("min.u32", self.shift, self.active, self.mergers)
+        b.op("bfind.u32", self.shift, self.shift)
+        b.op("shl.b32", self.count, 1, self.shift)
+
+    def _rank(self) -> tuple[Reg, Reg, Reg]:
+        """How many start after this CTA, its mark, and whether it is one that asks."""
+        b, rank, asks = self.b, scratch(self.b, "ticket_rank", "u32"), scratch(self.b, "ticket_asks", "pred")
+        b.op("and.b32", rank, self.drawn, MOST_SHARED_SPLITS)
+        b.op("sub.u32", rank, self._final(), rank)
+        self._mergers()
+        b.op("setp.lt.u32", asks, rank, self.count)
+        b.op("setp.ne.and.u32", asks, rank, 0, asks)
+        mark = scratch(b, "ticket_mark", "u32")
+        b.op("shl.b32", mark, 1 << 16, rank)
+        return rank, mark, asks

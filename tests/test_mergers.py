@@ -1,5 +1,5 @@
-"""Splits merged by the last CTA to start (`early_ticket`): the late ticket's bytes in every mode and order, workspaces
-left as they were, and that the executor tells where such a CTA does not wait.
+"""Splits merged by the last CTAs to start (`mergers`): the late ticket's bytes in every mode and order, workspaces left as
+they were, and that the executor tells where such a CTA does not wait.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 LONGEST, LENGTHS = 1500, (1500, 0, 1, 300, 64, 1499)
 
 
-def choice(shared: str, early: bool = True) -> Choice:
+def choice(shared: str, mergers: int = 1) -> Choice:
     _, cluster, grid = SHARED[shared]
-    return Choice(2, cluster, grid, 1, split_positions=64, early_ticket=int(early))
+    return Choice(2, cluster, grid, 1, split_positions=64, mergers=mergers)
 
 
 def spec(**fields: Any) -> IncrementalAttention:
@@ -85,36 +85,40 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("shared", "fields"), cases())
-def test_both_tickets_give_the_same_bytes(device: Device, shared: str, fields: str) -> None:
+def test_who_merges_does_not_change_the_bytes(device: Device, shared: str, fields: str) -> None:
+    """On a GPU CTAs start in an order of their own each time: several launches."""
     one, target = spec(**FIELDS[fields]), SHARED[shared][0]
     found = set()
-    for early in (False, True):
-        with using(fixed(choice(shared, early))):
+    for mergers in (0, 1, 2, 4, 8, 16):
+        with using(fixed(choice(shared, mergers))):
             plan = one.plan(parse_target(target))
-            assert (plan.early_ticket, plan.cluster) == (early, SHARED[shared][1])
+            most = 1 << (plan.most_splits.bit_length() - 1)
+            assert (plan.mergers, plan.cluster) == (min(mergers, most), SHARED[shared][1])
             assert plan.most_splits > 2
-            found.add(results(device, one, target))
+            found |= {results(device, one, target) for _ in range(1 if device.name == "cpu" else 4)}
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("mergers", [1, 4])
 @pytest.mark.parametrize(("shared", "fields"), cases())
-def test_in_every_mode_and_order_of_ctas(shared: str, fields: str) -> None:
+def test_in_every_mode_and_order_of_ctas(shared: str, fields: str, mergers: int) -> None:
     one, target = spec(**FIELDS[fields]), SHARED[shared][0]
     devices = [CpuDevice(mode, threads=threads) for mode in ("fast", "check") for threads in (1, 4)]
     devices += [CpuDevice("random", seed, threads=1 + seed % 3) for seed in SEEDS]
-    with using(fixed(choice(shared))):
+    with using(fixed(choice(shared, mergers))):
         assert len({results(device, one, target) for device in devices}) == 1
 
 
+@pytest.mark.parametrize("mergers", [1, 2, 16])
 @pytest.mark.parametrize("shared", SHARED)
-def test_launches_leave_the_workspaces_as_they_were(device: Device, shared: str) -> None:
+def test_launches_leave_the_workspaces_as_they_were(device: Device, shared: str, mergers: int) -> None:
     """Zeros, whatever the lengths: the next launch, of other lengths, finds its counters and records at the start."""
     checked = [CpuDevice("check", threads=1), *(CpuDevice("random", seed, threads=2) for seed in SEEDS)]
     one, target = spec(batched=True), SHARED[shared][0]
     values, sizes = given(one)
     rng = np.random.default_rng(8)
     for on in (device, *checked):
-        with using(fixed(choice(shared))):
+        with using(fixed(choice(shared, mergers))):
             kernel = on.load(one, target)
         spaces = {p.name: zeros(p, sizes) for p in kernel.params if p.access == "workspace"}
         assert set(spaces) == {"records", "tickets"}
@@ -146,32 +150,63 @@ def test_a_unit_that_one_cta_takes_draws_no_ticket() -> None:
 # -- what the executor tells -------------------------------------------------------------------------------------------
 
 
-def subject(shared: str, **fields: Any) -> SpecSubject:
+def subject(shared: str, mergers: int = 1, **fields: Any) -> SpecSubject:
     """One with a text of the early ticket, which is made here and now."""
     made = SpecSubject(spec(**fields), parse_target(SHARED[shared][0]))
-    with using(fixed(choice(shared))):
+    with using(fixed(choice(shared, mergers))):
         assert "%ticket_drawn" in made.ptx.text
     return made
 
 
+@pytest.mark.parametrize("mergers", [1, 4])
 @pytest.mark.parametrize(
     ("shared", "fields"), [("splits", {}), ("clusters of 2", {}), ("clusters of 2", {"programmatic": True})], ids=str
 )
-def test_every_barrier_wait_and_fence_matters(shared: str, fields: dict[str, Any]) -> None:
+def test_every_barrier_wait_and_fence_matters(shared: str, fields: dict[str, Any], mergers: int) -> None:
     """The late ticket has a barrier without which nothing changes; here there is none."""
-    sound = subject(shared, **fields)
+    sound = subject(shared, mergers, **fields)
     assert sound.noticed(sound.ptx.text) is None
     faults = list(deletions(sound.ptx.text))
     assert len([fault for fault in faults if fault.kind == "barrier" and "bar.sync" in fault.what]) == 1
     assert [str(fault) for fault in faults if not sound.noticed(fault.text)] == []
 
 
+@pytest.mark.parametrize("mergers", [1, 4])
 @pytest.mark.parametrize("shared", SHARED)
-def test_a_merge_that_does_not_wait_is_noticed(shared: str) -> None:
-    sound = subject(shared)
+def test_a_merge_that_does_not_wait_is_noticed(shared: str, mergers: int) -> None:
+    sound = subject(shared, mergers)
     text = sound.ptx.text.replace("@!%records_there bra $records_wait;", "")
     assert text != sound.ptx.text
     assert any(sound.outcome(text, "random", seed) for seed in SEEDS)
+
+
+# Ahead of the question whether all CTAs of a unit have started: wait until they have, or the counter is back at zero.
+ALL_START = """
+$all_start:
+    ld.relaxed.gpu.global.b32 %ticket_now, [%ticket_place];
+    and.b32 %ticket_now, %ticket_now, 0xFFFF;
+    setp.lt.u32 %ticket_used, %ticket_now, %active;
+    setp.ne.and.u32 %ticket_used, %ticket_now, 0, %ticket_used;
+    @%ticket_used bra $all_start;
+"""
+
+
+@pytest.mark.parametrize("shared", ["splits", "clusters of 2"])
+def test_a_part_is_merged_by_its_cta_or_by_the_last_to_start(shared: str) -> None:
+    """The former where all start before any asks, the latter where each CTA ends before the next begins."""
+    sound = subject(shared, 4)
+    asks, told = "    mov.b32 %ticket_asked, %ticket_drawn;", "    st.shared.u32 [ticket_told], %parts;"
+    marks = "    or.b32 %parts, %parts, %ticket_marks;"
+    assert [sound.ptx.text.count(line) for line in (asks, told, marks)] == [1, 1, 1]
+    at_once = sound.ptx.text.replace(asks, ALL_START + asks)
+    nobody_asks = (told, f"    @%ticket_asks mov.u32 %parts, 0;\n{told}")
+    no_marks = (marks, "")
+    for seed in SEEDS:
+        assert not sound.outcome(at_once, "random", seed)
+        assert not sound.outcome(at_once.replace(*no_marks), "random", seed)
+        assert sound.outcome(at_once.replace(*nobody_asks), "random", seed)
+    assert not sound.outcome(sound.ptx.text.replace(*nobody_asks), "check")
+    assert sound.outcome(sound.ptx.text.replace(*no_marks), "check")
 
 
 def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed() -> None:
@@ -194,18 +229,19 @@ def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed() -> None:
 def test_a_kernel_without_splits_has_no_ticket() -> None:
     with using(fixed(choice("splits"))):
         early = spec(max_len=30)
-        assert not early.plan(parse_target("sm_80")).early_ticket
+        assert early.plan(parse_target("sm_80")).mergers == 0
         text = generate(early, "sm_80").text
         chunk = FlashDecodingChunk(LONGEST, 16, 4, 2)
-        assert not chunk.plan(parse_target("sm_80")).early_ticket
+        assert chunk.plan(parse_target("sm_80")).mergers == 0
     assert "ticket" not in text
 
 
 @pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
 @pytest.mark.parametrize("warps", [4, 8, 16])
-def test_assembles_without_spills(target: str, warps: int) -> None:
-    """The ticket is one register more, held through the main loop."""
+@pytest.mark.parametrize("mergers", [1, 8])
+def test_assembles_without_spills(target: str, warps: int, mergers: int) -> None:
+    """The ticket is a register or two more, held through the main loop."""
     for fields in (
         {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128}, {"n_heads": 9, "n_kv_heads": 1, "head_dim": 256},
         {"n_heads": 32, "n_kv_heads": 32, "head_dim": 80, "kv_dtype": "s8", "batched": True},
@@ -213,8 +249,8 @@ def test_assembles_without_spills(target: str, warps: int) -> None:
         {"n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "kv_dtype": "f32", "q_dtype": "f32"},
     ):  # fmt: skip
         one = spec(max_len=65536, **fields)
-        with using(fixed(Choice(warps, 2, 264, 2, 4096, early_ticket=1))):
-            assert one.plan(parse_target(target)).early_ticket
+        with using(fixed(Choice(warps, 2, 264, 2, 4096, mergers=mergers))):
+            assert one.plan(parse_target(target)).mergers > 0
             ptx = generate(one, target)
         resources = assemble(ptx.text, target).resources[ptx.entry]
         assert resources.clean, (one, resources)
