@@ -1,5 +1,5 @@
-"""Splits merged by the last CTAs to start (`mergers`): the late ticket's bytes in every mode and order, workspaces left as
-they were, and that the executor tells where such a CTA does not wait.
+"""Splits merged by the last CTAs to start (`mergers`): the late ticket's bytes in every mode and order, workspaces left
+as they were, and that the executor tells where such a CTA does not wait.
 """
 
 from __future__ import annotations

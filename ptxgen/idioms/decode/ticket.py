@@ -18,8 +18,7 @@ from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.decode.merge import Elements
 
-MOST_MERGERS = 16  # the last has the counter's lower half, each other one a bit of the upper half
-MOST_SHARED_SPLITS = (1 << 16) - 1
+MOST_SHARED_SPLITS = (1 << 16) - 1  # the counter's lower half; the upper half has marks of 15 CTAs
 
 
 class Ticket:
