@@ -23,9 +23,10 @@ from ptxgen.tuning import Choice, fixed, using
 from tests.mutations import SpecSubject, deletions
 
 SEEDS = range(12)
-# Ways to share a unit out: CTAs of a cluster, the target, CTAs of the grid.
-SHARED = {"splits": ("sm_80", 1, 24), "splits, sm_90": ("sm_90", 1, 24), "more splits than are read at once":
-          ("sm_80", 1, 80), "clusters of 2": ("sm_90", 2, 24), "clusters of 4": ("sm_90", 4, 24)}  # fmt: skip
+# Ways to share a unit out: the target, CTAs of a cluster, CTAs of the grid, stages of bulk copies.
+SHARED = {"splits": ("sm_80", 1, 24, 0), "splits, sm_90": ("sm_90", 1, 24, 0), "more splits than are read at once":
+          ("sm_80", 1, 80, 0), "clusters of 2": ("sm_90", 2, 24, 0), "clusters of 4": ("sm_90", 4, 24, 0),
+          "bulk copies": ("sm_90", 2, 24, 2)}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
     "f16": {}, "e4m3": {"kv_dtype": "e4m3"}, "s8": {"kv_dtype": "s8"}, "f32": {"kv_dtype": "f32", "q_dtype": "f32"},
     "window": {"window": 633}, "options": {"alibi": True, "sinks": True, "soft_cap": 3.0},
@@ -34,12 +35,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "pages": {"batched": True, "page_size": 16}, "programmatic": {"programmatic": True},
     "programmatic, batch": {"programmatic": True, "batched": True, "kv_dtype": "s8"},
 }  # fmt: skip
-LONGEST, LENGTHS = 1500, (1500, 0, 1, 300, 64, 1499)
+LONGEST, LENGTHS = 1504, (1504, 0, 1, 300, 64, 1499)
 
 
 def choice(shared: str, mergers: int = 1) -> Choice:
-    _, cluster, grid = SHARED[shared]
-    return Choice(2, cluster, grid, 1, split_positions=64, mergers=mergers)
+    _, cluster, grid, stages = SHARED[shared]
+    return Choice(2, cluster, grid, 1, split_positions=64, stages=stages, mergers=mergers)
 
 
 def spec(**fields: Any) -> IncrementalAttention:
@@ -134,12 +135,13 @@ def test_launches_leave_the_workspaces_as_they_were(device: Device, shared: str,
             assert not bound["records"].numpy().any()
 
 
-def test_a_unit_that_one_cta_takes_draws_no_ticket() -> None:
+@pytest.mark.parametrize("mergers", [1, 4])
+def test_a_unit_that_one_cta_takes_draws_no_ticket(mergers: int) -> None:
     """Short lengths: one split has work, and nobody waits."""
     one = spec(batched=True)
     values, sizes = given(one)
     values["seq_lens"] = np.array([1, 16, 32, 0, 31, 2], np.int32)
-    with using(fixed(choice("splits"))):
+    with using(fixed(choice("splits", mergers))):
         kernel = CpuDevice("check").load(one, "sm_80")
     tickets = next(p for p in kernel.params if p.name == "tickets")
     launch, bound = bind_example(kernel, values | {"tickets": zeros(tickets, sizes) + np.uint32(77)}, sizes)
@@ -195,11 +197,11 @@ $all_start:
 def test_a_part_is_merged_by_its_cta_or_by_the_last_to_start(shared: str) -> None:
     """The former where all start before any asks, the latter where each CTA ends before the next begins."""
     sound = subject(shared, 4)
-    asks, told = "    mov.b32 %ticket_asked, %ticket_drawn;", "    st.shared.u32 [ticket_told], %parts;"
-    marks = "    or.b32 %parts, %parts, %ticket_marks;"
+    asks, told = "    mov.b32 %ticket_asked, %ticket_drawn;", "    st.shared.u32 [ticket_told], %part_mask;"
+    marks = "    or.b32 %part_mask, %part_mask, %ticket_marks;"
     assert [sound.ptx.text.count(line) for line in (asks, told, marks)] == [1, 1, 1]
     at_once = sound.ptx.text.replace(asks, ALL_START + asks)
-    nobody_asks = (told, f"    @%ticket_asks mov.u32 %parts, 0;\n{told}")
+    nobody_asks = (told, f"    @%ticket_asks mov.u32 %part_mask, 0;\n{told}")
     no_marks = (marks, "")
     for seed in SEEDS:
         assert not sound.outcome(at_once, "random", seed)
@@ -209,9 +211,10 @@ def test_a_part_is_merged_by_its_cta_or_by_the_last_to_start(shared: str) -> Non
     assert sound.outcome(sound.ptx.text.replace(*no_marks), "check")
 
 
-def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed() -> None:
+@pytest.mark.parametrize("mergers", [1, 4])
+def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed(mergers: int) -> None:
     """Two launches of a chain have one workspace."""
-    sound = subject("clusters of 2", programmatic=True)
+    sound = subject("clusters of 2", mergers, programmatic=True)
     lines = sound.ptx.text.split("\n")
     wait = next(line for line in lines if "griddepcontrol.wait" in line)
     lines.remove(wait)
@@ -224,6 +227,14 @@ def test_a_ticket_ahead_of_the_wait_for_the_kernel_ahead_is_noticed() -> None:
 
 
 # -- geometry and code -------------------------------------------------------------------------------------------------
+
+
+def test_more_splits_than_the_counter_has_room_for_have_one_merger() -> None:
+    one = IncrementalAttention(1 << 23, 16, 4, 2, batched=True)
+    for positions, mergers in ((64, 1), (256, 8)):
+        with using(fixed(Choice(4, 1, 132, 1, split_positions=positions, mergers=8))):
+            plan = one.plan(parse_target("sm_80"))
+        assert (plan.most_splits, plan.mergers) == ((1 << 23) // positions, mergers)
 
 
 def test_a_kernel_without_splits_has_no_ticket() -> None:
@@ -241,7 +252,7 @@ def test_a_kernel_without_splits_has_no_ticket() -> None:
 @pytest.mark.parametrize("warps", [4, 8, 16])
 @pytest.mark.parametrize("mergers", [1, 8])
 def test_assembles_without_spills(target: str, warps: int, mergers: int) -> None:
-    """The ticket is a register or two more, held through the main loop."""
+    """The ticket is some registers more, held through the main loop."""
     for fields in (
         {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128}, {"n_heads": 9, "n_kv_heads": 1, "head_dim": 256},
         {"n_heads": 32, "n_kv_heads": 32, "head_dim": 80, "kv_dtype": "s8", "batched": True},

@@ -47,8 +47,8 @@ class Choice:
     into; tiles that a warp has `in_flight`; `split_positions`: a batch's long sequences get splits of at most so many,
     and an invariant batch's sequences splits of so many, until the grid is used up.
     `stages`: tiles of a warp that bulk copies bring to shared memory ahead of their use, in place of `in_flight`.
-    `mergers`: CTAs that merge the splits of a unit, a part of the output each: the last so many to start. 0: one does,
-    the last to leave its record.
+    `mergers`: at most so many CTAs merge the splits of a unit, a part of the output each: the last to start. 0: one
+    does, the last to leave its record.
     """
 
     warps: int = _bounds(1, 32)

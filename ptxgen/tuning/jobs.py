@@ -104,7 +104,7 @@ def search(
     job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN,
     prepare: Callable[[Sequence[Choice]], None] = lambda choices: None,
 ) -> Found:  # fmt: skip
-    """The fastest choice for a job: every division of the work with every CTA, then which CTA merges, and neighbours.
+    """The fastest choice for a job: every division of the work with every CTA, then how many merge, and neighbours.
 
     `us` measures a choice, `prepare` is told all that come next; plans that are equal are measured once. The least of
     many measurements is partly luck, so the best few and the one before are measured once more, and decide.
@@ -165,7 +165,7 @@ def shapes(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
 
 
 def mergers(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
-    """Who merges, where units are split (elsewhere the plan is the same)."""
+    """How many CTAs merge, where units are split (elsewhere the plan is the same)."""
     for count in _MERGERS:
         yield replace(base, mergers=count)
 

@@ -105,7 +105,7 @@ def _splits(
     with b.fragment("ticket_read"):
         ticket.read()
     if isinstance(ticket, SharedTicket):
-        _parts(b, ticket, elements)
+        _share(b, ticket, elements)
     with b.fragment("records_begin"):
         elements.locate()
         records.begin(merged)
@@ -129,7 +129,7 @@ def _ticket(
     return SharedTicket(b, active, plan.mergers, exchange.first, exchange.end)
 
 
-def _parts(b: Builder, ticket: SharedTicket, elements: Elements) -> None:
+def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> None:
     """The fragments of several mergers."""
     with b.fragment("ticket_leader"):
         ticket.leads()

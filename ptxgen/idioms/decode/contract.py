@@ -201,7 +201,7 @@ class Partials:
 
 class MainLoop(Protocol):
     """A main loop. `template` is the file to include, without `.ptx.j2`. Between its first loads and its first tile it
-    waits for the CTAs of the cluster, where the plan has clusters that have not met before (`meets_early`).
+    includes `decode_meet`, which is about other CTAs.
 
     A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`, a file to include
     there (K and V only), and may build `early_query`, which follows. They stand before `lengths`. Without them

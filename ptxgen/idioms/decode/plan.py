@@ -47,8 +47,9 @@ class Plan:
     or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
     time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
     unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
-    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `mergers`: so
-    many CTAs of a unit merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
+    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `mergers`: at
+    most so many CTAs of a unit (of each rank of its clusters) merge its records, the last to start; 0: one, the last to
+    leave its record (`ticket`).
     """
 
     loop: MainLoop
@@ -184,12 +185,10 @@ def plan(
 
 
 def _mergers(choice: Choice, most_splits: int) -> int:
-    """CTAs of a unit that merge: no more than it has splits."""
-    if most_splits == 1 or choice.mergers < 2:
-        return choice.mergers if most_splits > 1 else 0
-    if most_splits > MOST_SHARED_SPLITS:
-        return 1
-    return min(choice.mergers, 1 << (most_splits.bit_length() - 1))
+    """CTAs of a unit that merge: no more than it has splits, and one where the shared counter would overflow."""
+    if most_splits == 1:
+        return 0
+    return min(choice.mergers, 1 if most_splits > MOST_SHARED_SPLITS else 1 << (most_splits.bit_length() - 1))
 
 
 def _loop(attention: Attention, target: Target, warps: int, stages: int = 0) -> tuple[MainLoop, LoopShape]:

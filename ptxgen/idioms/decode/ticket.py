@@ -1,5 +1,5 @@
-"""Which CTAs merge the records of a unit's splits: a ticket says, an atomic counter that is back at zero with its last
-use, ready for the next launch.
+"""Which CTAs merge the records of a unit's splits: a ticket says, an atomic counter. The last to use it leaves it at
+zero, ready for the next launch.
 
 A late ticket is drawn behind the record: the last to leave one merges, and all records are on their way. An early
 ticket is drawn when a CTA has found work, and the atomic's latency lies behind its loads: the last to start merges, and
@@ -7,8 +7,8 @@ waits for CTAs that have all started, so that they come to their records whateve
 the CTAs of their clusters, which start together; each rank has a ticket of its own.)
 
 Several mergers share the output: the last few to start, each a part. Who is not the very last may wait only when it
-knows that all have started; so it asks, once, in the same counter. If they have, it merges its part. If not, its mark
-stays in the counter for the last to find, which then merges that part too.
+knows that all have started; so it asks, once, in the same counter, behind its first loads. If they have, it merges its
+part. If not, its mark stays in the counter for the last to find, which then merges that part too.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class EarlyTicket(Ticket):
 
 
 class SharedTicket(EarlyTicket):
-    """The last CTAs to start merge elements [first, end) in equal parts, which are numbered from the last CTA on: as
-    many as splits are active, at most `mergers`; a power of two.
+    """The last CTAs to start merge elements [first, end) in equal parts, numbered from the last CTA on. There are as
+    many as splits are active, at most `mergers`, rounded down to a power of two.
 
-    Thread 0 alone runs `draw`, `ask` and `tell`; what it keeps in between is what the counter answered.
+    Thread 0 alone runs `draw`, `ask` and `tell`, and keeps the counter's address and answers in between.
     """
 
     def __init__(self, b: Builder, active: Reg, mergers: int, first: Reg | int, end: Reg | int) -> None:
@@ -99,10 +99,11 @@ class SharedTicket(EarlyTicket):
         self.mergers, self.first, self.end = mergers, first, end
         self.asked = b.reg("ticket_asked", "u32")
         self.shift, self.count = b.reg("mergers_shift", "u32"), b.reg("mergers", "u32")
-        self.parts, self.share = b.reg("parts", "u32"), b.reg("part_share", "u32")
+        self.mask, self.share = b.reg("part_mask", "u32"), b.reg("part_share", "u32")
         self.part_first, self.part_end = b.reg("part_first", "u32"), b.reg("part_end", "u32")
 
     def draw(self, tickets: Reg, index: Reg) -> None:
+        """Draw: add 1 to the lower half."""
         place = self._place(tickets, index)
         self.b.op("atom.relaxed.gpu.global.add.u32", self.drawn, place[0], 1)
 
@@ -119,9 +120,9 @@ class SharedTicket(EarlyTicket):
         rank, mark, asks = self._rank()
         now = b.op("selp.b32", "ticket_now", mark, 1, asks)
         b.op("add.u32", now, now, self.asked)
-        b.note("what it is when all have started, and all that have to ask have asked")
+        b.note("what it is when all have started, and all that have to ask have asked: bits 17 to mergers + 15")
         whole = b.op("add.u32", "ticket_whole", self.count, 16)
-        b.op("shl.b32", whole, 1, whole)
+        b.op("shl.b32", whole, 1, whole)  # of 16 mergers 0: shl gives 0 from 32 on
         b.op("sub.u32", whole, whole, 1 << 17)
         b.op("add.u32", whole, whole, self.active)
         used = b.op("setp.eq.u32", "ticket_used", now, whole)
@@ -131,14 +132,15 @@ class SharedTicket(EarlyTicket):
         b.note("its own part; the last to start also those of CTAs that asked before")
         marks = b.op("shr.u32", "ticket_marks", self.drawn, 16)
         b.op("selp.b32", marks, 0, marks, asks)
-        b.op("shl.b32", self.parts, 1, rank)
-        b.op("or.b32", self.parts, self.parts, marks)
-        b.op("selp.b32", self.parts, self.parts, 0, started)
-        b.op("st.shared.u32", self.told[0], self.parts)
+        b.op("shl.b32", self.mask, 1, rank)
+        b.op("or.b32", self.mask, self.mask, marks)
+        b.op("selp.b32", self.mask, self.mask, 0, started)
+        b.op("st.shared.u32", self.told[0], self.mask)
 
     def read(self) -> Reg:
-        self.b.op("ld.shared.u32", self.parts, self.told[0])
-        merges: Reg = self.b.op("setp.ne.u32", "merges", self.parts, 0)
+        """Behind the barrier: whether this CTA merges any part."""
+        self.b.op("ld.shared.u32", self.mask, self.told[0])
+        merges: Reg = self.b.op("setp.ne.u32", "merges", self.mask, 0)
         return merges
 
     def divide(self) -> None:
@@ -153,14 +155,14 @@ class SharedTicket(EarlyTicket):
     def take(self) -> Reg:
         """The CTA's next part; whether there are more."""
         b = self.b
-        rank = b.op("bfind.u32", "part_number", self.parts)
+        rank = b.op("bfind.u32", "part_number", self.mask)
         bit = b.op("shl.b32", "part_bit", 1, rank)
-        b.op("xor.b32", self.parts, self.parts, bit)
+        b.op("xor.b32", self.mask, self.mask, bit)
         first = b.op("mad.lo.u32", "part_start_at", rank, self.share, self.first)
         b.op("min.u32", self.part_first, first, self.end)
         b.op("add.u32", self.part_end, self.part_first, self.share)
         b.op("min.u32", self.part_end, self.part_end, self.end)
-        more: Reg = b.op("setp.ne.u32", "part_again", self.parts, 0)
+        more: Reg = b.op("setp.ne.u32", "part_again", self.mask, 0)
         return more
 
     def start(self, elements: Elements) -> None:
