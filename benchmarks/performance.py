@@ -46,8 +46,8 @@ def prefill() -> Iterable[str]:
     yield "## Prefill, bf16, causal, TFLOP/s\n"
     yield (
         "mma.sync, the sm_80 way; wgmma is not used yet. A loop over fewer keys, short enough for the instruction\n"
-        "cache, is slower: at head_dim 64 tiles of 64, 48 and 32 keys reach 168, 139 and 146 at 1024 tokens, 341, 337 and\n"
-        "334 at 8192.\n"
+        "cache, is slower: at head_dim 64 tiles of 64, 48 and 32 keys reach 168, 139 and 146 at 1024 tokens, 341, 337\n"
+        "and 334 at 8192.\n"
     )
     yield table(["heads q/kv/dim", "tokens", "ours", "FlashAttention 2 (torch)", "cuDNN (torch)"], lines)
     yield f"FlashAttention 2 / ours: {mean(ratios):.2f} (geometric mean), least {min(ratios):.2f}.\n"
