@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def test_mappings_are_counted_again_only_when_those_known_to_be_free_are_used_up
 
     def count() -> int:
         counts.append(0)
-        return 300 if len(counts) < 3 else 0
+        return 300 if len(counts) < 4 else 0
 
     mappings = host.Mappings(320 * 16 // 15, count)  # of 341 a sixteenth is for others
     for _ in range(2):
@@ -79,7 +81,26 @@ def test_mappings_are_counted_again_only_when_those_known_to_be_free_are_used_up
     with pytest.raises(ModuleLoadError, match=r"takes up to 30 memory mappings; 20 are free of the 341"):
         mappings.take(30)
     mappings.take(30)
-    assert len(counts) == 3, "something was dropped meanwhile"
+    assert len(counts) == 4, "something was dropped meanwhile"
+
+
+def test_what_only_the_collector_can_free_is_freed_before_mappings_are_refused():
+    class Held:
+        """One of a cycle that holds everything."""
+
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    mappings = host.Mappings(16 * 20, lambda: 300 * len(alive))  # 300 beside the reserve
+    gc.disable()
+    try:
+        one = Held()
+        one.itself = one  # type: ignore[attr-defined]
+        alive.add(one)
+        with pytest.raises(ModuleLoadError, match="0 are free"):
+            mappings.take(10)
+        del one
+        mappings.take(10)
+    finally:
+        gc.enable()
 
 
 def test_a_kernel_too_many_is_an_error_and_leaves_the_device_usable(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import platform
 from collections.abc import Callable
@@ -85,7 +86,8 @@ class Mappings:
     """How many pieces the process's address space may still be cut into. LLVM ends the process where there are no more.
 
     `most` (None: no known limit) and `count()` are the system's. Counting thousands takes longer than linking, so it
-    happens only when what was free at the last count is used up, whoever gave something back meanwhile.
+    happens only when what was free at the last count is used up, whoever gave something back meanwhile. Modules that
+    nobody can reach any more may still wait for Python's collector, which comes by the rarer the larger a program is.
     """
 
     def __init__(self, most: int | None, count: Callable[[], int]) -> None:
@@ -97,7 +99,10 @@ class Mappings:
         if self._most is None:
             return
         if self._free < n:
-            self._free = self._most - self._most // 16 - self._count()
+            self._recount()
+        if self._free < n:
+            gc.collect()
+            self._recount()
         if self._free < n:
             raise ModuleLoadError(
                 f"CPU executor: linking takes up to {n} memory mappings; {max(self._free, 0)} are free of the "
@@ -105,6 +110,10 @@ class Mappings:
                 "devices and modules that are not in use"
             )
         self._free -= n
+
+    def _recount(self) -> None:
+        assert self._most is not None
+        self._free = self._most - self._most // 16 - self._count()
 
 
 def _mappings_of_this_system() -> Mappings:
