@@ -44,6 +44,8 @@ def decode_attention(
     caches `[pages, n_kv_heads, page_size, head_dim]` and page_table int32 `[batch, entries]`; int8 caches with f16
     scales. Options as `IncrementalAttention` has them.
     """
+    _check_rank("decode_attention", 3, q=q)
+    _check_rank("decode_attention", 4, k_cache=k_cache, v_cache=v_cache)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     spec = IncrementalAttention(
         head_dim=q.shape[2], n_heads=q.shape[1], n_kv_heads=k_cache.shape[1], q_dtype=_kind(q), kv_dtype=_kind(k_cache),
@@ -73,6 +75,8 @@ def _kv_append(
     v_scales: Tensor | None,
     page_table: Tensor | None,
 ) -> None:
+    _check_rank("kv_append", 3, k=k, v=v)
+    _check_rank("kv_append", 4, k_cache=k_cache, v_cache=v_cache)
     spec = KvCacheScatter(
         head_dim=k.shape[2], n_kv_heads=k.shape[1], kv_dtype=_kind(k_cache), src_dtype=_kind(k), batched=True,
         **_storage(k_cache, page_table),
@@ -125,6 +129,7 @@ def rope(
 
     Options as `Rope` has them: style "neox" (split halves) or "norm" (adjacent pairs), scaling "llama3" and others.
     """
+    _check_rank("rope", 3, q=q, k=k)
     outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k)]
     spec = Rope(
         head_dim=q.shape[2], n_heads=q.shape[1], n_kv_heads=k.shape[1], dtype=_kind(q), theta=theta, style=style,
@@ -145,6 +150,8 @@ def _(q: Tensor, k: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("ptxgen::argmax", mutates_args=())
 def argmax(x: Tensor) -> Tensor:
     """Index of the largest of the last axis, int32; the lowest among equals, and a NaN counts as largest."""
+    if not x.dim():
+        raise SpecError("ptxgen::argmax: x must have an axis (got a scalar)")
     out = x.new_empty(x.shape[:-1], dtype=torch.int32)
     rows = x.contiguous().view(-1, x.shape[-1])
     _launch(ArgMax(n=x.shape[-1], dtype=_kind(x)), {"x": rows, "out": out.view(-1)}, {"rows": rows.shape[0]})
@@ -154,6 +161,12 @@ def argmax(x: Tensor) -> Tensor:
 @argmax.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:-1], dtype=torch.int32)
+
+
+def _check_rank(operator: str, rank: int, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dim() != rank:
+            raise SpecError(f"ptxgen::{operator}: {name} must have {rank} axes (got shape {list(tensor.shape)})")
 
 
 def _kind(tensor: Tensor) -> str:

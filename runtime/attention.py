@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
 
 
+_OPTIONS = ("scale", "soft_cap", "window")  # that all of these kernels have
+
+
 class AttentionKernels:
     """Kernels over the layers of a cache, with queries of `q_dtype`; `options` are those of `IncrementalAttention`.
 
@@ -28,12 +31,11 @@ class AttentionKernels:
         self._check_options()
 
     def _check_options(self) -> None:
-        """An option that does not exist, or that brings arguments which an executor does not have, is an error."""
-        known = {"q", "out", "seq_len", "k_cache", "v_cache", "k_scales", "v_scales"}
-        more = [p.name for p in self._spec(indirect=False).params() if p.access != "workspace" and p.name not in known]
-        if more:
-            want = "an option that needs no arguments of its own (bind IncrementalAttention itself for the others)"
-            raise SpecError(f"Executor.options: must be {want} (got {self.options}, which needs {', '.join(more)})")
+        """An option that not all of an executor's kernels have, or a value that they do not take, is an error."""
+        if others := sorted(self.options.keys() - set(_OPTIONS)):
+            want = f"of {', '.join(_OPTIONS)} (bind IncrementalAttention itself for other options)"
+            raise SpecError(f"Executor.options: must be {want} (got {', '.join(others)})")
+        self._spec(indirect=False)
 
     def step(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:
         """One query of every head `[n_heads, head_dim]` over `length` positions of a layer; bound once and updated."""

@@ -268,6 +268,10 @@ class Device(ABC):
     def _check_memory(self, label: str, pointer: int) -> None:
         """Raise `SpecError` if an address that `label` gives is not memory of this device."""
 
+    def _consumer_stream(self, consumer: object) -> Stream:
+        """The stream of a DLPack consumer, which says its address."""
+        return self._foreign_stream(consumer)
+
     def _current_stream_of(self, library: str) -> Stream:
         """The current stream of another library on this device (only asked where there are such libraries)."""
         raise CudaError(f"{self.name}: {library} has no stream here")

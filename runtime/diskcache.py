@@ -39,7 +39,7 @@ def default_directory(environment: dict[str, str] | None = None) -> Path | None:
     if chosen.lower() == "off":
         return None
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))  # as it is where there is no such user
     if env.get("XDG_CACHE_HOME"):
         return Path(env["XDG_CACHE_HOME"]) / "ptxgen"
     home = Path(env.get("HOME") or os.path.expanduser("~"))

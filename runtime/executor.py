@@ -10,6 +10,7 @@ import numpy as np
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.runtime.attention import AttentionKernels
+from ptxgen.runtime.bound import BoundKernel
 from ptxgen.runtime.buffer import Buffer
 from ptxgen.runtime.flashdecoding import FlashDecoding
 from ptxgen.runtime.graph import Graph, Node
@@ -34,9 +35,12 @@ class Executor:
     `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's. `max_chunks` is how many parts `flash_decoding`
     cuts a cache into at most; `options` are those of `IncrementalAttention`: scale, soft_cap, window.
 
-    In a graph, record with `stream=graph.stream` and call `step` before each replay: positions and lengths then come
-    from device memory (`positions`, `lengths`, one per layer). What a replay could not do again is a `CudaError` before
-    anything is recorded: host arrays, chunks, a position on the host.
+    In a graph, record with `stream=graph.stream` and call `step` before each replay that appends, `publish` before one
+    that only attends: positions and lengths then come from device memory (`positions`, `lengths`, one per layer), which
+    eager calls do not change. What a replay could not do again is a `CudaError` before anything is recorded: host
+    arrays, chunks, a position on the host.
+
+    One thread at a time: arguments and scratch memory are the executor's.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class Executor:
         where = self._begin(stream, buffers, layer)
         self._arguments.upload({"q": q, "k": k, "v": v}, where)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
-        attention.launch(where)
+        self._launch(attention, where, layer, length - 1)
         self._arguments.download("out", out, where)
         self._end()
         return length
@@ -117,7 +121,7 @@ class Executor:
         attention = self._kernels.chunk(layer, buffers["q"], buffers["out"], length)
         self._begin(stream, buffers, layer)
         self.cache.append(layer, buffers["k"], buffers["v"], where)
-        attention.launch(where)
+        self._launch(attention, where, layer, length - rows)
         take_back(out, buffers["out"], where)
         self._end()
         return length
@@ -215,6 +219,15 @@ class Executor:
         for layer, length in enumerate(before):
             self.cache.set_length(layer, length + 1)
 
+    def publish(self, stream: object = None) -> None:
+        """Put the lengths as they are into device memory, for replays that append nothing (`flash_decoding`), after
+        eager calls, a rollback or a restore."""
+        stream = self.device._uncaptured(stream, "Executor.publish", "call it before each replay")
+        held = np.array([self.cache.length(layer) for layer in range(self.n_layers)], np.int32)
+        where = self._begin(stream, {"lengths": self.lengths})
+        self.lengths.copy_from(held, where)
+        self._end()
+
     # arguments ----------------------------------------------------------------------------------------------------
     def _buffers(self, **given: object) -> dict[str, Buffer]:
         """Every argument on the device, `[n_heads, head_dim]` and the like."""
@@ -241,6 +254,14 @@ class Executor:
             where.wait(self._latest)
             self._latest = where
         return where
+
+    def _launch(self, attention: BoundKernel, where: Stream, layer: int, before: int) -> None:
+        """Attend over what was appended. If that fails, the layer's length is what it was `before`."""
+        try:
+            attention.launch(where)
+        except BaseException:
+            self.cache.set_length(layer, before)
+            raise
 
     def _end(self) -> None:
         """What those other streams do from now on comes after our work."""

@@ -51,7 +51,10 @@ def host_array(source: Any) -> np.ndarray | None:
     """A DLPack array that lies in host memory as a NumPy array (bf16 and fp8 included); None if it does not."""
     if not hasattr(source, "__dlpack_device__") or source.__dlpack_device__()[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
         return None
-    taken = _take(source, None)
+    try:
+        taken = _take(source, None)
+    except (BufferError, RuntimeError, TypeError, ValueError) as refused:
+        raise SpecError(f"array: {type(source).__name__} gives no memory: {refused}") from refused
     dtype, _ = _checked("array", source, taken)
     nbytes = math.prod(taken.shape) * dtype.bytes
     memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(taken.pointer)
@@ -174,7 +177,7 @@ def export_dlpack(buffer: Buffer, stream: object, max_version: tuple[int, int] |
     """`Buffer.__dlpack__`: the consumer's stream waits for all work on the buffer (None: legacy; -1: no wait)."""
     device = buffer.device
     if device.kind == "cuda" and stream != -1:
-        consumer = device.stream(1 if stream is None else stream)  # 1 is CU_STREAM_LEGACY
+        consumer = device._consumer_stream(1 if stream is None else stream)  # 1 is CU_STREAM_LEGACY
         after_others(consumer, (buffer.allocation,))
         buffer.allocation.used_on(consumer)
     versioned = max_version is not None and max_version[0] >= 1

@@ -118,7 +118,7 @@ class Arguments:
         """Arguments of several rows, on the device: every one is checked before the first is copied.
 
         Host arrays get buffers for this call, filled where their name is in `read`; those in `written` are filled
-        from them later.
+        from them later. None of them is read any more when the call they are for has returned.
         """
         shapes = {name: (counts[name], *self.shapes[name]) for name in given}
         found: dict[str, Buffer] = {}
@@ -132,6 +132,9 @@ class Arguments:
                 found[name] = self.device.empty(shapes[name], self.dtype, stream)
                 if name in read:
                     found[name].copy_from(array.reshape(shapes[name]), stream)
+        host = {name for name, array in given.items() if isinstance(array, np.ndarray)}
+        if host.intersection(read) and not host.intersection(written):  # what is brought back is waited for later
+            stream.synchronize()
         return {name: found[name] for name in given}
 
     def _on_device(self, name: str, array: object, shape: tuple[int, ...]) -> Buffer:

@@ -120,6 +120,8 @@ def others() -> Iterable[str]:
             r = json.loads(line)
             case, figures = r["case"], f"{r['tests']} | {r['findings']} | {r['failed']}"
             part, note = case.get("part", "all"), case.get("note", "")
+            if r.get("of", r["tests"]) > r["tests"] and not note:
+                note = f"{r['of'] - r['tests']} of {r['of']} not to their end, for want of time"
             yield f"| {r['commit']} | {part} | {case['tool']} | {figures} | {note} |"
     if (RESULTS / "soak.jsonl").is_file():
         (r,) = load("soak")

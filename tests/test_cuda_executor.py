@@ -40,7 +40,7 @@ def test_eager_captured_and_explicit_decoding(device: CudaDevice) -> None:
     for length in (150, 129, 1):
         ex.cache.rollback(length)
         oracle.rollback(length)
-        ex.lengths.fill(length)
+        ex.publish()
         eager = np.empty((4, 64), np.float32)
         ex.flash_decoding(0, q, eager)
         verdict = compare("out", eager, oracle.attend(0, q), LIMITS["f16"])
@@ -49,6 +49,24 @@ def test_eager_captured_and_explicit_decoding(device: CudaDevice) -> None:
             out.fill(np.nan)
             graph.launch()
             assert out.numpy().tobytes() == eager.tobytes()
+
+
+def test_page_locked_rows_are_not_read_after_the_call(device: CudaDevice) -> None:
+    """They may be filled again: copies from them are waited for where nothing else is."""
+    ex = Executor(device, 1, 4, 2, 64, 32)
+    q, k, v = (device.pinned((3, heads, 64), "f32") for heads in (4, 2, 2))
+    out = device.empty((3, 4, 64), "f32")
+    for array in (q, k, v):
+        array[...] = rand(*array.shape)
+    for call in (
+        lambda: ex.flash_attention_cached(0, q, k, v, out),
+        lambda: ex.flash_attention(q, k, v, out),
+        lambda: ex.rope(q, k, position=3),
+    ):
+        device.api.log.clear()
+        call()
+        last = max(i for i, name in enumerate(device.api.log) if name.startswith("cuMemcpyHtoD"))
+        assert "cuStreamSynchronize" in device.api.log[last:]
 
 
 def test_clusters_reach_launches_and_nodes(device: CudaDevice) -> None:

@@ -201,13 +201,60 @@ def test_an_append_without_a_step_writes_nothing(device: Device) -> None:
         assert {name: buffer.numpy().tobytes() for name, buffer in batched.buffers(0).items()} == before
 
 
+def test_a_replay_after_eager_work_attends_over_what_was_published(device: Device) -> None:
+    """Eager appends, a rollback and a restore leave the lengths on the device as they were."""
+    ex, oracle = executor(device)
+    q, out = device.array(rand(4, 64)), device.zeros((4, 64), "f32")
+    graph = device.graph()
+    ex.flash_decoding_nodes(graph, 0, q, out)
+    k, v = rand(10, 2, 64), rand(10, 2, 64)
+    ex.flash_attention_cached(0, rand(10, 4, 64), k, v, np.zeros((10, 4, 64), np.float32))
+    for row in zip(k, v, strict=True):
+        oracle.append(0, *row)
+    for length in (10, 7):
+        ex.cache.rollback(length)
+        oracle.rollback(length)
+        ex.publish()
+        graph.launch()
+        check(out.numpy(), oracle.attend(0, q.numpy()))
+        assert ex.cache.length(0) == length
+    with device.graph() as recorded:
+        out.fill(0, recorded.stream)
+        with pytest.raises(CudaError, match="publish"):
+            ex.publish(recorded.stream)
+
+
+class Refusing:
+    """A bound kernel whose launch fails."""
+
+    def launch(self, stream: object) -> None:
+        raise CudaError("forced")
+
+
+def test_a_launch_that_fails_leaves_the_lengths(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    ex, _ = executor(device)
+    for rows in (1, 3):
+        given = [rand(rows, 4, 64), rand(rows, 2, 64), rand(rows, 2, 64), np.zeros((rows, 4, 64), np.float32)]
+        ex.flash_attention_cached(0, *given)
+        before = ex.cache.length(0)
+        with monkeypatch.context() as patch:
+            for name in ("step", "chunk"):
+                patch.setattr(ex._kernels, name, lambda *_: Refusing())
+            with pytest.raises(CudaError, match="forced"):
+                ex.flash_attention_cached(0, *given)
+        assert ex.cache.length(0) == before
+        ex.flash_attention_cached(0, *given)
+        assert ex.cache.length(0) == before + rows
+
+
 def test_unknown_options_and_impossible_shapes(device: Device) -> None:
-    with pytest.raises(TypeError, match="sofft_cap"):
-        Executor(device, 1, 4, 2, 64, 16, sofft_cap=3.0)
+    for options in ({"sofft_cap": 3.0}, {"alibi": True}, {"programmatic": True}):
+        with pytest.raises(SpecError, match=rf"Executor.options: must be of scale, .* \(got {next(iter(options))}\)"):
+            Executor(device, 1, 4, 2, 64, 16, **options)
+    with pytest.raises(SpecError, match="soft_cap"):
+        Executor(device, 1, 4, 2, 64, 16, soft_cap=-1.0)
     with pytest.raises(SpecError, match="head_dim"):
         Executor(device, 1, 4, 2, 63, 16)
-    with pytest.raises(SpecError, match=r"Executor.options: .* \(got \{'alibi': True\}, which needs alibi_slopes\)"):
-        Executor(device, 1, 4, 2, 64, 16, alibi=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

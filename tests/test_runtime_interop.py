@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import types
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -260,6 +261,43 @@ def test_arguments_of_a_library_launch_on_its_current_stream(
     assert binding.log == ["cuLaunchKernelEx"], "a known stream is the fast path"
     device.module(TEXT)["scale"].launch(1, 32, [array, np.float32(1), np.uint32(4)])
     assert binding.launched[-1].stream == 0xB0
+
+
+def test_a_cupy_stream_lives_as_long_as_memory_that_it_works_on(
+    fake: tuple[CudaDevice, Binding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy destroys a stream with its last reference: its address must not be used any more then."""
+    device, binding = fake
+
+    class Stream:
+        def __init__(self, ptr: int) -> None:
+            self.ptr = ptr
+
+    class On:
+        def __init__(self, index: int) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    current = [Stream(0xB0)]
+    cuda = types.SimpleNamespace(Device=On, get_current_stream=lambda: current[0])
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    Array = type("ndarray", (Producer,), {"__module__": "cupy._core"})
+    ours, other = device.zeros(4, "f32"), device.zeros(4, "f32")
+    array = Array(device.zeros(4, "f32"))
+    alive = weakref.ref(current[0])
+    device.module(TEXT)["scale"].launch(1, 32, [array, np.float32(1), np.uint32(4)])
+    device.module(TEXT)["scale"].bind(1, 32, [ours, np.float32(1), np.uint32(4)]).launch(current[0])
+    other.__dlpack__(stream=0xB0)
+    current[0] = Stream(0)
+    gc.collect()
+    assert alive() is not None
+    binding.log.clear()
+    for buffer in (ours, other):
+        buffer.numpy()
+        buffer.free()
+    del array, buffer, ours, other
+    gc.collect()
+    assert alive() is None, "the stream is CuPy's again"
 
 
 def test_tensors_without_a_dlpack_code_are_taken_by_pointer(fake: tuple[CudaDevice, Binding]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxgen.errors import SpecError
 from tests.kv_oracle import attention
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -83,6 +84,19 @@ def test_wrong_tensors_are_named(where: str) -> None:
         ops.decode_attention(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, lengths)
     with pytest.raises(Exception, match=r"head_dim|shape"):
         ops.decode_attention(q[..., :60], k, v, lengths)
+
+
+def test_wrong_ranks_are_named(where: str) -> None:
+    q, k, v, lengths = caches(where)
+    for call, said in (
+        (lambda: ops.decode_attention(q[0], k, v, lengths), r"decode_attention: q must have 3 axes .*\[4, 64\]"),
+        (lambda: ops.decode_attention(q, k[0], v, lengths), "decode_attention: k_cache must have 4 axes"),
+        (lambda: ops.kv_append(q[0], q[0], k, v, lengths), "kv_append: k must have 3 axes"),
+        (lambda: ops.rope(q, q[0], lengths), "rope: k must have 3 axes"),
+        (lambda: ops.argmax(q[0, 0, 0]), "argmax: x must have an axis"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            call()
 
 
 def test_wrong_tensors_are_named_after_right_ones_too(where: str) -> None:

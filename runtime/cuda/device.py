@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, ClassVar, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -61,7 +62,7 @@ class CudaDevice(CudaContext, Device):
         self._loader = Loader(self, cubins)
         self.native_launch = self.driver.native("cuLaunchKernelEx", 12000)
         self.default_stream = CudaStream(self)
-        self._foreign: dict[int, CudaStream] = {}
+        self._foreign: WeakValueDictionary[int, CudaStream] = WeakValueDictionary()  # memory that they work on has them
         self.modules = ModuleCache(self)
 
     def after(self, streams: tuple[Stream, ...]) -> Event | None:
@@ -171,11 +172,16 @@ class CudaDevice(CudaContext, Device):
             raise SpecError(f"wrap: must be memory of {self.name} (got {label} in {where})")
 
     def _current_stream_of(self, library: str) -> Stream:
-        handle = current_of(library, self.index)
+        handle, owner = current_of(library, self.index)
         found = self._foreign.get(handle)
         if found is None:
-            found = self._foreign[handle] = CudaStream(self, handle, library)
+            found = self._foreign[handle] = CudaStream(self, handle, owner)
         return found
+
+    def _consumer_stream(self, consumer: object) -> Stream:
+        if "cupy" in sys.modules and current_of("cupy", self.index)[0] == consumer:
+            return self._current_stream_of("cupy")  # which CuPy destroys with its last reference
+        return self._foreign_stream(consumer)
 
     def _new_graph(self) -> Graph:
         return self.part(CudaGraph(self))

@@ -133,12 +133,14 @@ def foreign_handle(source: object) -> int:
     raise SpecError(f"stream: must be a stream of this or another library, or its address (got {source!r})")
 
 
-def current_of(library: str, index: int) -> int:
-    """The current stream of a library that is already imported, on the device with that index."""
+def current_of(library: str, index: int) -> tuple[int, object]:
+    """The current stream of a library that is already imported, on the device with that index, and what keeps it alive:
+    torch's live as long as the process, CuPy's as long as their objects."""
     module: Any = sys.modules.get(library)
     if library == "torch":
-        return int(module._C._cuda_getCurrentRawStream(index))
+        return int(module._C._cuda_getCurrentRawStream(index)), library
     if library == "cupy":
         with module.cuda.Device(index):
-            return int(module.cuda.get_current_stream().ptr)
+            stream = module.cuda.get_current_stream()
+        return int(stream.ptr), stream
     raise CudaError(f"stream: {library} has no current stream")
