@@ -50,7 +50,11 @@ def prefill() -> Iterable[str]:
         "and 334 at 8192.\n"
     )
     yield table(["heads q/kv/dim", "tokens", "ours", "FlashAttention 2 (torch)", "cuDNN (torch)"], lines)
-    yield f"FlashAttention 2 / ours: {mean(ratios):.2f} (geometric mean), least {min(ratios):.2f}.\n"
+    yield f"FlashAttention 2 / ours: {mean(ratios):.2f} (geometric mean), least {min(ratios):.2f}. {_commit(rows)}\n"
+
+
+def _commit(rows: list[dict[str, Any]]) -> str:
+    return f"Commit {rows[0]['commit']}."
 
 
 def two_launches() -> Iterable[str]:
@@ -74,13 +78,15 @@ def two_launches() -> Iterable[str]:
 def untuned() -> Iterable[str]:
     """Head dims and groups that no table names, over the nearest tuned shape."""
     found: dict[int, dict[int, list[float]]] = {}
-    for row in load("decode_shapes"):
+    rows = load("decode_shapes")
+    for row in rows:
         size = round(row["bytes"] / 2**20)
         found.setdefault(row["case"]["head_dim"], {}).setdefault(size, []).append(row["ratio"])
     sizes = sorted(next(iter(found.values())))
     lines = [[str(dim), *(f"{mean(r[s]):.2f}, {min(r[s]):.2f}" for s in sizes)] for dim, r in sorted(found.items())]
     yield "## Head dims and groups that nobody tuned: share of the nearest tuned shape's rate over as many bytes\n"
-    yield "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least.\n"
+    yield "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least."
+    yield f"{_commit(rows)}\n"
     yield table(["head_dim", *(f"{size} MiB" for size in sizes)], lines)
 
 

@@ -198,7 +198,7 @@ def test_it_writes_the_rows_that_are_faster(
     assert f"export PTXGEN_TUNING={path}" in said
     (row,) = Table.read(path).rows
     assert dict(row.where) == {"sm": "sm_90", "head_dim": 16, "group": 2, "n_kv_heads": 2, "kv_dtype": "f16",
-                               "capacity": (301, 600), "batched": False}  # fmt: skip
+                               "capacity": (301, 600), "batched": False, "programmatic": False}  # fmt: skip
     assert dict(row.choose)["warps"] == 2
     text = path.read_text()
     with using(path):  # what is in force now is the best: nothing is written, and other rows stay

@@ -67,6 +67,7 @@ class Job:
             ("sm", chip_name(target)), ("head_dim", self.head_dim), ("group", self.n_heads // self.n_kv_heads),
             ("n_kv_heads", self.n_kv_heads), ("kv_dtype", self.spec.kv_dtype.name),
             ("capacity", (self.capacity // 2 + 1, self.capacity)), ("batched", bool(self.batches)),
+            ("programmatic", False),  # as it was measured
         )  # fmt: skip
         return Row(where, tuple(vars(choice).items()), note)
 
