@@ -22,9 +22,13 @@ import numpy as np
 
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.backend import MemoryUse
+from ptxgen.tuning import Row, Table, using
 from tests.soak_lives import LIVES
 
 SLACK = 64 << 20  # bytes of the driver's free memory that come and go: lazily loaded code, launches deeper than before
+
+# Lives take turns: who merges the splits of a unit is as the table has it, the last CTA to start, the last four.
+MERGERS = (Table(), *(Table(tuple(Row((("invariant", i),), (("mergers", n),)) for i in (False, True))) for n in (1, 4)))
 
 
 def soak(
@@ -43,9 +47,10 @@ def soak(
     before, free = memory(device), 0
     while sum(done.values()) < steps:
         number = lives % shapes if shapes else lives
-        life = LIVES[number % len(LIVES)](device, np.random.default_rng((seed, number)), rng)
-        for _ in range(min(per_life, steps - sum(done.values()))):
-            done[f"{type(life).__name__}.{life.step()}"] += 1
+        with using(MERGERS[number // len(LIVES) % len(MERGERS)]):
+            life = LIVES[number % len(LIVES)](device, np.random.default_rng((seed, number)), rng)
+            for _ in range(min(per_life, steps - sum(done.values()))):
+                done[f"{type(life).__name__}.{life.step()}"] += 1
         worst, lives = max(worst, life.worst), lives + 1
         del life
         now = memory(device)

@@ -97,7 +97,7 @@ class Sequence(Life):
 
     def __init__(self, device: Device, dice: np.random.Generator, rng: np.random.Generator) -> None:
         super().__init__(device, dice, rng)
-        self.max_len = int(dice.choice([17, 64, 250]))
+        self.max_len = int(dice.choice([17, 64, 250, 2500]))
         shape = (self.layers, self.heads, self.kv_heads, self.dim)
         self.executor = Executor(device, *shape, self.max_len, self.kind, self.query)
         self.cache = self.executor.cache
@@ -250,7 +250,7 @@ class Batch(Life):
 
     def __init__(self, device: Device, dice: np.random.Generator, rng: np.random.Generator) -> None:
         super().__init__(device, dice, rng)
-        self.max_len, self.page = int(dice.choice([33, 64])), int(dice.choice([0, 16, 32]))
+        self.max_len, self.page = int(dice.choice([33, 64, 1300])), int(dice.choice([0, 16, 32]))
         self.dims = (self.layers, self.heads, self.kv_heads, self.dim)
         self.single = KvCache(device, *self.dims, self.max_len, self.kind)
         batch = int(dice.integers(2, 5))
