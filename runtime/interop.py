@@ -20,6 +20,7 @@ from ptxgen.runtime.stream import Stream
 if TYPE_CHECKING:
     from ptxgen.runtime.device import Device
 
+_REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # of `__dlpack__`, whatever the library
 _WITH_CURRENT_STREAM = frozenset({"torch", "cupy"})  # libraries that work on a current stream per device
 
 
@@ -53,7 +54,7 @@ def host_array(source: Any) -> np.ndarray | None:
         return None
     try:
         taken = _take(source, None)
-    except (BufferError, RuntimeError, TypeError, ValueError) as refused:
+    except _REFUSALS as refused:
         raise SpecError(f"array: {type(source).__name__} gives no memory: {refused}") from refused
     dtype, _ = _checked("array", source, taken)
     nbytes = math.prod(taken.shape) * dtype.bytes
@@ -81,7 +82,7 @@ def _from_dlpack(device: Device, source: Any) -> Buffer:
         stream = -1 if _library(source) in _WITH_CURRENT_STREAM else device.default_stream.handle
     try:
         taken = _take(source, stream)
-    except (BufferError, RuntimeError, TypeError, ValueError) as refused:
+    except _REFUSALS as refused:
         return _from_pointer(device, source, refused)
     dtype, _ = _checked("wrap", source, taken)
     buffer = _buffer(device, source, taken.pointer, taken.shape, dtype, taken.readonly, taken)
