@@ -50,7 +50,8 @@ NOT_UNDER = {
 }
 SLOW = ("test_runtime_capture", "test_torch_ops", "test_runtime_executor", "test_incremental_attention")  # begin early
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: (\d+) hazards?)", re.MULTILINE)
-PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider")
+PASSED = re.compile(r"(\d+) passed| PASSED ")  # at the end, and until then
+PYTEST = (sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider")
 SOAK = (sys.executable, "-m", "tests.soak", "--device", "cuda", "--uncounted", "--steps", "160", "--per-life", "40")
 FOUND = 86  # exit status of compute-sanitizer when it has something to report
 
@@ -67,7 +68,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an item: finished in time, tests that passed, findings, and whether the tests themselves failed."""
+    """What came of an item: finished in time, tests that passed, findings, whether the tests themselves failed, and the
+    exit status (below 0: the signal that ended it)."""
 
     item: Item
     done: bool
@@ -75,11 +77,12 @@ class Outcome:
     findings: int
     failed: bool
     seconds: float
+    status: int
 
 
 def suite() -> list[str]:
     """Every GPU test that is not left out."""
-    command = [*PYTEST, "-m", "gpu", "--collect-only", "tests"]
+    command = [*PYTEST, "-q", "-m", "gpu", "--collect-only", "tests"]
     listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return [line for line in listed if "::" in line and not any(f"::{name}" in line for name in LEFT_OUT)]
 
@@ -105,7 +108,7 @@ def items(tools: list[str], size: int, only: str = "") -> list[Item]:
             file = chunk[0].partition("::")[0].removeprefix("tests/").removesuffix(".py")
             for tool in tools:
                 mine = [t for t in chunk if not t.endswith(NOT_UNDER.get(tool, ()) or "\0")]
-                found.append(Item(tool, f"{file}-{number}", (*PYTEST, "-m", "gpu", *mine), len(mine)))
+                found.append(Item(tool, f"{file}-{number}", (*PYTEST, "-v", "-m", "gpu", *mine), len(mine)))
         if group and group[0] and group[0][0].startswith(FIRST):
             found += [Item(tool, "soak", SOAK, 1) for tool in tools]
     return found
@@ -121,7 +124,7 @@ def run(item: Item, logs: Path, deadline: float) -> Outcome:
     ]  # fmt: skip
     started = time.monotonic()
     if started >= deadline:
-        return Outcome(item, False, 0, 0, False, 0.0)
+        return Outcome(item, False, 0, 0, False, 0.0, 0)
     with out.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -133,15 +136,26 @@ def run(item: Item, logs: Path, deadline: float) -> Outcome:
     said = log.read_text(errors="replace") if log.exists() else ""
     findings = sum(int(a or b) for a, b in SUMMARY.findall(said))
     text = out.read_text(errors="replace")
-    passed = sum(map(int, re.findall(r"(\d+) passed", text))) or int(status == 0 and item.name == "soak")
     failed = done and (status not in (0, FOUND) or " failed" in text)
-    return Outcome(item, done, passed if done else text.count("."), findings, failed, time.monotonic() - started)
+    return Outcome(item, done, _passed(item, text, status), findings, failed, time.monotonic() - started, status)
 
 
-def complaints(out: Path) -> list[str]:
-    """What pytest says of tests that failed, or the last line of what it is not."""
+def _passed(item: Item, text: str, status: int) -> int:
+    """Tests that passed: as pytest sums them up, or as many as it named before it was ended."""
+    found = [match[1] for match in PASSED.finditer(text)]
+    summed = [int(count) for count in found if count]
+    return sum(summed) if summed else len(found) or int(status == 0 and item.name == "soak")
+
+
+def complaints(outcome: Outcome, logs: Path) -> Iterator[str]:
+    """An outcome that is not clean in one line, and what pytest says of tests that failed, or the last it said."""
+    item = outcome.item
+    end = "unfinished" if not outcome.done else f"exit status {outcome.status}"
+    yield f"{item.tool} {item.name}: {outcome.findings} findings, {end} after {outcome.seconds:.0f} s, see {logs}"
+    out = logs / f"{item.tool}-{item.name}.out"
     lines = out.read_text(errors="replace").splitlines() if out.exists() else []
-    return [f"    {line}" for line in lines if line.startswith(("FAILED", "ERROR", "E   "))][:20] or lines[-1:]
+    said = [line for line in lines if line.startswith(("FAILED", "ERROR", "E   "))][:20] or lines[-3:]
+    yield from (f"    {line}" for line in said)
 
 
 def table(outcomes: list[Outcome], tools: list[str]) -> Iterator[tuple[str, dict[str, int | float]]]:
@@ -177,9 +191,8 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(lambda item: run(item, logs, deadline), items(tools, options.chunk, options.only)))
     for outcome in outcomes:
-        if outcome.findings or outcome.failed:
-            print(f"{outcome.item.tool} {outcome.item.name}: {outcome.findings} findings, see {logs}")
-            print(*complaints(logs / f"{outcome.item.tool}-{outcome.item.name}.out"), sep="\n")
+        if outcome.findings or outcome.failed or not outcome.done:
+            print(*complaints(outcome, logs), sep="\n")
     rows = dict(table(outcomes, tools))
     for tool, row in rows.items():
         print(tool, row, flush=True)

@@ -283,7 +283,7 @@ class Batch(Life):
 
     def contents(self) -> list[bytes]:
         lengths = [self.cache.length(slot) for slot in range(self.cache.batch)]
-        return [*bytes_of(self.cache), self.cache.positions.numpy().tobytes(), bytes(lengths)]
+        return [*bytes_of(self.cache), self.cache.positions.numpy().tobytes(), np.array(lengths).tobytes()]
 
     def any_slot(self) -> int:
         return int(self.rng.integers(self.cache.batch))

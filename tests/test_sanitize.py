@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sanitize import FOUND, Item, Outcome, chunks, items, run, table
+from tests.sanitize import FOUND, Item, Outcome, chunks, complaints, items, run, table
 
 STAND_IN = f"""#!{sys.executable}
 import os, subprocess, sys
@@ -56,11 +56,23 @@ def test_outcomes(outcome, says: str, code: str, want: tuple[bool, int, int, boo
     assert (got.done, got.passed, got.findings, got.failed) == want
 
 
-def test_what_is_late_is_killed_and_counted_as_unfinished(outcome) -> None:
+def test_a_process_that_died_is_told_with_its_signal(outcome, tmp_path: Path) -> None:
+    got = outcome(CLEAN, "import os; print('last words', flush=True); os.abort()")
+    assert [line.strip() for line in complaints(got, tmp_path)] == [
+        f"memcheck some: 0 findings, exit status {got.status} after {got.seconds:.0f} s, see {tmp_path}", "last words"
+    ]  # fmt: skip
+    assert got.status not in (0, FOUND)
+
+
+def test_what_is_late_is_killed_and_counted_as_unfinished(outcome, tmp_path: Path) -> None:
     started = time.monotonic()
-    got = outcome(CLEAN, "import time; print('..', flush=True); time.sleep(60)", seconds=2)
+    said = "print('t.py::a PASSED [1%]\\nt.py::b PASSED [2%]\\nt.py::c ...', flush=True)"
+    got = outcome(CLEAN, f"import time; {said}; time.sleep(60)", seconds=2)
     assert time.monotonic() - started < 30
     assert (got.done, got.passed, got.failed) == (False, 2, False)
+    first, *rest = complaints(got, tmp_path)
+    assert "memcheck some: 0 findings, unfinished after" in first
+    assert rest[-1].split() == ["t.py::c", "..."]
     ((_, row),) = table([got, outcome(CLEAN, "", seconds=-1)], ["memcheck"])
     assert (row["of"], row["unfinished"]) == (4, 2)
 
