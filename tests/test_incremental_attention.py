@@ -199,7 +199,8 @@ STAGED: dict[str, Choice] = {
     "fields",
     [
         {}, {"indirect": True}, {"batched": True}, {"programmatic": True}, {"window": 100}, {"head_dim": 80},
-        {"head_dim": 256, "n_heads": 32}, {"kv_dtype": "e4m3"}, {"kv_dtype": "bf16", "alibi": True, "soft_cap": 3.0},
+        {"head_dim": 256, "n_heads": 32}, {"head_dim": 128, "n_heads": 48}, {"kv_dtype": "e4m3"},
+        {"kv_dtype": "bf16", "alibi": True, "soft_cap": 3.0},
     ],
     ids=lambda fields: "-".join(fields) or "plain",
 )  # fmt: skip

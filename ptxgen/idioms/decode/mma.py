@@ -23,7 +23,8 @@ from ptxgen.targets import Target
 
 template = "decode_mma"
 
-_LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128
+_LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128  # registers
+_LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared memory
 _PARTIALS_LIMIT = 160 * 1024  # bytes; a CTA with more takes fewer warps
 _WARPS_OF_255 = 8  # so many have all of a thread's registers
 _TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
@@ -62,10 +63,11 @@ class Turn:
     advance: Fragment | None
 
 
-def head_tiles(attention: Attention) -> int:
-    """8-head tiles that one warp carries: as many of the group's as leave registers for the loads in flight."""
-    tiles = -(-attention.group // 8)
-    while tiles > 1 and left_for_loads(attention, 8 * tiles, 8) < _LEAST_IN_FLIGHT:
+def head_tiles(attention: Attention, target: Target, *, staged: bool) -> int:
+    """8-head tiles that one warp carries: as many of the group's as leave registers for the loads in flight, or, of
+    stages, for the part of a tile that is in use."""
+    least, tiles = _LEAST_OF_STAGE if staged else _LEAST_IN_FLIGHT, -(-attention.group // 8)
+    while tiles > 1 and budget_for_loads(attention, 8 * tiles, 8, target) < least:
         tiles -= 1
     return tiles
 
@@ -74,7 +76,8 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
     """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
     if attention.kv_dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
         return None
-    parts = -(-attention.group // (8 * head_tiles(attention)))
+    asked, stages = warps, stages if stages_for(attention, target) else 0
+    parts = -(-attention.group // (8 * head_tiles(attention, target, staged=stages > 0)))
     heads = -(-attention.group // parts)
     while budget_for_loads(attention, heads, warps, target) < _needed(attention, warps):
         if warps <= _WARPS_OF_255 or attention.kv_dtype.bytes == 2:
@@ -88,14 +91,15 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
     while warps > 1 and Partials(warps, heads, attention.head_dim).bytes + staged > limit:
         warps = _fewer(warps)
     spread = spread_of(heads, attention.head_dim)
-    if not stages_for(attention, target):
+    if not stages:
         return LoopShape(warps, heads, TILE, staged, spread=spread)
     start, size = _stages_start(staged), stage_bytes(attention)
     merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and mbarriers
     room = target.shared_limit - merges - Partials(warps, heads, attention.head_dim).bytes - start
-    stages = max(0, min(stages, room // (warps * size), -(-tiles // warps)))
-    shared = start + warps * stages * size if stages else staged
-    return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
+    fits = min(stages, room // (warps * size), -(-tiles // warps))
+    if fits < 1:  # so many heads are for stages alone
+        return shape(attention, target, asked)
+    return LoopShape(warps, heads, TILE, start + warps * fits * size, stages=fits, spread=spread)
 
 
 def _stages_start(staged: int) -> int:
