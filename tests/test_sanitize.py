@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 from tests.sanitize import FOUND, Item, Outcome, chunks, complaints, items, run, table
 
 STAND_IN = f"""#!{sys.executable}
-import os, subprocess, sys
+import os, signal, subprocess, sys
+for mark in os.environ.get("DIES", "").split():
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGSEGV)
 log = sys.argv[sys.argv.index("--log-file") + 1]
 command = sys.argv[sys.argv.index(log) + 1:]
 open(log, "w").write(os.environ["SAYS"])
@@ -64,6 +69,15 @@ def test_a_process_that_died_is_told_with_its_signal(outcome, tmp_path: Path) ->
     assert got.status not in (0, FOUND)
 
 
+@pytest.mark.parametrize(("deaths", "status", "passed"), [(1, 0, 2), (2, -signal.SIGSEGV, 0)])
+def test_a_tool_that_dies_at_once_is_begun_once_more(
+    outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, passed: int
+) -> None:
+    monkeypatch.setenv("DIES", " ".join(str(tmp_path / f"death-{n}") for n in range(deaths)))
+    got = outcome(CLEAN, "print('2 passed in 0.1s')")
+    assert (got.done, got.status, got.passed, got.failed) == (True, status, passed, deaths == 2)
+
+
 def test_what_is_late_is_killed_and_counted_as_unfinished(outcome, tmp_path: Path) -> None:
     started = time.monotonic()
     said = "print('t.py::a PASSED [1%]\\nt.py::b PASSED [2%]\\nt.py::c ...', flush=True)"
@@ -91,3 +105,9 @@ def test_goldens_and_soak_come_first_and_some_tests_are_left_out() -> None:
     assert "test_a_fork_is_refused" not in ran["memcheck"]
     assert "token_pipeline" in ran["memcheck"]
     assert "token_pipeline" not in ran["synccheck"]
+
+
+def test_a_chunk_of_which_nothing_is_left_is_not_run() -> None:
+    """Without a test named, pytest would run them all."""
+    found = items(["initcheck", "memcheck"], 500, r"test_the_page_runs\[cuda\]")
+    assert [(item.tool, item.tests) for item in found] == [("memcheck", 1)]
