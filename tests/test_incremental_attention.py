@@ -243,6 +243,26 @@ def test_stages_fit() -> None:
                     assert assemble(ptx.text, "sm_90").resources[ptx.entry].spill_stores == 0
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "group", "warps", "stages", "heads"),
+    [
+        (128, 24, 6, 0, 12),  # in registers: two head tiles a warp
+        (128, 24, 6, 2, 24),  # tiles in shared memory leave registers for three
+        (128, 24, 8, 2, 12),  # no room for two stages beside the partials of 24 heads
+        (256, 16, 4, 2, 16),
+        (64, 32, 8, 2, 32),
+    ],
+)
+def test_stages_let_a_warp_carry_more_heads(head_dim: int, group: int, warps: int, stages: int, heads: int) -> None:
+    fields = {"max_len": 4096, "head_dim": head_dim, "n_kv_heads": 1, "n_heads": group}
+    with using(fixed(Choice(warps, 1, 128, 1, 4096, stages=stages))):
+        plan = spec(**fields).plan(parse_target("sm_90"))
+        assert (plan.shape.heads, plan.parts, plan.shape.stages) == (heads, group // heads, stages)
+        if available_assemblers():
+            ptx = generate(spec(**fields), "sm_90")
+            assert assemble(ptx.text, "sm_90").resources[ptx.entry].spill_stores == 0
+
+
 # -- numerics ----------------------------------------------------------------------------------------------------------
 
 

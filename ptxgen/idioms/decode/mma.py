@@ -25,6 +25,7 @@ template = "decode_mma"
 
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128  # registers
 _LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared memory
+_LEAST_STAGES = 2  # with fewer, more heads a warp are not worth their room
 _PARTIALS_LIMIT = 160 * 1024  # bytes; a CTA with more takes fewer warps
 _WARPS_OF_255 = 8  # so many have all of a thread's registers
 _TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
@@ -76,30 +77,37 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
     """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
     if attention.kv_dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
         return None
-    asked, stages = warps, stages if stages_for(attention, target) else 0
-    parts = -(-attention.group // (8 * head_tiles(attention, target, staged=stages > 0)))
+    if stages and stages_for(attention, target):
+        whole = _shape(attention, target, head_tiles(attention, target, staged=True), warps, stages)
+        if whole is not None and whole.stages >= min(stages, _LEAST_STAGES):
+            return whole
+    else:
+        stages = 0
+    return _shape(attention, target, head_tiles(attention, target, staged=False), warps, stages)
+
+
+def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages: int) -> LoopShape | None:
+    """The same with at most so many head tiles a warp, and as many stages as there is room for."""
+    parts = -(-attention.group // (8 * tiles))
     heads = -(-attention.group // parts)
     while budget_for_loads(attention, heads, warps, target) < _needed(attention, warps):
         if warps <= _WARPS_OF_255 or attention.kv_dtype.bytes == 2:
             return None  # f16 by the other loop; bytes cost it too much
         warps = _fewer(warps)
-    tiles = -(-attention.max_len // TILE)
-    while warps > 1 and warps > tiles:
+    kv_tiles = -(-attention.max_len // TILE)
+    while warps > 1 and warps > kv_tiles:
         warps = _fewer(warps)
     limit = min(_PARTIALS_LIMIT, target.shared_limit * 3 // 4)  # the merges want some, too
     staged = Query.staged_bytes(attention, heads) if stages_query(attention, heads) else 0
     while warps > 1 and Partials(warps, heads, attention.head_dim).bytes + staged > limit:
         warps = _fewer(warps)
     spread = spread_of(heads, attention.head_dim)
-    if not stages:
-        return LoopShape(warps, heads, TILE, staged, spread=spread)
     start, size = _stages_start(staged), stage_bytes(attention)
     merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and mbarriers
     room = target.shared_limit - merges - Partials(warps, heads, attention.head_dim).bytes - start
-    fits = min(stages, room // (warps * size), -(-tiles // warps))
-    if fits < 1:  # so many heads are for stages alone
-        return shape(attention, target, asked)
-    return LoopShape(warps, heads, TILE, start + warps * fits * size, stages=fits, spread=spread)
+    stages = max(0, min(stages, room // (warps * size), -(-kv_tiles // warps)))
+    shared = start + warps * stages * size if stages else staged
+    return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
 
 
 def _stages_start(staged: int) -> int:
