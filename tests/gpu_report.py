@@ -86,7 +86,7 @@ def document() -> Iterable[str]:
     tests = [r for r in rows if r["impl"] == "tests"]
     total = {kind: sum(r[kind] for r in tests) for kind in ("passed", "failed", "skipped", "seconds")}
     yield "# The GPU suite\n"
-    yield f"One {first['device']}, {first['date']}, commit {first['commit']}, run {first['run']}. Written from"
+    yield f"{first['device']}, {first['date']}, commit {first['commit']}, run {first['run']}. Written from"
     yield "`benchmarks/results/` by `python -m tests.gpu_report --report --doc docs/gpu-report.md`; measure again with"
     yield "`python -m tests.gpu_report` on a machine with a GPU.\n"
     yield f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped, {total['seconds']:.0f} s.\n"
@@ -109,8 +109,8 @@ def document() -> Iterable[str]:
 
 
 def others() -> Iterable[str]:
-    """What the sanitizers said, and the soak and the benchmark of cold starts in their last runs."""
-    from benchmarks.rows import RESULTS, load
+    """What the sanitizers said, and the soaks and the benchmark of cold starts in their last runs."""
+    from benchmarks.rows import RESULTS, load, runs
 
     if (RESULTS / "sanitizer.jsonl").is_file():
         yield "\n## compute-sanitizer (`python -m tests.sanitize`)\n"
@@ -120,18 +120,21 @@ def others() -> Iterable[str]:
             r = json.loads(line)
             case, figures = r["case"], f"{r['tests']} | {r['findings']} | {r['failed']}"
             part, note = case.get("part", "all"), case.get("note", "")
-            if r.get("of", r["tests"]) > r["tests"] and not note:
-                note = f"{r['of'] - r['tests']} of {r['of']} not to their end, for want of time"
+            if not note and (missing := r.get("of", r["tests"]) - r["tests"]):
+                ended = "not to their end, for want of time" if r["unfinished"] else "skipped"
+                note = f"{missing} of {r['of']} {ended}"
             yield f"| {r['commit']} | {part} | {case['tool']} | {figures} | {note} |"
     if (RESULTS / "soak.jsonl").is_file():
-        (r,) = load("soak")
-        yield "\n## Soak (`python -m tests.soak --device cuda --steps 100000 --jobs 12 --save`)\n"
-        yield (
-            f"{r['steps']} steps over {r['shapes']} random shapes in {r['seconds']:.0f} s, largest error "
-            f"{r['of_limit']} of\nits limit; device memory in use {r['used_first']} bytes at first and "
-            f"{r['used_last']} at the end.\nCommit {r['commit']}.\n"
-        )
-        yield ", ".join(f"{count} × {name}" for name, count in r["case"]["done"].items()) + "."
+        yield "\n## Soak (`python -m tests.soak --device cuda --save`)\n"
+        yield "With --steps 100000 --jobs 12; and with --steps 20000 --shapes 8, whose shapes come round again."
+        last = {r["steps"] >= 100000: r for (r,) in runs("soak").values()}
+        for r in (last[True], last[False]):
+            yield (
+                f"\n{r['steps']} steps over {r['shapes']} random shapes in {r['seconds']:.0f} s, largest error "
+                f"{r['of_limit']} of\nits limit; device memory in use {r['used_first']} bytes at first and "
+                f"{r['used_last']} at the end.\nCommit {r['commit']}.\n"
+            )
+            yield ", ".join(f"{count} × {name}" for name, count in r["case"]["done"].items()) + "."
     if (RESULTS / "cold_start.jsonl").is_file():
         rows = load("cold_start")
         yield "\n## From a fresh process to the first launch (`python -m benchmarks.cold_start`)\n"

@@ -263,6 +263,13 @@ def test_stages_let_a_warp_carry_more_heads(head_dim: int, group: int, warps: in
             assert assemble(ptx.text, "sm_90").resources[ptx.entry].spill_stores == 0
 
 
+@pytest.mark.parametrize(("head_dim", "group", "heads"), [(192, 16, 16), (80, 24, 24), (128, 24, 12)])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
+def test_heads_of_a_warp_in_registers(target: str, head_dim: int, group: int, heads: int) -> None:
+    plan = spec(max_len=4096, head_dim=head_dim, n_kv_heads=1, n_heads=group).plan(parse_target(target))
+    assert (plan.shape.heads, plan.parts) == (heads, group // heads)
+
+
 # -- numerics ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,21 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.sanitize import FOUND, Item, Outcome, chunks, complaints, items, run, table
+from tests import sanitize
+from tests.sanitize import BANNER, FOUND, Item, Outcome, chunks, clean, complaints, items, run, table
 
 STAND_IN = f"""#!{sys.executable}
 import os, signal, subprocess, sys
-for mark in os.environ.get("DIES", "").split():
-    if not os.path.exists(mark):
-        open(mark, "w").close()
-        os.kill(os.getpid(), signal.SIGSEGV)
 log = sys.argv[sys.argv.index("--log-file") + 1]
 command = sys.argv[sys.argv.index(log) + 1:]
-open(log, "w").write(os.environ["SAYS"])
+open(log, "w").write("{BANNER}\\n")
+for number, last in enumerate(os.environ.get("DIES", "").split()):
+    if not os.path.exists(f"{{log}}.{{number}}"):
+        open(f"{{log}}.{{number}}", "w").close()
+        if last == "spoke":
+            os.write(1, b"last words")
+        if last == "reported":
+            open(log, "a").write("========= Invalid __global__ write of size 4 bytes")
+        os.kill(os.getpid(), signal.SIGSEGV)
+open(log, "a").write(os.environ["SAYS"])
 status = subprocess.run(command).returncode
 sys.exit({FOUND} if "SUMMARY: 3" in os.environ["SAYS"] else status)
 """
-CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+CLEAN = "========= ERROR SUMMARY: 0 errors\n"
 ERRORS = (
     "========= ERROR SUMMARY: 3 errors\n========= ERROR SUMMARY: 2 errors were not printed. Use --print-limit option\n"
 )
@@ -38,9 +44,9 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
 
-    def made(says: str, code: str, seconds: float = 30) -> Outcome:
+    def made(says: str, code: str, seconds: float = 30, name: str = "some") -> Outcome:
         monkeypatch.setenv("SAYS", says)
-        item = Item("memcheck", "some", (sys.executable, "-c", code), 2)
+        item = Item("memcheck", name, (sys.executable, "-c", code), 2)
         return run(item, tmp_path, time.monotonic() + seconds)
 
     return made
@@ -49,33 +55,46 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("says", "code", "want"),
     [
-        (CLEAN, "print('2 passed in 0.1s')", (True, 2, 0, False)),
-        (ERRORS, "print('2 passed in 0.1s')", (True, 2, 3, False)),
-        (HAZARDS, "print('2 passed in 0.1s')", (True, 2, 3, False)),
-        (CLEAN, "import sys; print('1 failed, 1 passed in 0.1s'); sys.exit(1)", (True, 1, 0, True)),
-        (CLEAN, "import os; os.abort()", (True, 0, 0, True)),
+        (CLEAN, "print('2 passed in 0.1s')", (2, 0, 0, False, True)),
+        (CLEAN, "print('1 passed, 1 skipped in 0.1s')", (1, 1, 0, False, True)),
+        (ERRORS, "print('2 passed in 0.1s')", (2, 0, 3, False, False)),
+        (HAZARDS, "print('2 passed in 0.1s')", (2, 0, 3, False, False)),
+        (CLEAN, "import sys; print('1 failed, 1 passed in 0.1s'); sys.exit(1)", (1, 0, 0, True, False)),
+        (CLEAN, "import os; os.abort()", (0, 0, 0, True, False)),
     ],
 )
-def test_outcomes(outcome, says: str, code: str, want: tuple[bool, int, int, bool]) -> None:
+def test_outcomes(outcome, says: str, code: str, want: tuple[int, int, int, bool, bool]) -> None:
     got = outcome(says, code)
-    assert (got.done, got.passed, got.findings, got.failed) == want
+    assert got.done
+    assert (got.passed, got.skipped, got.findings, got.failed, clean(got)) == want
 
 
-def test_a_process_that_died_is_told_with_its_signal(outcome, tmp_path: Path) -> None:
-    got = outcome(CLEAN, "import os; print('last words', flush=True); os.abort()")
-    assert [line.strip() for line in complaints(got, tmp_path)] == [
-        f"memcheck some: 0 findings, exit status {got.status} after {got.seconds:.0f} s, see {tmp_path}", "last words"
-    ]  # fmt: skip
-    assert got.status not in (0, FOUND)
-
-
-@pytest.mark.parametrize(("deaths", "status", "passed"), [(1, 0, 2), (2, -signal.SIGSEGV, 0)])
-def test_a_tool_that_dies_at_once_is_begun_once_more(
-    outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, status: int, passed: int
+@pytest.mark.parametrize(
+    ("deaths", "name", "starts", "status"),
+    [
+        ("silent", "some", 2, 0),
+        ("silent silent", "some", 2, -signal.SIGSEGV),
+        ("silent", "soak", 1, -signal.SIGSEGV),  # which is silent until its end
+        ("spoke", "some", 1, -signal.SIGSEGV),
+        ("reported", "some", 1, -signal.SIGSEGV),
+    ],
+)
+def test_a_tool_that_dies_before_it_said_a_word_is_begun_once_more(
+    outcome, monkeypatch: pytest.MonkeyPatch, deaths: str, name: str, starts: int, status: int
 ) -> None:
-    monkeypatch.setenv("DIES", " ".join(str(tmp_path / f"death-{n}") for n in range(deaths)))
-    got = outcome(CLEAN, "print('2 passed in 0.1s')")
-    assert (got.done, got.status, got.passed, got.failed) == (True, status, passed, deaths == 2)
+    monkeypatch.setenv("DIES", deaths)
+    got = outcome(CLEAN, "print('2 passed in 0.1s')", name=name)
+    assert (got.done, got.starts, got.status, got.passed) == (True, starts, status, 0 if status else 2)
+    assert clean(got) == (status == 0)
+    ((_, row),) = table([got], ["memcheck"])
+    assert row["restarted"] == starts - 1
+
+
+def test_a_process_that_died_is_told_with_its_signal(outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIES", "spoke")
+    first, *rest = complaints(outcome(CLEAN, ""), tmp_path)
+    assert first.startswith("memcheck some: findings not summed up, exit status -11 after ")
+    assert [line.strip() for line in rest] == ["last words"]
 
 
 def test_what_is_late_is_killed_and_counted_as_unfinished(outcome, tmp_path: Path) -> None:
@@ -85,7 +104,8 @@ def test_what_is_late_is_killed_and_counted_as_unfinished(outcome, tmp_path: Pat
     assert time.monotonic() - started < 30
     assert (got.done, got.passed, got.failed) == (False, 2, False)
     first, *rest = complaints(got, tmp_path)
-    assert "memcheck some: 0 findings, unfinished after" in first
+    assert first.startswith("memcheck some: 0 findings, unfinished after")
+    assert not clean(got)
     assert rest[-1].split() == ["t.py::c", "..."]
     ((_, row),) = table([got, outcome(CLEAN, "", seconds=-1)], ["memcheck"])
     assert (row["of"], row["unfinished"]) == (4, 2)
@@ -107,7 +127,8 @@ def test_goldens_and_soak_come_first_and_some_tests_are_left_out() -> None:
     assert "token_pipeline" not in ran["synccheck"]
 
 
-def test_a_chunk_of_which_nothing_is_left_is_not_run() -> None:
+def test_a_chunk_of_which_nothing_is_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a test named, pytest would run them all."""
-    found = items(["initcheck", "memcheck"], 500, r"test_the_page_runs\[cuda\]")
+    monkeypatch.setattr(sanitize, "suite", lambda: ["tests/test_runtime_docs.py::test_the_page_runs[cuda]"])
+    found = items(["initcheck", "memcheck"], 500)
     assert [(item.tool, item.tests) for item in found] == [("memcheck", 1)]

@@ -17,6 +17,7 @@ _WARPS = (2, 4, 6, 8, 12, 16)
 _IN_FLIGHT = (1, 2, 4)
 _MERGERS = (0, 1, 2, 4, 8, 16)
 _MERGERS_FIRST = (0, 8)
+_STAGES = (0, 2, 3, 4)
 _SPLIT_POSITIONS = (1024, 2048, 4096, 8192)
 
 
@@ -105,7 +106,7 @@ def search(
     job: Job, target: Target, us: Callable[[Choice], float], least_gain: float = LEAST_GAIN,
     prepare: Callable[[Sequence[Choice]], None] = lambda choices: None,
 ) -> Found:  # fmt: skip
-    """The fastest choice for a job: every division of the work with every CTA, then how many merge, and neighbours.
+    """The fastest choice for a job: every division of the work with every CTA, then stages, how many merge, neighbours.
 
     `us` measures a choice, `prepare` is told all that come next; plans that are equal are measured once. The least of
     many measurements is partly luck, so the best few and the one before are measured once more, and decide.
@@ -126,9 +127,9 @@ def search(
         return [choice for _, choice in sorted(known.values(), key=lambda found: found[0])[:count]]
 
     measure([before])
-    for stage in STAGES:
+    for step in STEPS:
         (base,) = best(1)
-        measure(stage(job, target, base))
+        measure(step(job, target, base))
     again = {choice: us(choice) for choice in dict.fromkeys((before, *best(FINALISTS)))}
     winner = min(again, key=again.__getitem__)
     return Found(job, before, again[before], winner, again[winner], len(known), least_gain)
@@ -165,6 +166,14 @@ def shapes(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, warps=warps, in_flight=in_flight)
 
 
+def staged(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
+    """Tiles through shared memory, where they can come that way: then a warp may carry more heads of a large group."""
+    for stages in _STAGES:
+        for warps in _WARPS:
+            for cluster in (base.cluster, 1, 2):
+                yield replace(base, stages=stages, warps=warps, cluster=min(cluster, chip_of(target).cluster))
+
+
 def mergers(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
     """How many CTAs merge, where units are split (elsewhere the plan is the same)."""
     for count in _MERGERS:
@@ -182,14 +191,14 @@ def neighbours(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
             yield replace(base, cluster=cluster)
 
 
-STAGES = (ways, mergers, neighbours)
+STEPS = (ways, staged, mergers, neighbours)
 
 
 def choices(job: Job, target: Target) -> int:
     """About how many choices a search measures."""
     base = choice_of(job.spec.attention, target, batched=bool(job.batches))
-    stages = (choice for stage in STAGES for choice in stage(job, target, base))
-    return len({job.plan(target, choice) for choice in (base, *stages)})
+    tried = (choice for step in STEPS for choice in step(job, target, base))
+    return len({job.plan(target, choice) for choice in (base, *tried)})
 
 
 def _units(job: Job, target: Target, base: Choice) -> int:

@@ -16,7 +16,7 @@ from ptxgen.idioms.decode.mma_layout import TILE, UNIT_REGISTERS, Ring, ring_of,
 from ptxgen.idioms.decode.mma_load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.idioms.decode.mma_query import Query
 from ptxgen.idioms.decode.mma_registers import budget_for_loads, layout_of, left_for_loads, stages_query
-from ptxgen.idioms.decode.mma_stages import ALIGN, Stages, stage_bytes, stages_for
+from ptxgen.idioms.decode.mma_stages import ALIGN, BELL, Stages, stage_bytes, stages_for
 from ptxgen.idioms.decode.mma_step import Step
 from ptxgen.idioms.decode.mma_store import spread_of, store_partials
 from ptxgen.targets import Target
@@ -25,7 +25,7 @@ template = "decode_mma"
 
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128  # registers
 _LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared memory
-_LEAST_STAGES = 2  # with fewer, more heads a warp are not worth their room
+_LEAST_STAGES = 2  # with one, more heads a warp are not worth their room
 _PARTIALS_LIMIT = 160 * 1024  # bytes; a CTA with more takes fewer warps
 _WARPS_OF_255 = 8  # so many have all of a thread's registers
 _TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
@@ -64,11 +64,18 @@ class Turn:
     advance: Fragment | None
 
 
-def head_tiles(attention: Attention, target: Target, *, staged: bool) -> int:
-    """8-head tiles that one warp carries: as many of the group's as leave registers for the loads in flight, or, of
-    stages, for the part of a tile that is in use."""
-    least, tiles = _LEAST_OF_STAGE if staged else _LEAST_IN_FLIGHT, -(-attention.group // 8)
-    while tiles > 1 and budget_for_loads(attention, 8 * tiles, 8, target) < least:
+def head_tiles(attention: Attention) -> int:
+    """8-head tiles that one warp carries: as many of the group's as leave registers for the loads in flight."""
+    tiles = -(-attention.group // 8)
+    while tiles > 1 and left_for_loads(attention, 8 * tiles, 8) < _LEAST_IN_FLIGHT:
+        tiles -= 1
+    return tiles
+
+
+def staged_head_tiles(attention: Attention, target: Target) -> int:
+    """The same where tiles lie in stages: as many as leave registers for the part of a tile that is in use."""
+    tiles = -(-attention.group // 8)
+    while tiles > 1 and budget_for_loads(attention, 8 * tiles, 8, target) < _LEAST_OF_STAGE:
         tiles -= 1
     return tiles
 
@@ -77,13 +84,14 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
     """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
     if attention.kv_dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
         return None
-    if stages and stages_for(attention, target):
-        whole = _shape(attention, target, head_tiles(attention, target, staged=True), warps, stages)
-        if whole is not None and whole.stages >= min(stages, _LEAST_STAGES):
-            return whole
-    else:
+    if not stages_for(attention, target):
         stages = 0
-    return _shape(attention, target, head_tiles(attention, target, staged=False), warps, stages)
+    found = _shape(attention, target, head_tiles(attention), warps, stages)
+    if stages:
+        wide = _shape(attention, target, staged_head_tiles(attention, target), warps, stages)
+        if wide and wide.stages >= min(stages, _LEAST_STAGES) and (found is None or wide.warps >= found.warps):
+            return wide
+    return found
 
 
 def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages: int) -> LoopShape | None:
@@ -103,9 +111,9 @@ def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages:
         warps = _fewer(warps)
     spread = spread_of(heads, attention.head_dim)
     start, size = _stages_start(staged), stage_bytes(attention)
-    merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and mbarriers
+    merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and their mbarrier
     room = target.shared_limit - merges - Partials(warps, heads, attention.head_dim).bytes - start
-    stages = max(0, min(stages, room // (warps * size), -(-kv_tiles // warps)))
+    stages = max(0, min(stages, room // (warps * (size + BELL)), -(-kv_tiles // warps)))
     shared = start + warps * stages * size if stages else staged
     return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
 
