@@ -52,7 +52,7 @@ def test_an_interrupt_ends_a_launch_leaves_the_device_usable_and_lets_the_proces
     assert done.returncode == 0, done.stderr
     seconds = [float(line) for line in done.stdout.split()]
     assert len(seconds) == 3
-    assert max(seconds) < 2
+    assert max(seconds) < 10  # left alone: minutes, or for ever
 
 
 @pytest.mark.parametrize("threads", [1, 2])
