@@ -5,6 +5,7 @@ as they were, and that the executor tells where such a CTA does not wait.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
 from tests.mutations import SpecSubject, deletions
 
-SEEDS = range(12)
+SEEDS = range(6)
 # Ways to share a unit out: the target, CTAs of a cluster, CTAs of the grid, stages of bulk copies.
 SHARED = {"splits": ("sm_80", 1, 24, 0), "splits, sm_90": ("sm_90", 1, 24, 0), "more splits than are read at once":
           ("sm_80", 1, 80, 0), "clusters of 2": ("sm_90", 2, 24, 0), "clusters of 4": ("sm_90", 4, 24, 0),
@@ -68,9 +69,24 @@ def results(device: Device, one: IncrementalAttention, target: str) -> bytes:
     return b"".join(outputs[name].tobytes() for name in ("out", "lse"))
 
 
-def own(device: Device) -> Device:
-    """The GPU, or a CPU executor of the test's own: it takes its kernels, of which there are many here, with it."""
-    return CpuDevice() if device.kind == "cpu" else device
+@pytest.fixture
+def executor() -> Iterator[Callable[..., CpuDevice]]:
+    """Opens CPU executors that end with the test: their kernels, of which there are thousands here, go with them."""
+    opened: list[CpuDevice] = []
+
+    def one_more(*options: Any, **named: Any) -> CpuDevice:
+        opened.append(CpuDevice(*options, **named))
+        return opened[-1]
+
+    yield one_more
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def own(device: Device, executor: Callable[..., CpuDevice]) -> Device:
+    """The GPU, or a CPU executor of the test's own."""
+    return executor() if device.kind == "cpu" else device
 
 
 def zeros(param: Param, sizes: dict[str, int]) -> np.ndarray:
@@ -91,9 +107,9 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("shared", "fields"), cases())
-def test_who_merges_does_not_change_the_bytes(device: Device, shared: str, fields: str) -> None:
+def test_who_merges_does_not_change_the_bytes(own: Device, shared: str, fields: str) -> None:
     """On a GPU CTAs start in an order of their own each time: several launches."""
-    one, target, on = spec(**FIELDS[fields]), SHARED[shared][0], own(device)
+    one, target = spec(**FIELDS[fields]), SHARED[shared][0]
     found = set()
     for mergers in (0, 1, 2, 4, 8, 16):
         with using(fixed(choice(shared, mergers))):
@@ -101,29 +117,34 @@ def test_who_merges_does_not_change_the_bytes(device: Device, shared: str, field
             most = 1 << (plan.most_splits.bit_length() - 1)
             assert (plan.mergers, plan.cluster) == (min(mergers, most), SHARED[shared][1])
             assert plan.most_splits > 2
-            found |= {results(on, one, target) for _ in range(1 if on.kind == "cpu" else 4)}
+            found |= {results(own, one, target) for _ in range(1 if own.kind == "cpu" else 4)}
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("mergers", [1, 4])
 @pytest.mark.parametrize(("shared", "fields"), cases())
-def test_in_every_mode_and_order_of_ctas(shared: str, fields: str, mergers: int) -> None:
+def test_in_every_mode_and_order_of_ctas(
+    shared: str, fields: str, mergers: int, executor: Callable[..., CpuDevice]
+) -> None:
     one, target = spec(**FIELDS[fields]), SHARED[shared][0]
-    devices = [CpuDevice(mode, threads=threads) for mode in ("fast", "check") for threads in (1, 4)]
-    devices += [CpuDevice("random", seed, threads=1 + seed % 3) for seed in SEEDS]
+    devices = [executor(mode, threads=threads) for mode in ("fast", "check") for threads in (1, 4)]
+    devices += [executor("random", seed, threads=1 + seed % 3) for seed in SEEDS]
     with using(fixed(choice(shared, mergers))):
         assert len({results(device, one, target) for device in devices}) == 1
 
 
 @pytest.mark.parametrize("mergers", [1, 2, 16])
 @pytest.mark.parametrize("shared", SHARED)
-def test_launches_leave_the_workspaces_as_they_were(device: Device, shared: str, mergers: int) -> None:
+def test_launches_leave_the_workspaces_as_they_were(
+    own: Device, shared: str, mergers: int, executor: Callable[..., CpuDevice]
+) -> None:
     """Zeros, whatever the lengths: the next launch, of other lengths, finds its counters and records at the start."""
-    checked = [CpuDevice("check", threads=1), *(CpuDevice("random", seed, threads=2) for seed in SEEDS)]
+    on_cpu = own.kind == "cpu"
+    checked = [executor("check", threads=1), *(executor("random", seed, threads=2) for seed in SEEDS)] if on_cpu else []
     one, target = spec(batched=True), SHARED[shared][0]
     values, sizes = given(one)
     rng = np.random.default_rng(8)
-    for on in (own(device), *(checked if device.kind == "cpu" else ())):
+    for on in (own, *checked):
         with using(fixed(choice(shared, mergers))):
             kernel = on.load(one, target)
         spaces = {p.name: zeros(p, sizes) for p in kernel.params if p.access == "workspace"}

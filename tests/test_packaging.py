@@ -132,8 +132,8 @@ def test_extras_name_what_the_code_imports() -> None:
 
 
 def test_the_benchmark_of_generation_measures() -> None:
-    """How fast that is, its rows say; here only that a repeated text costs less than a new one, and that less than a
-    process, on every machine: thousands of times, and tens."""
+    """How fast that is, its rows say. Here: a repeated text costs less than a new one (some thousandth), and that less
+    than a process (some thirtieth), on every machine."""
     from benchmarks import generation
 
     cold = statistics.median(generation.cold_seconds(case, time.process_time) for case in generation.some_cases(12))
