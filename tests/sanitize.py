@@ -184,7 +184,7 @@ def complaints(outcome: Outcome, logs: Path) -> Iterator[str]:
     findings = "findings not summed up" if outcome.findings is None else f"{outcome.findings} findings"
     yield f"{item.tool} {item.name}: {findings}, {end} after {outcome.seconds:.0f} s, see {logs}"
     out, _ = _files(item, logs)
-    lines = out.read_text(errors="replace").splitlines() if out.exists() else []
+    lines = out.read_text(errors="replace").splitlines()
     said = [line for line in lines if line.startswith(("FAILED", "ERROR", "E   "))][:20] or lines[-3:]
     yield from (f"    {line}" for line in said)
 

@@ -6,6 +6,7 @@ For sm_80 and later, and caches of f16, bf16, e4m3 and int8.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxgen.builder import Builder, Fragment
@@ -66,16 +67,18 @@ class Turn:
 
 def head_tiles(attention: Attention) -> int:
     """8-head tiles that one warp carries: as many of the group's as leave registers for the loads in flight."""
-    tiles = -(-attention.group // 8)
-    while tiles > 1 and left_for_loads(attention, 8 * tiles, 8) < _LEAST_IN_FLIGHT:
-        tiles -= 1
-    return tiles
+    return _most_tiles(attention, lambda heads: left_for_loads(attention, heads, 8) >= _LEAST_IN_FLIGHT)
 
 
 def staged_head_tiles(attention: Attention, target: Target) -> int:
     """The same where tiles lie in stages: as many as leave registers for the part of a tile that is in use."""
+    return _most_tiles(attention, lambda heads: budget_for_loads(attention, heads, 8, target) >= _LEAST_OF_STAGE)
+
+
+def _most_tiles(attention: Attention, fits: Callable[[int], bool]) -> int:
+    """At least one."""
     tiles = -(-attention.group // 8)
-    while tiles > 1 and budget_for_loads(attention, 8 * tiles, 8, target) < _LEAST_OF_STAGE:
+    while tiles > 1 and not fits(8 * tiles):
         tiles -= 1
     return tiles
 
