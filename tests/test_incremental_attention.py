@@ -384,7 +384,8 @@ def test_a_warp_has_no_more_tiles_in_flight_than_it_gets() -> None:
     """Short capacities: the loop is not unrolled for tiles that never come."""
     for max_len, unrolled in ((512, 1), (131072, 2)):
         spec = IncrementalAttention(max_len, 64, 32, 4, q_dtype="f16", kv_dtype="f16", indirect=True)
-        assert spec.plan(parse_target("sm_90")).shape.in_flight == unrolled
+        with using(fixed(Choice(warps=4, cluster=8, grid=32, in_flight=2, split_positions=4096))):
+            assert spec.plan(parse_target("sm_90")).shape.in_flight == unrolled
 
 
 @pytest.mark.parametrize(
