@@ -1,0 +1,62 @@
+"""Every row of the shipped tuning table, run: the kernel that it chooses gives the right numbers, short and full."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptxgen.idioms.decode.plan import choice_of
+from ptxgen.kernels import IncrementalAttention
+from ptxgen.runtime import Device
+from ptxgen.runtime.trial import trial
+from ptxgen.targets import target
+from ptxgen.tuning import Row, Table, fixed, shipped, using
+from tests.decode_trials import poison
+
+ROWS = shipped().rows
+MOST = 4097  # positions: what a longer class chooses is run at so many
+
+
+def name_of(row: Row) -> str:
+    """The class in a few words."""
+    where = dict(row.where)
+    flags = [name for name in ("batched", "programmatic", "invariant") if where.get(name)]
+    sizes = [str(where.get(name, "any")) for name in ("n_kv_heads", "group", "head_dim")]
+    kind = where.get("kv_dtype", f"{where['kv_bytes']}B" if "kv_bytes" in where else "any")
+    return "-".join([where["sm"], "x".join(sizes), str(kind), str(where.get("capacity", ("", "any"))[1]), *flags])
+
+
+def spec_of(row: Row, max_len: int) -> IncrementalAttention:
+    """A spec of the row's class but for its length; what the class leaves open is small."""
+    where = dict(row.where)
+    kv_dtype = where.get("kv_dtype") or {1: "e4m3", 2: "f16", 4: "f32"}[where.get("kv_bytes", 2)]
+    heads = where.get("n_kv_heads", 2)
+    batched = where.get("batched", where.get("invariant", False))
+    return IncrementalAttention(
+        max_len, where.get("head_dim", 64), heads * where.get("group", 3), heads,
+        q_dtype="f32" if kv_dtype == "f32" else "f16", kv_dtype=kv_dtype, batched=batched, indirect=not batched,
+        programmatic=where.get("programmatic", False), batch_invariant=where.get("invariant", False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
+    sm, first = dict(row.where)["sm"], dict(row.where).get("capacity", (600,))[0]
+    spec = spec_of(row, first)
+    with using(Table((row,))):
+        choice = choice_of(
+            spec.attention, target(sm), batched=spec.batched, invariant=spec.batch_invariant,
+            programmatic=spec.programmatic,
+        )  # fmt: skip
+    assert dict(row.choose).items() <= vars(choice).items()
+    one = spec_of(row, min(first, MOST))
+    sizes = {"batch": 3} if one.batched else {}
+    given = one.example(np.random.default_rng(4), **sizes)
+    for length in (one.max_len, one.max_len // 3):
+        if one.batched:
+            given["seq_lens"] = np.array([length, 0, 5], np.int32)
+        else:
+            given["seq_len"] = np.array([length], np.int32)
+        poison(one, given)
+        with using(fixed(choice)):
+            trial(one, device, target=sm, arguments=given, repeat=False, **sizes).require()
