@@ -32,17 +32,29 @@ kernel's query and newest position wait for the kernel ahead, and its older posi
 Cases = Mapping[Case, Times]
 
 
-def last_grid() -> list[dict[str, Any]]:
-    """Rows of the last run that measured the whole grid."""
-    whole = [run for run in runs("decode_attention").values() if set(LISTS["grid"]) <= by_case(run).keys()]
-    if not whole:
-        raise SystemExit("decode_attention: no run has the whole grid; python -m benchmarks.decode_attention")
-    return whole[-1]
+def whole_grids() -> dict[str, list[dict[str, Any]]]:
+    """Rows of every run that measured the whole grid, by its id."""
+    return {
+        name: rows for name, rows in runs("decode_attention").items() if set(LISTS["grid"]) <= by_case(rows).keys()
+    }
 
 
-def fullest(name: str) -> list[dict[str, Any]]:
-    """Rows of the run that measured most cases of a list, of several the last."""
-    return max(reversed(runs("decode_attention").values()), key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
+def documented(notes: str | None = None) -> list[dict[str, Any]]:
+    """Rows of the run that the notes are about, as their first line says: `Run: ID`."""
+    first = (NOTES.read_text(encoding="utf-8") if notes is None else notes).partition("\n")[0]
+    word, _, run = first.partition(" ")
+    if word != "Run:" or run not in whole_grids():
+        raise SystemExit(
+            f"{NOTES.name}: the first line must be `Run: ID`, one of the runs of the whole grid: "
+            f"{', '.join(whole_grids())} (got {first!r})"
+        )
+    return whole_grids()[run]
+
+
+def fullest(name: str, first: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the run that measured most cases of a list; of several `first`, then the last."""
+    every = [first, *reversed(runs("decode_attention").values())]
+    return max(every, key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
 
 
 def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -59,6 +71,10 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if behind:
         words = (f"{label(case)} ({ratio:.2f})" for case, ratio in behind.items())
         yield f"Behind the best peer (best peer ÷ ours): {', '.join(words)}.\n"
+    yield "### Every run of the grid\n"
+    yield "Each on one H200; the time of a read of 134 MB tells them apart.\n"
+    heads = ["run", "commit", "read µs", "best peer ÷ ours", "least", "ours ÷ read", "programmatic"]
+    yield table(heads, list(history()))
     yield "### Each peer: geometric mean of its time over ours, and share of the read rate\n"
     yield table(["peer", "cases", "time ÷ ours", "share of the read rate"], list(peers(cases)))
     reasons: dict[str, dict[str, None]] = {}
@@ -69,6 +85,20 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"- {'; '.join(names)}: {why}" for why, names in reasons.items())
     yield ""
     yield from inexact(rows)
+
+
+def history() -> Iterator[list[str]]:
+    """A line for every run of the whole grid."""
+    for name, rows in whole_grids().items():
+        cases = {case: times for case, times in by_case(rows).items() if case in LISTS["grid"]}
+        peer = ratios(cases, over_peers("ptxgen"))
+        least = min(peer, key=peer.__getitem__)
+        found = (list(ratios(cases, over_floor(n)).values()) for n in ("ptxgen", "ptxgen-programmatic"))
+        read = cases[Case(*LLAMA, 1, 32768)]["floor"]
+        yield [
+            name, rows[0]["commit"], f"{read:.1f}", f"{mean(list(peer.values())):.3f}",
+            f"{peer[least]:.3f} ({label(least)})", *(f"{mean(each):.3f}" for each in found),
+        ]  # fmt: skip
 
 
 def inexact(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -118,14 +148,14 @@ def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         lines.append([kind, *(_share(times) for times in found)])
     yield table(["cache", *(f"{b}×{c}" for b, c in CACHES)], lines)
     for title, name in SECTIONS.items():
-        own = fullest(name)
+        own = fullest(name, list(rows))
         measured = by_case(own)
         lines = [[label(c), _share(measured[c]), _invariant(measured[c])] for c in LISTS[name] if c in measured]
         if lines:
             plain = name in ("odd", "capacities")
             yield f"### {title}\n"
             if own[0]["run"] != rows[0]["run"]:
-                yield f"Of an earlier run, {own[0]['run']}, commit {own[0]['commit']}.\n"
+                yield f"Of another run, {own[0]['run']}, commit {own[0]['commit']}.\n"
             yield table(["case", "ours (best peer)", "batch-invariant"][: 2 if plain else 3],
                         [line[: 2 if plain else 3] for line in lines])  # fmt: skip
     yield from invariance(cases)
@@ -172,8 +202,7 @@ def counters() -> Iterator[str]:
         yield "### Counters (Nsight Compute)\n"
         yield f"Commit {rows[0]['commit']}.\n"
         yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
-    if NOTES.is_file():
-        yield NOTES.read_text()
+    yield NOTES.read_text(encoding="utf-8").partition("\n")[2].lstrip("\n")
 
 
 def _plain(value: Any) -> str:

@@ -1,5 +1,5 @@
-"""Writes docs/performance.md, the README's table and the chart from the last run of every benchmark's rows:
-`python -m benchmarks.performance`.
+"""Writes docs/performance.md, the README's table and the chart from the rows: of decode attention from the run that its
+notes are about, of the other benchmarks from their last. `python -m benchmarks.performance`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from benchmarks.rows import load
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
 
-All figures but the last table's are from one NVIDIA H200 (sm_90a), each beside its peers in one run. The raw rows lie
-in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure again with
-`python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`,
-`decode_shapes`, `counters`, `small_kernels`, `launch`, `host_attention`, `generation`).
+All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
+raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
+again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
+`small_kernels`, `launch`, `host_attention`, `generation`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -135,7 +135,7 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 
 def main() -> None:
     """Write the document, the README's table, and the chart where matplotlib is installed."""
-    root, rows = HERE.parent, document.last_grid()
+    root, rows = HERE.parent, document.documented()
     parts = [INTRODUCTION, *document.grid(rows), *document.others(rows), *document.counters()]
     parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
     (root / "docs" / "performance.md").write_text("\n".join(parts))

@@ -112,10 +112,16 @@ def test_flashinfer_says_what_it_does_not_run(case: Case, kind: str, said: str) 
     assert bool(reason) == bool(said)
 
 
-def test_the_readme_has_the_last_run() -> None:
-    """After a run: `python -m benchmarks.performance`."""
+def test_the_readme_has_the_run_of_the_notes() -> None:
+    """After a run: its id in the notes, `python -m benchmarks.performance`."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert performance.between(page, performance.README, decode_document.readme(decode_document.last_grid())) == page
+    assert performance.between(page, performance.README, decode_document.readme(decode_document.documented())) == page
+
+
+@pytest.mark.parametrize("notes", ["", "Run: 0123456789ab\n", "### Where the time goes\n"])
+def test_notes_name_a_run_of_the_whole_grid(notes: str) -> None:
+    with pytest.raises(SystemExit, match=r"decode_attention\.md: the first line must be `Run: ID`"):
+        decode_document.documented(notes)
 
 
 def test_a_readme_without_the_marks_is_refused() -> None:
