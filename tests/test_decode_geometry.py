@@ -10,6 +10,7 @@ from ptxgen.assembler import assemble, available_assemblers
 from ptxgen.idioms.decode import mma, simt
 from ptxgen.idioms.decode.contract import Partials
 from ptxgen.idioms.decode.mma_layout import K_ROWS, V_ROWS, Block, ring_of, tile_layout
+from ptxgen.idioms.decode.mma_registers import left_for_loads
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial
@@ -72,6 +73,24 @@ def test_a_warp_has_no_more_tiles_in_flight_than_it_gets() -> None:
         one = IncrementalAttention(max_len, 64, 32, 4, q_dtype="f16", kv_dtype="f16", indirect=True)
         with using(fixed(Choice(warps=4, cluster=8, grid=32, in_flight=2, split_positions=4096))):
             assert one.plan(parse_target("sm_90")).shape.in_flight == unrolled
+
+
+def test_registers_go_by_the_partition_with_most_warps() -> None:
+    """Nine warps are three in one of four partitions, as twelve are."""
+    attention = spec(head_dim=128, n_heads=16, n_kv_heads=1).attention
+    left = {warps: left_for_loads(attention, 16, warps) for warps in (5, 8, 9, 10, 12, 13, 16)}
+    assert left[5] == left[8] > left[9] == left[10] == left[12] > left[13] == left[16]
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "kv_dtype", "loop"), [(1, "f16", simt), (2, "f16", mma), (16, "f16", mma), (1, "e4m3", mma)]
+)
+def test_more_warps_than_there_are_registers_for(n_heads: int, kv_dtype: str, loop: object) -> None:
+    """Fewer take their place; where a KV head has one query head, the loop without tensor cores does."""
+    with using(fixed(Choice(warps=16, cluster=1, grid=128, in_flight=1, split_positions=4096))):
+        one = spec(max_len=4096, head_dim=128, n_heads=n_heads, n_kv_heads=1, kv_dtype=kv_dtype)
+        plan = one.plan(parse_target("sm_90"))
+    assert (plan.loop, plan.shape.warps) == (loop, 8)
 
 
 @pytest.mark.parametrize(

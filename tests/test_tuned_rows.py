@@ -1,10 +1,13 @@
-"""Every row of the shipped tuning table, run: the kernel that it chooses gives the right numbers, short and full."""
+"""Every row of the shipped tuning table: the kernel that it chooses gives the right numbers, and does not spill."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.generator import generate
+from ptxgen.idioms.decode import mma
 from ptxgen.idioms.decode.plan import choice_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
@@ -13,6 +16,9 @@ from ptxgen.targets import target
 from ptxgen.tuning import Row, Table, fixed, shipped, using
 from tests.decode_trials import poison
 
+needs_assembler = pytest.mark.skipif(
+    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
+)
 ROWS = shipped().rows
 MOST = 4097  # positions: what a longer class chooses is run at so many
 
@@ -26,14 +32,14 @@ def name_of(row: Row) -> str:
     return "-".join([where["sm"], "x".join(sizes), str(kind), str(where.get("capacity", ("", "any"))[1]), *flags])
 
 
-def spec_of(row: Row, max_len: int) -> IncrementalAttention:
-    """A spec of the row's class but for its length; what the class leaves open is small."""
+def spec_of(row: Row, max_len: int, group: int = 3) -> IncrementalAttention:
+    """A spec of the row's class but for its length, and of this group where the class leaves it open."""
     where = dict(row.where)
     kv_dtype = where.get("kv_dtype") or {1: "e4m3", 2: "f16", 4: "f32"}[where.get("kv_bytes", 2)]
     heads = where.get("n_kv_heads", 2)
     batched = where.get("batched", where.get("invariant", False))
     return IncrementalAttention(
-        max_len, where.get("head_dim", 64), heads * where.get("group", 3), heads,
+        max_len, where.get("head_dim", 64), heads * where.get("group", group), heads,
         q_dtype="f32" if kv_dtype == "f32" else "f16", kv_dtype=kv_dtype, batched=batched, indirect=not batched,
         programmatic=where.get("programmatic", False), batch_invariant=where.get("invariant", False),
     )  # fmt: skip
@@ -60,3 +66,16 @@ def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
         poison(one, given)
         with using(fixed(choice)):
             trial(one, device, target=sm, arguments=given, repeat=False, **sizes).require()
+
+
+@needs_assembler
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_kernel_of_a_row_keeps_its_registers(row: Row) -> None:
+    """None spills, nor is a large group left to the loop without tensor cores, whatever the class leaves open."""
+    where = dict(row.where)
+    for group in [where["group"]] if "group" in where else [1, 16]:
+        spec = spec_of(row, where.get("capacity", (600,))[0], group)
+        with using(Table((row,))):
+            plan, ptx = spec.plan(target(where["sm"])), generate(spec, where["sm"])
+        assert plan.loop is mma or group == 1 or spec.kv_dtype.name == "f32"
+        assert assemble(ptx.text, where["sm"]).resources[ptx.entry].clean

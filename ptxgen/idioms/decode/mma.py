@@ -102,8 +102,8 @@ def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages:
     parts = -(-attention.group // (8 * tiles))
     heads = -(-attention.group // parts)
     while budget_for_loads(attention, heads, warps, target) < _needed(attention, warps):
-        if warps <= _WARPS_OF_255 or attention.kv_dtype.bytes == 2:
-            return None  # f16 by the other loop; bytes cost it too much
+        if warps <= _WARPS_OF_255 or (attention.kv_dtype.bytes == 2 and attention.group == 1):
+            return None  # one head gains nothing by tensor cores: by the other loop, but for bytes, which cost it more
         warps = _fewer(warps)
     kv_tiles = -(-attention.max_len // TILE)
     while warps > 1 and warps > kv_tiles:

@@ -8,6 +8,7 @@ from ptxgen.idioms.decode.mma_query import query_words
 from ptxgen.targets import Target
 
 _FILE = 65536  # registers of an SM
+_PARTITIONS = 4  # of an SM, with a part of its registers and of a CTA's warps each
 _MOST = 255  # of a thread
 _SPARE = 2
 _SPARE_120 = 24  # more on sm_120 and its kin, where nvJitLink 13.5 moves loads ahead until it spills what the loop does
@@ -32,7 +33,8 @@ def stages_query(attention: Attention, heads: int) -> bool:
 def left_for_loads(attention: Attention, heads: int, warps: int) -> int:
     """Registers that are left for K and V in flight, for a CTA of `warps` warps with `heads` heads."""
     layout, tiles = layout_of(attention), -(-heads // 8)
-    most = min(_MOST, _FILE // (32 * warps) // 8 * 8) - _SPARE
+    places = -(-warps // _PARTITIONS)  # of warps, in the partition that has most
+    most = min(_MOST, _FILE // (32 * _PARTITIONS * places) // 8 * 8) - _SPARE
     used = _FIXED + _pointers(attention, layout) + 4 * layout.output_tiles * tiles + _SOFTMAX * tiles
     used += 4 * tiles if stages_query(attention, heads) else query_words(layout) * tiles
     used += _BYTE_CONVERSION if attention.kv_dtype.bytes == 1 else _FRAGMENT
