@@ -20,8 +20,8 @@ from ptxgen.launch import evaluate
 
 L2_BYTES = 400e6  # rotate among at least so many bytes: several times any L2
 MOST_SETS = 400
-# An H200 reads caches of which little is used 12 % slower for the first 10 to 25 ms of their use, at the same clocks:
-# whoever came first in a benchmark was measured so, nobody after it.
+# An H200 reads caches of which little is used 12 % slower for the first 10 to 25 ms of their use: whoever came first in
+# a case was measured so, nobody after it.
 SETTLE_SECONDS = 0.04
 
 
@@ -109,9 +109,9 @@ def sets_for(nbytes: int, budget: float = L2_BYTES) -> int:
     return int(max(2, min(MOST_SETS, -(-budget // nbytes))))
 
 
-def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9, settle: float = SETTLE_SECONDS) -> float:
+def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9) -> float:
     """Microseconds per call: the median over replays of one graph that holds all calls back to back, after it was
-    replayed for `settle` seconds."""
+    replayed for `SETTLE_SECONDS`."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -121,7 +121,7 @@ def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9, settle: floa
     with torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
-    settled = time.perf_counter() + settle
+    settled = time.perf_counter() + SETTLE_SECONDS
     while True:
         graph.replay()
         torch.cuda.synchronize()

@@ -135,7 +135,7 @@ class Floor:
         """Microseconds of one read now, by the way that is fastest for that size."""
         nbytes = nbytes // 256 * 256
         if nbytes not in self.best:
-            found = self.measure(nbytes, ways(self.major), settle=0)  # the buffer has been in use
+            found = self.measure(nbytes, ways(self.major))
             self.best[nbytes] = min(found, key=found.__getitem__)
         way = self.best[nbytes]
         return self.measure(nbytes, [way])[way]
@@ -145,15 +145,14 @@ class Floor:
         nbytes = nbytes // 256 * 256
         return self._call(self.best[nbytes], 0, nbytes)
 
-    def measure(self, nbytes: int, these: Iterable[Way], **options: float) -> dict[Way, float]:
-        """Microseconds of these ways; `options` of `graph_us`."""
+    def measure(self, nbytes: int, these: Iterable[Way]) -> dict[Way, float]:
+        """Microseconds of these ways."""
         from benchmarks.gpu import graph_us, sets_for
 
         if not 256 <= nbytes <= self.buffer.numel():
             raise ValueError(f"Floor.measure: from 256 to {self.buffer.numel()} bytes (got {nbytes})")
         sets = max(1, min(max(8, sets_for(nbytes)), self.buffer.numel() // nbytes))
-        count = max(sets, 8)
-        return {way: graph_us([self._call(way, i % sets, nbytes) for i in range(count)], **options) for way in these}
+        return {way: graph_us([self._call(way, i % sets, nbytes) for i in range(max(sets, 8))]) for way in these}
 
     def _call(self, way: Way, index: int, nbytes: int) -> Callable[[], None]:
         import torch

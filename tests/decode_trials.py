@@ -24,6 +24,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def spec(**fields: Any) -> IncrementalAttention:
+    """`SMALL`, but for these fields."""
     return IncrementalAttention(**{**SMALL, **fields})
 
 

@@ -118,6 +118,22 @@ def test_the_readme_has_the_run_of_the_notes() -> None:
     assert performance.between(page, performance.README, decode_document.readme(decode_document.documented())) == page
 
 
+def test_the_performance_page_is_written_from_the_rows() -> None:
+    """The decode part of it, from the run of the notes, and the notes themselves."""
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    made = decode_document.documented()
+    for part in (*decode_document.grid(made), *decode_document.others(made), *decode_document.counters()):
+        assert part in page
+
+
+def test_a_run_without_peers_is_no_part_of_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"alone": rows(ptxgen=10.0, ptxgen_programmatic=9.0), "beside": rows(
+        ptxgen=10.0, ptxgen_programmatic=9.0, sdpa_cudnn=15.0)}  # fmt: skip
+    monkeypatch.setattr(decode_document, "runs", lambda bench: runs)
+    (line,) = decode_document.history()
+    assert line == ["beside", "c", "8.0", "1.500", "1.500 (32/4/64 1×512)", "1.250", "1.125"]
+
+
 @pytest.mark.parametrize("notes", ["", "Run: 0123456789ab\n", "### Where the time goes\n"])
 def test_notes_name_a_run_of_the_whole_grid(notes: str) -> None:
     with pytest.raises(SystemExit, match=r"decode_attention\.md: the first line must be `Run: ID`"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 
@@ -73,8 +76,8 @@ def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
 def test_the_kernel_of_a_row_keeps_its_registers(row: Row) -> None:
     """None spills, nor is a large group left to the loop without tensor cores, whatever the class leaves open."""
     where = dict(row.where)
-    for group in [where["group"]] if "group" in where else [1, 16]:
-        spec = spec_of(row, where.get("capacity", (600,))[0], group)
+    for group, alibi in itertools.product([where["group"]] if "group" in where else [1, 16], (False, True)):
+        spec = dataclasses.replace(spec_of(row, where.get("capacity", (600,))[0], group), alibi=alibi)
         with using(Table((row,))):
             plan, ptx = spec.plan(target(where["sm"])), generate(spec, where["sm"])
         assert plan.loop is mma or group == 1 or spec.kv_dtype.name == "f32"
