@@ -15,10 +15,7 @@ from ptxgen import assembler
 from ptxgen.assembler import Resources, assemble, available_assemblers, installed, parse_resources, supported_targets
 from ptxgen.errors import AssembleError, TargetError
 from ptxgen.targets import target as parse_target
-
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
+from tests.marks import needs_assembler
 
 TEXT = """.version 8.0
 .target sm_90

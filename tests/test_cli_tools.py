@@ -11,18 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ptxgen.assembler import available_assemblers
 from ptxgen.cli._main import invoke, root
 from ptxgen.generator import generate
 from ptxgen.kernel import kernel_types
 from ptxgen.kernels import KvCacheScatter
+from tests.marks import needs_assembler
 
 SCATTER = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
 TO = ["--target", "sm_80"]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
 
 
 def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

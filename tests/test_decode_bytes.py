@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from ptxgen import generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.dtypes import dtype
 from ptxgen.idioms.decode import mma
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial
 from ptxgen.targets import target
+from tests.marks import needs_assembler
 
 WHERE = ("sm_80", "sm_86", "sm_89", "sm_90")
 KINDS = ("e4m3", "s8")
@@ -89,7 +90,7 @@ def test_nan_past_the_length_does_not_come_through(device: Device) -> None:
         trial(spec, device, target="sm_80", arguments=given, **sizes).require()
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize("where", ["sm_80", "sm_86", "sm_90", "sm_120"])
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 24), (256, 8), (264, 1), (328, 16), (512, 7)])
 def test_the_tightest_shapes_do_not_spill(where: str, head_dim: int, group: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptxgen import generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.idioms.decode import mma, simt
 from ptxgen.idioms.decode.contract import Partials
 from ptxgen.idioms.decode.mma_layout import K_ROWS, V_ROWS, Block, ring_of, tile_layout
@@ -17,11 +17,7 @@ from ptxgen.runtime.trial import trial
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
 from tests.decode_trials import GEOMETRIES, poison, spec
-
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
-
+from tests.marks import needs_assembler
 
 # -- who shares a unit -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ptxgen import generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.dtypes import dtype
 from ptxgen.idioms.decode import simt
 from ptxgen.idioms.decode.contract import Attention
@@ -19,6 +19,7 @@ from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import Trial, trial
 from ptxgen.targets import target
+from tests.marks import needs_assembler
 
 # As many heads as the smallest chip has multiprocessors, so that one CTA takes all of a head: two tiles or more a warp.
 SEVERAL_TILES = IncrementalAttention(512, 16, 40, 40)
@@ -248,7 +249,7 @@ def test_programmatic_reads_nothing_of_the_cache_before_the_wait_nor_from_a_stal
     assert "ld.relaxed.gpu.global.v4.f32" in after
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize(
     ("where", "kv_dtype", "head_dim", "group"),
     [

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, SpecError, generate
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.idioms.flash_chunks import LEAST, Cut
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import trial
+from tests.marks import needs_assembler
 
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 SMALL: dict[str, Any] = {
     "max_len": 400, "head_dim": 16, "n_heads": 4, "n_kv_heads": 2, "max_chunks": 3, "kv_dtype": "f16", "q_dtype": "f16",

@@ -12,14 +12,13 @@ from ptxgen.errors import AssembleError
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import kernel_types
 from ptxgen.targets import ALL_TARGETS, driver_for_ptx
+from tests.marks import needs_assembler
 
 ROOT = Path(__file__).resolve().parent.parent / "golden_ptx"
 NAMES = sorted(kernel_types())
 VERSIONS = [(m, n) for m in range(6, 10) for n in range(10) if driver_for_ptx((m, n))]
 
-pytestmark = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
+pytestmark = needs_assembler
 
 
 def cases(name: str) -> list[Case]:

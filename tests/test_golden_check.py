@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from ptxgen import PtxgenError, SpecError
-from ptxgen.assembler import available_assemblers
 from ptxgen.cli._main import invoke
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.golden.compare import RESOURCES
 from ptxgen.golden.record import assembler_for
 from ptxgen.targets import target
 from tests.golden_copy import ONE, edit_resources, failing
+from tests.marks import needs_assembler
 
-pytestmark = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
+pytestmark = needs_assembler
 
 
 def test_kernel_types_and_targets_narrow_the_check(goldens: Goldens) -> None:

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ptxgen.assembler import available_assemblers
 from ptxgen.cli._main import invoke
 from ptxgen.golden import Goldens
 from ptxgen.golden.compare import RESOURCES
 from tests.golden_copy import ONE, edit_resources
+from tests.marks import needs_assembler
 
-pytestmark = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
+pytestmark = needs_assembler
 
 
 def test_diff_shows_lines_instructions_and_resources(goldens: Goldens, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError, generate, make_spec, supports
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial
 from tests.decode_trials import GEOMETRIES, SMALL, attend, poison, spec
+from tests.marks import needs_assembler
 
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 

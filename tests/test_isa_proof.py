@@ -16,10 +16,8 @@ from ptxgen.isa import Form, Slot, storage_type
 from ptxgen.isa.pattern import Compiled
 from ptxgen.targets import ALL_TARGETS, IsaVersion, Target, driver_for_ptx, target
 from tests.isa_samples import BANKS, all_forms, combinations, literal, module, operand, statement
+from tests.marks import needs_assembler
 
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
 VERSIONS = [v for v in ((m, n) for m in range(6, 10) for n in range(10)) if driver_for_ptx(v) and v <= (9, 0)]
 OLDEST_HERE = target("sm_75")
 

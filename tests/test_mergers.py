@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.generator import generate
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.kernels.flash_decoding_chunk import FlashDecodingChunk
@@ -21,6 +21,7 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.trial import bind_example, trial
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
+from tests.marks import needs_assembler
 from tests.mutations import SpecSubject, deletions
 
 SEEDS = range(6)
@@ -273,7 +274,7 @@ def test_a_kernel_without_splits_has_no_ticket() -> None:
     assert "ticket" not in text
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
 @pytest.mark.parametrize("warps", [4, 8, 16])
 @pytest.mark.parametrize("mergers", [1, 8])

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 
 from ptxgen import ExecutionError, SpecError, generate, supports
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.idioms.prefill import tiles
 from ptxgen.idioms.prefill.reference import in_pages
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import Trial, trial
 from ptxgen.targets import target as parse_target
+from tests.marks import needs_assembler
 
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 SMALL: dict[str, Any] = {"head_dim": 16, "n_heads": 2, "n_kv_heads": 1}
 

@@ -35,6 +35,7 @@ from ptxgen.nodes import (
 from ptxgen.parser import parse
 from ptxgen.parser.operand import evaluate, parse_operand
 from ptxgen.targets import target
+from tests.marks import needs_assembler
 
 FOREIGN = sorted((Path(__file__).parent / "data" / "foreign_ptx").glob("*.ptx"))
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -76,7 +77,7 @@ def test_a_foreign_text_passes_the_checks(path: Path) -> None:
     check(parse(path.read_text(), path.name))
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize("path", FOREIGN, ids=lambda p: p.stem)
 def test_a_printed_text_assembles_to_the_same_code(path: Path) -> None:
     from ptxgen.assembler import assemble

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.cli._main import invoke
 from ptxgen.dtypes import f32
 from ptxgen.generator import generate
@@ -18,6 +18,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.models import load_config
 from ptxgen.models.plan import ROLES, Step, bundle, plan
 from ptxgen.targets import target
+from tests.marks import needs_assembler
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 MODELS = sorted(p.stem for p in CONFIGS.glob("*.json"))
@@ -49,7 +50,7 @@ def test_every_kernel_of_every_model_on_every_target(model: str) -> None:
             assert json.loads(files[kernel["manifest"]])["target"] == where
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize(("index", "model"), list(enumerate(MODELS)))
 def test_no_kernel_of_a_model_spills(index: int, model: str) -> None:
     """On the lowest target, which has the fewest means, and on one of the others in turn."""

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from ptxgen import SpecError, generate, supports
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType, kernel_types, make_spec
+from tests.marks import needs_assembler
 
 NAMES = sorted(kernel_types())
 TARGETS = (
@@ -79,7 +80,7 @@ def fields_of(draw: st.DrawFn, cls: type[KernelType]) -> dict[str, Any]:
     return drawn
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(name: str) -> None:
     cls = kernel_types()[name]
@@ -179,7 +180,7 @@ def spilling(specs: Iterable[tuple[KernelType, str]]) -> list[tuple[KernelType, 
     return [(p.spec, p.target.name) for p in texts if not assemble(p.text, p.target).resources[p.entry].clean]
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "head_dim")])
 def test_every_head_dim_assembles_without_spills(name: str) -> None:
     rng = random.Random(0)
@@ -188,7 +189,7 @@ def test_every_head_dim_assembles_without_spills(name: str) -> None:
     assert not spilling(zip(specs, wheres, strict=True))
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 @pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "n_heads", "n_kv_heads")])
 def test_every_group_assembles_without_spills(name: str) -> None:
     wheres = [TARGETS[index % len(TARGETS)] for index in range(len(GROUPS))]
@@ -206,7 +207,7 @@ SPILLED_ONCE = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')")
+@needs_assembler
 def test_what_spilled_once_does_no_more() -> None:
     assert not spilling((least(name, **fields), where) for name, where, fields in SPILLED_ONCE)
 

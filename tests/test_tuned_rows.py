@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.assembler import assemble
 from ptxgen.generator import generate
 from ptxgen.idioms.decode import mma
 from ptxgen.idioms.decode.plan import choice_of
@@ -18,10 +18,8 @@ from ptxgen.runtime.trial import trial
 from ptxgen.targets import target
 from ptxgen.tuning import Row, Table, fixed, shipped, using
 from tests.decode_trials import poison
+from tests.marks import needs_assembler
 
-needs_assembler = pytest.mark.skipif(
-    not available_assemblers(), reason="no assembler is installed (pip install 'ptxgen[ptxas]')"
-)
 ROWS = shipped().rows
 MOST = 4097  # positions: what a longer class chooses is run at so many
 
