@@ -39,16 +39,28 @@ def whole_grids() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def documented(notes: str | None = None) -> list[dict[str, Any]]:
+def of_grid(rows: Sequence[Mapping[str, Any]]) -> Cases:
+    """The grid's cases of a run."""
+    return {case: times for case, times in by_case(rows).items() if case in LISTS["grid"]}
+
+
+def notes() -> tuple[str, str]:
+    """The notes' first line, which names their run, and the rest."""
+    first, _, rest = NOTES.read_text(encoding="utf-8").partition("\n")
+    return first, rest.lstrip("\n")
+
+
+def documented(first: str | None = None) -> list[dict[str, Any]]:
     """Rows of the run that the notes are about, as their first line says: `Run: ID`."""
-    first = (NOTES.read_text(encoding="utf-8") if notes is None else notes).partition("\n")[0]
+    first = notes()[0] if first is None else first
     word, _, run = first.partition(" ")
-    if word != "Run:" or run not in whole_grids():
+    grids = whole_grids()
+    if word != "Run:" or run not in grids:
         raise SystemExit(
             f"{NOTES.name}: the first line must be `Run: ID`, one of the runs of the whole grid: "
-            f"{', '.join(whole_grids())} (got {first!r})"
+            f"{', '.join(grids)} (got {first!r})"
         )
-    return whole_grids()[run]
+    return grids[run]
 
 
 def fullest(name: str, first: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -59,7 +71,7 @@ def fullest(name: str, first: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The table of the grid, the geometric means, and who is ahead where."""
-    cases = {case: times for case, times in by_case(rows).items() if case in LISTS["grid"]}
+    cases = of_grid(rows)
     yield INTRODUCTION
     yield "![Share of the read rate by context](images/decode_attention.png)\n"
     lines = [
@@ -93,17 +105,15 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def history() -> Iterator[list[str]]:
     """A line for every run of the whole grid that had peers and programmatic launches."""
     for name, rows in whole_grids().items():
-        cases = {case: times for case, times in by_case(rows).items() if case in LISTS["grid"]}
-        peer = ratios(cases, over_peers("ptxgen"))
-        if not peer or not ratios(cases, over_floor("ptxgen-programmatic")):
+        cases = of_grid(rows)
+        peer, floor, linked = compared(cases)
+        if not peer or not linked:
             continue
         least = min(peer, key=peer.__getitem__)
-        found = (list(ratios(cases, over_floor(n)).values()) for n in ("ptxgen", "ptxgen-programmatic"))
         read = cases[Case(*LLAMA, 1, 32768)]["floor"]
-        yield [
-            name, rows[0]["commit"], f"{read:.1f}", f"{mean(list(peer.values())):.3f}",
-            f"{peer[least]:.3f} ({label(least)})", *(f"{mean(each):.3f}" for each in found),
-        ]  # fmt: skip
+        ahead, over, chained = (f"{mean(list(found.values())):.3f}" for found in (peer, floor, linked))
+        worst = f"{peer[least]:.3f} ({label(least)})"
+        yield [name, rows[0]["commit"], f"{read:.1f}", ahead, worst, over, chained]
 
 
 def inexact(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -117,10 +127,16 @@ def inexact(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Relative errors above {EXACT:.1%} of the result: {', '.join(found)}.\n"
 
 
+def compared(cases: Cases) -> tuple[dict[Case, float], dict[Case, float], dict[Case, float]]:
+    """Best peer ÷ ours, ours ÷ read, and that with programmatic launch, of every case that has them."""
+    of = (over_peers("ptxgen"), over_floor("ptxgen"), over_floor("ptxgen-programmatic"))
+    peer, floor, linked = (ratios(cases, each) for each in of)
+    return peer, floor, linked
+
+
 def means(cases: Cases) -> str:
     """One sentence of geometric means."""
-    peer = list(ratios(cases, over_peers("ptxgen")).values())
-    floor, linked = (list(ratios(cases, over_floor(n)).values()) for n in ("ptxgen", "ptxgen-programmatic"))
+    peer, floor, linked = (list(found.values()) for found in compared(cases))
     return (
         f"Geometric means of {len(peer)} cases: best peer ÷ ours {mean(peer):.2f} (least {min(peer):.2f}), ours ÷ read "
         f"{mean(floor):.2f}, with programmatic launch {mean(linked):.2f}."
@@ -207,7 +223,7 @@ def counters() -> Iterator[str]:
         yield "### Counters (Nsight Compute)\n"
         yield f"Commit {rows[0]['commit']}.\n"
         yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
-    yield NOTES.read_text(encoding="utf-8").partition("\n")[2].lstrip("\n")
+    yield notes()[1]
 
 
 def _plain(value: Any) -> str:
@@ -216,7 +232,7 @@ def _plain(value: Any) -> str:
 
 def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     """The README's table: a few shapes and points of the grid, the best peer by name, and the means."""
-    cases = {case: times for case, times in by_case(rows).items() if case in LISTS["grid"]}
+    cases = of_grid(rows)
     measured = {name for times in cases.values() for name in times}
     peers = [word for word, start in PEERS.items() if any(name.startswith(start) for name in measured)]
     points, lines = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048)), []

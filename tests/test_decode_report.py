@@ -134,10 +134,10 @@ def test_a_run_without_peers_is_no_part_of_the_history(monkeypatch: pytest.Monke
     assert line == ["beside", "c", "8.0", "1.500", "1.500 (32/4/64 1×512)", "1.250", "1.125"]
 
 
-@pytest.mark.parametrize("notes", ["", "Run: 0123456789ab\n", "### Where the time goes\n"])
-def test_notes_name_a_run_of_the_whole_grid(notes: str) -> None:
+@pytest.mark.parametrize("first", ["", "Run: 0123456789ab", "### Where the time goes"])
+def test_notes_name_a_run_of_the_whole_grid(first: str) -> None:
     with pytest.raises(SystemExit, match=r"decode_attention\.md: the first line must be `Run: ID`"):
-        decode_document.documented(notes)
+        decode_document.documented(first)
 
 
 def test_a_readme_without_the_marks_is_refused() -> None:
