@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import re
 
+from pygments.token import Comment, Error, Keyword, Name
+
 from ptxgen import generate
 from ptxgen.highlight import PtxLexer, ptx_as_html
 from ptxgen.kernels import ArgMax
 from ptxgen.runtime import BatchedKvCache, Executor, KvCache, open_device
-from pygments.token import Comment, Error, Keyword, Name
-
 from tests.marks import needs_assembler
 
 
