@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
 from ptxgen.field_values import slug_word
+from ptxgen.fields import field
 from ptxgen.legality import draft, settle, target_reasons
+from ptxgen.lengths import MOST, Past
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +73,7 @@ class KernelType:
         raise NotImplementedError
 
     sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    """What an example is made of unless told: capacities that shapes name, lengths, positions."""
+    """What an example is made of unless told: capacities that shapes name, lengths, positions; -1: `given` chooses."""
 
     def example(self, rng: np.random.Generator, **sizes: int) -> Arrays:
         """Arguments for a run: inputs random, outputs poisoned, workspaces left out; `sizes` override the class's."""
@@ -88,9 +90,30 @@ class KernelType:
         """Arguments of an example that are not random values: lengths, positions, pointer tables."""
         return {}
 
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The least and the largest of every size, and of lengths and positions among the arguments, by their names.
+
+        Inside them a run does what it was told; capacities come first. Unless overridden, sizes are from 1 on.
+        """
+        return dict.fromkeys(sizes, (1, MOST))
+
     def reference(self, **arguments: Any) -> Arrays:
         """What every out and inout buffer holds afterwards, in NumPy, float64 inside; `arguments` by parameter name."""
         raise NotImplementedError
+
+    # -- what tests know besides, of no weight for a text -------------------------------------------------------------
+
+    trials: ClassVar[tuple[Mapping[str, int], ...]] = (MappingProxyType({}),)
+    """Sizes to try it with (the class's own where they name none): every branch is taken in one of them, and every
+    index is above zero somewhere."""
+
+    unreported: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Faults put into its goldens that the executor's check mode does not report (regular expressions over what
+    `tests/mutations.py` calls them), and why; a reason of what changes no result begins with "does not matter: "."""
+
+    def past(self, arguments: Arrays) -> Past:
+        """Of an example's arrays those parts, as (array, index), on which no result depends: what lies past lengths."""
+        yield from ()
 
     # -- shared behaviour ------------------------------------------------------------------------------------------
 
@@ -136,7 +159,7 @@ _REGISTRY: dict[str, type[KernelType]] = {}
 K = TypeVar("K", bound=KernelType)
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name."""
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)  # equality and hash are the base's
@@ -217,4 +240,14 @@ def supports(spec_fields: KernelType | Mapping[str, object], target: str | Targe
     return Support((*reasons, *target_reasons(spec, reasons, where)))
 
 
-__all__ = ["DType", "KernelType", "Support", "find_kernel_type", "kernel_type", "kernel_types", "make_spec", "supports"]
+__all__ = [
+    "DType",
+    "KernelType",
+    "Support",
+    "field",
+    "find_kernel_type",
+    "kernel_type",
+    "kernel_types",
+    "make_spec",
+    "supports",
+]
