@@ -41,7 +41,7 @@ def past_pages(caches: Sequence[np.ndarray], tables: np.ndarray, lengths: Iterab
     page_size = caches[0].shape[2]
     used = np.zeros((caches[0].shape[0], page_size), bool)
     for table, length in zip(tables, lengths, strict=True):
-        positions = np.arange(length)
+        positions = np.arange(min(length, len(table) * page_size))  # a longer one counts as full
         used[table[positions // page_size], positions % page_size] = True
     pages, rows = np.nonzero(~used)
     yield from ((cache, (pages, slice(None), rows)) for cache in caches)
