@@ -31,6 +31,8 @@ class Domain:
     """Values that no spec has, whatever its other fields."""
     every: bool = False
     """Whether tests try every one of `draws`, not some."""
+    local: bool = False
+    """Whether another value changes only those lines of a text that hold it, where the launch's shape is the same."""
     silent: str = ""
     """Why the results of a run do not tell this field's value from its default; empty where they do."""
     doc: str = ""
@@ -47,6 +49,7 @@ def field(
     draws: Values | None = None,
     refuses: Sequence[object] | None = None,
     every: bool | None = None,
+    local: bool | None = None,
     silent: str | None = None,
     doc: str | None = None,
 ) -> Any:
@@ -54,7 +57,7 @@ def field(
 
     `n: int = field(draws=(1, 7, 4096))` has no default, `eps: float = field(default=1e-5, draws=(0.0, 1e-6))` has.
     """
-    given = {"draws": draws, "refuses": refuses, "every": every, "silent": silent, "doc": doc}
+    given = {"draws": draws, "refuses": refuses, "every": every, "local": local, "silent": silent, "doc": doc}
     said = {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(default=default, metadata=said)
 
@@ -108,12 +111,13 @@ _CAPACITY = "no result depends on it within the capacity"
 # Names that mean the same wherever they stand.
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "max_len": dict(
-        doc="positions the cache holds for a sequence", silent=_CAPACITY, draws=sizes(1, MOST_DRAWN), refuses=(-1,)
+        doc="positions the cache holds for a sequence", draws=sizes(1, MOST_DRAWN), refuses=(-1,), local=True,
+        silent=_CAPACITY,
     ),
     "head_dim": dict(doc="elements of a head", draws=tuple(range(8, 513, 8)), refuses=(100,), every=True),
     "n_heads": dict(doc="query heads", draws=_query_heads, refuses=(0,), every=True),
     "n_kv_heads": dict(
-        doc="heads of K and V; n_heads is a multiple of it", draws=(1, 2, 3, 4, 8, 16), refuses=(-1,)
+        doc="heads of K and V; n_heads is a multiple of it", draws=(1, 2, 3, 4, 8, 16), refuses=(-1,), local=True
     ),
     "kv_dtype": dict(doc="element type of the KV cache"),
     "q_dtype": dict(doc="element type of queries and outputs"),

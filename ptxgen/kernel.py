@@ -17,6 +17,7 @@ from ptxgen.field_values import slug_word
 from ptxgen.fields import field
 from ptxgen.legality import draft, settle, target_reasons
 from ptxgen.lengths import MOST, Past
+from ptxgen.packages import OURS, admit, failures, load_packages, package_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,18 +162,32 @@ K = TypeVar("K", bound=KernelType)
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
-    """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name."""
+    """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
+
+    Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
+    """
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)  # equality and hash are the base's
+    for each in dataclasses.fields(made):  # type: ignore[arg-type]
+        if not isinstance(each.type, str):  # a module that does not postpone its annotations
+            each.type = each.type.__name__ if type(each.type) is type else str(each.type)
     made.kernel_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    if package_of(made) != OURS:
+        admit(made, made.kernel_name, _REGISTRY.get(made.kernel_name))
     _REGISTRY[made.kernel_name] = made
     return made
 
 
+def registered() -> Mapping[str, type[KernelType]]:
+    """The kernel types that are imported already, by snake-case name."""
+    return MappingProxyType(_REGISTRY)
+
+
 def kernel_types() -> Mapping[str, type[KernelType]]:
-    """Every kernel type by its snake-case name, read-only."""
+    """Every kernel type by its snake-case name, those of other packages included (`ptxgen.packages`); read-only."""
     from ptxgen.kernels import load_all
 
     load_all()
+    load_packages()
     return MappingProxyType(dict(sorted(_REGISTRY.items())))
 
 
@@ -187,10 +202,13 @@ def find_kernel_type(name: str) -> type[KernelType]:
     if key not in _REGISTRY and key in module_names():
         importlib.import_module(f"ptxgen.kernels.{key}")
     if key not in _REGISTRY:
+        load_packages()
+    if key not in _REGISTRY:
         known = sorted(kernel_types())
         close = difflib.get_close_matches(key, known, 1)
         hint = f"; nearest: {close[0]}" if close else ""
-        raise SpecError(f"kernel type: must be one of {', '.join(known)} (got {name!r}{hint})")
+        unknown = f"kernel type: must be one of {', '.join(known)} (got {name!r}{hint})"
+        raise SpecError("\n".join([unknown, *failures()]))
     return _REGISTRY[key]
 
 
