@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ptxgen.golden import Goldens
 from tests.corpus.cases import CASES
-from tests.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
+from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = ("barrier", "wait", "fence")
