@@ -78,9 +78,7 @@ class Elements:
             b.op("cvt.u16.u32", self.regs[0], word)
 
 
-def pieces(
-    b: Builder, name: str, dtype: DType, values: RegArray | Sequence[Reg], vector: int
-) -> tuple[Elements, ...]:
+def pieces(b: Builder, name: str, dtype: DType, values: RegArray | Sequence[Reg], vector: int) -> tuple[Elements, ...]:
     """`values` as pieces of `vector` elements; what is not f32 moves through an array of that name."""
     count = len(values) // vector
     if dtype == f32:

@@ -26,7 +26,7 @@ def over_lanes(
     distances: Iterable[int] = ALL_LANES,
     other: Reg | None = None,
 ) -> None:
-    """Combine each value with that of the lane at each distance, by an opcode of two sources (`"add.f32"`, `"max.u64"`).
+    """Combine each value with that of the lane at each distance, by an opcode such as `"add.f32"` or `"max.u64"`.
 
     Distances 1, 2, … n / 2 in any order reduce over groups of n lanes. All lanes of the warp take part. `other`: the
     register that a neighbour's value comes to (by default one of the kernel's own for this); 32-bit values only.
@@ -52,7 +52,7 @@ def _exchange(b: Builder, operation: str, value: Reg, distance: int, other: Reg 
 
 
 def over_warp(b: Builder, operation: str, values: Reg | Sequence[Reg]) -> None:
-    """Reduce over the warp: by one instruction where the target has it (32-bit integers from sm_80), else `over_lanes`."""
+    """Reduce over the warp: by one instruction where the target has it (32-bit integers, sm_80), else `over_lanes`."""
     for value in (values,) if isinstance(values, Reg) else values:
         word, _, type = operation.partition(".")
         if type in ("u32", "s32") and word in _REDUX and b.target.includes_any(("sm_80",)):
@@ -86,7 +86,7 @@ def over_cta(
     cluster: int = 1,
     repeats: bool = False,
 ) -> Reduction:
-    """Reduce values of one type over a CTA of `warps` warps, then over `cluster` CTAs; exposed to the template as `name`.
+    """Reduce values of one type over a CTA of `warps` warps, then over `cluster` CTAs; the template knows it as `name`.
 
     Builds fragments `<name>_leave`, and where they are needed `_collect`, `_send`, `_receive`; every part is combined
     in the order of warps and ranks, so that all threads get the same bits. `thread`: its number in the CTA. Before the

@@ -92,7 +92,6 @@ class RowWalk:
 
     def step(self) -> None:
         """Take up the current pass: `index[0]`. The loads and stores that follow ask for the other vectors."""
-        assert self._first is not None and self._offset is not None, "begin() comes first"
         self.b.op("add.u32", self.index[0], self._first, self._offset)
         self._placed = 0
 
