@@ -75,6 +75,11 @@ class BatchedKvCache:
             return self.page_size, self._n_pages or batch * self._entries
         return self.max_len, batch
 
+    def __repr__(self) -> str:
+        shape = f"{self.batch} sequences × {self.n_layers} × [{self.n_kv_heads}, {self.max_len}, {self.head_dim}]"
+        pages = f", pages of {self.page_size}" if self.page_size else ""
+        return f"BatchedKvCache({shape} {self.dtype}{pages}, {self.device.name})"
+
     # memory -------------------------------------------------------------------------------------------------------
     def resize(self, batch: int) -> bool:
         """Use `batch` sequences; true if the addresses changed, which is when it grows past what is allocated.

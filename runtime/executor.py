@@ -72,6 +72,10 @@ class Executor:
         self.positions = device.zeros(n_layers, "s32")
         self.lengths = device.zeros(n_layers, "s32")
 
+    def __repr__(self) -> str:
+        heads = f"{self.n_heads}/{self.n_kv_heads}/{self.head_dim}"
+        return f"Executor({self.n_layers} layers, heads {heads}, {self.q_dtype}, {self.cache!r})"
+
     # one position -------------------------------------------------------------------------------------------------
     def incremental_attention(
         self, layer: int, q: object, k: object, v: object, out: object, stream: object = None

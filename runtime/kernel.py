@@ -15,6 +15,7 @@ from ptxgen.runtime.interop import argument
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx
+    from ptxgen.kernel import KernelType
     from ptxgen.runtime.device import Device
 
 
@@ -32,6 +33,11 @@ class Kernel:
         found = tuple(slot.size for slot in function.slots)
         if expected != found:
             raise SpecError(f"{ptx.entry}: parameters must have {expected} bytes by its spec (the text has {found})")
+
+    @property
+    def spec(self) -> KernelType:
+        """The specialisation that was loaded."""
+        return self.ptx.spec
 
     @property
     def resources(self) -> Resources:

@@ -1,4 +1,4 @@
-"""Every row of the instruction table is emitted as valid LLVM IR, or refused by name, line and text (R-g2)."""
+"""Every row of the instruction table is emitted as valid LLVM IR, or refused by name, line and text."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Every golden on a real GPU: what its reference says, the same bytes twice, and what the CPU executor gives (R-g6).
+"""Every golden on a real GPU: what its reference says, the same bytes twice, and what the CPU executor gives.
 
 What lies past a length holds NaN. These are the launches that the sanitizers see first (tests/sanitize.py): the goldens
 are chosen so that every branch of every template is in one of them.

@@ -245,7 +245,7 @@ KILLED = {0: 60, 4: 111, 8: 162, 12: 233}  # seed: at which call of the system
 
 
 def test_many_processes_on_one_directory_with_faults_and_kills_among_them(tmp_path):
-    """R-b2: 16 processes, 200 keys; EBUSY, ENOENT, ESTALE, EACCES anywhere; four are killed amid a system call."""
+    """16 processes, 200 keys; EBUSY, ENOENT, ESTALE, EACCES anywhere; four are killed amid a system call."""
 
     def start(seed):
         command = [sys.executable, "-c", _WORKER, str(seed), str(tmp_path), "200", str(KILLED.get(seed, 0))]

@@ -66,7 +66,7 @@ def test_the_same_bytes_in_any_process_and_hash_seed() -> None:
     assert digests("4294967295") == first
 
 
-# -- a one-field change gives a local diff (R-h1) ----------------------------------------------------------------------
+# -- a one-field change gives a local diff ----------------------------------------------------------------------------
 
 
 LOCAL = 12  # lines that hold one size, in a text of any length

@@ -1,4 +1,4 @@
-"""Every golden assembles for the architecture it names, at its version; one step lower it is refused (R-a6)."""
+"""Every golden assembles for the architecture it names, at its version; one step lower it is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every golden of every kernel type, for each of its targets, in check mode: no finding, and what its reference says.
 
-Outputs and workspaces hold NaN (or what no result has) before each launch, and whatever lies past a length too (R-d2).
+Outputs and workspaces hold NaN (or what no result has) before each launch, and whatever lies past a length too.
 """
 
 from __future__ import annotations

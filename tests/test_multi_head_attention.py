@@ -248,7 +248,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
 
 
 def test_capacity_decides_the_grid() -> None:
-    """R-e1: the launch depends on n_tokens alone."""
+    """The launch depends on n_tokens alone."""
     launch = generate(spec(n_heads=6, n_kv_heads=2), "sm_80").launch
     assert launch.capacities == {"n_tokens"}
     rows = tiles.tensor_tile(16, parse_target("sm_80"), False).rows

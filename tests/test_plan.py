@@ -66,7 +66,7 @@ def test_no_kernel_of_a_model_spills(index: int, model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_decode_step_takes_few_modules_and_serves_every_layer(model: str) -> None:
-    """R-b5: at most 20; and each layer has its append and its attention once."""
+    """At most 20 modules a decode step; and each layer has its append and its attention once."""
     shape = load_config(CONFIGS / f"{model}.json")
     in_step = [s for s in plan(shape, "sm_90") if s.role.step]
     assert len(in_step) <= 20

@@ -225,7 +225,7 @@ def test_long_caches_on_a_gpu(gpu: Device, heads: tuple[int, int, int], most: in
 # geometry ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 def test_the_launch_tuple_depends_on_capacity_alone(device: Device, kind: str) -> None:
-    """R-e1: grid, block, cluster, shared memory and workspaces are those of the capacity, whatever the length."""
+    """Grid, block, cluster, shared memory and workspaces are those of the capacity, whatever the length."""
     spec = IncrementalAttention(max_len=4096, n_heads=8, n_kv_heads=2, head_dim=64, kv_dtype=kind)
     kernel = device.load(spec)
     caches = {n: device.empty((2, 4096, 64), kind) for n in ("k_cache", "v_cache")}

@@ -120,7 +120,7 @@ def test_missing_arguments_are_listed(device: Device) -> None:
 
 
 def test_workspaces_are_exact(device: Device) -> None:
-    """R-e2: one element less, or more, is refused."""
+    """One element less, or more, is refused."""
     spec = IncrementalAttention(max_len=8192, n_heads=8, n_kv_heads=1, head_dim=64, kv_dtype="f16", q_dtype="f16")
     kernel = device.load(spec)
     spaces = [p for p in kernel.params if p.access == "workspace"]

@@ -26,8 +26,8 @@ NAMES = sorted(kernel_types())
 TARGETS = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
 )  # fmt: skip
-GROUPS = (*range(1, 17), 24, 32, 64)  # R-c1
-HEAD_DIMS = tuple(range(8, 513, 8))  # R-c2
+GROUPS = (*range(1, 17), 24, 32, 64)  # query heads a KV head
+HEAD_DIMS = tuple(range(8, 513, 8))
 SIZES = st.integers(0, 17).flatmap(lambda bits: st.integers(1 << bits, (2 << bits) - 1))
 
 # By field name; what is not here keeps its default, or is drawn by its type (bool, DType).

@@ -76,7 +76,7 @@ class Values:
         return IsaError(f"{self.module.file}:{self.op.line}: {what}: {text}")
 
     def unsupported(self, what: str = "") -> IsaError:
-        """The error for a form that this executor lacks (R-g2)."""
+        """The error for a form that this executor lacks."""
         return self.error(
             f"instruction {'.'.join(self.op.words)}{' ' + what if what else ''} is not supported by the CPU executor"
         )

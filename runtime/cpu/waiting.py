@@ -1,4 +1,4 @@
-"""What a report says of kernels that stand still: who waits where, or goes round in circles."""
+"""What a report says of kernels that stand still: which warps wait where, or repeat the same states."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _mbarrier(entry: Entry, gang: Gang, pointer: int) -> str:
 
 
 def spinning_text(entry: Entry, source: Source, gangs: list[Gang], remark: str = "") -> str:
-    """Which warps go round in circles."""
+    """Which warps repeat the same states."""
     title = f"no progress in kernel {entry.name}: the warps that can run repeat the same state"
     return "\n  ".join([title, *_whereabouts(entry, source, gangs, "spins"), *([remark] if remark else [])])
 
