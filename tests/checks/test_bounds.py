@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_checks import ADDRESS, linted
+from tests.checks.test_checks import ADDRESS, linted
 
 LOAD = "ld.global.u32 %r1, [%rd1];"
 SAFE = {

@@ -9,7 +9,8 @@ import pytest
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
-from ptxgen.runtime.core.arguments import ParamBlock, pack_scalar
+from ptxgen.runtime.core.arguments import ParamBlock
+from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.core.backend import Slot
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cuda.device import CudaDevice
