@@ -36,6 +36,10 @@ def attention(head_dim: int, group: int, kv_dtype: str, page_size: int = 0) -> A
     return Attention(Problem(group, 1, head_dim, head_dim, dtype("f32")), Variant(1.0), cache)
 
 
+def sized(one: Attention, max_len: int) -> Attention:
+    return dataclasses.replace(one, cache=dataclasses.replace(one.cache, max_len=max_len))
+
+
 def run(device: Device, where: str, seq_len: int, *, max_len: int = 70, **fields: Any) -> Trial:
     """Attention by this loop against its reference."""
     spec = IncrementalAttention(**{"max_len": max_len, "head_dim": 32, "n_heads": 4, "n_kv_heads": 2, **fields})
@@ -273,8 +277,9 @@ def test_the_tightest_shapes_do_not_spill(where: str, kv_dtype: str, head_dim: i
 
 def test_lanes_depend_on_the_rows_and_the_group_and_fit_a_small_cache() -> None:
     a = attention(128, 4, "f32")
-    assert lanes_of(a, SM_90) == lanes_of(dataclasses.replace(a, max_len=77, n_heads=8, n_kv_heads=2), target("sm_100"))
-    small = [lanes_of(dataclasses.replace(a, max_len=n), SM_75).tile for n in (1, 16, 17, 32, 33, 4096)]
+    other = dataclasses.replace(sized(a, 77), problem=dataclasses.replace(a.problem, n_heads=8, n_kv_heads=2))
+    assert lanes_of(a, SM_90) == lanes_of(other, target("sm_100"))
+    small = [lanes_of(sized(a, n), SM_75).tile for n in (1, 16, 17, 32, 33, 4096)]
     assert small == sorted(small)
     assert all(tile < 2 * max(n, 16) for tile, n in zip(small, (1, 16, 17, 32, 33, 4096), strict=True))
 
