@@ -15,7 +15,7 @@ from ptxgen.launch import Extent, evaluate
 STEP = 64  # chunks begin at multiples of so many positions
 LEAST = 128  # and hold at least so many,
 SHORT, LEAST_OF_SHORT = 1024, 64  # or so many where no more positions than SHORT are ever visible
-LONG = 4096  # of a batch: chunks longer than so many wait for nobody, even if other sequences fill the GPU
+LONG = 4096  # positions: a longer sequence is cut even where its batch fills the GPU without
 LAUNCHED = 1024  # CTAs at most for the sake of long sequences: one without work costs its start
 
 
