@@ -78,7 +78,9 @@ def main(verses: Path, out: Path) -> None:
     tokenizer = train_tokenizer(splits["train"], vocabulary)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
-    ids = {name: np.array([i for t in part for i in tokenizer.encode(t).ids], np.uint16) for name, part in splits.items()}
+    ids = {
+        name: np.array([i for t in part for i in tokenizer.encode(t).ids], np.uint16) for name, part in splits.items()
+    }
     np.savez_compressed(out / "tokens.npz", **ids)
     for name, part in splits.items():
         size = sum(map(len, part))

@@ -161,7 +161,11 @@ def train(config: Config, data: dict[str, Tensor], dropout: float, args: argpars
             log.append({"step": step + 1, "train": round(loss.item(), 4), "valid": round(valid, 4)})
             print(f"dropout {dropout}: {log[-1]}, {time.monotonic() - args.started:.0f} s", flush=True)
             if valid < best[0]:
-                best = (valid, step + 1, {k: v.detach().float().cpu().numpy().copy() for k, v in model.state_dict().items()})
+                best = (
+                    valid,
+                    step + 1,
+                    {k: v.detach().float().cpu().numpy().copy() for k, v in model.state_dict().items()},
+                )
         if last:
             break
     return (*best, log)
