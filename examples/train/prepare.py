@@ -2,7 +2,7 @@
 
     python prepare.py verses.txt build
 
-`verses.txt` has one verse a line, "Ge1:1 In the beginning ...", as the Debian package `bible-kjv` prints it (README.md).
+`verses.txt` has one verse a line, "Ge1:1 In the beginning ...", as the Debian package `bible-kjv` prints it.
 Writes `build/tokenizer.json` and `build/tokens.npz`. Needs numpy and tokenizers.
 """
 
