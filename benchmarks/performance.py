@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_document as document
-from benchmarks.decode_report import mean, plot, table
-from benchmarks.rows import load
+from benchmarks.report import decode_document
+from benchmarks.report.decode import mean, plot, table
+from benchmarks.report.rows import load
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
@@ -135,12 +135,12 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 
 def main() -> None:
     """Write the document, the README's table, and the chart where matplotlib is installed."""
-    root, rows = HERE.parent, document.documented()
-    parts = [INTRODUCTION, *document.grid(rows), *document.others(rows), *document.counters()]
+    root, rows = HERE.parent, decode_document.documented()
+    parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
     parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
     (root / "docs" / "performance.md").write_text("\n".join(parts))
     page = root / "README.md"
-    page.write_text(between(page.read_text(), README, document.readme(rows)))
+    page.write_text(between(page.read_text(), README, decode_document.readme(rows)))
     try:
         plot(rows, root / "docs" / "images" / "decode_attention.png")
     except ImportError as missing:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ptxgen.requires import Requirements, explain_load, requirements
     from ptxgen.targets import Target, target
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if not os.path.isdir(os.path.join(_HERE, "runtime")):  # a checkout without symbolic links
@@ -60,13 +60,19 @@ _HOME = {
     "target": "targets",
 }
 
+_PACKAGES = ("kernels", "runtime")
+
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"ptxgen.{_HOME[name]}"), name)
-    if name in ("kernels", "runtime"):
+    if name in _PACKAGES:
         return importlib.import_module(f"ptxgen.{name}")
     raise AttributeError(f"module 'ptxgen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PACKAGES])
 
 
 __all__ = [

@@ -44,6 +44,15 @@ class Ptx:
 
         return manifest(self)
 
+    def _repr_html_(self) -> str:
+        """For a notebook: launch and resources in a table, and the text in colour."""
+        from ptxgen.highlight import ptx_as_html
+
+        return ptx_as_html(self)
+
+    def __repr__(self) -> str:
+        return f"<Ptx {self.spec!r} for {self.target}: {len(self.text.splitlines())} lines, {self.digest[:12]}>"
+
 
 _CACHE: dict[tuple[type, KernelType, Target, str], Ptx] = {}
 
@@ -100,7 +109,7 @@ def _index_limits(launch: Launch) -> dict[str, int]:
 
 
 def _check_shared(b: Builder, launch: Launch) -> None:
-    """Shared memory: what is declared is what is launched, within the target's limit (R-c8)."""
+    """Shared memory: what is declared is what is launched, within the target's limit."""
     dynamic = sum(v.bytes for v in b.shared_variables.values() if v.dynamic)
     static = sum(v.bytes for v in b.shared_variables.values() if not v.dynamic)
     if dynamic != launch.shared:

@@ -20,7 +20,7 @@ _GLOBAL_WORDS = frozenset({"ld", "st", "atom", "red", "cp", "prefetch", "prefetc
 
 
 def backward_branches(items: list[Instruction | Label]) -> Iterator[Finding]:
-    """R-a7: a loop ends in a predicated branch back; an unpredicated one is refused."""
+    """A loop ends in a predicated branch back; an unpredicated one is refused."""
     seen: set[str] = set()
     for item in items:
         if isinstance(item, Label):
@@ -32,7 +32,7 @@ def backward_branches(items: list[Instruction | Label]) -> Iterator[Finding]:
 
 
 def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]) -> Iterator[Finding]:
-    """R-c6: no 32-bit product that may pass 2³¹ is widened into a global address.
+    """No 32-bit product that may pass 2³¹ is widened into a global address.
 
     A register's largest value is followed through mov, add, and, shr, shl, min, rem, mul.lo and mad.lo where it is
     written once; loaded values count as 2³²−1. A product of 2³¹ or more marks its register; cvt, mul.wide, mad.wide

@@ -22,9 +22,17 @@ def load_all() -> None:
         importlib.import_module(f"{__name__}.{name}")
 
 
+def class_names() -> list[str]:
+    """Names of the kernel types here."""
+    return ["".join(word.title() for word in module.split("_")) for module in module_names()]
+
+
+def __dir__() -> list[str]:
+    return class_names()
+
+
 def __getattr__(name: str) -> Any:
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     if name[:1].isupper() and module in module_names():
         return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    known = ", ".join("".join(word.title() for word in m.split("_")) for m in module_names())
-    raise AttributeError(f"ptxgen.kernels has no kernel type {name!r}; there are {known}")
+    raise AttributeError(f"ptxgen.kernels has no kernel type {name!r}; there are {', '.join(class_names())}")

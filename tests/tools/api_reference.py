@@ -1,0 +1,122 @@
+"""Writes docs/api.md, the reference of the public names, from their docstrings.
+
+    python -m tests.tools.api_reference           write it
+    python -m tests.tools.api_reference --check   exit 1 where it is not what is written
+
+Public is what `dir()` of `ptxgen`, `ptxgen.kernels` and `ptxgen.runtime` shows, and of its classes what has no
+underscore before it. A public name without a docstring is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+MODULES = ("ptxgen", "ptxgen.runtime", "ptxgen.kernels")
+HEAD = """# API reference
+
+Written from the docstrings by `python -m tests.tools.api_reference`; do not edit.
+"""
+
+
+def page() -> str:
+    """The whole document. Raises `SystemExit` with every public name that has no docstring."""
+    silent: list[str] = []
+    lines = [HEAD]
+    for name in MODULES:
+        lines += _module(importlib.import_module(name), silent)
+    if silent:
+        raise SystemExit("public names without a docstring: " + ", ".join(silent))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _module(module: ModuleType, silent: list[str]) -> Iterator[str]:
+    yield f"## {module.__name__}\n\n{_first(module)}\n"
+    for name in dir(module):
+        value = getattr(module, name)
+        if name.startswith("_") or inspect.ismodule(value):
+            continue
+        yield from _entry(f"{module.__name__}.{name}", name, value, silent)
+
+
+def _entry(path: str, name: str, value: Any, silent: list[str]) -> Iterator[str]:
+    text = inspect.getdoc(value)
+    if not text:
+        silent.append(path)
+        return
+    yield f"### {name}{_signature(value)}\n\n{_prose(text)}\n"
+    if inspect.isclass(value) and not issubclass(value, BaseException) and _methods_shown(value):
+        for member, what, doc in _members(value):
+            if not doc:
+                silent.append(f"{path}.{member}")
+                continue
+            yield f"- **`{member}{what}`** {_prose(doc, indent='  ').strip()}"
+        yield ""
+
+
+def _methods_shown(cls: type) -> bool:
+    """Of a kernel type only the fields are its users'; what it overrides is in the base's entry."""
+    from ptxgen.kernel import KernelType
+
+    return cls is KernelType or not issubclass(cls, KernelType)
+
+
+def _members(cls: type) -> Iterator[tuple[str, str, str | None]]:
+    for name in sorted(vars(cls)):
+        value = inspect.getattr_static(cls, name)
+        if name.startswith("_") or name in getattr(cls, "__dataclass_fields__", {}):
+            continue
+        if isinstance(value, property):
+            yield name, "", inspect.getdoc(value)
+        elif isinstance(value, classmethod | staticmethod):
+            yield name, _signature(value.__func__), inspect.getdoc(value.__func__)
+        elif inspect.isfunction(value):
+            yield name, _signature(value), inspect.getdoc(getattr(cls, name))
+
+
+def _signature(value: Any) -> str:
+    """As one would write it: names, and the defaults of what has one."""
+    if inspect.isclass(value) and dataclasses.is_dataclass(value):
+        parameters = [
+            f.name if f.default is dataclasses.MISSING else f"{f.name}={f.default!r}"
+            for f in dataclasses.fields(value)
+            if f.init
+        ]
+        return f"({', '.join(parameters)})"
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return ""
+    shown = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values() if p.name != "self"]
+    return str(found.replace(parameters=shown, return_annotation=inspect.Signature.empty))
+
+
+def _first(value: Any) -> str:
+    return _prose(inspect.getdoc(value) or "")
+
+
+def _prose(text: str, indent: str = "") -> str:
+    return "\n".join(f"{indent}{line}".rstrip() for line in text.strip().splitlines())
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it."""
+    made = page()
+    if "--check" in arguments:
+        same = PAGE.exists() and PAGE.read_text() == made
+        print(f"{PAGE.name}: " + ("as written" if same else "differs; python -m tests.tools.api_reference writes it"))
+        return 0 if same else 1
+    PAGE.write_text(made)
+    print(f"{PAGE.name}: {made.count(chr(10) + '### ')} names")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
