@@ -1,4 +1,4 @@
-"""`ModelSpec`: everything of a model's architecture but its weights. Owns the table of what a family's block is made of.
+"""`ModelSpec`: everything of a model but its weights. Owns the table of what a family's block is made of.
 
 A file reader makes one with `model_spec` from a Hugging Face `config.json`, or from the same keys gathered elsewhere;
 `tensors` then says which weights it has to find, by name and shape.
