@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,17 +70,6 @@ class ModelFile:
         if is_vector(name):
             return source["weight"]
         return weight_format(info.format).dequantise(source, info.rows, info.cols)
-
-    def packed(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Every tensor packed for a device, uint8 `[nbytes]` (a vector: f32), one at a time, in the order of
-        `tensors`."""
-        from ptxgen.weights import weight_format
-
-        for name, info in self.tensors.items():
-            if is_vector(name):
-                yield name, np.ascontiguousarray(self.read(name)["weight"])
-            else:
-                yield name, weight_format(info.format).pack(self.read(name), info.rows, info.cols)
 
     def text(self) -> Text:
         """The file's tokenizer. Raises `FileError` where it has none, or one that is not covered."""
