@@ -1,8 +1,8 @@
 """What every weight format has: packing as data and in NumPy, and how one lane reads it on a device.
 
-A matrix `[rows = outputs, cols = inputs]` is packed as an array of equal *records*, one for 16 rows: `tiles` tiles of 16
-rows by `tile_k` columns one after the other, then a trailer (scales that belong to more than a tile), each a multiple
-of 16 bytes. So matrices of one format and width are stacked by joining their records.
+A matrix `[rows = outputs, cols = inputs]` is packed as an array of equal *records*, one for 16 rows: tiles of 16 rows
+by `tile_k` columns one after the other, then a trailer (scales that belong to more than a tile), each a multiple of 16
+bytes. So matrices of one format and width are stacked by joining their records.
 
 Within a tile lane 4g + t of a warp (g = 0 … 7, t = 0 … 3) owns rows g and g + 8, at columns 16c + 4t … 16c + 4t + 3 of
 every *chunk* c of 16 columns: the A fragment of `mma.m16n8k16` (and k32 for bytes) in an order of k that makes four
@@ -150,7 +150,7 @@ class WeightFormat(ABC):
                     b.op("mul.f32", value, value, factors[half])
 
 
-# -- helpers of the formats: fragment order -----------------------------------------------------------------------------
+# -- helpers of the formats: fragment order ----------------------------------------------------------------------------
 
 
 def to_fragments(values: np.ndarray, tile_k: int) -> np.ndarray:

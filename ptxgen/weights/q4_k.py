@@ -142,7 +142,7 @@ class Q4K(WeightFormat):
 
 
 def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
-    """Factors and (negated) offsets of a chunk, from the words after the codes: 4 of scales, 2 of mins, 2 of d, dmin."""
+    """Factors and negated offsets of a chunk, of the words after the codes: 4 of scales, 2 of mins, 2 of d, dmin."""
     factors, less = pair(b, "scale"), pair(b, "offset")
     block_scale, block_min = pair(b, "block_scale"), pair(b, "block_min")
     if chunk == 0:

@@ -2,9 +2,9 @@
 
 weight = (d · scale) · (code − 32). A tile of 16 rows by 256 columns, 3360 bytes:
 [0, 2048) the lower four bits as in q4_k's. [2048, 3072): 32 columns s at (s/4)·512 + lane·16 + (s mod 4)·4, a word; of
-its byte b, bits 0, 1 are the upper bits of row g at column 16 + 4t + b, bits 2, 3 of row g + 8 there, bits 4, 5 of row g
-at column 4t + b, bits 6, 7 of row g + 8 there. [3072, 3328): bytes at g·32 + t·8 + 2q: the scales of rows g and g + 8 in
-sub-block 4q + t. [3328, 3360): at g·4: d of rows g and g + 8. Source: `blocks`, raw.
+its byte b, bits 0, 1 are the upper bits of row g at column 16 + 4t + b, bits 2, 3 of row g + 8 there, bits 4, 5 of row
+g at column 4t + b, bits 6, 7 of row g + 8 there. [3072, 3328): bytes at g·32 + t·8 + 2q: the scales of rows g and g + 8
+in sub-block 4q + t. [3328, 3360): at g·4: d of rows g and g + 8. Source: `blocks`, raw.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def read_gguf(path: Path) -> GgufFile:
     if path.stat().st_size < len(b"GGUF") + 4 + 8 + 8:
         raise FileError(f"{path}: is too short for a GGUF file ({path.stat().st_size} bytes)")
     data = np.memmap(path, np.uint8, "r")
-    walk = _Walk(path, memoryview(data))
+    walk = _Walk(path, data.data)
     if (magic := bytes(walk.take(4))) != b"GGUF":
         raise FileError(f"{path}: is no GGUF file (it begins with {magic!r})")
     version = walk.number("I", "version")

@@ -258,7 +258,7 @@ def _names(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     layer |= {f"{_PRODUCTS[name]}.bias": (f"{name}.bias",) for name in spec.biases}
     if block.fused:
         layer |= {f"{theirs}.weight": ours for theirs, ours in _FUSED.items()}
-    names = {f"{theirs}.weight": (ours,) for ours, theirs in _WHOLE.items()}
+    names: dict[str, tuple[str, ...]] = {f"{theirs}.weight": (ours,) for ours, theirs in _WHOLE.items()}
     for index in range(spec.shape.n_layers):
         for theirs, ours in layer.items():
             names[f"blk.{index}.{theirs}"] = tuple(f"layers.{index}.{one}" for one in ours)

@@ -37,7 +37,8 @@ def int4(folder: Path, parts: Mapping[str, Stored], quantization: Mapping[str, A
     if lacking := [name for name in ("qzeros", "scales") if name not in parts]:
         raise FileError(f"{where}: stands without {', '.join(lacking)}")
     awq, zeros, scales = method == "awq", parts["qzeros"], parts["scales"]
-    _typed(where, weight, "I32"), _typed(where, zeros, "I32"), _typed(where, scales, "F16")
+    for part, kind in ((weight, "I32"), (zeros, "I32"), (scales, "F16")):
+        _typed(where, part, kind)
     cols, rows = weight.shape[0] * (1 if awq else 8), weight.shape[1] * (8 if awq else 1)
     groups = scales.shape[0]
     size = cols // groups if groups else 0

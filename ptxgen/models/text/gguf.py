@@ -56,13 +56,13 @@ def _byte_level(at: Mapping[str, Any], tokens: list[str], types: list[int], sour
     cut = bytelevel.CUTS.get(name)
     if cut is None:
         raise FileError(f"{source}: {_AT}pre: must be one of {', '.join(bytelevel.CUTS)} (got {brief(name)})")
-    merges = at.get("merges")
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges] if _is_list(merges, str) else None  # type: ignore[union-attr]
+    merges: Any = at.get("merges")
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges] if _is_list(merges, str) else None
     if pairs is None or any(len(pair) != 2 for pair in pairs):
         raise FileError(f"{source}: {_AT}merges: must be a list of pairs (got {brief(merges)})")
     control = {token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL}
     own = {token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED}
-    split = _tokenizer(tokens, pairs, cut, control, own, source)  # type: ignore[arg-type]
+    split = _tokenizer(tokens, pairs, cut, control, own, source)
     pieces = [
         b"" if token in control else token.encode() if token in own else bytelevel.piece_bytes(token)
         for token in tokens
