@@ -163,7 +163,8 @@ def render_module(*, first_line: str, version: str, target: str, body: str, rows
     before, after = (list(marked_lines(part)) for part in (head, tail))
     lines = [line for line, _ in before[:-1]]
     marks: list[Row] = [(mark, "", None) for _, mark in before[:-1]]
-    return "\n".join([*lines, body + "\n".join(line for line, _ in after)]), [*marks, *rows]
+    ends: list[Row] = [(mark, "", None) for _, mark in after[:-1]]
+    return "\n".join([*lines, body + "\n".join(line for line, _ in after)]), [*marks, *rows, *ends]
 
 
 def _declarations(b: Builder) -> Iterable[str]:
