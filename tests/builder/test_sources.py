@@ -84,7 +84,10 @@ def test_a_line_of_the_skeleton_itself_is_its_line_in_the_template() -> None:
     source = ptx.source_map.at(line_of(ptx.text, "// the row is asked for before"))
     assert source is not None
     assert source.template is not None
-    assert getline(source.template.file, source.template.line).strip() == "// the row is asked for before its position is known"
+    assert (
+        getline(source.template.file, source.template.line).strip()
+        == "// the row is asked for before its position is known"
+    )
     assert source.template.file.endswith("templates/kv_cache_scatter.ptx.j2")
 
 
@@ -115,7 +118,9 @@ def test_marks_change_nothing_and_follow_stripped_blanks(tag: str) -> None:
 
 
 def test_a_text_of_a_template_through_a_filter() -> None:
-    template = TEMPLATE.replace("{{ locate }}", "{% filter trim %}\n    // two\n    // words\n{% endfilter %}\n\n{{ locate }}")
+    template = TEMPLATE.replace(
+        "{{ locate }}", "{% filter trim %}\n    // two\n    // words\n{% endfilter %}\n\n{{ locate }}"
+    )
     ptx = demo(template)
     assert "\n// two\n    // words\n" in ptx.text
     source = ptx.source_map.at(line_of(ptx.text, "// words"))
