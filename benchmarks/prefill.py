@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.command import command, gpu
 from benchmarks.rows import Run, markdown
+from ptxgen.attention.prefill import tiles
 from ptxgen.generator import clear_cache, generate
-from ptxgen.idioms.prefill import tiles
 from ptxgen.kernels import MultiHeadAttention
 
 SHAPES = ((32, 8, 128), (32, 4, 64))

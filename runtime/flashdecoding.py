@@ -34,7 +34,7 @@ class FlashDecoding:
         programmatic: bool = False,
         **options: Any,
     ) -> None:
-        from ptxgen.idioms.decode.plan import chip_of
+        from ptxgen.attention.decode.plan import chip_of
         from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce
 
         self.device, self.cache, self.lengths = device, cache, lengths

@@ -10,8 +10,8 @@ import pytest
 
 from ptxgen import generate
 from ptxgen.assembler import assemble
+from ptxgen.attention.decode.loops.mma import loop as mma
 from ptxgen.dtypes import dtype
-from ptxgen.idioms.decode import mma
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial

@@ -7,10 +7,11 @@ import pytest
 
 from ptxgen import generate
 from ptxgen.assembler import assemble
-from ptxgen.idioms.decode import mma, simt
-from ptxgen.idioms.decode.contract import Partials
-from ptxgen.idioms.decode.mma_layout import K_ROWS, V_ROWS, Block, ring_of, tile_layout
-from ptxgen.idioms.decode.mma_registers import left_for_loads
+from ptxgen.attention.decode.contract import Partials
+from ptxgen.attention.decode.loops.mma import loop as mma
+from ptxgen.attention.decode.loops.mma.layout import K_ROWS, V_ROWS, Block, ring_of, tile_layout
+from ptxgen.attention.decode.loops.mma.registers import left_for_loads
+from ptxgen.attention.decode.loops.simt import loop as simt
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial

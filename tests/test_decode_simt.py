@@ -11,10 +11,10 @@ import pytest
 
 from ptxgen import generate
 from ptxgen.assembler import assemble
+from ptxgen.attention.decode.contract import Attention
+from ptxgen.attention.decode.loops.simt import loop as simt
+from ptxgen.attention.decode.loops.simt.layout import Budget, Lanes, budget_of, lanes_of
 from ptxgen.dtypes import dtype
-from ptxgen.idioms.decode import simt
-from ptxgen.idioms.decode.contract import Attention
-from ptxgen.idioms.decode.simt_layout import Budget, Lanes, budget_of, lanes_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import Trial, trial

@@ -11,7 +11,7 @@ import pytest
 
 from ptxgen import ExecutionError, SpecError, generate
 from ptxgen.assembler import assemble
-from ptxgen.idioms.flash_chunks import LEAST, Cut
+from ptxgen.attention.decode.chunks import LEAST, Cut
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import trial

@@ -9,8 +9,8 @@ import pytest
 
 from ptxgen import ExecutionError, SpecError, generate, supports
 from ptxgen.assembler import assemble
-from ptxgen.idioms.prefill import tiles
-from ptxgen.idioms.prefill.reference import in_pages
+from ptxgen.attention.prefill import tiles
+from ptxgen.attention.prefill.reference import in_pages
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.trial import Trial, trial

@@ -88,7 +88,7 @@ def marking() -> Marking:
 
 
 def test_every_skeleton_is_used(marking: Marking) -> None:
-    assert marking.files == {path.name for path in render.TEMPLATES.glob("*.ptx.j2")}
+    assert marking.files == {path.relative_to(render.TEMPLATES).as_posix() for path in render.TEMPLATES.rglob("*.ptx.j2")}
 
 
 def test_every_arm_is_in_a_golden_or_an_outline(marking: Marking) -> None:

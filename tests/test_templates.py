@@ -41,7 +41,7 @@ def line_of(template: str, part: str) -> int:
 
 
 def test_what_is_compiled_ahead_is_what_skeletons_share() -> None:
-    texts = [path.read_text() for path in TEMPLATES.glob("*.ptx.j2")]
+    texts = [path.read_text() for path in TEMPLATES.rglob("*.ptx.j2")]
     shared = {name for each in texts for name in re.findall(r'{% (?:extends|from) "(\w+)\.ptx\.j2"', each)}
     assert sorted(shared | {"module"}) == sorted(_SHARED)
 
@@ -274,7 +274,7 @@ def test_every_fragment_of_every_golden_is_placed_and_a_further_one_would_be_mis
     assert missed == ["never_placed"]
 
 
-@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.ptx.j2")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.ptx.j2")), ids=lambda path: path.name)
 def test_templates_hold_shape_and_no_numbers(path: Path) -> None:
     """No arithmetic between braces, and no register that a template declares itself."""
     source = re.sub(r"\{#.*?#\}", "", path.read_text(), flags=re.DOTALL)

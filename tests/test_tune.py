@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ptxgen import PtxgenError, tuning
+from ptxgen.attention.decode.plan import choice_of
 from ptxgen.cli import tune
 from ptxgen.cli._main import invoke
 from ptxgen.errors import CudaError
-from ptxgen.idioms.decode.plan import choice_of
 from ptxgen.runtime import tuner
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.tuner import Timer

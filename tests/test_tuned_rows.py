@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ptxgen.assembler import assemble
+from ptxgen.attention.decode.loops.mma import loop as mma
+from ptxgen.attention.decode.plan import choice_of
 from ptxgen.generator import generate
-from ptxgen.idioms.decode import mma
-from ptxgen.idioms.decode.plan import choice_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.trial import trial

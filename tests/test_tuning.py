@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ptxgen import SpecError, tuning
+from ptxgen.attention.decode.plan import CHIPS, Plan, choice_of
 from ptxgen.doctor import examine
 from ptxgen.generator import generate
-from ptxgen.idioms.decode.plan import CHIPS, Plan, choice_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import open_device
 from ptxgen.targets import target

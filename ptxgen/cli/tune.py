@@ -186,7 +186,7 @@ def _write(path: Path, row: Row) -> None:
 
 
 def _show(jobs: Sequence[Job], where: Target, as_json: bool) -> int:
-    from ptxgen.idioms.decode.plan import choice_of
+    from ptxgen.attention.decode.plan import choice_of
     from ptxgen.tuning.jobs import choices
 
     lines: list[dict[str, Any]] = []

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.decode.chunks import STEP, Cut
+from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.loops.choice import choose
+from ptxgen.attention.decode.merge import cta as merge
+from ptxgen.attention.decode.plan import Plan
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.convert import scratch
-from ptxgen.idioms.decode import loops, merge
-from ptxgen.idioms.decode.contract import Attention, Task
-from ptxgen.idioms.decode.plan import Plan
-from ptxgen.idioms.flash_chunks import STEP, Cut
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
@@ -39,8 +40,8 @@ class FlashDecodingChunk(KernelType):
     (int8: also `k_scale_ptrs`, `v_scale_ptrs`, to `[n_kv_heads, max_len, ceil(head_dim / 32)]` in f16); `seq_lens
     ["batch"]` in device memory, clamped to 0 … max_len. The grid follows from capacities alone: a sequence is cut into
     as many chunks as keep `ctas` CTAs busy, at most max_chunks, and sequences of a batch that does so by itself only
-    where they are long (`ptxgen.idioms.flash_chunks`). A chunk with visible positions stores stats (log2 Σ exp(score),
-    1) and partials = its attention output; all other slots get (−inf, 0) and no partials. Layouts and merging as
+    where they are long (`attention.decode.chunks`). A chunk with visible positions stores stats (log2 Σ exp(score), 1)
+    and partials = its attention output; all other slots get (−inf, 0) and no partials. Layouts and merging as
     `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
     """
 
@@ -80,7 +81,7 @@ class FlashDecodingChunk(KernelType):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
-        if loops.choose(self.attention, target) is None:
+        if choose(self.attention, target) is None:
             yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ class FlashDecodingChunk(KernelType):
     def plan(self, target: Target) -> Plan:
         """The geometry for a target: a CTA per chunk and KV head, or part of its group."""
         warps = max(1, min(WARPS, self.cut.least // LEAST_OF_WARP, self.max_len // LEAST_OF_WARP))
-        chosen = loops.choose(self.attention, target, warps)
+        chosen = choose(self.attention, target, warps)
         assert chosen is not None, "target_rules refuses what no loop can run"
         loop, shape = chosen
         tile_bytes = 2 * shape.tile * self.attention.row_bytes
@@ -136,6 +137,9 @@ class FlashDecodingChunk(KernelType):
         return Launch(grid, (plan.shape.threads, 1, 1), shared, programmatic=self.programmatic)
 
     # -- code ----------------------------------------------------------------------------------------------------------
+
+    def template(self, target: Target) -> str:
+        return "attention/flash_decoding_chunk"
 
     def build(self, b: Builder) -> None:
         plan = self.plan(b.target)

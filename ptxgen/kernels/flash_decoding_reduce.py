@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.decode.merge.cta import Partial, combine, empty, partials
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
-from ptxgen.idioms.decode.merge import Partial, combine, empty, partials
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
@@ -100,6 +100,9 @@ class FlashDecodingReduce(KernelType):
         return Launch(grid3(self.n_heads, "batch"), (self.lanes * self.groups, 1, 1), programmatic=self.programmatic)
 
     # -- code ----------------------------------------------------------------------------------------------------------
+
+    def template(self, target: Target) -> str:
+        return "attention/flash_decoding_reduce"
 
     def build(self, b: Builder) -> None:
         merged = Partial(b.reg("merged_max", "f32"), b.reg("merged_sum", "f32"), b.array("merged", "f32", QUAD).regs)

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.decode import place as locate
+from ptxgen.attention.decode.contract import Attention
+from ptxgen.attention.decode.loops.choice import choose
+from ptxgen.attention.decode.merge.compose import build_merges
+from ptxgen.attention.decode.merge.records import RECORD_FLOATS
+from ptxgen.attention.decode.plan import CHIPS, Plan, plan
+from ptxgen.attention.reference import attend, visible_rows
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
-from ptxgen.idioms.decode import locate, loops
-from ptxgen.idioms.decode.compose import build_merges
-from ptxgen.idioms.decode.contract import Attention
-from ptxgen.idioms.decode.plan import CHIPS, Plan, plan
-from ptxgen.idioms.decode.records import RECORD_FLOATS
-from ptxgen.idioms.decode.reference import attend, visible_rows
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
@@ -103,7 +104,7 @@ class IncrementalAttention(KernelType):
             yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
-        if loops.choose(self.attention, target) is None:
+        if choose(self.attention, target) is None:
             yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
         yield from programmatic_rules(self.programmatic, target)
 
@@ -155,7 +156,7 @@ class IncrementalAttention(KernelType):
     def _workspaces(self, lead: tuple[Extent, ...]) -> Iterator[Param]:
         """Records and tickets of split units, as large as any target needs them."""
         targets = [parse_target(name) for name in CHIPS]
-        plans = [self.plan(t) for t in targets if loops.choose(self.attention, t) is not None]
+        plans = [self.plan(t) for t in targets if choose(self.attention, t) is not None]
         plans = [p for p in plans if p.most_splits > 1]
         if not plans:
             return
@@ -179,6 +180,9 @@ class IncrementalAttention(KernelType):
         return Launch(grid, (plan.shape.threads, 1, 1), shared, cluster, programmatic=self.programmatic)
 
     # -- code --------------------------------------------------------------------------------------------------------
+
+    def template(self, target: Target) -> str:
+        return "attention/incremental_attention"
 
     def build(self, b: Builder) -> None:
         attention, plan = self.attention, self.plan(b.target)

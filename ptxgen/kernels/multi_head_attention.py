@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.prefill import tiles
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
-from ptxgen.idioms.prefill import tiles
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
 from ptxgen.scales import scale_groups
@@ -163,28 +163,28 @@ class MultiHeadAttention(KernelType):
         return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
 
     def template(self, target: Target) -> str:
-        return f"multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
+        return f"attention/multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
 
     def build(self, b: Builder) -> None:
         tile = self.tile(b.target)
         b.expose(rows=tile.rows, group=self.group)
         if isinstance(tile, tiles.TensorTile):
-            from ptxgen.idioms.prefill.tensor import TensorLoop
+            from ptxgen.attention.prefill.tensor import TensorLoop
 
             TensorLoop(b, self, tile, self.compute_dtype).build()
         else:
-            from ptxgen.idioms.prefill.simt import SimtLoop
+            from ptxgen.attention.prefill.simt import SimtLoop
 
             SimtLoop(b, self, tile).build()
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        from ptxgen.idioms.prefill import reference
+        from ptxgen.attention.prefill import reference
 
         return reference.given(self, rng, sizes)
 
     def reference(self, **arguments: Any) -> Arrays:
-        from ptxgen.idioms.prefill import reference
+        from ptxgen.attention.prefill import reference
 
         return reference.reference(self, arguments)

@@ -1,5 +1,5 @@
 """Tuning of decode attention as data: the file format, the rows, and which table is in force. What a choice does to a
-kernel's geometry is the plan's (`idioms.decode.plan`); the file that is shipped is `table.json` beside this one.
+kernel's geometry is the plan's (`attention.decode.plan`); the file that is shipped is `table.json` beside this one.
 
 A table is a JSON file with one row a line:
 

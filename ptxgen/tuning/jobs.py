@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ptxgen.idioms.decode.plan import Plan, chip_name, chip_of, choice_of
+from ptxgen.attention.decode.plan import Plan, chip_name, chip_of, choice_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.targets import Target
 from ptxgen.tuning import Choice, Row, fixed, using

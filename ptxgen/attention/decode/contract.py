@@ -1,0 +1,221 @@
+"""What the parts of decode attention agree on: the work a CTA gets, and the partials a main loop leaves behind.
+
+    locate  →  (early loads)  →  lengths  →  main loop  →  CTA merge  →  cluster merge, ticket merge  →  output
+
+The parts before the main loop fill a `Task`; a main loop (`mma`, `simt`) turns the task's tiles into `Partials` in
+shared memory; the merges read nothing but partials. They know nothing else of each other.
+
+A main loop is a module of this package with a `MainLoop` in it, and a template part that the kernel's skeleton includes
+between the fragment `lengths` and the barrier before the CTA merge. Its registers, fragments and labels are its own;
+names that do not start with `kv_`, `q_`, `score`, `acc`, `row_`, `run_` or `tile_` may be taken elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ptxgen.attention.softmax import LOG2E
+from ptxgen.builder.values import Reg, Shared
+from ptxgen.dtypes import DType
+from ptxgen.scales import scale_groups
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention to compute, whatever kernel type asks for it.
+
+    A query head h reads KV head h // group. K and V rows lie `row_bytes` apart: `[max_len, head_dim]` per KV head, or
+    `[page_size, head_dim]` per page and KV head when `page_size` is not 0. int8 rows have `scale_groups` f16 scales
+    beside them in the same order. Scores are scale · q·k, then cap · tanh(score / cap) when `soft_cap` is not 0, then
+    + slope(h) · (position − (length − 1)) with `alibi`; `window` positions are visible (0: all).
+    """
+
+    max_len: int
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    q_dtype: DType
+    kv_dtype: DType
+    scale: float
+    soft_cap: float = 0.0
+    window: int = 0
+    page_size: int = 0
+    alibi: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one position of one KV head."""
+        return self.head_dim * self.kv_dtype.bytes
+
+    @property
+    def quantised(self) -> bool:
+        """Whether rows carry scales."""
+        return self.kv_dtype.name == "s8"
+
+    @property
+    def scale_groups(self) -> int:
+        """Scales of one row."""
+        return scale_groups(self.head_dim)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor that brings q·k to the log2 domain (to the argument of the cap when there is one)."""
+        return self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2E
+
+
+@dataclass(frozen=True)
+class LoopShape:
+    """How a main loop wants its CTA: `warps`, `heads` (query heads a CTA takes of a group), `tile` (positions a warp
+    takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the
+    arena).
+
+    `in_flight`: tiles a warp has in flight at most, where the loop has a choice. `stages`: tiles of a warp that bulk
+    copies bring to shared memory ahead of their use (0: loads go to registers). `overlay`: the partials may lie over
+    the loop's own bytes; the loop then has a barrier of the CTA after its last tile and before it writes them.
+    `once`: no warp ever gets more than one tile. `spread`: of its `Partials`.
+    """
+
+    warps: int
+    heads: int
+    tile: int
+    shared: int = 0
+    overlay: bool = False
+    in_flight: int = 2
+    stages: int = 0
+    once: bool = False
+    spread: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class Task:
+    """The work of one warp, in registers. A main loop may assume each of them, and may overwrite `tile` alone.
+
+    Tiles are numbered over the whole sequence: tile i holds positions [i · shape.tile, (i + 1) · shape.tile). The warp
+    takes tile, tile + tile_step, … below tile_end; warps differ in how many, so a main loop has no barrier of the CTA
+    between its first and its last tile. Every tile in range holds at least one visible position; positions below
+    `start` or from `length` on are to be masked (their scores −inf, and their V rows made zero: they may hold NaN), and
+    no byte outside the buffers may be read. When there is a page table, tile i lies in page
+    `page_row[i · tile // page_size]`.
+
+    Before `lengths` only these are valid: tid, lane, warp, sequence, kv_head, first_head, k_rows, v_rows, scales,
+    page_row, and `tile` unless the attention has a window.
+    """
+
+    tid: Reg  # u32, in the CTA
+    lane: Reg  # u32
+    warp: Reg  # u32
+    kv_head: Reg  # u32
+    first_head: Reg  # u32: first query head of this CTA, an index into q and out; head i of the CTA is first_head + i
+    heads_left: Reg | None  # s32: query heads from first_head to the group's end; None when always ≥ shape.heads
+    q_row: Reg  # u64, global: q of first_head (of this sequence), head_dim elements a head
+    k_rows: Reg  # u64, global: position 0 of this KV head (of this sequence, or of page 0)
+    v_rows: Reg  # u64
+    k_scales: Reg | None  # u64, global: scales of position 0 likewise; None unless quantised
+    v_scales: Reg | None
+    page_row: Reg | None  # u64, global: this sequence's row of the page table (s32); None unless paged
+    slopes: Reg | None  # u64, global: f32 ALiBi slope of first_head; None without alibi
+    length: Reg  # s32: visible positions end here, 0 … max_len
+    start: Reg | None  # s32: and begin here; None without a window
+    tile: Reg  # s32
+    tile_end: Reg  # s32
+    tile_step: Reg  # s32
+    early: bool = False  # whether the loop may start before `lengths`
+    late_newest: bool = False  # programmatic launch: `lengths` comes first, then the early part, which must leave out
+    # position length − 1, then the wait for the kernel ahead, then the query and the rest
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Where every warp of a CTA leaves its partial softmax, in shared memory from the byte `offset` on, all f32.
+
+    For warp w and head i of the CTA (0 ≤ i < heads):
+      running maximum of the scores in the log2 domain   at  maximum(w) + 4 · i     (−inf when the warp saw none)
+      sum of 2^(score − maximum)                         at  total(w) + 4 · i       (0 then)
+      Σ 2^(score − maximum) · V[position, 4 · c …]       at  row(w) + pitch_bytes · i + 16 · slot(c)         (0 then)
+    where chunk c of a row, four dims, lies in slot(c) = c ^ (i >> 1 & 3) if it is one of the first `spread` dims, else
+    slot(c) = c: a loop whose lanes would meet in the same banks of shared memory spreads them (`spread`: a multiple of
+    64). Every word is written by every warp, also by warps without a tile. Offsets are bytes; rows are 16-byte aligned.
+    """
+
+    warps: int
+    heads: int
+    head_dim: int
+    offset: int = 0
+    spread: int = 0
+
+    @property
+    def pitch(self) -> int:
+        """f32 values from one head's row to the next; the four spare ones spread heads over the banks."""
+        return self.head_dim + 4
+
+    @property
+    def pitch_bytes(self) -> int:
+        return 4 * self.pitch
+
+    @property
+    def _statistics(self) -> int:
+        return -(-self.heads // 4) * 16
+
+    def row(self, warp: int) -> int:
+        """Offset of head 0's accumulator."""
+        return self.offset + warp * self.warp_stride
+
+    @property
+    def warp_stride(self) -> int:
+        """Bytes from one warp's accumulator to the next warp's."""
+        return self.heads * self.pitch_bytes
+
+    def maximum(self, warp: int) -> int:
+        """Offset of head 0's maximum."""
+        return self.offset + self.warps * self.warp_stride + warp * self.statistics_stride
+
+    def total(self, warp: int) -> int:
+        """Offset of head 0's sum."""
+        return self.maximum(warp) + self._statistics
+
+    @property
+    def statistics_stride(self) -> int:
+        """Bytes from one warp's maxima to the next warp's."""
+        return 2 * self._statistics
+
+    @property
+    def bytes(self) -> int:
+        """Size of all partials of a CTA."""
+        return self.warps * (self.warp_stride + self.statistics_stride)
+
+
+class MainLoop(Protocol):
+    """A main loop. `template` is the file to include, without `.ptx.j2`. Between its first loads and its first tile it
+    includes `attention/decode/meet`, which is about other CTAs.
+
+    A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`, a file to include
+    there (K and V only), and may build `early_query`, which follows. They stand before `lengths`. Without them
+    everything stands in `template`.
+    """
+
+    template: str
+
+    def shape(self, attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
+        """How it would run this attention on this target with at most so many warps, and tiles in shared memory a warp;
+        None when it cannot."""
+
+    def build(
+        self, b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
+    ) -> None:
+        """Build every fragment that the template part places. At its end the partials stand in `arena`, and no barrier
+        has followed; the skeleton's barrier is the next thing."""

@@ -1,0 +1,1 @@
+"""Main loops of decode: the tiles of a warp's task become partial softmaxes in shared memory."""

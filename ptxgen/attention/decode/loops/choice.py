@@ -1,0 +1,23 @@
+"""The main loops there are, and which of them runs an attention."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ptxgen.attention.decode.contract import Attention, LoopShape, MainLoop
+from ptxgen.attention.decode.loops.mma import loop as mma
+from ptxgen.attention.decode.loops.simt import loop as simt
+from ptxgen.targets import Target
+
+LOOPS: tuple[MainLoop, ...] = (cast(MainLoop, mma), cast(MainLoop, simt))
+
+
+def choose(
+    attention: Attention, target: Target, warps: int = 8, stages: int = 0
+) -> tuple[MainLoop, LoopShape] | None:
+    """The first loop that can run it, and how with at most so many warps and stages; None when no loop can."""
+    for loop in LOOPS:
+        shape = loop.shape(attention, target, warps, stages)
+        if shape is not None:
+            return loop, shape
+    return None

@@ -1,0 +1,193 @@
+"""The query of the mma main loop: B fragments that lie as the K blocks lie, in registers or staged in shared memory."""
+
+from __future__ import annotations
+
+from ptxgen.attention.decode.contract import Attention, LoopShape, Task
+from ptxgen.attention.decode.loops.mma import convert as mma_convert
+from ptxgen.attention.decode.loops.mma.layout import Block, TileLayout
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg, RegArray, Shared
+from ptxgen.dtypes import DType, bf16, f16
+from ptxgen.idioms import convert
+
+CHUNK = 8  # elements that a thread stages at a time
+
+
+def product_dtype(kv_dtype: DType) -> DType:
+    """Type of the factors of the products: bf16 for bf16 caches, f16 for all others (e4m3 and int8 fit it exactly)."""
+    return bf16 if kv_dtype == bf16 else f16
+
+
+def query_words(layout: TileLayout) -> int:
+    """32-bit words of one head tile's B fragments, per lane."""
+    return sum(block.elements // 2 for block in layout.k_blocks)
+
+
+class Query:
+    """B fragments of `tiles` head tiles of 8 heads: lane (g, q) holds head g at the dims that it loads of K's rows."""
+
+    def __init__(
+        self, b: Builder, attention: Attention, shape: LoopShape, task: Task, layout: TileLayout, *, shared: bool
+    ) -> None:
+        self.b, self.attention, self.shape, self.task, self.layout = b, attention, shape, task, layout
+        self.dtype = product_dtype(attention.kv_dtype)
+        self.tiles = -(-shape.heads // 8)
+        self.shared = shared
+        self.words: RegArray = b.array("q_word", "b32", (4 if shared else query_words(layout)) * self.tiles)
+        self._bases: list[Reg] = []
+
+    @property
+    def pitch(self) -> int:
+        """Bytes between staged heads: an odd number of 16-byte chunks, so that eight heads hit all banks."""
+        return 16 * (self.attention.head_dim * 2 // 16 | 1)
+
+    @staticmethod
+    def staged_bytes(attention: Attention, heads: int) -> int:
+        """Shared memory of a staged query."""
+        return 16 * (attention.head_dim * 2 // 16 | 1) * heads
+
+    # -- in registers ------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Every fragment into registers, for good."""
+        b, q = self.b, self.b.registers["lane_q"]
+        bases: dict[tuple[int, int], Reg] = {}
+        first = 0
+        for block in self.layout.k_blocks:
+            for tile in range(self.tiles):
+                key = (tile, block.elements)
+                if key not in bases:
+                    base = self._head_row(tile, self.task.q_row, self.attention.head_dim * self.attention.q_dtype.bytes)
+                    lane_bytes = block.elements * self.attention.q_dtype.bytes
+                    bases[key] = b.op("mad.wide.u32", f"q_lane{tile}_{block.elements}", q, lane_bytes, base)
+                count = block.elements // 2
+                start = tile * query_words(self.layout) + first
+                offset = block.first_dim * self.attention.q_dtype.bytes
+                self._convert(self.words[start : start + count], bases[key], offset)
+                if self._alternates:
+                    self._alternate(self.words[start : start + count])
+            first += block.elements // 2
+
+    def _head_row(self, tile: int, rows: Reg, pitch: int) -> Reg:
+        """Address of this lane's head; lanes past the last head repeat it."""
+        name = f"q_row{tile}"
+        if name in self.b.registers:
+            return self.b.registers[name]
+        head = self._lane_head(tile)
+        made: Reg = self.b.op("mad.wide.u32", name, head, pitch, rows)
+        return made
+
+    def _lane_head(self, tile: int) -> Reg:
+        b = self.b
+        head: Reg = b.registers["lane_g"]
+        if tile:
+            head = b.op("add.u32", f"q_head{tile}", head, 8 * tile)
+        if 8 * tile + 8 > self.shape.heads:
+            head = b.op("min.u32", b.registers.get(f"q_head{tile}") or f"q_head{tile}", head, self.shape.heads - 1)
+        if self.task.heads_left is not None:
+            last = convert.scratch(b, "q_last_head", "s32")
+            b.op("sub.s32", last, self.task.heads_left, 1)
+            head = b.op("min.u32", b.registers.get(f"q_head{tile}") or f"q_head{tile}", head, last)
+        return head
+
+    def _convert(self, words: tuple[Reg, ...], base: Reg, offset: int) -> None:
+        """Load elements of q and leave them as packed pairs of the product's type."""
+        # A relaxed load stays where it is: a weak one would sink below the wait for the length.
+        space = "relaxed.cta.global" if self.task.early else "global"
+        b, have = self.b, self.attention.q_dtype
+        if have == self.dtype:
+            convert.load_words(b, words, base, offset, space=space)
+            return
+        raw = self._temporaries("q_raw", "b32", convert.words_of(have, 2 * len(words)))
+        values = self._temporaries("q_value", "f32", 2 * len(words))
+        convert.load_words(b, raw, base, offset, space=space)
+        convert.unpack(b, values, raw, have)
+        convert.pack(b, words, values, self.dtype)
+
+    @property
+    def _alternates(self) -> bool:
+        """Whether the pairs of every four elements are those of K that `mma_convert.alternates` speaks of."""
+        return mma_convert.alternates(self.attention.kv_dtype, self.b.target)
+
+    def _alternate(self, words: tuple[Reg, ...], pred: Reg | None = None) -> None:
+        """Pairs (0, 1), (2, 3) of every four elements to (0, 2), (1, 3)."""
+        b = self.b
+        for first, second in zip(words[::2], words[1::2], strict=False):
+            odd = convert.scratch(b, "q_odd", "b32")
+            b.op("prmt.b32", odd, first, second, mma_convert.HIGH_HALVES)
+            b.op("prmt.b32", first, first, second, mma_convert.LOW_HALVES, pred=pred)
+            b.op("mov.b32", second, odd, pred=pred)
+
+    def _temporaries(self, name: str, type: str, count: int) -> tuple[Reg, ...]:
+        """The first `count` registers of an array that is as large as any block needs."""
+        if name not in self.b.arrays:
+            most = max([CHUNK if self.shared else 0, *(block.elements for block in self.layout.k_blocks)])
+            size = most if type == "f32" else convert.words_of(self.attention.q_dtype, most)
+            self.b.array(name, type, size)
+        registers: tuple[Reg, ...] = self.b.arrays[name][:count]
+        return registers
+
+    # -- in shared memory --------------------------------------------------------------------------------------------
+
+    def stage_start(self) -> None:
+        """Where a thread begins: chunk `tid` of all heads' chunks."""
+        b, chunks = self.b, self.attention.head_dim // CHUNK
+        chunk = b.op("mov.u32", "q_chunk", self.task.tid)
+        heads: int | Reg = self.shape.heads
+        if self.task.heads_left is not None:
+            heads = b.op("min.s32", "q_heads", self.task.heads_left, self.shape.heads)
+        end = b.op("mul.lo.u32", "q_chunks", heads, chunks) if isinstance(heads, Reg) else heads * chunks
+        b.expose(q_end=end)
+        b.op("setp.lt.u32", "q_more", chunk, end)
+
+    def stage(self, arena: Shared, end: Reg | int) -> None:
+        """Convert one chunk of 8 elements into shared memory, and step to the thread's next one."""
+        b, attention, chunk = self.b, self.attention, self.b.registers["q_chunk"]
+        chunks = attention.head_dim // CHUNK
+        source = b.op("mad.wide.u32", "q_source", chunk, CHUNK * attention.q_dtype.bytes, self.task.q_row)
+        words = b.array("q_staged", "b32", CHUNK // 2).regs
+        self._convert(words, source, 0)
+        head = b.op("div.u32", "q_staged_head", chunk, chunks)
+        if self._alternates:
+            whole = None
+            if attention.head_dim % 16:  # the last 8 elements of a row are single pairs of lanes
+                rest = b.op("mad.lo.s32", "q_staged_rest", head, -chunks, chunk)
+                whole = b.op("setp.lt.u32", "q_staged_whole", rest, chunks - 1)
+            self._alternate(words, whole)
+        place = b.op("mov.u32", "q_place", arena)
+        b.op("mad.lo.u32", place, head, self.pitch - 16 * chunks, place)
+        b.op("mad.lo.u32", place, chunk, 16, place)
+        convert.store_words(b, place, words, space="shared")
+        b.op("add.u32", chunk, chunk, self.shape.threads)
+        b.op("setp.lt.u32", b.registers["q_more"], chunk, end)
+
+    def locate_staged(self, arena: Shared) -> None:
+        """Every lane's address of its head in shared memory, per head tile."""
+        b = self.b
+        start = b.op("mov.u32", "q_arena", arena)
+        for tile in range(self.tiles):
+            self._bases.append(b.op("mad.lo.u32", f"q_base{tile}", self._lane_head(tile), self.pitch, start))
+        for elements in sorted({block.elements for block in self.layout.k_blocks}):
+            for tile in range(self.tiles):
+                b.op("mad.lo.u32", f"q_lane{tile}_{elements}", b.registers["lane_q"], 2 * elements, self._bases[tile])
+
+    # -- at the product ----------------------------------------------------------------------------------------------
+
+    def fragment(self, block: Block, index: int, step: int, tile: int) -> tuple[Reg, ...]:
+        """Registers of one B fragment: mma number `step` of block number `index`, head tile `tile`."""
+        per_step = max(block.elements // 2 // block.steps, 1)
+        if not self.shared:
+            before = sum(other.elements // 2 for other in self.layout.k_blocks[:index])
+            start = tile * query_words(self.layout) + before + step * per_step
+            held: tuple[Reg, ...] = self.words[start : start + per_step]
+            return held
+        # Two steps' words come with one 16-byte load.
+        loaded: tuple[Reg, ...] = self.words[4 * tile : 4 * tile + min(4, block.elements // 2)]
+        if step % 2 == 0:
+            base = self.b.registers[f"q_lane{tile}_{block.elements}"]
+            offset = 2 * block.first_dim + 8 * step
+            count = min(4, block.elements // 2 - 2 * step)
+            opcode = f"ld.shared.v{count}.b32" if count > 1 else "ld.shared.b32"
+            self.b.op(opcode, loaded[:count] if count > 1 else loaded[0], Addr(base, offset))
+        start = 2 * (step % 2)
+        return loaded[start : start + per_step]

@@ -1,0 +1,1 @@
+"""The main loop without tensor cores."""

@@ -1,0 +1,105 @@
+"""The main loop without tensor cores: f32 arithmetic on 16-byte loads, for every cache type on every target.
+
+It is what f32 caches get everywhere, and all caches below sm_80. A warp takes a tile of positions at a time: lanes over
+positions and dims (`simt_layout`), so that a score is a sum over few lanes; a group's query heads share every K and V
+that is loaded. K of the next tile loads from when the scores are done, V from when the outputs are.
+"""
+
+from __future__ import annotations
+
+from ptxgen.attention.decode.contract import Attention, LoopShape, Partials, Task
+from ptxgen.attention.decode.loops.simt.layout import lanes_of
+from ptxgen.attention.decode.loops.simt.load import Loader
+from ptxgen.attention.decode.loops.simt.query import Query
+from ptxgen.attention.decode.loops.simt.step import Step
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Shared
+from ptxgen.idioms import convert
+from ptxgen.targets import Target
+
+template = "attention/decode/simt/loop"
+
+MOST_WARPS = 8  # for which `simt_layout` counts registers
+_PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
+
+
+def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape:
+    """How this loop runs an attention; it runs all, without stages."""
+    lanes = lanes_of(attention, target)
+    warps, tiles = min(warps, MOST_WARPS), -(-attention.max_len // lanes.tile)
+    while warps > 1 and warps > tiles:
+        warps //= 2
+    staged = Query.staged_bytes(attention, lanes)
+    limit = min(_PARTIALS_LIMIT, target.shared_limit * 3 // 4) - staged  # the merges want some, too
+    while warps > 1 and Partials(warps, lanes.heads, attention.head_dim).bytes > limit:
+        warps //= 2
+    return LoopShape(warps, lanes.heads, lanes.tile, staged)
+
+
+def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
+    """Build the fragments that `attention/decode/simt/loop.ptx.j2` places."""
+    lanes = lanes_of(attention, b.target)
+    loader = Loader(b, attention, task, lanes)
+    query = Query(b, attention, task, lanes, loader)
+    step = Step(b, attention, task, lanes, loader, query)
+    early = task.early and not task.late_newest
+    b.expose(lanes=lanes, **({"early_part": "attention/decode/simt/early.ptx.j2"} if early else {}))
+    with b.fragment("kv_first_tile"):
+        loader.start()
+        loader.first_tile()
+        loader.issue(loader.k)
+        loader.issue(loader.v)
+    _query(b, query, shape, arena, early=early)
+    with b.fragment("run_start"):
+        loader.strides()
+        step.start()
+        if attention.alibi:
+            step.load_slopes()
+        b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
+    _tile(b, attention, task, loader, step)
+    if lanes.token_lanes > 1:
+        with b.fragment("acc_collect_start"):
+            step.collect_start()
+        with b.fragment("acc_collect"):
+            step.collect()
+    with b.fragment("acc_store"):
+        step.store(partials, arena)
+
+
+def _query(b: Builder, query: Query, shape: LoopShape, arena: Shared, *, early: bool) -> None:
+    if not query.lanes.staged:
+        with b.fragment("early_query" if early else "q_load"):
+            query.load()
+        return
+    with b.fragment("q_start"):
+        query.stage_start()
+    with b.fragment("q_stage"):
+        query.stage(arena, shape.threads)
+    with b.fragment("q_locate"):
+        query.locate_staged(arena)
+
+
+def _tile(b: Builder, attention: Attention, task: Task, loader: Loader, step: Step) -> None:
+    with b.fragment("tile_scores"):
+        step.dot()
+        step.bounds()
+        step.finish_scores()
+    with b.fragment("tile_keys_ahead"):
+        loader.next_tile()
+        loader.issue(loader.k)
+    with b.fragment("tile_mask"):
+        step.mask()
+    with b.fragment("tile_maximum"):
+        step.maximum()
+    with b.fragment("tile_raise"):
+        step.raise_maximum()
+    with b.fragment("tile_weights"):
+        step.weights()
+    with b.fragment("tile_clear"):
+        step.clear_hidden()
+    with b.fragment("tile_values"):
+        step.values()
+    with b.fragment("tile_values_ahead"):
+        loader.issue(loader.v)
+        b.op("add.s32", task.tile, task.tile, task.tile_step)
+        b.op("setp.lt.s32", convert.scratch(b, "tile_more", "pred"), task.tile, task.tile_end)

@@ -1,0 +1,145 @@
+"""The merges of a decode kernel put together: from the partials of a CTA's warps to the output, as fragments.
+
+warps → (ranks of a cluster) → (splits of a unit) → output, each stage only where the plan has it.
+"""
+
+from __future__ import annotations
+
+from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.merge import finish
+from ptxgen.attention.decode.merge.cluster import Exchange
+from ptxgen.attention.decode.merge.cta import Elements, Partial, merge_warps, partial
+from ptxgen.attention.decode.merge.records import Records
+from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, SharedTicket
+from ptxgen.attention.decode.place import Place
+from ptxgen.attention.decode.plan import Plan
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, Shared
+
+
+def build_merges(
+    b: Builder, attention: Attention, plan: Plan, where: Place, task: Task, arena: Shared, *, lse: bool, sinks: bool
+) -> None:
+    """Build the fragments of every merge of the plan, and of the output (`out`, `lse`, `sinks` are parameters)."""
+    elements = Elements(b, plan.shape.heads, attention.head_dim, plan.shape.threads)
+    merged = partial(b, "merged")
+    with b.fragment("warps_start"):
+        elements.start(task.tid, elements.count)
+    with b.fragment("warps_merge"):
+        elements.locate()
+        merge_warps(b, elements, plan.partials, arena, merged)
+    with b.fragment("warps_next"):
+        elements.advance(elements.count)
+    exchange = _cluster(b, plan, elements, merged) if plan.cluster > 1 else None
+    rows = _output_rows(b, attention, where, task, lse=lse, sinks=sinks)
+    with b.fragment("finish"):
+        exists = None
+        if task.heads_left is not None:
+            exists = b.op("setp.lt.u32", "head_exists", elements.head, task.heads_left)
+        if sinks:
+            finish.apply_sink(b, elements, merged, rows["sinks"], exists)
+        if lse:
+            finish.store_lse(b, elements, merged, rows["lse"], exists)
+        finish.store_output(b, elements, merged, attention.q_dtype, rows["out"], exists)
+    if plan.most_splits > 1:
+        _splits(b, plan, where, elements, merged, exchange)
+
+
+def _output_rows(
+    b: Builder, attention: Attention, where: Place, task: Task, *, lse: bool, sinks: bool
+) -> dict[str, Reg]:
+    """Fragment `output_rows`: addresses of the CTA's first head in everything that is per head."""
+    rows: dict[str, Reg] = {}
+    with b.fragment("output_rows"):
+        rows["out"] = b.ld_param("out")
+        b.op("mad.wide.u32", rows["out"], where.query_index, attention.head_dim * attention.q_dtype.bytes, rows["out"])
+        if lse:
+            rows["lse"] = b.ld_param("lse")
+            b.op("mad.wide.u32", rows["lse"], where.query_index, 4, rows["lse"])
+        if sinks:
+            rows["sinks"] = b.ld_param("sinks")
+            b.op("mad.wide.u32", rows["sinks"], task.first_head, 4, rows["sinks"])
+    return rows
+
+
+def _cluster(b: Builder, plan: Plan, elements: Elements, merged: Partial) -> Exchange:
+    exchange = Exchange(b, elements, plan.cluster)
+    with b.fragment("exchange_prepare"):
+        exchange.prepare()
+    with b.fragment("push"):
+        exchange.push(merged)
+    with b.fragment("inbox_poll"):
+        exchange.poll()
+    with b.fragment("slice_start"):
+        exchange.start()
+    with b.fragment("slice_merge"):
+        elements.locate()
+        exchange.merge(merged)
+    with b.fragment("slice_next"):
+        elements.advance(exchange.end)
+    return exchange
+
+
+def _splits(
+    b: Builder, plan: Plan, where: Place, elements: Elements, merged: Partial, exchange: Exchange | None
+) -> None:
+    assert where.splits is not None, "a plan with splits has their registers"
+    assert where.active is not None
+    assert where.split is not None
+    ticket = _ticket(b, plan, where.active, elements, exchange)
+    late = isinstance(ticket, LateTicket)
+    records = Records(b, elements, where.splits, where.active, where.split, plan.most_splits, late=late)
+    with b.fragment("records_locate"):
+        b.expose(divided=~b.op("setp.eq.u32", "undivided", where.active, 1))
+        records.locate(b.ld_param("records"), where.unit)
+    with b.fragment("record_store"):
+        records.store(merged)
+    with b.fragment("ticket_draw"):
+        tickets, index = b.ld_param("tickets"), where.unit
+        if exchange is not None:
+            index = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
+        ticket.draw(tickets, index)
+    if isinstance(ticket, EarlyTicket):
+        with b.fragment("ticket_tell"):
+            ticket.tell()
+    with b.fragment("ticket_read"):
+        ticket.read()
+    if isinstance(ticket, SharedTicket):
+        _share(b, ticket, elements)
+    with b.fragment("records_begin"):
+        elements.locate()
+        records.begin(merged)
+    with b.fragment("records_read"):
+        records.read()
+    with b.fragment("records_check"):
+        records.check()
+    with b.fragment("records_merge"):
+        records.merge(merged)
+
+
+def _ticket(
+    b: Builder, plan: Plan, active: Reg, elements: Elements, exchange: Exchange | None
+) -> LateTicket | EarlyTicket:
+    if plan.mergers == 0:
+        return LateTicket(b, active)
+    if plan.mergers == 1:
+        return EarlyTicket(b, active)
+    if exchange is None:
+        return SharedTicket(b, active, plan.mergers, 0, elements.count)
+    return SharedTicket(b, active, plan.mergers, exchange.first, exchange.end)
+
+
+def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> None:
+    """The fragments of several mergers."""
+    with b.fragment("ticket_leader"):
+        ticket.leads()
+    with b.fragment("ticket_ask"):
+        ticket.ask()
+    with b.fragment("parts_divide"):
+        ticket.divide()
+    with b.fragment("part_take"):
+        ticket.take()
+    with b.fragment("part_start"):
+        ticket.start(elements)
+    with b.fragment("part_next"):
+        elements.advance(ticket.part_end)

@@ -1,0 +1,186 @@
+"""Where a CTA finds its work: its unit, its rows, the positions that its sequence's length leaves to its warps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.plan import Plan
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+
+
+@dataclass(frozen=True)
+class Place:
+    """Registers of the CTA's place in the grid. `works` is None when no CTA is ever idle, `split` … `splits` when units
+    are never split."""
+
+    unit: Reg
+    sequence: Reg | None
+    query_index: Reg  # of the CTA's first head among all sequences' heads
+    works: Reg | None
+    split: Reg | None
+    active: Reg | None
+    splits: Reg | None
+
+
+def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tuple[Place, Task]:
+    """Indices and base addresses: everything that does not depend on a length."""
+    tid = b.op("mov.u32", "thread", b.special("tid.x"))
+    lane = b.op("and.b32", "lane", tid, 31)
+    warp = b.op("shr.u32", "warp", tid, 5)
+    column = b.op("mov.u32", "column", b.special("ctaid.y"))
+    kv_head, part = column, None
+    if plan.parts > 1:
+        kv_head = b.op("div.u32", "kv_head", column, plan.parts)
+        part = b.op("rem.u32", "part", column, plan.parts)
+    sequence = b.op("mov.u32", "sequence", b.special("ctaid.z")) if batched else None
+    unit = column
+    if sequence is not None:
+        unit = b.op("mad.lo.u32", "unit", sequence, attention.n_kv_heads * plan.parts, column)
+    first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.group)
+    heads_left = None
+    if part is not None:
+        first_head = b.op("mad.lo.u32", "first_head", part, plan.shape.heads, first_head)
+        if attention.group % plan.shape.heads:
+            heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.group)
+    query_index = first_head
+    if sequence is not None:
+        query_index = b.op("mad.lo.u32", "query_index", sequence, attention.n_heads, first_head)
+    q_row = b.ld_param("q")
+    b.op("mad.wide.u32", q_row, query_index, attention.head_dim * attention.q_dtype.bytes, q_row)
+    rows = _rows(b, attention, kv_head, sequence)
+    slopes = None
+    if attention.alibi:
+        slopes = b.ld_param("alibi_slopes")
+        b.op("mad.wide.u32", slopes, first_head, 4, slopes)
+    split, works, active, splits, cta = _splits(b, plan)
+    tile = b.reg("tile", "s32")
+    if cta is None:
+        b.op("mov.b32", tile, warp)
+    else:
+        b.op("mad.lo.s32", tile, cta, plan.shape.warps, warp)
+    task = Task(
+        tid, lane, warp, kv_head, first_head, heads_left, q_row, rows["k_cache"], rows["v_cache"],
+        rows.get("k_scales"), rows.get("v_scales"), rows.get("page_table"), slopes,
+        b.reg("length", "s32"), b.reg("start", "s32") if attention.window else None,
+        tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
+    )  # fmt: skip
+    return Place(unit, sequence, query_index, works, split, active, splits), task
+
+
+def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None, Reg | None, Reg | None]:
+    """(split, works, active, splits, index of the CTA in its unit), as far as the plan has them."""
+    if plan.cluster == 1 and plan.most_splits == 1:
+        return None, None, None, None, None
+    cta = b.op("mov.u32", "cta", b.special("ctaid.x"))
+    if not isinstance(plan.splits, int):  # a bound for everything that is computed from it
+        cta = b.op("min.u32", "bounded_cta", cta, plan.cluster * plan.most_splits - 1)
+    if plan.most_splits == 1:
+        return None, None, None, None, cta
+    split = cta
+    if plan.cluster > 1:
+        split = b.op("shr.u32", "split", cta, plan.cluster.bit_length() - 1)
+    splits = b.reg("splits", "u32")
+    if isinstance(plan.splits, int):
+        b.op("mov.u32", splits, plan.splits)
+    else:
+        ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
+        b.op("shr.u32", ctas, ctas, plan.cluster.bit_length() - 1)
+        b.op("min.u32", splits, ctas, plan.most_splits)
+    return split, b.reg("works", "pred"), b.reg("active", "u32"), splits, cta
+
+
+def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) -> dict[str, Reg]:
+    """Addresses of the KV head's first rows, and of the sequence's row of the page table; 64 bits from the row on."""
+    rows: dict[str, Reg] = {}
+    row = b.reg("first_row", "u64")
+    if attention.page_size:
+        assert sequence is not None
+        rows["page_table"] = b.ld_param("page_table")
+        pages = -(-attention.max_len // attention.page_size)
+        b.op("mad.wide.u32", rows["page_table"], sequence, 4 * pages, rows["page_table"])
+        b.op("mul.wide.u32", row, kv_head, attention.page_size)
+    elif sequence is not None:
+        index = b.op("mad.lo.u32", "cache_index", sequence, attention.n_kv_heads, kv_head)
+        b.op("mul.wide.u32", row, index, attention.max_len)
+    else:
+        b.op("mul.wide.u32", row, kv_head, attention.max_len)
+    strides = {"cache": attention.row_bytes}
+    if attention.quantised:
+        strides["scales"] = 2 * attention.scale_groups
+    for what, stride in strides.items():
+        for x in "kv":
+            base = rows[f"{x}_{what}"] = b.ld_param(f"{x}_{what}")
+            b.op("mad.lo.u64", base, row, stride, base)
+    return rows
+
+
+def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -> None:
+    """Start reading the length. `name` is the parameter: `kind` "scalar", "buffer" (one value) or "batch" (a value a
+    sequence)."""
+    source = b.ld_param(name)
+    if kind == "batch":
+        assert where.sequence is not None
+        b.op("mad.wide.u32", source, where.sequence, 4, source)
+    if kind == "scalar":
+        b.op("mov.b32", task.length, source)
+    else:
+        b.op("ld.global.s32", task.length, source[0])
+
+
+def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place) -> None:
+    """What follows from the length: visible positions, the warp's tiles, which splits work. Lengths below 0 count as 0,
+    lengths above max_len as max_len."""
+    b.op("max.s32", task.length, task.length, 0)
+    b.op("min.s32", task.length, task.length, attention.max_len)
+    tile = plan.shape.tile
+    shift = tile.bit_length() - 1
+    b.op("add.s32", task.tile_end, task.length, tile - 1)
+    b.op("shr.s32", task.tile_end, task.tile_end, shift)
+    span = task.tile_end
+    if task.start is not None:
+        b.note(f"window={attention.window}: earlier positions are not visible")
+        b.op("sub.s32", task.start, task.length, attention.window)
+        b.op("max.s32", task.start, task.start, 0)
+        first = b.op("shr.s32", "tile_first", task.start, shift)
+        b.op("add.s32", task.tile, task.tile, first)
+        span = b.op("sub.s32", "tile_span", task.tile_end, first)
+    step = plan.cluster * plan.shape.warps
+    if where.active is None:
+        b.op("mov.b32", task.tile_step, step)
+        return
+    assert where.works is not None
+    assert where.split is not None
+    assert where.splits is not None
+    if plan.split_tiles and not plan.grid:
+        b.note(f"splits that work now: {plan.split_tiles} tiles for each, whatever the batch")
+        busy = _ceil_div(b, "splits_busy", span, plan.split_tiles)
+    else:
+        b.note(f"splits that work now: a tile for each of {step} warps before another split does")
+        busy = _ceil_div(b, "splits_busy", span, step)
+    if plan.split_tiles and plan.grid:
+        busy = _for_long_sequences(b, attention, plan, busy, span)
+    b.op("max.u32", busy, busy, 1)
+    b.op("min.u32", where.active, busy, where.splits)
+    b.op("mul.lo.s32", task.tile_step, where.active, step)
+    b.op("setp.lt.u32", where.works, where.split, where.active)
+
+
+def _for_long_sequences(b: Builder, attention: Attention, plan: Plan, busy: Reg, span: Reg) -> Reg:
+    """At most the sequence's equal share of the chip, unless its splits would be longer than `split_tiles` then."""
+    b.note(f"an equal share of the chip; more where a split would get over {plan.split_tiles} tiles")
+    share = b.op("mov.u32", "share", b.special("nctaid.z"))
+    b.op("mul.lo.u32", share, share, attention.n_kv_heads * plan.parts * plan.cluster)
+    b.op("div.u32", share, plan.grid, share)
+    b.op("max.u32", share, share, 1)
+    b.op("min.u32", busy, busy, share)
+    long = _ceil_div(b, "splits_long", span, plan.split_tiles)
+    b.op("max.u32", busy, busy, long)
+    return busy
+
+
+def _ceil_div(b: Builder, name: str, value: Reg, by: int) -> Reg:
+    made: Reg = b.op("add.s32", name, value, by - 1)
+    b.op("div.u32", made, made, by)
+    return made

@@ -1,0 +1,204 @@
+"""Which geometry an attention gets: main loop, warps, clusters, splits. Arithmetic on capacities; the data are the
+tuning table's (`ptxgen.tuning`).
+
+The same attention, target, batching and table give the same plan, whatever the lengths are at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ptxgen.attention.decode.contract import Attention, LoopShape, MainLoop, Partials
+from ptxgen.attention.decode.loops.choice import choose
+from ptxgen.attention.decode.merge.ticket import MOST_SHARED_SPLITS
+from ptxgen.errors import SpecError
+from ptxgen.launch import Extent
+from ptxgen.targets import Target
+from ptxgen.targets import target as parse_target
+from ptxgen.tuning import Choice, Model, Shape, in_force
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a plan takes from an architecture: `sms` of its largest common part, CTAs of a cluster (1: no clusters)."""
+
+    sms: int
+    cluster: int = 1
+
+
+# The newest row that a target includes counts.
+CHIPS: dict[str, Chip] = {
+    "sm_75": Chip(40),
+    "sm_80": Chip(108),
+    "sm_86": Chip(84),
+    "sm_89": Chip(128),
+    "sm_90": Chip(132, 8),
+    "sm_100": Chip(148, 8),
+    "sm_120": Chip(170, 8),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Geometry of one attention on one target.
+
+    A *unit* is a (sequence, KV head, part of the group); `parts` CTA columns share a KV head when the group is too
+    large for one. `cluster` CTAs merge through distributed shared memory; `splits` clusters share a unit (an integer,
+    or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
+    time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
+    unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
+    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `mergers`: at
+    most so many CTAs of a unit (of each rank of its clusters) merge its records, the last to start; 0: one, the last to
+    leave its record (`ticket`).
+    """
+
+    loop: MainLoop
+    shape: LoopShape
+    parts: int
+    cluster: int
+    splits: Extent
+    most_splits: int
+    head_dim: int
+    grid: int = 0
+    split_tiles: int = 0
+    mergers: int = 0
+
+    @property
+    def partials(self) -> Partials:
+        """Where the main loop leaves its results."""
+        start = 0 if self.shape.overlay else -(-self.shape.shared // 16) * 16
+        return Partials(self.shape.warps, self.shape.heads, self.head_dim, start, self.shape.spread)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Shared memory of loop and partials."""
+        return max(self.shape.shared, self.partials.offset + self.partials.bytes)
+
+
+def chip_of(target: Target) -> Chip:
+    """The row of `CHIPS` for a target."""
+    return _chip(target)[1]
+
+
+def chip_name(target: Target) -> str:
+    """The name of that row."""
+    return _chip(target)[0]
+
+
+def _chip(target: Target) -> tuple[str, Chip]:
+    return [(name, chip) for name, chip in CHIPS.items() if target.includes(parse_target(name))][-1]
+
+
+# Outputs of so many values make long records: then pairs of CTAs merge first, if a unit gets so many CTAs.
+_WIDE, _MANY_OF_WIDE = 1024, 16
+
+
+def default_choice(
+    attention: Attention, chip: Chip, model: Model, shape: LoopShape, *, batched: bool, invariant: bool = False
+) -> Choice:
+    """What to do about an attention that no row of the table names."""
+    tiles, units = _visible_tiles(attention, shape), _units(attention, shape)
+    in_flight = max(1, model.bytes_in_flight // (2 * shape.tile * attention.row_bytes))
+    share = max(1, chip.sms // units)
+    warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
+    if chip.cluster > 1 and not batched:
+        whole = chip.cluster * units  # CTAs when each unit has one cluster
+        fills = tiles <= model.middle and chip.sms // 3 <= whole
+        room = whole * 8 <= chip.sms * 7  # not every GPC has the multiprocessors for two clusters of eight
+        if room and model.tiny < tiles and (tiles <= model.single or fills):
+            warps, cluster, grid = 8, chip.cluster, whole
+        elif tiles <= model.short:
+            cluster, grid = chip.cluster, min(chip.cluster, share) * units
+        elif share >= model.many or (share >= _MANY_OF_WIDE and shape.heads * attention.head_dim >= _WIDE):
+            cluster, grid = 2, chip.sms - chip.sms % 16  # what clusters of two find room for at once
+    if invariant and tiles <= model.short:  # the batch may be one sequence: a cluster gives it more CTAs
+        cluster = min(chip.cluster, 4)
+    return Choice(warps, cluster, grid, in_flight, model.invariant_positions if invariant else model.split_positions)
+
+
+def choice_of(
+    attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
+) -> Choice:
+    """What the table in force says of an attention on a target."""
+    (sm, chip), table = _chip(target), in_force()
+    _, shape = _loop(attention, target, 8)
+    default = default_choice(attention, chip, table.model(sm), shape, batched=batched, invariant=invariant)
+    shape_asked = shape_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
+    return table.choose(shape_asked, default)
+
+
+def shape_of(
+    attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
+) -> Shape:
+    """What rows of a table are matched against."""
+    return Shape(
+        sm=chip_name(target), head_dim=attention.head_dim, group=attention.group, n_kv_heads=attention.n_kv_heads,
+        kv_dtype=attention.kv_dtype.name, kv_bytes=attention.kv_dtype.bytes,
+        capacity=attention.window or attention.max_len, batched=batched, paged=attention.page_size > 0,
+        invariant=invariant, programmatic=programmatic,
+    )  # fmt: skip
+
+
+def _visible_tiles(attention: Attention, shape: LoopShape) -> int:
+    """Tiles that the visible positions of one sequence touch at most."""
+    visible = min(attention.max_len, attention.window + shape.tile) if attention.window else attention.max_len
+    return -(-visible // shape.tile)
+
+
+def plan(
+    attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
+) -> Plan:
+    """The plan of an attention; `invariant`: the same for a sequence in every batch. `programmatic`: for launches that
+    overlap, which want CTAs that leave room for the next kernel's.
+
+    Raises `SpecError` when no main loop runs it on the target.
+    """
+    chip = chip_of(target)
+    choice = choice_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
+    loop, shape = _loop(attention, target, choice.warps, choice.stages)
+    shape, units = replace(shape, in_flight=choice.in_flight), _units(attention, shape)
+    useful = max(1, -(-_visible_tiles(attention, shape) // shape.warps))  # CTAs that have a tile for every warp
+    ctas = min(useful, max(1, choice.grid // units))
+    cluster = 1
+    while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.head_dim // 4):
+        cluster *= 2
+    most = ctas // cluster
+    share: Extent = most
+    if batched and not invariant and most > 1:
+        share = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
+    parts = units // attention.n_kv_heads
+    split_tiles = max(1, choice.split_positions // shape.tile)
+    long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
+    if invariant:
+        most = min(most, long_splits)
+        mergers = _mergers(choice, most)
+        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles, mergers)
+    if not batched:  # no more in flight than a warp ever gets
+        turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
+        shape = replace(shape, in_flight=min(shape.in_flight, turns), once=turns == 1)
+    if not batched or long_splits == 1:
+        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim, mergers=_mergers(choice, most))
+    splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
+    most = max(most, long_splits)
+    mergers = _mergers(choice, most)
+    return Plan(loop, shape, parts, cluster, splits, most, attention.head_dim, choice.grid, split_tiles, mergers)
+
+
+def _mergers(choice: Choice, most_splits: int) -> int:
+    """CTAs of a unit that merge: no more than it has splits, and one where the shared counter would overflow."""
+    if most_splits == 1:
+        return 0
+    return min(choice.mergers, 1 if most_splits > MOST_SHARED_SPLITS else 1 << (most_splits.bit_length() - 1))
+
+
+def _loop(attention: Attention, target: Target, warps: int, stages: int = 0) -> tuple[MainLoop, LoopShape]:
+    """The main loop and its shape."""
+    chosen = choose(attention, target, warps, stages)
+    if chosen is None:
+        raise SpecError(f"kv_dtype: no main loop for {attention.kv_dtype} on {target}")
+    return chosen
+
+
+def _units(attention: Attention, shape: LoopShape) -> int:
+    """Units of one sequence."""
+    return attention.n_kv_heads * -(-attention.group // shape.heads)

@@ -1,0 +1,155 @@
+"""Rows from global to shared memory by all threads of a CTA: as they are with cp.async, or converted on the way.
+
+A thread takes chunks of 16 bytes or 8 elements, the same columns of every row it visits. Rows that do not exist arrive
+as zeros, so that whatever lies there (NaN) meets no arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ptxgen.attention.prefill.tiles import pitch
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg
+from ptxgen.dtypes import DType, f32
+from ptxgen.idioms import convert
+from ptxgen.idioms.convert import scratch
+
+Place = tuple[Reg, int]  # an address in shared memory: a register and a constant
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`rows` rows of `chunks` chunks over `threads` threads; `lanes` threads side by side on a row."""
+
+    chunks: int
+    rows: int
+    threads: int
+    lanes: int
+
+    @classmethod
+    def best(cls, chunks: int, rows: int, threads: int) -> Spread:
+        """The longest run of a row, for whole sectors of global memory, that costs at most a seventh more passes."""
+        widest = min(threads, 1 << (chunks - 1).bit_length())
+        lanes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= widest and (n >= 4 or n == widest)]
+        made = [cls(chunks, rows, threads, n) for n in lanes]
+        fewest = min(s.row_passes * s.column_passes for s in made)
+        return max((s for s in made if s.row_passes * s.column_passes <= fewest * 8 / 7), key=lambda s: s.lanes)
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Rows that the CTA visits at once."""
+        return self.threads // self.lanes
+
+    @property
+    def row_passes(self) -> int:
+        """Visits until all rows are done."""
+        return -(-self.rows // self.rows_per_pass)
+
+    @property
+    def column_passes(self) -> int:
+        """Chunks that a thread takes of a row."""
+        return -(-self.chunks // self.lanes)
+
+    @property
+    def spare_rows(self) -> bool:
+        """Whether the last pass over rows has threads beyond the last row."""
+        return self.rows % self.rows_per_pass != 0
+
+    @property
+    def spare_lanes(self) -> bool:
+        """Whether the last pass over columns has threads beyond the last chunk."""
+        return self.chunks % self.lanes != 0
+
+
+class RowCopy:
+    """Copies of `rows` rows of `head_dim` elements of type `source` into rows of type `target` in shared memory.
+
+    Its registers start with `name`.
+    """
+
+    def __init__(
+        self, b: Builder, name: str, head_dim: int, rows: int, threads: int, source: DType, target: DType
+    ) -> None:
+        self.b, self.name, self.source, self.target = b, name, source, target
+        self.elements = 4 if source == target == f32 else 8
+        self.spread = Spread.best(head_dim // self.elements, rows, threads)
+        self.pitch = pitch(head_dim * target.bytes)
+
+    @property
+    def direct(self) -> bool:
+        """Whether cp.async can do it: equal types, and a target that has it."""
+        return self.source == self.target and self.b.target.includes_any(("sm_80",))
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of a chunk in global memory."""
+        return self.elements * self.source.bytes
+
+    @property
+    def target_bytes(self) -> int:
+        """Bytes of a chunk in shared memory."""
+        return self.elements * self.target.bytes
+
+    def aim(self, thread: Reg) -> tuple[Reg, Reg]:
+        """This thread's first row and first chunk; also the predicates of its last passes."""
+        b, s, name = self.b, self.spread, self.name
+        row = b.op("shr.u32", scratch(b, f"{name}_row", "s32"), thread, s.lanes.bit_length() - 1)
+        chunk = b.op("and.b32", scratch(b, f"{name}_chunk", "u32"), thread, s.lanes - 1)
+        has_chunk, has_row, has_both = (f"{name}_has_{x}" for x in ("chunk", "row", "both"))
+        if s.spare_lanes:
+            last = s.chunks - (s.column_passes - 1) * s.lanes
+            b.op("setp.lt.u32", scratch(b, has_chunk, "pred"), chunk, last)
+        if s.spare_rows:
+            b.op("setp.lt.s32", scratch(b, has_row, "pred"), row, s.rows - (s.row_passes - 1) * s.rows_per_pass)
+            if s.spare_lanes:
+                b.op("and.pred", scratch(b, has_both, "pred"), b.registers[has_chunk], b.registers[has_row])
+        return row, chunk
+
+    def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
+        """Byte offset of a row's chunk within the tile in shared memory, into the register `name`."""
+        start = self.b.op("mul.lo.u32", scratch(self.b, f"{self.name}_row_offset", "u32"), row, self.pitch)
+        out: Reg = self.b.op("mad.lo.u32", scratch(self.b, name, "u32"), chunk, self.target_bytes, start)
+        return out
+
+    def passes(self, row_pass: int) -> Iterator[tuple[int, Reg | None]]:
+        """The column passes of one pass over rows: the pass, and the predicate that this thread takes part."""
+        s = self.spread
+        for column in range(s.column_passes):
+            last_rows = s.spare_rows and row_pass == s.row_passes - 1
+            last_lanes = s.spare_lanes and column == s.column_passes - 1
+            word = "both" if last_rows and last_lanes else "row" if last_rows else "chunk"
+            yield column, self.b.registers[f"{self.name}_has_{word}"] if last_rows or last_lanes else None
+
+    def place(self, to: Place, row_pass: int, column: int) -> Addr:
+        """Where a pass's chunk goes in shared memory; `to` is the place of this thread's first chunk."""
+        s = self.spread
+        return to[0][to[1] + row_pass * s.rows_per_pass * self.pitch + column * s.lanes * self.target_bytes]
+
+    def copy_async(self, to: Addr, source: Addr, size: Reg, pred: Reg | None) -> None:
+        """cp.async of one chunk; `size` is 16, or 0 for zeros."""
+        self.b.op("cp.async.cg.shared.global", to, source, 16, size, pred=pred)
+
+    def chunk_words(self, name: str) -> tuple[Reg, ...]:
+        """Scratch registers for one chunk on its way."""
+        return tuple(scratch(self.b, f"{name}{i}", "b32") for i in range(self.source_bytes // 4))
+
+    def load(self, words: tuple[Reg, ...], at: Addr, pred: Reg) -> None:
+        """A chunk's words from global memory; left as they are where `pred` does not hold."""
+        assert isinstance(at.base, Reg)
+        convert.load_words(self.b, words, at.base, at.offset, space="global.nc", pred=pred)
+
+    def store(self, words: tuple[Reg, ...], to: Addr, pred: Reg | None, scale: Reg | None = None) -> None:
+        """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values."""
+        b = self.b
+        if self.source != self.target:
+            values = tuple(scratch(b, f"wide{i}", "f32") for i in range(self.elements))
+            convert.unpack(b, values, words, self.source)
+            if scale is not None:
+                for value in values:
+                    b.op("mul.f32", value, value, scale)
+            words = tuple(scratch(b, f"packed{i}", "b32") for i in range(convert.words_of(self.target, self.elements)))
+            convert.pack(b, words, values, self.target)
+        assert isinstance(to.base, Reg)
+        convert.store_words(b, to.base, words, to.offset, space="shared", pred=pred)

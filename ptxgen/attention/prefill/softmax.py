@@ -1,0 +1,200 @@
+"""The online softmax of rows whose scores lie in registers, base 2, and the masks before it. Owns no scores.
+
+A row's state is two registers: the score (in units of log2) above which its maximum must be raised, which is SLACK
+above that maximum and −inf while no key was visible, and this thread's share of the sum. Source: Milakov and
+Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ptxgen.attention.prefill.rows import Rows
+from ptxgen.attention.softmax import LOG2E, soften
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+
+# A maximum is raised only when a score exceeds it by 2^8: until then probabilities stay below 256, far within f16, and
+# the accumulators need no rescaling. The result is the same softmax.
+SLACK = 8.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score's register; its key is `column` past the thread's first of the tile."""
+
+    reg: Reg
+    column: int
+
+
+class Softmax:
+    """State and steps for the rows of a thread; `scores[r]` are row r's scores of a tile."""
+
+    def __init__(self, b: Builder, spec: MultiHeadAttention, scores: Sequence[Sequence[Score]], lanes: int) -> None:
+        self.b, self.spec, self.scores, self.lanes = b, spec, scores, lanes
+        count = len(scores)
+        self.limit = b.array("raise_above", "f32", count)
+        self.total = b.array("row_sum", "f32", count)
+        self.tile_max = b.array("tile_max", "f32", count)
+        self.shift = b.array("row_shift", "f32", count)
+
+    @property
+    def factor(self) -> float:
+        """What turns a score into units of log2; soft-capped scores already are."""
+        return 1.0 if self.spec.soft_cap else self.spec.softmax_scale * LOG2E
+
+    def clear(self) -> None:
+        """No key seen yet; part of an open fragment."""
+        for limit, total in zip(self.limit, self.total, strict=True):
+            self.b.op("mov.f32", limit, float("-inf"))
+            self.b.op("mov.f32", total, 0.0)
+
+    def soften(self) -> None:
+        """Fragment `soften`: cap · tanh(scale · s / cap), in units of log2."""
+        if not self.spec.soft_cap:
+            return
+        b, cap = self.b, self.spec.soft_cap
+        with b.fragment("soften"):
+            b.note(f"soft_cap={cap:g}")
+            scores = (score.reg for row in self.scores for score in row)
+            soften(b, scores, cap, 2 * LOG2E * self.spec.softmax_scale / cap)
+
+    def mask(
+        self, rows: Rows, tile_start: Reg, own: Callable[[], tuple[Reg, Reg]], row_steps: Sequence[int]
+    ) -> None:
+        """Fragments `look_for_mask`, which sets the predicate `masked`, and `mask`: unseen keys get −inf.
+
+        `own` gives the thread's first row and first column; its row r is row_steps[r] further, and the keys of its
+        scores start at tile_start + first column.
+        """
+        b, spec = self.b, self.spec
+        with b.fragment("look_for_mask"):
+            masked = b.op("setp.gt.s32", "masked", tile_start, b.registers["plain_end"])
+            if spec.window:
+                b.op("setp.lt.or.s32", masked, tile_start, b.registers["plain_begin"], masked)
+        with b.fragment("mask"):
+            first_row, first_column = own()
+            start = b.op("add.s32", "mask_start", tile_start, first_column)
+            hidden = b.reg("hidden", "pred")
+            limit = b.reg("last_seen", "s32")
+            if not spec.causal:
+                b.note("keys from kv_len on do not exist")
+                b.op("sub.s32", limit, rows.kv_len, start)
+                b.op("sub.s32", limit, limit, 1)
+            else:
+                b.note(f"a row sees the keys up to its position{f', the last {spec.window}' if spec.window else ''}")
+            for skip, row in zip(row_steps, self.scores, strict=True):
+                if spec.causal:
+                    this = b.op("add.s32", scratch(b, "mask_row", "s32"), first_row, skip) if skip else first_row
+                    position = rows.position("mask_position", this)
+                    b.op("sub.s32", limit, position, start)
+                    if spec.window:
+                        b.op("sub.s32", scratch(b, "last_unseen", "s32"), limit, spec.window)
+                for score in row:
+                    b.op("setp.lt.s32", hidden, limit, score.column)
+                    if spec.window:
+                        b.op("setp.ge.or.s32", hidden, b.registers["last_unseen"], score.column, hidden)
+                    b.op("mov.f32", score.reg, float("-inf"), pred=hidden)
+
+    def tile_maxima(self) -> None:
+        """Fragment `tile_maxima`: every row's largest score of the tile, in units of log2, known to all its lanes."""
+        b = self.b
+        with b.fragment("tile_maxima"):
+            for largest, row in zip(self.tile_max, self.scores, strict=True):
+                if len(row) == 1:
+                    b.op("mov.f32", largest, row[0].reg)
+                for score in row[1:2]:
+                    b.op("max.f32", largest, row[0].reg, score.reg)
+                for score in row[2:]:
+                    b.op("max.f32", largest, largest, score.reg)
+            other = b.reg("other_max", "f32")
+            for largest in self.tile_max:
+                self.over_lanes("max.f32", largest, other)
+            if not self.spec.soft_cap:
+                b.note("scale log2 e")
+                for largest in self.tile_max:
+                    b.op("mul.f32", largest, largest, self.factor)
+
+    def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
+        """Reduce over the lanes that share a row; every lane gets the same bits."""
+        distance = 1
+        while distance < self.lanes:
+            self.b.op("shfl.sync.bfly.b32", other, value, distance, 31, -1)
+            self.b.op(operation, value, value, other)
+            distance *= 2
+
+    def raise_maxima(self, accumulators: Sequence[Sequence[Reg]]) -> None:
+        """Fragments `look_for_raise`, which sets `raised` for the warp, and `rescale`.
+
+        A row's result depends on its own scores only, whatever the other rows of the warp do.
+        """
+        b = self.b
+        raises = b.array("raises", "pred", len(self.scores))
+        with b.fragment("look_for_raise"):
+            b.note(f"a maximum is raised when a score exceeds it by 2^{SLACK:g}")
+            for limit, largest, raise_ in zip(self.limit, self.tile_max, raises, strict=True):
+                b.op("setp.gt.f32", raise_, largest, limit)
+            any_row = raises[0]
+            for raise_ in raises[1:]:
+                any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), any_row, raise_)
+            b.op("vote.sync.any.pred", "raised", any_row, -1)
+        with b.fragment("rescale"):
+            old, factor = b.reg("old_shift", "f32"), b.reg("correction", "f32")
+            for row, (limit, largest, raise_) in enumerate(zip(self.limit, self.tile_max, raises, strict=True)):
+                b.op("sub.f32", old, SLACK, limit)
+                b.op("add.f32", limit, largest, SLACK, pred=raise_)
+                b.op("sub.f32", factor, SLACK, limit)
+                b.op("sub.f32", factor, factor, old)
+                b.op("ex2.approx.ftz.f32", factor, factor)
+                b.op("selp.f32", factor, factor, 1.0, raise_)
+                for value in (self.total[row], *accumulators[row]):
+                    b.op("mul.f32", value, value, factor)
+
+    def shifts(self) -> None:
+        """What each row's exponents are shifted by: minus its maximum, or 0 if unseen; part of an open fragment."""
+        b = self.b
+        unseen = scratch(b, "saw_nothing", "pred")
+        for limit, shift in zip(self.limit, self.shift, strict=True):
+            b.op("setp.eq.f32", unseen, limit, float("-inf"))
+            b.op("sub.f32", shift, SLACK, limit)
+            b.op("selp.f32", shift, 0.0, shift, unseen)
+
+    def exponentiate(self, row: int, scores: Sequence[Score]) -> None:
+        """Scores of a row to probabilities in the same registers, added to its sum; after `shifts`, in its fragment."""
+        b = self.b
+        for score in scores:
+            if self.spec.soft_cap:
+                b.op("add.f32", score.reg, score.reg, self.shift[row])
+            else:
+                b.op("fma.rn.f32", score.reg, score.reg, self.factor, self.shift[row])
+            b.op("ex2.approx.ftz.f32", score.reg, score.reg)
+            b.op("add.f32", self.total[row], self.total[row], score.reg)
+
+    def finish(self, accumulators: Sequence[Sequence[Reg]]) -> None:
+        """Sums over the lanes, and accumulators over sums; 0 for a row that saw no key; part of an open fragment."""
+        b = self.b
+        other, inverse = b.reg("other_sum", "f32"), b.reg("inverse_sum", "f32")
+        empty = scratch(b, "saw_nothing", "pred")
+        for total, values in zip(self.total, accumulators, strict=True):
+            self.over_lanes("add.f32", total, other)
+            b.op("rcp.approx.ftz.f32", inverse, total)
+            b.op("setp.eq.f32", empty, total, 0.0)
+            b.op("selp.f32", inverse, 0.0, inverse, empty)
+            for value in values:
+                b.op("mul.f32", value, value, inverse)
+
+    def log_sum(self, row: int) -> Reg:
+        """ln Σ exp(score) of a row, −inf where it saw no key; after `finish`; part of an open fragment."""
+        b = self.b
+        out, shift = scratch(b, "log_sum", "f32"), self.shift[row]
+        b.op("sub.f32", shift, SLACK, self.limit[row])
+        b.op("lg2.approx.f32", out, self.total[row])
+        b.op("sub.f32", out, out, shift)
+        b.op("mul.f32", out, out, 1 / LOG2E)
+        return out
