@@ -75,7 +75,10 @@ def _unless(predicate: object) -> str:
 
 
 def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple[str, Sequence[Row]]:
-    """The text of the `.entry` function, and where its lines come from. Raises `TemplateError` naming kernel, template and line."""
+    """The text of the `.entry` function, and where its lines come from.
+
+    Raises `TemplateError` naming kernel, template and line.
+    """
     about = f"kernel {entry} (templates/{template}.ptx.j2)"
     clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
     if clash:
@@ -154,10 +157,14 @@ def placement(template: str, name: str) -> Place | None:
     return None
 
 
-def render_module(*, first_line: str, version: str, target: str, body: str, rows: Sequence[Row]) -> tuple[str, list[Row]]:
+def render_module(
+    *, first_line: str, version: str, target: str, body: str, rows: Sequence[Row]
+) -> tuple[str, list[Row]]:
     """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry; and a row for each line."""
-    text = environment().get_template("module.ptx.j2").render(
-        first_line=first_line, version=version, target=target, body=body
+    text = (
+        environment()
+        .get_template("module.ptx.j2")
+        .render(first_line=first_line, version=version, target=target, body=body)
     )
     head, _, tail = text.partition(body)
     before, after = (list(marked_lines(part)) for part in (head, tail))

@@ -184,8 +184,10 @@ class Builder:
             return operand
         if isinstance(operand, str):
             if not slot.writes or slot.vector:
-                raise self._error(f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
-                                  "a scalar destination")
+                raise self._error(
+                    f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
+                    "a scalar destination"
+                )
             operand = self.reg(operand, storage_type(slot.type))
         elif isinstance(operand, RegArray):
             operand = operand.regs
@@ -270,6 +272,7 @@ class Builder:
 
 def _shown(pred: Any, opcode: str, operands: tuple[Any, ...]) -> str:
     """An instruction that was refused, as far as it can be printed."""
+
     def word(operand: Any) -> str:
         if isinstance(operand, (tuple, list, RegArray)):
             return "{" + ", ".join(map(word, operand)) + "}"
