@@ -83,12 +83,12 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     launch = spec.launch(target)
     _check_shared(b, launch)
     entry, template = spec.kernel_name, spec.template(target)
-    body, rows = render_entry(b, entry, template, launch)
+    body, runs = render_entry(b, entry, template, launch)
     first_line = f"{spec!r} for {target}"
 
     def whole(version: tuple[int, int]) -> tuple[str, SourceMap]:
         text, lines = render_module(
-            first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body, rows=rows
+            first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body, runs=runs
         )
         source_map = SourceMap(lines)
         remember(text, source_map)

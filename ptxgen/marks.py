@@ -10,7 +10,8 @@ from jinja2.lexer import Token, TokenStream
 from ptxgen.sources import Mark
 
 _SIGN = "\x1b"  # around a mark: no template has it, no filter takes it away
-_files: list[str] = []  # of the templates that were compiled; a mark has an index
+_files: list[str] = []  # of the templates that were compiled
+_marks: dict[str, Mark] = {}  # by what stands between the signs: the index of a file, and a line
 
 
 class LineMarks(Extension):
@@ -32,9 +33,11 @@ class LineMarks(Extension):
         index = _files.index(file)
         for token in stream:
             if token.type == "data" and "\n" in token.value:
-                lines = token.value.split("\n")
-                marked = (f"{line}{_SIGN}{index}:{token.lineno + i}{_SIGN}\n" for i, line in enumerate(lines[:-1]))
-                yield Token(token.lineno, token.type, "".join(marked) + lines[-1])
+                *lines, last = token.value.split("\n")
+                marks = {f"{index}:{token.lineno + i}": (file, token.lineno + i) for i in range(len(lines))}
+                _marks.update(marks)
+                marked = (f"{line}{_SIGN}{mark}{_SIGN}\n" for line, mark in zip(lines, marks, strict=True))
+                yield Token(token.lineno, token.type, "".join(marked) + last)
             else:
                 yield token
 
@@ -47,15 +50,16 @@ def marked_lines(text: str) -> Iterator[tuple[str, Mark | None]]:
     waiting: list[str] = []
     mark: Mark | None = None
     for line in text.split("\n"):
-        if _SIGN not in line:
+        first, sign, rest = line.partition(_SIGN)
+        if not sign:
             waiting.append(line)
             continue
-        first, number, *rest = line.split(_SIGN)
-        index, _, at = number.partition(":")
-        mark = _files[int(index)], int(at)
-        for each in waiting:
-            yield each, mark
-        waiting.clear()
-        yield first + "".join(rest[::2]), mark
+        number, _, more = rest.partition(_SIGN)
+        mark = _marks[number]
+        if waiting:
+            for each in waiting:
+                yield each, mark
+            waiting.clear()
+        yield first + "".join(more.split(_SIGN)[::2]) if more else first, mark
     for each in waiting:
         yield each, mark

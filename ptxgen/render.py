@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
 from ptxgen.marks import LineMarks, marked_lines
-from ptxgen.sources import Place, Row, shown_path
+from ptxgen.sources import Place, Run, shown_path
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -74,7 +74,7 @@ def _unless(predicate: object) -> str:
     return f"@{~_predicate(predicate)}"
 
 
-def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple[str, Sequence[Row]]:
+def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple[str, list[Run]]:
     """The text of the `.entry` function, and where its lines come from.
 
     Raises `TemplateError` naming kernel, template and line.
@@ -107,13 +107,15 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
         raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
     except (JinjaError, TemplateError, TypeError) as wrong:
         raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}") from wrong
-    lines, rows = zip(*_with_fragments(b, about, template, text), strict=True)
-    return "\n".join(lines) + "\n", rows
+    lines, runs = _with_fragments(b, about, template, text)
+    return "\n".join(lines) + "\n", runs
 
 
-def _with_fragments(b: Builder, about: str, template: str, text: str) -> Iterator[tuple[str, Row]]:
+def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[list[str], list[Run]]:
     """The lines of a rendered skeleton and where they come from, with fragments' lines where they are placed."""
     placed = dict.fromkeys(b.fragments, 0)
+    lines: list[str] = []
+    runs: list[Run] = []
     for line, mark in marked_lines(text):
         if MARK in line:
             name = line.strip().strip(MARK)
@@ -123,13 +125,15 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> Iterato
                 raise TemplateError(f"{about}: {where}: a fragment stands on a line of its own (got {shown!r})")
             placed[name] += 1
             fragment = b.fragments[name]
-            for instruction, site in zip(fragment.lines, fragment.sites, strict=True):
-                yield instruction, (mark, name, site)
+            if fragment.lines:
+                lines += fragment.lines
+                runs.append((mark, name, fragment.sites))
         elif "/*" in line:
             where = f"{shown_path(mark[0])}:{mark[1]}" if mark else f"{template}.ptx.j2"
             raise TemplateError(f"{about}: {where}: comments are // lines (got {line.strip()!r})")
         elif line.strip():
-            yield line, (mark, "", None)
+            lines.append(line)
+            runs.append((mark, "", ()))
     lost = [f for f in b.fragments.values() if placed[f.name] < f.placed]
     if lost:
         names = ", ".join(f"{f.name!r} ({f.built_at}; {placement(template, f.name)})" for f in lost)
@@ -138,6 +142,7 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> Iterato
     if unplaced:
         listed = ", ".join(f"{f.name!r} ({f.built_at})" for f in unplaced)
         raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {listed}")
+    return lines, runs
 
 
 def placement(template: str, name: str) -> Place | None:
@@ -158,9 +163,9 @@ def placement(template: str, name: str) -> Place | None:
 
 
 def render_module(
-    *, first_line: str, version: str, target: str, body: str, rows: Sequence[Row]
-) -> tuple[str, list[Row]]:
-    """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry; and a row for each line."""
+    *, first_line: str, version: str, target: str, body: str, runs: list[Run]
+) -> tuple[str, list[Run]]:
+    """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry; where its lines come from."""
     text = (
         environment()
         .get_template("module.ptx.j2")
@@ -169,9 +174,9 @@ def render_module(
     head, _, tail = text.partition(body)
     before, after = (list(marked_lines(part)) for part in (head, tail))
     lines = [line for line, _ in before[:-1]]
-    marks: list[Row] = [(mark, "", None) for _, mark in before[:-1]]
-    ends: list[Row] = [(mark, "", None) for _, mark in after[:-1]]
-    return "\n".join([*lines, body + "\n".join(line for line, _ in after)]), [*marks, *rows, *ends]
+    marks: list[Run] = [(mark, "", ()) for _, mark in before[:-1]]
+    ends: list[Run] = [(mark, "", ()) for _, mark in after[:-1]]
+    return "\n".join([*lines, body + "\n".join(line for line, _ in after)]), [*marks, *runs, *ends]
 
 
 def _declarations(b: Builder) -> Iterable[str]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType
 from weakref import WeakValueDictionary
@@ -60,36 +62,44 @@ def _place(code: CodeType, at: int) -> Place:
 
 
 Mark = tuple[str, int]  # a template's file and line
-Row = tuple[Mark | None, str, Site | Places | None]  # of a line: what placed it, its fragment, who emitted it
+Run = tuple[Mark | None, str, Sequence[Site | Places]]
+"""Lines that follow each other: what placed them, their fragment, who emitted each. Without a fragment: one line."""
 
 
 class SourceMap:
     """The origins of a text's lines, by their 1-based numbers."""
 
-    __slots__ = ("__weakref__", "_rows")
+    __slots__ = ("__weakref__", "_runs", "_starts", "lines")
 
-    def __init__(self, rows: Sequence[Row] = ()) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
+    def __init__(self, runs: Sequence[Run] = ()) -> None:
+        self._runs = runs
+        self._starts = list(accumulate((len(sites) or 1 for _, _, sites in runs), initial=1))
+        self.lines = self._starts[-1] - 1
 
     def at(self, line: int) -> Origin | None:
         """The origin of a line; None where it has none."""
-        row = self._rows[line - 1] if 0 < line <= len(self._rows) else (None, "", None)
-        mark, fragment, site = row
+        if not 0 < line <= self.lines:
+            return None
+        index = bisect_right(self._starts, line) - 1
+        mark, fragment, sites = self._runs[index]
         template = Place(*mark) if mark else None
-        if site is not None:
-            return Origin(fragment, *places(site), template)
-        return Origin(fragment, template=template) if template else None
+        if sites:
+            return Origin(fragment, *places(sites[line - self._starts[index]]), template)
+        return Origin(template=template) if template else None
 
-    def __reduce__(self) -> tuple[type[SourceMap], tuple[list[Row]]]:
+    def __reduce__(self) -> tuple[type[SourceMap], tuple[list[Run]]]:
         """For a pickle, with lines in the place of code objects."""
-        return SourceMap, ([(mark, name, places(site) if site else None) for mark, name, site in self._rows],)
+        return SourceMap, ([(mark, name, tuple(map(places, sites))) for mark, name, sites in self._runs],)
 
-    def spread(self, lines: Sequence[int]) -> SourceMap:
+    def spread(self, lines: Iterable[int]) -> SourceMap:
         """The map of a text whose lines come from these lines of this one; 0: from none."""
-        return SourceMap([self._rows[line - 1] if line else (None, "", None) for line in lines])
+        runs: list[Run] = []
+        for line in lines:
+            source = self.at(line)
+            mark = (source.template.file, source.template.line) if source and source.template else None
+            sites = [(source.code, source.caller)] if source and source.code else []
+            runs.append((mark, source.fragment if source else "", sites))
+        return SourceMap(runs)
 
 
 _KNOWN: WeakValueDictionary[str, SourceMap] = WeakValueDictionary()

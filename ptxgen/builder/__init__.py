@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.builder.fragment import MARK, Fragment
@@ -44,6 +45,7 @@ class Builder:
         self._written: set[str] = set()
         self._read: dict[str, tuple[Fragment, int]] = {}  # register -> where it is used first: a line of a fragment
         self._driver = sys._getframe(1).f_code  # what calls `build`
+        self._outermost: FrameType | None = None  # of `build`, while a fragment is open: it ends later
         self._attempt: tuple[Any, ...] = ()  # the instruction that is being checked: guard, opcode, operands
 
     # -- declarations -------------------------------------------------------------------------------------------
@@ -56,10 +58,12 @@ class Builder:
         if name in self.fragments:
             raise self._error(f"fragment {name!r} is built twice")
         self._current = self.fragments[name] = Fragment(name, self._site())
+        caller = sys._getframe(2)  # behind this generator and its context manager
+        self._outermost = self._outer(caller)
         try:
             yield self._current
         finally:
-            self._current = None
+            self._current = self._outermost = None
 
     def reg(self, name: str, type: str) -> Reg:
         """Declare one register; `name` without the `%`."""
@@ -259,15 +263,18 @@ class Builder:
 
     def _site(self) -> Site:
         """The line that calls the builder, and the line of the kernel type's `build` that it comes from."""
-        frame = sys._getframe(1)
+        frame = sys._getframe(2)
         while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
             frame = frame.f_back
-        outer, back, driver = frame, frame.f_back, self._driver
-        while back is not None and back.f_code is not driver:
-            outer, back = back, back.f_back
-        if back is None:  # the builder is used without a `build`
-            outer = frame
+        outer = self._outermost or self._outer(frame) or frame
         return frame.f_code, frame.f_lasti, outer.f_code, outer.f_lasti
+
+    def _outer(self, frame: FrameType) -> FrameType | None:
+        """The frame of `build` that a frame belongs to; None where the builder is used without one."""
+        outer, back = frame, frame.f_back
+        while back is not None and back.f_code is not self._driver:
+            outer, back = back, back.f_back
+        return None if back is None else outer
 
 
 def _shown(pred: Any, opcode: str, operands: tuple[Any, ...]) -> str:
