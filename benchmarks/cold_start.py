@@ -17,8 +17,8 @@ import tempfile
 import time
 from statistics import median
 
-from benchmarks.command import command, gpu
-from benchmarks.rows import Run
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
 
 # Every mark is `time.perf_counter()`, which on Linux all processes share.
 DRIVER = """

@@ -18,9 +18,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.command import command, gpu
-from benchmarks.decode_cases import LLAMA, Case
-from benchmarks.rows import Run
+from benchmarks.cases.decode import LLAMA, Case
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
 
 CASES = (
     *(Case(*LLAMA, *size) for size in ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048))),
@@ -56,9 +56,9 @@ def launch() -> None:
     """Run each case's kernels once, in the order of `IMPLEMENTATIONS`, between the profiler's start and stop."""
     import torch
 
-    from benchmarks.decode_cases import Inputs
-    from benchmarks.decode_peers import bound
-    from benchmarks.read_floor import Floor
+    from benchmarks.cases.decode import Inputs
+    from benchmarks.peers.decode import bound
+    from benchmarks.peers.read_floor import Floor
 
     floor, profiler = Floor(), torch.cuda.cudart()
     for case in CASES:

@@ -19,15 +19,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_flashinfer
-from benchmarks.decode_cases import LISTS, Case, Inputs, cases
-from benchmarks.decode_peers import IMPLEMENTATIONS as OURS_AND_TORCH
-from benchmarks.decode_peers import Refused
-from benchmarks.decode_report import as_json, plot, report
-from benchmarks.read_floor import Floor
-from benchmarks.rows import Run, load
+from benchmarks.cases.decode import LISTS, Case, Inputs, cases
+from benchmarks.peers import flashinfer
+from benchmarks.peers.decode import IMPLEMENTATIONS as OURS_AND_TORCH
+from benchmarks.peers.decode import Refused
+from benchmarks.peers.read_floor import Floor
+from benchmarks.report.decode import as_json, plot, report
+from benchmarks.report.rows import Run, load
 
-IMPLEMENTATIONS = {**OURS_AND_TORCH, **decode_flashinfer.IMPLEMENTATIONS}
+IMPLEMENTATIONS = {**OURS_AND_TORCH, **flashinfer.IMPLEMENTATIONS}
 EXACT = 5e-3  # a relative error above it is shown
 PLACE = r"^Error in function '\S+'|(?: at)? /\S+"  # of an error, in files of this machine: not for the rows
 DISTURBED = 1.04  # floors before and after a case that differ by more say that it was not alone
@@ -38,8 +38,8 @@ def measure_all(run: Run, which: list[str], names: list[str], seconds: float) ->
 
     ends = time.monotonic() + seconds
     wanted = list(dict.fromkeys(case for name in which for case in cases(name)))
-    kinds = [name.removeprefix("flashinfer-") for name in names if name in decode_flashinfer.IMPLEMENTATIONS]
-    for failed in decode_flashinfer.prepare(wanted, kinds):
+    kinds = [name.removeprefix("flashinfer-") for name in names if name in flashinfer.IMPLEMENTATIONS]
+    for failed in flashinfer.prepare(wanted, kinds):
         print("not compiled:", failed, flush=True)
     print(f"{len(wanted)} cases; prepared, {ends - time.monotonic():.0f} s left", flush=True)
     floor = Floor()

@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.command import command, gpu
-from benchmarks.decode_cases import SHAPES, Case, Inputs
-from benchmarks.decode_peers import ours
-from benchmarks.rows import Run
+from benchmarks.cases.decode import SHAPES, Case, Inputs
+from benchmarks.peers.decode import ours
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
 
 HEAD_DIMS = (40, 80, 96, 192, 256, 512)
 GROUPS = tuple(range(1, 17))

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.executor_cases import CASES, CHECKED, SCALED, Case
-from benchmarks.rows import Run, load, markdown
+from benchmarks.cases.executor import CASES, CHECKED, SCALED, Case
+from benchmarks.report.rows import Run, load, markdown
 from ptxgen.runtime import open_device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,7 +204,7 @@ def main() -> None:
     elif options.report:
         print(markdown(load("executor")))
     elif options.docs:
-        from benchmarks.executor_document import fuzz_rows, fuzzing, section, write
+        from benchmarks.report.executor_document import fuzz_rows, fuzzing, section, write
 
         write(ROOT / "docs" / "cpu-executor.md", MARKS, section(load("executor")))
         write(ROOT / "docs" / "cpu-executor.md", FUZZ_MARKS, fuzzing(fuzz_rows()))

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.command import command, gpu
-from benchmarks.rows import Run, markdown
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run, markdown
 from ptxgen.generator import generate
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.command import command
-from benchmarks.rows import Run
+from benchmarks.report.command import command
+from benchmarks.report.rows import Run
 from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import KernelType

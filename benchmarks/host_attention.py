@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.command import command, gpu
-from benchmarks.rows import Run
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
 from ptxgen.runtime import Device, Executor, open_device
 
 SHAPE = {"n_heads": 32, "n_kv_heads": 4, "head_dim": 64}  # TinyLlama 1.1B

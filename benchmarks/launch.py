@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import command, gpu
-from benchmarks.rows import Run
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
 from ptxgen.runtime import open_device
-from ptxgen.runtime.arguments import ParamBlock
-from ptxgen.runtime.backend import Geometry
+from ptxgen.runtime.core.arguments import ParamBlock
+from ptxgen.runtime.core.backend import Geometry
 from ptxgen.runtime.cuda.launch import config
 
 LAUNCHES, ROUNDS = 400, 15

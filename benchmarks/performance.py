@@ -5,13 +5,13 @@ notes are about, of the other benchmarks from their last. `python -m benchmarks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_document as document
-from benchmarks.decode_report import mean, plot, table
-from benchmarks.rows import load
+from benchmarks.report import decode_document
+from benchmarks.report.decode import mean, plot, table
+from benchmarks.report.rows import load
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
@@ -133,14 +133,19 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
     return f"{head}{first}\n{inside}{second}{tail}"
 
 
+def document(rows: Sequence[Mapping[str, Any]]) -> str:
+    """docs/performance.md, from the rows of the documented run of decode attention and the last runs of the others."""
+    parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
+    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
+    return "\n".join(parts)
+
+
 def main() -> None:
     """Write the document, the README's table, and the chart where matplotlib is installed."""
-    root, rows = HERE.parent, document.documented()
-    parts = [INTRODUCTION, *document.grid(rows), *document.others(rows), *document.counters()]
-    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
-    (root / "docs" / "performance.md").write_text("\n".join(parts))
+    root, rows = HERE.parent, decode_document.documented()
+    (root / "docs" / "performance.md").write_text(document(rows))
     page = root / "README.md"
-    page.write_text(between(page.read_text(), README, document.readme(rows)))
+    page.write_text(between(page.read_text(), README, decode_document.readme(rows)))
     try:
         plot(rows, root / "docs" / "images" / "decode_attention.png")
     except ImportError as missing:

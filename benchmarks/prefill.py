@@ -15,8 +15,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.command import command, gpu
-from benchmarks.rows import Run, markdown
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run, markdown
 from ptxgen.attention.prefill import tiles
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention

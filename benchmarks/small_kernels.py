@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import command, gpu
-from benchmarks.rows import Run
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
 from ptxgen.generator import generate
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import ArgMax, KvCacheScatter, Rope, RopeKvAppend

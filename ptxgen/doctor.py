@@ -126,7 +126,7 @@ def _tuning() -> Line:
 
 
 def _cache() -> Line:
-    from ptxgen.runtime.diskcache import default_directory
+    from ptxgen.runtime.core.diskcache import default_directory
 
     folder = default_directory()
     if folder is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.errors import CudaError, SpecError
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.core.device import Device
 
 _open: dict[int, Device] = {}
 _open_lock = threading.Lock()
@@ -76,10 +76,10 @@ def _preparing() -> Iterator[None]:
 
     def work() -> None:
         with suppress(Exception):
-            for name in ("ptxgen.runtime.cuda.device", "ptxgen.generator", "ptxgen.runtime.kernel", "ptxgen.render"):
+            for name in ("runtime.cuda.device", "generator", "runtime.core.kernel", "render"):
                 if failed.is_set():
                     return
-                import_module(name)
+                import_module(f"ptxgen.{name}")
             import_module("ptxgen.render").prepare()
 
     thread = threading.Thread(target=work, name="ptxgen-imports")

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled code is shared by the tests of this session (its workers included) and by nobody else.
 
-    `PTXGEN_TEST_CACHE` names a directory for several sessions to share (see tests/sanitize.py). What the caller's
+    `PTXGEN_TEST_CACHE` names a directory for several sessions to share (see tests/tools/sanitize.py). What the caller's
     environment says of tuning and of `CI` (where goldens may not be updated) decides nothing here.
     """
     base = tmp_path_factory.getbasetemp()
@@ -46,7 +46,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture
 def goldens(tmp_path: Path) -> Goldens:
     """A directory of goldens to spoil."""
-    from tests.golden_copy import make
+    from tests.support.golden_copy import make
 
     return make(tmp_path / "golden_ptx")
 

@@ -13,7 +13,7 @@ from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.core.device import Device
 
 SEED = click.IntRange(min=0)  # what NumPy's generators take
 

@@ -27,8 +27,8 @@ def _record(
 ) -> None:  # fmt: skip
     import numpy as np
 
-    from ptxgen.runtime.recording import record
-    from ptxgen.runtime.trial import bind_example
+    from ptxgen.runtime.tools.recording import record
+    from ptxgen.runtime.tools.trial import bind_example
 
     given = size_options(spec, sizes, seq_len)
     check_place(Path(output))

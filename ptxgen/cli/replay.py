@@ -16,7 +16,7 @@ from ptxgen.cli._run import SEED, open_for
 @click.option("--seed", type=SEED, default=0, help="of the executor's random order")
 def command(file: str, device: str, mode: str, seed: int) -> int:
     """Launch what `ptxgen record` kept, and compare every buffer with what it became then."""
-    from ptxgen.runtime.recording import Recording, replay
+    from ptxgen.runtime.tools.recording import Recording, replay
 
     recording = Recording.load(file)
     opened = open_for(device, mode, seed)

@@ -58,7 +58,7 @@ def _run(
     as_json: bool,
 ) -> int:
     from ptxgen.archive import write_arrays
-    from ptxgen.runtime.trial import trial
+    from ptxgen.runtime.tools.trial import trial
 
     given = size_options(spec, sizes, seq_len)
     if output is not None:

@@ -15,7 +15,7 @@ from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import CudaError, SpecError
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.core.device import Device
     from ptxgen.targets import Target
     from ptxgen.tuning import Row
     from ptxgen.tuning.jobs import Found, Job
@@ -151,7 +151,7 @@ def _measure(
     jobs: Sequence[Job], device: Device, where: Target, seconds: float | None, gain: float
 ) -> Iterator[Found]:
     """The outcome of each job, as far as the time goes."""
-    from ptxgen.runtime.tuner import Timer
+    from ptxgen.runtime.tools.tuner import Timer
     from ptxgen.tuning.jobs import search
 
     ends = time.monotonic() + seconds if seconds else None

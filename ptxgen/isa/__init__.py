@@ -1,7 +1,7 @@
 """The instruction table: which forms PTX has, their operands, and the lowest PTX ISA version and target of each.
 
 Rows live one file a family; a form is made from its row when it is first asked for.
-Source: PTX ISA 9.0. Proven by tests/test_isa_proof.py against the assembler.
+Source: PTX ISA 9.0. Proven by tests/isa/test_isa_proof.py against the assembler.
 """
 
 from __future__ import annotations

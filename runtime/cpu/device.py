@@ -12,21 +12,21 @@ from typing import ClassVar
 import numpy as np
 
 from ptxgen.errors import CudaError, ExecutionError, IsaError, ModuleLoadError
-from ptxgen.runtime.arguments import ParamBlock
-from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
-from ptxgen.runtime.cpu import library
-from ptxgen.runtime.cpu.entry import Entry
-from ptxgen.runtime.cpu.executor import Program
-from ptxgen.runtime.cpu.geometry import fitted
-from ptxgen.runtime.cpu.memory import Memory
-from ptxgen.runtime.cpu.options import Options
-from ptxgen.runtime.cpu.tensormap import encode
-from ptxgen.runtime.device import Device
-from ptxgen.runtime.graph import Graph
-from ptxgen.runtime.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
-from ptxgen.runtime.modulecache import ModuleCache
-from ptxgen.runtime.stream import Stream
-from ptxgen.runtime.tensormap import Tiling
+from ptxgen.runtime.arrays.tensormap import Tiling
+from ptxgen.runtime.core.arguments import ParamBlock
+from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.graph import Graph
+from ptxgen.runtime.core.immediate import ImmediateGraph, ImmediateLauncher, ImmediateStream, immediate
+from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.stream import Stream
+from ptxgen.runtime.cpu.compile import support_objects
+from ptxgen.runtime.cpu.compile.entry import Entry
+from ptxgen.runtime.cpu.native.tensormap_bytes import encode
+from ptxgen.runtime.cpu.program import Program
+from ptxgen.runtime.cpu.run.geometry import fitted
+from ptxgen.runtime.cpu.run.global_memory import Memory
+from ptxgen.runtime.cpu.run.options import Options
 from ptxgen.targets import Target, target
 
 
@@ -92,7 +92,7 @@ class CpuDevice(Device):
         self.default_stream = ImmediateStream()
         self.modules = ModuleCache(self)
         with contextlib.suppress(ExecutionError):  # without llvmlite: said when something is loaded
-            library.prepare(mode == "check")
+            support_objects.prepare(mode == "check")
 
     @property
     def seed(self) -> int:

@@ -10,10 +10,16 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ptxgen.errors import SpecError
-from ptxgen.runtime.allocation import Allocation
-from ptxgen.runtime.arguments import ParamBlock
-from ptxgen.runtime.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
-from ptxgen.runtime.buffer import Buffer
+from ptxgen.runtime.arrays.tensormap import Tiling
+from ptxgen.runtime.core.allocation import Allocation
+from ptxgen.runtime.core.arguments import ParamBlock
+from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.diskcache import DiskCache
+from ptxgen.runtime.core.graph import Graph
+from ptxgen.runtime.core.modulecache import ModuleCache
+from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.context import CudaContext
 from ptxgen.runtime.cuda.driver import Driver
 from ptxgen.runtime.cuda.graph import CudaGraph
@@ -22,12 +28,6 @@ from ptxgen.runtime.cuda.load import Loader, Retired
 from ptxgen.runtime.cuda.memory import CudaMemory
 from ptxgen.runtime.cuda.stream import CudaStream, as_ours, current_of
 from ptxgen.runtime.cuda.tensormap import encode
-from ptxgen.runtime.device import Device
-from ptxgen.runtime.diskcache import DiskCache
-from ptxgen.runtime.graph import Graph
-from ptxgen.runtime.modulecache import ModuleCache
-from ptxgen.runtime.stream import Event, Stream
-from ptxgen.runtime.tensormap import Tiling
 from ptxgen.targets import Target, target_of_capability
 
 

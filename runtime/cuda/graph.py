@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError
+from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.load import CudaFunction
 from ptxgen.runtime.cuda.stream import CudaStream
-from ptxgen.runtime.graph import Graph, Node
-from ptxgen.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.arguments import ParamBlock
-from ptxgen.runtime.backend import FirstUse, Function, Geometry
+from ptxgen.runtime.core.arguments import ParamBlock
+from ptxgen.runtime.core.backend import FirstUse, Function, Geometry
+from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.load import CudaFunction
-from ptxgen.runtime.stream import Stream
 from ptxgen.targets import STATIC_SHARED_LIMIT
 
 if TYPE_CHECKING:

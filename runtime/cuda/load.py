@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError
-from ptxgen.runtime.arguments import slots_of
-from ptxgen.runtime.backend import Resources, Slot
+from ptxgen.runtime.core.arguments import slots_of
+from ptxgen.runtime.core.backend import Resources, Slot
+from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
+from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError
-from ptxgen.runtime.diskcache import DiskCache, default_directory, key_of
-from ptxgen.runtime.stream import Event, Stream
 from ptxgen.sources import quoted
 
 if TYPE_CHECKING:

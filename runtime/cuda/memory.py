@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.errors import CudaError
-from ptxgen.runtime.backend import Copy, MemoryUse
+from ptxgen.runtime.core.backend import Copy, MemoryUse
+from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError
 from ptxgen.runtime.cuda.stream import CudaStream
-from ptxgen.runtime.stream import Event, Stream
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.allocation import Allocation
+    from ptxgen.runtime.core.allocation import Allocation
     from ptxgen.runtime.cuda.device import CudaDevice
 
 _PITCH_LIMIT = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH on every device so far

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, SpecError
-from ptxgen.runtime.stream import Event, Stream
+from ptxgen.runtime.core.stream import Event, Stream
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError
-from ptxgen.runtime.tensormap import DATA_TYPES, FILLS, INTERLEAVES, MAP_BYTES, PROMOTIONS, SWIZZLES, Tiling
+from ptxgen.runtime.arrays.tensormap import DATA_TYPES, FILLS, INTERLEAVES, MAP_BYTES, PROMOTIONS, SWIZZLES, Tiling
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice

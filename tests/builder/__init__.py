@@ -1,1 +1,1 @@
-"""Tests of the builder, of rendering, and of where lines come from."""
+"""Tests of the builder and templates."""

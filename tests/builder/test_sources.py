@@ -24,10 +24,10 @@ from ptxgen.parser import parse
 from ptxgen.runtime import open_device
 from ptxgen.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.targets import target
-from tests import demo_kernel
-from tests.demo_kernel import TEMPLATE, Demo, demo_template
-from tests.fake_cuda import fake_device
-from tests.marks import needs_assembler
+from tests.support import demo_kernel
+from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
+from tests.support.fake_cuda import fake_device
+from tests.support.marks import needs_assembler
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
@@ -74,7 +74,7 @@ def test_every_line_of_a_golden_comes_from_a_line_of_a_template_and_of_python(ca
         assert source.code is not None
         assert EMITS.search(getline(source.code.file, source.code.line)), (line, source)
         by = source.caller or source.code
-        assert by.file == inspect.getsourcefile(type(case.spec)), "the kernel type's own line"
+        assert by.file == inspect.getsourcefile(type(case.spec).build), "the line of build"
         assert "(" in getline(by.file, by.line)
 
 
@@ -140,9 +140,8 @@ def test_the_lines_of_python_are_the_call_and_the_kernel_type_s_own() -> None:
     assert source.code == Place(__file__, first + 1)
     kernel = Path(demo_kernel.__file__)
     assert source.caller == Place(str(kernel), line_of(kernel.read_text(), "self.more(b)"))
-    assert str(source).startswith(
-        f"fragment 'load', tests/builder/test_sources.py:{first + 1} from tests/demo_kernel.py:{source.caller.line}, "
-    )
+    places = f"tests/builder/test_sources.py:{first + 1} from tests/support/demo_kernel.py:{source.caller.line}"
+    assert str(source).startswith(f"fragment 'load', {places}, ")
 
 
 def test_a_map_survives_a_pickle() -> None:
@@ -160,7 +159,7 @@ def test_paths_are_short_where_they_can_be(tmp_path: Path) -> None:
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 SAYS = (  # kernel, fragment, Python, template, text, finding and line
-    r"^kernel demo, fragment 'load', tests/builder/test_sources\.py:{line} from tests/demo_kernel\.py:\d+, "
+    r"^kernel demo, fragment 'load', tests/builder/test_sources\.py:{line} from tests/support/demo_kernel\.py:\d+, "
     r"\S+demo\.ptx\.j2:6"
 )
 
@@ -223,7 +222,7 @@ def broken(old: str, new: str) -> tuple[Ptx, str]:
     return ptx, text
 
 
-FACTS = r"\[fragment 'store', tests/demo_kernel\.py:\d+, \S+demo\.ptx\.j2:7\]"
+FACTS = r"\[fragment 'store', tests/support/demo_kernel\.py:\d+, \S+demo\.ptx\.j2:7\]"
 
 
 @needs_assembler
@@ -264,7 +263,9 @@ def test_of_an_instruction_that_the_executor_lacks() -> None:
     ptx, text = broken("st.global.f32 [%x], %value", "tcgen05.wait::st.sync.aligned")
     with pytest.raises(ModuleLoadError) as refused:
         open_device("cpu").module(text)["demo"]
-    assert re.search(r"fragment 'store', tests/demo_kernel\.py:\d+, \S+demo\.ptx\.j2:7.*tcgen05", str(refused.value))
+    assert re.search(
+        r"fragment 'store', tests/support/demo_kernel\.py:\d+, \S+demo\.ptx\.j2:7.*tcgen05", str(refused.value)
+    )
     assert ptx.entry == "demo"
 
 

@@ -11,7 +11,7 @@ from ptxgen import generate
 from ptxgen.highlight import PtxLexer, ptx_as_html
 from ptxgen.kernels import ArgMax
 from ptxgen.runtime import BatchedKvCache, Executor, KvCache, open_device
-from tests.marks import needs_assembler
+from tests.support.marks import needs_assembler
 
 
 def test_every_character_of_a_text_is_in_the_listing() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from tests.devices import open_device
 from tests.fuzz import backends
 from tests.fuzz.program import THREADS, Program, make
+from tests.support.devices import open_device
 
 
 def difference(program: Program, got: np.ndarray, expected: np.ndarray) -> str:
@@ -51,7 +51,7 @@ def run_one(seed: int, device: Any, level: int) -> list[str]:
 
 def save(device: str, seed: int, count: int, differences: int, seconds: float) -> None:
     """A row of the outcome; the levels take turns, batch by batch."""
-    from benchmarks.rows import Run
+    from benchmarks.report.rows import Run
 
     run = Run("fuzz")
     case = {"device": device, "first_seed": seed, "programs": count, "levels": [0, 1, 2]}

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from tests.devices import open_device
 from tests.instructions import bounds, record
 from tests.instructions.catalogue import FORMS, TOPICS, entries
 from tests.instructions.runner import run
+from tests.support.devices import open_device
 
 HEAD = """# Approximate instructions: how far from the truth
 

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib import import_module
 
-from ptxgen.runtime.cpu.ir import of_mode
+from ptxgen.runtime.cpu.native.ir import of_mode
 
 Builder = Callable[..., str]
 _BUILDERS: dict[str, Builder] = {}
 _CALL = re.compile(r"@((?!llvm\.)[\w.]+)")
 _PARTS = (
-    "core", "driver", "gangs", "choice", "access", "memory", "atomic", "math", "extreme", "integer", "convert",
-    "warp", "shadow", "clocks", "races", "proxies", "ledger", "order", "between", "readers", "late", "remote",
-    "matrix", "tiles", "cluster", "mbarrier", "async_copy", "bulk", "boxes", "tensor", "wgmma",
+    "support.faults", "support.parking", "support.scheduler", "support.next_block", "support.access",
+    "support.load_store", "support.atomic", "support.transcendental", "support.float_extremes", "support.integer",
+    "support.convert", "support.warp", "support.matrix", "support.tiles", "support.cluster", "support.mbarrier",
+    "support.async_copy", "support.bulk", "support.tensor_boxes", "support.tensor_copy", "support.wgmma",
+    "check.shadow", "check.shared_cells", "check.vector_clocks", "check.shared_races", "check.async_proxy",
+    "check.release_records", "check.record_rows", "check.release_acquire", "check.global_races", "check.global_reads",
+    "check.deferred_reductions", "check.remote_shared",
 )  # fmt: skip
 
 
@@ -71,4 +75,4 @@ def closure(texts: Iterable[str], check: bool) -> dict[str, None]:
 @lru_cache(maxsize=1)
 def _load() -> None:
     for part in _PARTS:
-        import_module(f"{__name__}.{part}")
+        import_module(f"ptxgen.runtime.cpu.{part}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxgen.runtime.cpu.ir import Code, indices, lanes_of, splat, vec
-from ptxgen.runtime.cpu.layout import CTA, LAUNCH, SHARED_BASE, THREAD, WARP
+from ptxgen.runtime.cpu.native.ir import Code, indices, lanes_of, splat, vec
+from ptxgen.runtime.cpu.native.layout import CTA, LAUNCH, SHARED_BASE, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS, resolver, site_cache
+from ptxgen.runtime.cpu.support.faults import FAULT_ALIGN, FAULT_BOUNDS, resolver, site_cache
 
 _SEVERAL = 32  # in a lane number for the shadow: other lanes access the same bytes
 _CHUNK = 8  # lanes that one shuffle turns from rows of a lane into rows of a register

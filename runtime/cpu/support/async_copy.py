@@ -5,8 +5,9 @@ A copy that lands only at its wait shows a missing wait: the reader then finds w
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code
-from ptxgen.runtime.cpu.layout import (
+from ptxgen.runtime.cpu.check.release_acquire import RELEASE
+from ptxgen.runtime.cpu.native.ir import Code
+from ptxgen.runtime.cpu.native.layout import (
     ASYNC,
     ASYNC_COPY,
     ASYNC_INLINE,
@@ -23,9 +24,8 @@ from ptxgen.runtime.cpu.layout import (
     WARP,
 )
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_LEFT
+from ptxgen.runtime.cpu.support.faults import FAULT_LEFT
 from ptxgen.runtime.cpu.support.mbarrier import checking
-from ptxgen.runtime.cpu.support.order import RELEASE
 
 _SIZE = ASYNC["_end"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, vec
+from ptxgen.runtime.cpu.flow.symbols import bits_of
+from ptxgen.runtime.cpu.native.ir import Code, vec
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import address_type
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_BOUNDS, resolver
-from ptxgen.runtime.cpu.symbols import bits_of
+from ptxgen.runtime.cpu.support.faults import FAULT_ALIGN, FAULT_BOUNDS, resolver
 
 _PLAIN = {
     "add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap",

@@ -5,14 +5,14 @@ Operands are resolved and checked here, and handed to `async_copy`.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code
-from ptxgen.runtime.cpu.layout import ASYNC, ASYNC_OUT, RANK_SHIFT, WARP
+from ptxgen.runtime.cpu.flow.symbols import bits_of
+from ptxgen.runtime.cpu.native.ir import Code
+from ptxgen.runtime.cpu.native.layout import ASYNC, ASYNC_OUT, RANK_SHIFT, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.async_copy import moved_by
 from ptxgen.runtime.cpu.support.atomic import modify
-from ptxgen.runtime.cpu.support.core import FAULT_ASSERT
+from ptxgen.runtime.cpu.support.faults import FAULT_ASSERT
 from ptxgen.runtime.cpu.support.mbarrier import checking
-from ptxgen.runtime.cpu.symbols import bits_of
 
 
 @support("bulk")

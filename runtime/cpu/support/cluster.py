@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import CHECK, CTA, GANG, LAUNCH, PARK_CLUSTER, WARP
+from ptxgen.runtime.cpu.check.release_acquire import ACQUIRE
+from ptxgen.runtime.cpu.native.ir import Code, vec
+from ptxgen.runtime.cpu.native.layout import CHECK, CTA, GANG, LAUNCH, PARK_CLUSTER, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.driver import pop_count
 from ptxgen.runtime.cpu.support.mbarrier import checking
-from ptxgen.runtime.cpu.support.order import ACQUIRE
+from ptxgen.runtime.cpu.support.parking import pop_count
 
 
 def for_each_cta(c: Code, gang: str, body: object) -> None:

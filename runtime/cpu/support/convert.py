@@ -5,7 +5,7 @@ A float format is (exponent bits, mantissa bits); everything is done on the bits
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, splat, vec
+from ptxgen.runtime.cpu.native.ir import Code, splat, vec
 from ptxgen.runtime.cpu.support import support
 
 _MODE = {"rz": 0, "rn": 1, "rp": 2, "rm": 3}  # the numbers of llvm.set.rounding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, splat, vec
+from ptxgen.runtime.cpu.native.ir import Code, splat, vec
 from ptxgen.runtime.cpu.support import support
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, indices, vec
+from ptxgen.runtime.cpu.native.ir import Code, indices, vec
 from ptxgen.runtime.cpu.support import support
 
 _COMPUTE = {"f32": "float", "s32": "i32", "f64": "double"}

@@ -7,11 +7,11 @@ arrival and no transaction is due.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import CHECKING, Code
-from ptxgen.runtime.cpu.layout import CTA, PARK_MBARRIER, RANK_SHIFT, THREAD, WARP
+from ptxgen.runtime.cpu.check.release_acquire import ACQUIRE, RELEASE
+from ptxgen.runtime.cpu.native.ir import CHECKING, Code
+from ptxgen.runtime.cpu.native.layout import CTA, PARK_MBARRIER, RANK_SHIFT, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.core import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS, resolver
-from ptxgen.runtime.cpu.support.order import ACQUIRE, RELEASE
+from ptxgen.runtime.cpu.support.faults import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS, resolver
 
 TX_BIAS = 1 << 21
 PENDING_SHIFT, EXPECTED_SHIFT, PARITY_SHIFT = 22, 42, 62

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxgen.runtime.cpu.ir import Code, indices, vec
+from ptxgen.runtime.cpu.native.ir import Code, indices, vec
 from ptxgen.runtime.cpu.support import support
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, lanes_of, splat, vec
+from ptxgen.runtime.cpu.native.ir import Code, lanes_of, splat, vec
 from ptxgen.runtime.cpu.support import support
 
 _I32 = vec("i32")

@@ -7,8 +7,8 @@ Descriptor: bits 0-13 start address / 16, 16-29 leading byte offset / 16 (LBO), 
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.ir import Code, vec
-from ptxgen.runtime.cpu.layout import ASYNC, ASYNC_PRODUCT, CTA, SHARED_BASE, WARP
+from ptxgen.runtime.cpu.native.ir import Code, vec
+from ptxgen.runtime.cpu.native.layout import ASYNC, ASYNC_PRODUCT, CTA, SHARED_BASE, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.async_copy import moved_by
 from ptxgen.runtime.cpu.support.mbarrier import checking

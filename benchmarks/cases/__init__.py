@@ -1,0 +1,1 @@
+"""What is measured: shapes, inputs and what they must give."""

@@ -1,0 +1,1 @@
+"""Who is measured: our kernels, other libraries, and the read of the same bytes alone."""

@@ -1,0 +1,1 @@
+"""Rows of results, and the tables, documents and charts made from them."""

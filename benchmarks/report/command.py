@@ -1,0 +1,47 @@
+"""The command line of a benchmark with one table: measure and print, or print what was measured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.report.rows import Run, load, markdown
+
+Option = tuple[str, dict[str, Any]]  # a further argument: its name, and argparse's keywords
+Table = Callable[[Sequence[dict[str, Any]]], str]
+
+
+def command(
+    bench: str, text: str | None, measure: Callable[[Run, argparse.Namespace], None], *options: Option,
+    device: Callable[[], str] | None = None, table: Table = markdown, argv: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Run `python -m benchmarks.<bench>` with these arguments (default: the process's).
+
+    `measure` adds rows to a run on `device` (default: the processor), and `table` shows them. Of a run that is
+    interrupted the rows are kept and marked. With --report nothing is measured.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{bench}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--report", action="store_true", help="print a run's table, measure nothing")
+    parser.add_argument("--run", metavar="ID", help="the run to report (default: the last)")
+    for name, keywords in options:
+        parser.add_argument(name, **keywords)
+    given = parser.parse_args(argv)
+    if given.run and not given.report:
+        parser.error("--run: names a run to --report")
+    if given.report:
+        print(table(load(bench, given.run)))
+        return
+    with Run(bench, device() if device else None) as run:
+        measure(run, given)
+    print(table(run.rows) if run.rows else "nothing was measured")
+
+
+def gpu() -> str:
+    """The name of the GPU that is measured on."""
+    from ptxgen.runtime import open_device
+
+    name: str = open_device("cuda").model  # type: ignore[attr-defined]
+    return name

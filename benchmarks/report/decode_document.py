@@ -1,0 +1,249 @@
+"""The decode attention part of docs/performance.md and the README's table, from the committed rows of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.cases.decode import GRID, LISTS, LLAMA, SHAPES, Case
+from benchmarks.report.decode import Times, best, by_case, is_peer, label, mean, over_floor, over_peers, ratios, table
+from benchmarks.report.rows import RESULTS, SHARED, load, runs
+
+EXACT = 5e-3
+NOTES = RESULTS / "decode_attention.md"
+NAMES = {
+    "sdpa-cudnn": "cuDNN (torch)", "sdpa-flash": "FlashAttention 2 (torch)", "flashinfer-single": "FlashInfer single",
+    "flashinfer-single-tc": "FlashInfer single, tensor cores", "flashinfer-batch": "FlashInfer batch, pages of 16",
+    "flashinfer-batch-tc": "FlashInfer batch, tensor cores", "flashinfer-xqa": "FlashInfer XQA",
+}  # fmt: skip
+PEERS = {"cuDNN": "sdpa-cudnn", "FlashAttention 2": "sdpa-flash", "FlashInfer": "flashinfer"}
+SECTIONS = {
+    "Batches: ragged and even": "batches", "Pages": "paged", "A cache that is not full": "capacities",
+    "Groups and head sizes": "odd",
+}  # fmt: skip
+CACHES = ((1, 4096), (1, 32768), (1, 131072), (8, 4096), (8, 32768), (32, 4096))
+INTRODUCTION = """## Decode attention, f16
+
+Microseconds per call as a graph node, with enough KV sets in turn to defeat the L2: **ours** (with programmatic launch)
+/ the best peer / the read of the KV cache alone. One launch, whatever the length. Programmatic: a chain in which each
+kernel's query and newest position wait for the kernel ahead, and its older positions do not.
+"""
+
+Cases = Mapping[Case, Times]
+
+
+def whole_grids() -> dict[str, list[dict[str, Any]]]:
+    """Rows of every run that measured the whole grid, by its id."""
+    return {
+        name: rows for name, rows in runs("decode_attention").items() if set(LISTS["grid"]) <= by_case(rows).keys()
+    }
+
+
+def of_grid(rows: Sequence[Mapping[str, Any]]) -> Cases:
+    """The grid's cases of a run."""
+    return {case: times for case, times in by_case(rows).items() if case in LISTS["grid"]}
+
+
+def notes() -> tuple[str, str]:
+    """The notes' first line, which names their run, and the rest."""
+    first, _, rest = NOTES.read_text(encoding="utf-8").partition("\n")
+    return first, rest.lstrip("\n")
+
+
+def documented(first: str | None = None) -> list[dict[str, Any]]:
+    """Rows of the run that the notes are about, as their first line says: `Run: ID`."""
+    first = notes()[0] if first is None else first
+    word, _, run = first.partition(" ")
+    grids = whole_grids()
+    if word != "Run:" or run not in grids:
+        raise SystemExit(
+            f"{NOTES.name}: the first line must be `Run: ID`, one of the runs of the whole grid: "
+            f"{', '.join(grids)} (got {first!r})"
+        )
+    return grids[run]
+
+
+def fullest(name: str, first: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the run that measured most cases of a list; of several `first`, then the last."""
+    every = [first, *reversed(runs("decode_attention").values())]
+    return max(every, key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
+
+
+def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The table of the grid, the geometric means, and who is ahead where."""
+    cases = of_grid(rows)
+    yield INTRODUCTION
+    yield "![Share of the read rate by context](images/decode_attention.png)\n"
+    lines = [
+        ["/".join(map(str, heads)), *(_cell(cases[Case(*heads, *point)]) for point in GRID)] for heads in SHAPES
+    ]  # fmt: skip
+    yield table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in GRID)], lines)
+    yield means(cases) + f" Run {rows[0]['run']}, commit {rows[0]['commit']}, {rows[0]['device']}.\n"
+    behind = {case: r for case, r in ratios(cases, over_peers("ptxgen")).items() if r < 1}
+    if behind:
+        words = (f"{label(case)} ({ratio:.2f})" for case, ratio in behind.items())
+        yield f"Behind the best peer (best peer ÷ ours): {', '.join(words)}.\n"
+    yield "### Every run of the grid\n"
+    yield (
+        "Each on one H200, of which there are faster and slower ones (the read is of 134 MB); the first had only "
+        "torch's peers, those from fd5cada4e67e on settle before they time.\n"
+    )
+    heads = ["run", "commit", "read µs", "best peer ÷ ours", "least", "ours ÷ read", "programmatic"]
+    yield table(heads, list(history()))
+    yield "### Each peer: geometric mean of its time over ours, and share of the read rate\n"
+    yield table(["peer", "cases", "time ÷ ours", "share of the read rate"], list(peers(cases)))
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if "why" in row and row["impl"] in NAMES:
+            reasons.setdefault(row["why"], {})[NAMES[row["impl"]]] = None
+    yield "What is missing, and why:\n"
+    yield from (f"- {'; '.join(names)}: {why}" for why, names in reasons.items())
+    yield ""
+    yield from inexact(rows)
+
+
+def history() -> Iterator[list[str]]:
+    """A line for every run of the whole grid that had peers and programmatic launches."""
+    for name, rows in whole_grids().items():
+        cases = of_grid(rows)
+        peer, floor, linked = compared(cases)
+        if not peer or not linked:
+            continue
+        least = min(peer, key=peer.__getitem__)
+        read = cases[Case(*LLAMA, 1, 32768)]["floor"]
+        ahead, over, chained = (f"{mean(list(found.values())):.3f}" for found in (peer, floor, linked))
+        worst = f"{peer[least]:.3f} ({label(least)})"
+        yield [name, rows[0]["commit"], f"{read:.1f}", ahead, worst, over, chained]
+
+
+def inexact(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Whose results were further from float32 than the element type explains."""
+    errors: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = (row["impl"], row["case"]["kv_dtype"])
+        errors[key] = max(errors.get(key, 0.0), row.get("error", 0.0))
+    found = [f"{NAMES.get(n, n)} with {kind} {e:.1%}" for (n, kind), e in errors.items() if not e < EXACT]
+    if found:
+        yield f"Relative errors above {EXACT:.1%} of the result: {', '.join(found)}.\n"
+
+
+def compared(cases: Cases) -> tuple[dict[Case, float], dict[Case, float], dict[Case, float]]:
+    """Best peer ÷ ours, ours ÷ read, and that with programmatic launch, of every case that has them."""
+    of = (over_peers("ptxgen"), over_floor("ptxgen"), over_floor("ptxgen-programmatic"))
+    peer, floor, linked = (ratios(cases, each) for each in of)
+    return peer, floor, linked
+
+
+def means(cases: Cases) -> str:
+    """One sentence of geometric means."""
+    peer, floor, linked = (list(found.values()) for found in compared(cases))
+    return (
+        f"Geometric means of {len(peer)} cases: best peer ÷ ours {mean(peer):.2f} (least {min(peer):.2f}), ours ÷ read "
+        f"{mean(floor):.2f}, with programmatic launch {mean(linked):.2f}."
+    )
+
+
+def _cell(times: Times) -> str:
+    peer = best(times)
+    shown = f"**{times['ptxgen']:.1f}** ({times['ptxgen-programmatic']:.1f})"
+    return f"{shown} / {'–' if peer is None else f'{peer:.1f}'} / {times['floor']:.1f}"
+
+
+def peers(cases: Cases) -> Iterator[list[str]]:
+    """A line a peer, over the cases that it ran."""
+    for name in sorted({name for times in cases.values() for name in times if is_peer(name)}, key=list(NAMES).index):
+        ran = [times for times in cases.values() if name in times]
+        yield [
+            NAMES[name], str(len(ran)), f"{mean([t[name] / t['ptxgen'] for t in ran]):.2f}",
+            f"{mean([t['floor'] / t[name] for t in ran]):.2f}",
+        ]  # fmt: skip
+
+
+def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Other caches, batches, pages, head sizes: ours, the best peer, and shares of the read rate."""
+    cases = by_case(rows)
+    yield "### Other caches, 32/8/128: time, and share of the rate at which the cache can be read (best peer: same)\n"
+    lines = []
+    for kind in ("f16", "bf16", "e4m3", "s8", "f32"):
+        found = [cases.get(Case(*LLAMA, *point, kind)) for point in CACHES]
+        lines.append([kind, *(_share(times) for times in found)])
+    yield table(["cache", *(f"{b}×{c}" for b, c in CACHES)], lines)
+    for title, name in SECTIONS.items():
+        own = fullest(name, list(rows))
+        measured = by_case(own)
+        lines = [[label(c), _share(measured[c]), _invariant(measured[c])] for c in LISTS[name] if c in measured]
+        if lines:
+            plain = name in ("odd", "capacities")
+            yield f"### {title}\n"
+            if own[0]["run"] != rows[0]["run"]:
+                yield f"Of another run, {own[0]['run']}, commit {own[0]['commit']}.\n"
+            yield table(["case", "ours (best peer)", "batch-invariant"][: 2 if plain else 3],
+                        [line[: 2 if plain else 3] for line in lines])  # fmt: skip
+    yield from invariance(cases)
+
+
+def invariance(cases: Cases) -> Iterator[str]:
+    """What batch invariance costs, by the size of the batch."""
+    costs: dict[bool, list[float]] = {}
+    for case, times in cases.items():
+        if "ptxgen-invariant" in times and "ptxgen" in times:
+            costs.setdefault(case.batch > 1, []).append(times["ptxgen-invariant"] / times["ptxgen"])
+    if costs:
+        words = (
+            f"{mean(found) - 1:+.0%} for {'batches' if several else 'a batch of one, against the kernel for one'} "
+            f"(geometric mean of {len(found)} cases, {min(found) - 1:+.0%} to {max(found) - 1:+.0%})"
+            for several, found in sorted(costs.items())
+        )
+        yield (
+            "`batch_invariant=True` gives a sequence the same bytes in every batch: splits follow its length alone. "
+            f"In time it is {'; '.join(words)}.\n"
+        )
+
+
+def _share(times: Times | None) -> str:
+    if times is None or "ptxgen" not in times:
+        return "–"
+    peer = best(times)
+    shown = f"{times['ptxgen']:.1f} µs, {times['floor'] / times['ptxgen']:.2f}"
+    return shown if peer is None else f"{shown} ({peer:.1f} µs, {times['floor'] / peer:.2f})"
+
+
+def _invariant(times: Times) -> str:
+    return f"{times['ptxgen-invariant']:.1f} µs" if "ptxgen-invariant" in times else "–"
+
+
+def counters() -> Iterator[str]:
+    """What Nsight Compute says of the main cases, in the last run of `benchmarks.counters`; and notes."""
+    if (RESULTS / "counters.jsonl").is_file():
+        rows = load("counters")
+        measures = list(dict.fromkeys(name for row in rows for name in row if name not in SHARED))
+        lines = [
+            [label(Case(**row["case"])), row["impl"], *(_plain(row.get(name, "")) for name in measures)] for row in rows
+        ]
+        yield "### Counters (Nsight Compute)\n"
+        yield f"Commit {rows[0]['commit']}.\n"
+        yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
+    yield notes()[1]
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def readme(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The README's table: a few shapes and points of the grid, the best peer by name, and the means."""
+    cases = of_grid(rows)
+    measured = {name for times in cases.values() for name in times}
+    peers = [word for word, start in PEERS.items() if any(name.startswith(start) for name in measured)]
+    points, lines = ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048)), []
+    for heads in ((32, 8, 128), (32, 4, 64), (12, 2, 128), (32, 32, 128)):
+        found = [cases[Case(*heads, *point)] for point in points]
+        lines.append(["/".join(map(str, heads)), *map(_cell, found)])
+    return (
+        "Decode attention in f16, µs per call as a graph node on an "
+        f"{rows[0]['device']}, L2 cold: **ours** (with programmatic launch) / the best of {', '.join(peers)} / only "
+        "reading the KV cache.\n\n"
+        + table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in points)], lines)
+        + f"\n{means(cases)} At commit {rows[0]['commit']}. [All figures](docs/performance.md).\n\n"
+        "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"
+    )

@@ -1,0 +1,1 @@
+"""Arrays beside plain buffers: other libraries' arrays, DLPack, tensor maps, strided blocks."""

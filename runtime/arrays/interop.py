@@ -1,0 +1,219 @@
+"""Arrays of other libraries as buffers, without importing any of them, and buffers as arrays of theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxgen.dtypes import DType
+from ptxgen.dtypes import dtype as to_dtype
+from ptxgen.errors import SpecError
+from ptxgen.runtime.arrays import dlpack
+from ptxgen.runtime.core.allocation import Allocation
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.stream import Stream
+from ptxgen.runtime.core.stream_order import after_others
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.core.device import Device
+
+_REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # of `__dlpack__`, whatever the library
+_WITH_CURRENT_STREAM = frozenset({"torch", "cupy"})  # libraries that work on a current stream per device
+
+
+def import_buffer(device: Device, source: object) -> Buffer:
+    """See `Device.wrap`."""
+    if isinstance(source, Buffer):
+        source.check_device("wrap", device)
+        return source
+    device.check()
+    if isinstance(source, np.ndarray):
+        return _from_numpy(device, source)
+    if hasattr(source, "__dlpack__"):
+        return _from_dlpack(device, source)
+    if device.kind == "cuda" and hasattr(source, "__cuda_array_interface__"):
+        return _from_cuda_interface(device, source)
+    protocols = "__dlpack__ or __cuda_array_interface__" if device.kind == "cuda" else "__dlpack__"
+    raise SpecError(f"wrap: must be a Buffer, or have {protocols} (got {type(source).__name__})")
+
+
+def argument(device: Device, label: str, source: object) -> Buffer:
+    """`Device.wrap` of an argument; what is wrong with it is said under its name."""
+    try:
+        return import_buffer(device, source)
+    except SpecError as wrong:
+        raise SpecError(f"{label}: {str(wrong).removeprefix('wrap: ')}") from None
+
+
+def host_array(source: Any) -> np.ndarray | None:
+    """A DLPack array that lies in host memory as a NumPy array (bf16 and fp8 included); None if it does not."""
+    if not hasattr(source, "__dlpack_device__") or source.__dlpack_device__()[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
+        return None
+    try:
+        taken = _take(source, None)
+    except _REFUSALS as refused:
+        raise SpecError(f"array: {type(source).__name__} gives no memory: {refused}") from refused
+    dtype, _ = _checked("array", source, taken)
+    nbytes = math.prod(taken.shape) * dtype.bytes
+    memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(taken.pointer)
+    memory.keep = taken
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8)[:nbytes].view(dtype.numpy).reshape(taken.shape)
+
+
+def _from_numpy(device: Device, array: np.ndarray) -> Buffer:
+    if device.kind != "cpu":
+        raise SpecError(f"wrap: must be memory of {device.name} (got a NumPy array; device.array(x) copies it)")
+    if not array.flags.c_contiguous:
+        raise SpecError(f"wrap: must be C-contiguous (got shape {array.shape}, strides {array.strides})")
+    return _buffer(device, array, array.ctypes.data, array.shape, to_dtype(array.dtype), not array.flags.writeable)
+
+
+def _from_dlpack(device: Device, source: Any) -> Buffer:
+    kind, index = source.__dlpack_device__()
+    wanted = (dlpack.CUDA, dlpack.CUDA_MANAGED) if device.kind == "cuda" else (dlpack.CPU,)
+    if kind not in wanted or (device.kind == "cuda" and index != device.index):
+        where = {dlpack.CPU: "host memory", dlpack.CUDA: f"cuda:{index}"}.get(kind, f"DLPack device {kind}:{index}")
+        raise SpecError(f"wrap: must be memory of {device.name} (got {type(source).__name__} in {where})")
+    stream = None
+    if device.kind == "cuda":  # -1: no synchronisation, for libraries whose current stream is used or waited for
+        stream = -1 if _library(source) in _WITH_CURRENT_STREAM else device.default_stream.handle
+    try:
+        taken = _take(source, stream)
+    except _REFUSALS as refused:
+        return _from_pointer(device, source, refused)
+    dtype, _ = _checked("wrap", source, taken)
+    buffer = _buffer(device, source, taken.pointer, taken.shape, dtype, taken.readonly, taken)
+    if stream not in (None, -1):
+        buffer.allocation.used_on(device.default_stream)  # it waits for the producer, and readers wait for it
+    return buffer
+
+
+def _take(source: Any, stream: int | None) -> dlpack.Taken:
+    """Ask for a versioned capsule, then, from producers that know no versions, for a plain one."""
+    keywords: dict[str, object] = {} if stream is None else {"stream": stream}
+    try:
+        return dlpack.Taken(source.__dlpack__(max_version=(1, 1), **keywords))
+    except TypeError:
+        return dlpack.Taken(source.__dlpack__(**keywords))
+
+
+def _checked(verb: str, source: object, taken: dlpack.Taken) -> tuple[DType, tuple[int, ...]]:
+    """Element type and shape, if the memory is contiguous."""
+    if taken.dtype is None:
+        raise SpecError(f"{verb}: element type must be known (got DLPack {taken.type_words})")
+    if not contiguous(taken.shape, taken.strides):
+        raise SpecError(f"{verb}: must be C-contiguous (got shape {taken.shape}, strides {taken.strides} elements)")
+    return taken.dtype, taken.shape
+
+
+def _from_pointer(device: Device, source: Any, refused: Exception) -> Buffer:
+    """A tensor whose library has no DLPack code for its element type, but says address, shape and type (torch fp8)."""
+    if not hasattr(source, "data_ptr") or getattr(source, "requires_grad", False):
+        raise SpecError(f"wrap: {type(source).__name__} gives no memory: {refused}") from refused
+    if not source.is_contiguous():
+        raise SpecError(f"wrap: must be C-contiguous (got shape {tuple(source.shape)}, strides {source.stride()})")
+    dtype = to_dtype(str(source.dtype).rpartition(".")[2])
+    return _buffer(device, source, source.data_ptr(), tuple(source.shape), dtype, False)
+
+
+def _from_cuda_interface(device: Device, source: Any) -> Buffer:
+    """CUDA Array Interface, versions 2 and 3 (Numba documentation)."""
+    said = source.__cuda_array_interface__
+    if said.get("mask") is not None:
+        raise SpecError("wrap: must have no mask (got a __cuda_array_interface__ with one)")
+    dtype, shape = to_dtype(np.dtype(said["typestr"])), tuple(said["shape"])
+    strides = said.get("strides")
+    if strides is not None and not contiguous(shape, tuple(s // dtype.bytes for s in strides)):
+        raise SpecError(f"wrap: must be C-contiguous (got shape {shape}, strides {strides} bytes)")
+    pointer, readonly = said["data"]
+    if pointer and 0 not in shape:
+        device._check_memory(type(source).__name__, pointer)
+    buffer = _buffer(device, source, pointer or 0, shape, dtype, bool(readonly))
+    stream = said.get("stream")
+    if stream is not None and _library(source) not in _WITH_CURRENT_STREAM:
+        device.default_stream.wait(device.stream(stream))
+        buffer.allocation.used_on(device.default_stream)
+    return buffer
+
+
+def _buffer(
+    device: Device,
+    source: object,
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: DType,
+    readonly: bool,
+    keep: object = None,
+) -> Buffer:
+    nbytes = max(math.prod(shape) * dtype.bytes, 1)
+    allocation = Allocation(device, pointer, nbytes, (source, keep), readonly)
+    device._adopt(pointer, nbytes, readonly)
+    library = _library(source)
+    if device.kind == "cuda" and library in _WITH_CURRENT_STREAM:
+        allocation.library = library
+        allocation.used_on(device._current_stream_of(library))
+    return Buffer(allocation, pointer, tuple(int(n) for n in shape), dtype)
+
+
+def _library(source: object) -> str:
+    return type(source).__module__.partition(".")[0]
+
+
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
+    """Whether strides (in elements; None: compact) describe C-contiguous memory."""
+    if strides is None or 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def export_dlpack(buffer: Buffer, stream: object, max_version: tuple[int, int] | None) -> object:
+    """`Buffer.__dlpack__`: the consumer's stream waits for all work on the buffer (None: legacy; -1: no wait)."""
+    device = buffer.device
+    if device.kind == "cuda" and stream != -1:
+        consumer = device._consumer_stream(1 if stream is None else stream)  # 1 is CU_STREAM_LEGACY
+        after_others(consumer, (buffer.allocation,))
+        buffer.allocation.used_on(consumer)
+    versioned = max_version is not None and max_version[0] >= 1
+    where = dlpack_device(device)
+    return dlpack.give(_Shared(buffer), buffer.pointer, buffer.shape, buffer.dtype, where, buffer.readonly, versioned)
+
+
+class _Shared:
+    """A buffer in a consumer's hands; it cannot be freed by hand meanwhile."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        buffer.allocation.exports += 1
+
+    def __del__(self) -> None:
+        self.buffer.allocation.exports -= 1
+
+
+def dlpack_device(device: Device) -> tuple[int, int]:
+    """(DLDeviceType, index)."""
+    return (dlpack.CUDA, device.index) if device.kind == "cuda" else (dlpack.CPU, 0)
+
+
+def export_cuda_interface(buffer: Buffer) -> dict[str, object]:
+    """`Buffer.__cuda_array_interface__`, version 3. Element types that it cannot name are an `AttributeError`."""
+    device = buffer.device
+    if device.kind != "cuda" or buffer.dtype.numpy.kind not in "iuf":
+        raise AttributeError(f"__cuda_array_interface__: not for {buffer.dtype} on {device.name}")
+    ready: Stream = device.default_stream
+    after_others(ready, (buffer.allocation,))
+    return {
+        "shape": buffer.shape,
+        "typestr": buffer.dtype.numpy.str,
+        "data": (buffer.pointer, buffer.readonly),
+        "version": 3,
+        "strides": None,
+        "stream": ready.handle,
+    }

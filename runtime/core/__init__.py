@@ -1,0 +1,1 @@
+"""What every backend shares: devices, buffers, streams, modules, kernels, launches, graphs."""

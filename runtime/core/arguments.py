@@ -1,0 +1,187 @@
+"""Arguments of a launch: the packed parameter block, and the checks that `bind` makes against a kernel's parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.dtypes import DType
+from ptxgen.errors import SpecError
+from ptxgen.launch import Extent, Param, evaluate
+from ptxgen.runtime.arrays.tensormap import TensorMap
+from ptxgen.runtime.core.backend import Slot
+from ptxgen.runtime.core.buffer import Buffer
+
+if TYPE_CHECKING:
+    from ptxgen.nodes import Variable
+    from ptxgen.runtime.core.device import Device
+
+
+class ParamBlock:
+    """The bytes of all parameters of one entry, at their `.param` offsets; packed once, changed in place.
+
+    `address` is where the block starts; `pointers` is the address of an array with one pointer per parameter, as
+    cuLaunchKernel takes it.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = tuple(slots)
+        size = max((s.offset + s.size for s in self.slots), default=0)
+        self._bytes = (ctypes.c_uint64 * max(-(-size // 8), 1))()
+        self.address = ctypes.addressof(self._bytes)
+        self.size = size
+        self._pointers = (ctypes.c_void_p * max(len(self.slots), 1))(*(self.address + s.offset for s in self.slots))
+        self.pointers = ctypes.addressof(self._pointers)
+
+    def set(self, index: int, value: bytes) -> None:
+        """Replace the bytes of one parameter; the size has been checked before."""
+        slot = self.slots[index]
+        assert len(value) == slot.size, f"parameter {index} has {slot.size} bytes, not {len(value)}"
+        ctypes.memmove(self.address + slot.offset, value, slot.size)
+
+    def tobytes(self) -> bytes:
+        """The whole block."""
+        return ctypes.string_at(self.address, self.size)
+
+    def copy(self) -> ParamBlock:
+        """The same values in memory of their own, for a graph that keeps what it captured."""
+        twin = ParamBlock(self.slots)
+        ctypes.memmove(twin.address, self.address, self.size)
+        return twin
+
+
+_LAYOUTS = {
+    name: struct.Struct(f"<{letter}")
+    for name, letter in {
+        "s8": "b", "u8": "B", "s16": "h", "u16": "H", "s32": "i", "u32": "I", "s64": "q", "u64": "Q",
+        "f32": "f", "f64": "d",
+    }.items()
+}  # fmt: skip
+
+
+def slots_of(params: Iterable[Variable]) -> tuple[Slot, ...]:
+    """Where the parameters of an entry lie: each at its alignment, after the one before (PTX ISA, "Parameter State
+    Space"); for backends that read the layout from the text.
+    """
+    slots, end = [], 0
+    for param in params:
+        element = int(param.type.lstrip(".")[1:]) // 8 * max(param.vector, 1)
+        size = element * math.prod(param.dims)
+        align = param.align or element
+        start = -(-end // align) * align
+        slots.append(Slot(start, size))
+        end = start + size
+    return tuple(slots)
+
+
+def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
+    """One value as `dtype`; integers must fit, and must be integers. Raises `SpecError`."""
+    layout = _LAYOUTS.get(dtype.name)
+    if layout is not None and type(value) is (float if dtype.is_float else int):
+        with contextlib.suppress(struct.error, OverflowError):
+            return layout.pack(value)
+    kind = dtype.numpy
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "iufV" + "b" * (not dtype.is_float):
+        raise SpecError(f"{label}: must be one {dtype} value (got {value!r})")
+    if not dtype.is_float:
+        limits = np.iinfo(kind)
+        if array.dtype.kind not in "iub" or not limits.min <= int(array) <= limits.max:
+            raise SpecError(f"{label}: must be an integer within {limits.min} … {limits.max} (got {value!r})")
+    return array.astype(kind).tobytes()
+
+
+def pack_raw(label: str, value: object, size: int, device: Device) -> tuple[bytes, Buffer | None]:
+    """An argument of an entry that has no `Param`: a buffer, a tensor map, a NumPy scalar, or bytes of exactly `size`.
+
+    A Python int stands for a pointer or a 64-bit integer, so it is taken for 8-byte parameters only: for others the
+    width must be said (`np.uint32(7)`).
+    """
+    keep: Buffer | None = None
+    memory = value.array if isinstance(value, TensorMap) else value
+    if isinstance(memory, Buffer):
+        memory.check_device(label, device)
+        pointer, keep = memory.pointer.to_bytes(8, "little"), memory
+        data = value.data if isinstance(value, TensorMap) else pointer
+    elif isinstance(value, np.generic | bytes):
+        data = bytes(value if isinstance(value, bytes) else value.tobytes())
+    elif isinstance(value, int) and not isinstance(value, bool):
+        data = (value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
+    else:
+        raise SpecError(f"{label}: must be a Buffer, an int or a NumPy scalar (got {type(value).__name__} {value!r})")
+    if len(data) != size:
+        raise SpecError(f"{label}: the entry takes {size} bytes (got {len(data)} bytes: {value!r})")
+    return data, keep
+
+
+class Capacities:
+    """Named capacities (`batch`), given or found from the shapes of the arguments; a contradiction is an error."""
+
+    def __init__(self, given: Mapping[str, int]) -> None:
+        self.values: dict[str, int] = {}
+        self._from: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}  # asked for when all capacities are known
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise SpecError(f"bind({name}): a capacity must be an int ≥ 1 (got {value!r})")
+            self._learn(name, int(value), f"{name}=")
+
+    def _learn(self, name: str, value: int, source: str) -> None:
+        known = self.values.setdefault(name, value)
+        self._from.setdefault(name, source)
+        if known != value:
+            raise SpecError(f"bind: capacity {name} is {known} by {self._from[name]}, and {value} by {source}")
+
+    def learn_from(self, param: Param, shape: tuple[int, ...]) -> None:
+        """Learn every capacity that stands alone as an extent of `param`."""
+        for extent, size in zip(param.shape, shape, strict=False):
+            if isinstance(extent, str) and extent.isidentifier():
+                self._learn(extent, size, f"the shape of {param.name}")
+
+    def shape(self, param: Param) -> tuple[int, ...]:
+        """The shape that `param` must have."""
+        found = self._shapes.get(param.name)
+        if found is None:
+            found = self._shapes[param.name] = tuple(self.extent(param.name, e) for e in param.shape)
+        return found
+
+    def extent(self, label: str, extent: Extent) -> int:
+        """The value of an extent; `SpecError` asks for the capacity that is missing."""
+        try:
+            return evaluate(extent, self.values)
+        except SpecError as missing:
+            raise SpecError(f"bind({label}): {missing}; give it as a keyword, or bind a buffer that has it") from None
+
+
+def check_buffer(param: Param, buffer: Buffer, device: Device, capacities: Capacities) -> None:
+    """Device, dtype, shape, alignment and writability of one buffer against its parameter."""
+    label = f"bind({param.name})"
+    buffer.check_device(label, device)
+    want = "u64" if param.kind == "pointers" else param.dtype.name
+    if buffer.dtype.name != want and not (param.kind == "pointers" and buffer.dtype.name == "s64"):
+        raise SpecError(f"{label}: must be {want} (got {buffer.dtype}, shape {list(buffer.shape)})")
+    shape = capacities.shape(param)
+    if buffer.shape != shape:
+        raise SpecError(f"{label}: must have shape {_symbolic(param, shape)} (got {list(buffer.shape)})")
+    if param.access != "in" and buffer.readonly:
+        raise SpecError(f"{label}: is written by the kernel, and this memory is read-only (got {buffer!r})")
+    check_alignment(param, buffer.pointer)
+
+
+def check_alignment(param: Param, pointer: int) -> None:
+    """The alignment that the kernel's text assumes."""
+    if not 0 <= pointer < 2**64:
+        raise SpecError(f"bind({param.name}): an address must be within 64 bits (got {pointer})")
+    if pointer % param.align:
+        raise SpecError(f"bind({param.name}): must be aligned to {param.align} bytes (got address {pointer:#x})")
+
+
+def _symbolic(param: Param, shape: tuple[int, ...]) -> str:
+    words = (f"{e}={n}" if isinstance(e, str) else str(n) for e, n in zip(param.shape, shape, strict=True))
+    return f"[{', '.join(words)}]"

@@ -1,0 +1,71 @@
+"""Check mode: shared memory between ordinary accesses and the asynchronous proxy (bulk copies, wgmma)."""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.check.shadow import report
+from ptxgen.runtime.cpu.check.shared_cells import PARAMETERS, PROXY, Cells, cell_at, last_cell, place_of, report_at
+from ptxgen.runtime.cpu.native.ir import Code
+from ptxgen.runtime.cpu.native.layout import CHECK, CTA, LAUNCH, WARP
+from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.faults import FAULT_PROXY
+
+
+@support("proxy")
+def proxy(what: str) -> str:
+    """`proxy.fence(w)` is a proxy fence; `proxy.fetch(…)` looks for one before a read by the asynchronous proxy;
+    `proxy.wrote(w, offset, bytes)` marks what that wrote itself; `proxy.kept(…, since)` reports what was written at
+    that count or later, whatever orders it."""
+    return {"fence": _fence, "fetch": _fetch, "wrote": _wrote, "kept": _kept}[what]()
+
+
+def _fence() -> str:
+    """The asynchronous proxy sees what the warp wrote up to now."""
+    c = Code("define internal void @proxy.fence(ptr %w) noinline")
+    cta = c.load("ptr", "%w", WARP["cta"])
+    now = c.load("i32", cta, CTA["epoch"])
+    c.store("i32", now, "%w", WARP["proxy"])
+    c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
+    c.ret()
+    return c.text()
+
+
+def _wrote() -> str:
+    c = Code("define internal void @proxy.wrote(ptr %w, i64 %offset, i64 %n) noinline")
+    block = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["races"])
+    place = c.at(c.load("ptr", block, CHECK["write_lanes"]), c("lshr i64 %offset, 2"))
+    c.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 {PROXY}, i64 {c('lshr i64 %n, 2')}, i1 false)")
+    c.ret()
+    return c.text()
+
+
+def _fetch() -> str:
+    """Each cell's last write, where an ordinary one, must lie before a fence of its warp, or of this one."""
+    c = Code(f"define internal void @proxy.fetch({PARAMETERS}) noinline")
+    cells = Cells(c)
+    launch = c.load("ptr", cells.cta, CTA["launch"])
+    stride, warps = c.load("i64", launch, LAUNCH["warp_stride"]), c.load("ptr", cells.cta, CTA["warps"])
+    mine = c.load("i32", "%w", WARP["proxy"])
+    with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
+        stamp = c.load("i32", cell_at(c, cells.writes, cell, 4))
+        lane = c.load("i8", cell_at(c, cells.write_lanes, cell, 1))
+        of_warp = c(f"zext i32 {c(f'and i32 {stamp}, 31')} to i64")
+        writer = c.at(warps, c(f"mul i64 {of_warp}, {stride}"))
+        fenced = c(f"call i32 @llvm.umax.i32(i32 {mine}, i32 {c.load('i32', writer, WARP['proxy'])})")
+        late = c(f"icmp ugt i32 {c(f'lshr i32 {stamp}, 5')}, {fenced}")
+        with c.if_(c(f"and i1 {late}, {c(f'icmp ne i8 {lane}, {PROXY}')}"), likely=False):
+            report(c, FAULT_PROXY, place_of(c, cell))
+            c.ret(when="true")
+    c.ret()
+    return c.text()
+
+
+def _kept() -> str:
+    c = Code(f"define internal void @proxy.kept({PARAMETERS}, i32 %since) noinline")
+    cells = Cells(c)
+    with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
+        stamp = c.load("i32", cell_at(c, cells.writes, cell, 4))
+        with c.if_(c(f"icmp uge i32 {c(f'lshr i32 {stamp}, 5')}, %since"), likely=False):
+            report_at(c, cell, c(f"or i32 {c(f'and i32 {stamp}, 31')}, {1 << 16}"))
+            c.ret(when="true")
+    c.ret()
+    return c.text()

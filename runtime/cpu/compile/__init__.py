@@ -1,0 +1,1 @@
+"""From an entry to object code: what it needs, and where both are kept."""

@@ -1,0 +1,160 @@
+"""Compiled entries on disk: found by the PTX bytes, without parsing them. Owns keys and the form of the payload."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict, dataclass, replace
+
+from ptxgen import nodes
+from ptxgen.errors import IsaError
+from ptxgen.runtime.core.diskcache import key_of
+from ptxgen.runtime.cpu.compile import support_objects
+from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
+from ptxgen.runtime.cpu.native import layout
+from ptxgen.runtime.cpu.native.host import Host, Linked, compile_ir
+from ptxgen.runtime.cpu.run.module_variables import GlobalVariable, describe
+
+_LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
+_EXPORTS = ["warp", "thread.run", "resume.run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """An entry's object code: of its warp function, and of the support functions that this calls."""
+
+    entry: Entry
+    names: tuple[str, ...]  # of the support functions
+    warp: bytes
+    support: tuple[bytes, ...]
+    good: bool  # whether they are all optimised
+
+    def to_bytes(self) -> bytes:
+        """For the disk cache."""
+        head = json.dumps({"entry": asdict(self.entry), "names": self.names, "good": self.good}, separators=(",", ":"))
+        return _joined([head.encode(), self.warp, *self.support])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Objects:
+        """The inverse of `to_bytes`."""
+        head, warp, *support = _split(data)
+        fields = json.loads(head)
+        return cls(Entry.from_dict(fields["entry"]), tuple(fields["names"]), warp, tuple(support), fields["good"])
+
+
+@dataclass(frozen=True, slots=True)
+class LazyText:
+    """PTX text that is parsed, and checked if `verify` says so, when something is not in the cache."""
+
+    text: str
+    file: str
+    verify: bool = False
+
+
+class CompiledCache:
+    """Entries of one module: from the disk, or compiled and put there."""
+
+    def __init__(self, module: nodes.Module | LazyText, host: Host) -> None:
+        self.host = host
+        self._module = module
+        self.file = module.file
+        self.text = module.text if isinstance(module, LazyText) else module.source or str(module)
+        self._digest = hashlib.sha256(self.text.encode()).digest()
+        self._known: tuple[tuple[str, ...], list[GlobalVariable]] | None = None
+        self._refused: dict[str, str] = {}  # entries of foreign text, and why
+
+    @staticmethod
+    def lazy(text: str, file: str, verify: bool = False) -> LazyText:
+        """A stand-in for a parsed module."""
+        return LazyText(text, file, verify)
+
+    @property
+    def module(self) -> nodes.Module:
+        """The parsed module."""
+        if isinstance(self._module, LazyText):
+            from ptxgen.parser import parse
+
+            self._module = parse(self._module.text, self._module.file)
+        return self._module
+
+    def _key(self, *what: object) -> bytes:
+        return key_of([layout.FORMAT, support_objects.sources_digest(), self._digest, self.host, *what])
+
+    @property
+    def _index(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
+        """Names of the entries, and the variables. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
+        if self._known is None:
+            self._known = self._looked_up()
+        return self._known
+
+    def _looked_up(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
+        verify = isinstance(self._module, LazyText) and self._module.verify
+        key = self._key("index", verify)
+        found = support_objects.disk().get(key)
+        if found is not None:
+            data = json.loads(found)
+            variables = [GlobalVariable(**{**v, "image": bytes.fromhex(v["image"])}) for v in data["variables"]]
+            return tuple(data["entries"]), variables
+        if verify:
+            from ptxgen.runtime.cpu.compile.foreign_text import verify as verified
+
+            self._refused = verified(self.module)
+        entries, variables = tuple(self.module.entries), describe(self.module)
+        rows = [{**asdict(v), "image": v.image.hex()} for v in variables]
+        if not self._refused:  # the next version may know what this one does not
+            support_objects.disk().put(key, json.dumps({"entries": entries, "variables": rows}).encode())
+        return entries, variables
+
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries."""
+        return self._index[0]
+
+    def variables(self) -> list[GlobalVariable]:
+        """The module's variables by symbol number."""
+        return self._index[1]
+
+    def load(self, name: str, check: bool) -> tuple[Objects, Linked]:
+        """An entry, linked into this process. `IsaError` for one that holds what is unknown or not supported."""
+        if name in self._refused:
+            raise IsaError(self._refused[name])
+        found = support_objects.disk().get(self._key("entry", name, check))
+        if found is not None:
+            objects = Objects.from_bytes(found)
+        else:
+            entry, text = emit_entry(self.module, name, check, self.host)
+            names = tuple(needed_by(text, check))
+            warp = compile_ir(module_text([text]), self.host, _level(text))
+            groups = support_objects.of(self.host, check).quick(names)
+            objects = Objects(entry, names, warp, tuple(g.image for g in groups), all(g.good for g in groups))
+            support_objects.disk().put(self._key("entry", name, check), objects.to_bytes())
+        return objects, self._link(objects, check)
+
+    def improve(self, objects: Objects, check: bool) -> tuple[Objects, Linked]:
+        """The same with optimised support functions; kept in the place of what was there."""
+        groups = support_objects.of(self.host, check).good(objects.names)
+        better = replace(objects, support=tuple(g.image for g in groups), good=True)
+        support_objects.disk().put(self._key("entry", objects.entry.name, check), better.to_bytes())
+        return better, self._link(better, check)
+
+    def _link(self, objects: Objects, check: bool) -> Linked:
+        core = support_objects.of(self.host, check).core()
+        return Linked([core, *objects.support, objects.warp], _EXPORTS)
+
+
+def _level(text: str) -> int:
+    """Warp functions run as fast without optimisation, whose codegen takes half the time; but their frames grow."""
+    return 0 if text.count("\n") < _LONG_FUNCTION else 1
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+
+
+def _split(data: bytes) -> list[bytes]:
+    parts, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        parts.append(data[at + 8 : at + 8 + length])
+        at += 8 + length
+    return parts

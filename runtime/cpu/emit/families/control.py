@@ -1,0 +1,127 @@
+"""Branches, returns, exits, calls' jumps, traps."""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.flow.calls import ASSERTION
+from ptxgen.runtime.cpu.flow.flow import Op
+from ptxgen.runtime.cpu.flow.registry import emits
+from ptxgen.runtime.cpu.native.ir import splat, vec
+from ptxgen.runtime.cpu.native.layout import WARP
+from ptxgen.runtime.cpu.support.faults import FAULT_TRAP
+
+_I32 = vec("i32")
+
+
+@emits("bra", outputs=0)
+def bra(e: Emitter, op: Op) -> None:
+    """To the label, for the lanes whose guard holds."""
+    target = e.blocks[op.targets[0]]
+    if op.guard is None:
+        e.spill()
+        e.goto(target, e.mask)
+        return
+    taken = e.exec_mask()
+    e.spill()
+    other = e.block.next
+    assert other is not None
+    if other is target:
+        e.goto(target, e.mask)
+    else:
+        e.branch(taken, target, other)
+
+
+def _scatter(e: Emitter, index: str, op: Op, first: int = 0) -> None:
+    """Lanes of the i32 `mask` go to the target their index names; returns through the dispatcher."""
+    here = e.exec_mask()
+    for number, key in enumerate(op.targets, first):
+        matching = e.bits(e.c(f"icmp eq {_I32} {index}, {splat('i32', number)}"))
+        lanes = e.c(f"and i32 {here}, {matching}")
+        with e.c.if_(e.c(f"icmp ne i32 {lanes}, 0")):
+            e.enqueue(e.blocks[key], lanes)
+    if op.guard is not None:
+        assert e.block.next is not None
+        rest = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {here}, -1')}")
+        with e.c.if_(e.c(f"icmp ne i32 {rest}, 0")):
+            e.enqueue(e.block.next, rest)
+    left = e.c(f"sub i32 {e.c.load('i32', '%w', WARP['budget'])}, 1")
+    e.c.store("i32", left, "%w", WARP["budget"])
+    e.to_dispatch()
+
+
+@emits("brx", outputs=0)
+def brx(e: Emitter, op: Op) -> None:
+    """To the label of the list that the index names; an index outside it is a finding."""
+    index = e.src(op.operands[0], "u32")
+    outside = e.bits(e.c(f"icmp uge {_I32} {index}, {splat('i32', len(op.targets))}"))
+    e.fault_if(e.c(f"and i32 {e.exec_mask()}, {outside}"), FAULT_TRAP, remark="index outside the list of targets")
+    e.spill()
+    _scatter(e, index, op)
+
+
+@emits("$go", outputs=0)
+def go(e: Emitter, op: Op) -> None:
+    """Into a called function, noting the call site; an indirect call sends each lane into its own."""
+    numbers = op.words[1:]
+    for site, number in zip(op.operands, numbers, strict=False):
+        e.dst(site, splat("i32", number), "u32")
+    lanes = [e.pred(o) for o in op.operands[len(numbers) :]]
+    if not lanes:
+        e.spill()
+        e.goto(e.blocks[op.targets[0]], e.mask)
+        return
+    lost = e.mask
+    for held in lanes:
+        lost = e.c(f"and i32 {lost}, {e.c(f'xor i32 {held}, -1')}")
+    e.fault_if(lost, FAULT_TRAP, remark="the pointer is not of a function that this call may reach")
+    e.spill()
+    for key, held in zip(op.targets, lanes, strict=True):
+        going = e.c(f"and i32 {e.mask}, {held}")
+        with e.c.if_(e.c(f"icmp ne i32 {going}, 0")):
+            e.enqueue(e.blocks[key], going)
+    e.to_dispatch()
+
+
+@emits("$back", outputs=0)
+def back(e: Emitter, op: Op) -> None:
+    """Out of a called function, to the sites that its lanes came from."""
+    if len(op.targets) == 1 and op.guard is None:
+        e.spill()
+        e.goto(e.blocks[op.targets[0]], e.mask)
+        return
+    index = e.src(op.operands[0], "u32")
+    e.spill()
+    _scatter(e, index, op)
+
+
+@emits("exit", "ret", outputs=0)
+def exit_(e: Emitter, op: Op) -> None:
+    """The lanes are done."""
+    leaving = e.exec_mask()
+    e.spill()
+    e.c.do(f"call void @leave(ptr %w, i32 {leaving})")
+    if op.guard is None:
+        e.to_dispatch()
+        return
+    assert e.block.next is not None
+    rest = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {leaving}, -1')}")
+    stem = e.c.fresh("stay")
+    e.c.do(f"br i1 {e.c(f'icmp eq i32 {rest}, 0')}, label %dispatch, label %{stem}")
+    e.c.label(stem)
+    e.goto(e.block.next, rest)
+
+
+@emits("trap", "brkpt", outputs=0)
+def trap(e: Emitter, op: Op) -> None:
+    """Ends the launch with a finding."""
+    e.fault_if(e.exec_mask(), FAULT_TRAP)
+
+
+@emits("$assertfail", outputs=0)
+def assertfail(e: Emitter, op: Op) -> None:
+    """assert() that did not hold: a trap, with the strings of the first of its lanes."""
+    mask = e.exec_mask()
+    words = [e.first_lane(e.src(word, "b32"), "i32", mask) for word in op.operands]
+    low = [e.c(f"zext i32 {word} to i64") for word in words]
+    message, file = (e.c(f"or i64 {low[i]}, {e.c(f'shl i64 {low[i + 1]}, 32')}") for i in (0, 2))
+    e.fault_if(mask, FAULT_TRAP, address=message, size=words[4], extra=file, remark=ASSERTION)

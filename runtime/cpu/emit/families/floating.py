@@ -1,0 +1,181 @@
+"""f32 and f64 arithmetic with every rounding, `.ftz` and `.sat`; other float types go to `half.py`.
+
+Round-to-nearest forms are the host's own operations (never contracted); the directed ones run in support functions
+that switch the rounding mode.
+"""
+
+from __future__ import annotations
+
+from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.emit.llvm_types import splat_float, vector_of
+from ptxgen.runtime.cpu.flow.flow import Op
+from ptxgen.runtime.cpu.flow.registry import emits
+from ptxgen.runtime.cpu.native.ir import splat, vec
+
+_FLOAT_KINDS = frozenset({"f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2"})
+_I32, _LANES = vec("i32"), vec("i1")
+ROUNDINGS = frozenset({"rn", "rz", "rm", "rp"})
+_SIGN = {"f32": ("i32", 31), "f64": ("i64", 63)}
+
+
+def is_float_op(op: Op) -> bool:
+    """Whether an opcode that integers share is one of a float type."""
+    return op.words[-1] in _FLOAT_KINDS
+
+
+def suffix(kind: str) -> str:
+    """`v32f32`: how intrinsics name the vector."""
+    return "v32f32" if kind == "f32" else "v32f64"
+
+
+def flush(e: Emitter, value: str) -> str:
+    """Subnormal f32 numbers as zeros of their sign."""
+    bits = e.c(f"bitcast {vec('float')} {value} to {_I32}")
+    exponent = e.c(f"and {_I32} {bits}, {splat('i32', 0x7F800000)}")
+    tiny = e.c(f"icmp eq {_I32} {exponent}, zeroinitializer")
+    sign = e.c(f"and {_I32} {bits}, {splat('i32', -0x80000000)}")
+    flushed = e.c(f"bitcast {_I32} {e.c(f'select {_LANES} {tiny}, {_I32} {sign}, {_I32} {bits}')} to {vec('float')}")
+    return e.result(flushed) if e.is_result(value) else flushed
+
+
+def saturate(e: Emitter, value: str, kind: str = "f32") -> str:
+    """Clamped to [0, 1]; NaN becomes +0."""
+    vector, element = vector_of(kind), "float" if kind == "f32" else "double"
+    positive = e.c(f"fcmp ogt {vector} {value}, zeroinitializer")
+    value = e.c(f"select {vec('i1')} {positive}, {vector} {value}, {vector} zeroinitializer")
+    one = splat_float(1.0, element)
+    below = e.c(f"fcmp olt {vector} {value}, {one}")
+    return e.c(f"select {vec('i1')} {below}, {vector} {value}, {vector} {one}")
+
+
+class FloatForm:
+    """The modifiers of a float opcode."""
+
+    def __init__(self, op: Op) -> None:
+        self.name = op.words[0]
+        self.kind = op.words[-1]
+        words = op.words[1:-1]
+        self.ftz = "ftz" in words
+        self.sat = "sat" in words
+        self.approximate = next((w for w in ("approx", "full") if w in words), "")
+        self.nan = "NaN" in words
+        self.xorsign = "xorsign" in words
+        self.relu = "relu" in words
+        self.rounding = next((w for w in words if w in ROUNDINGS), "rn")
+
+
+def arithmetic(e: Emitter, op: Op) -> None:
+    """One float instruction of any type."""
+    form = FloatForm(op)
+    if form.kind not in ("f32", "f64"):
+        from ptxgen.runtime.cpu.emit.families.half import half_arithmetic
+
+        half_arithmetic(e, op, form)
+        return
+    values = [e.src(o, form.kind) for o in op.operands[1:]]
+    if form.ftz:
+        values = [flush(e, v) for v in values]
+    result = compute(e, form, values)
+    if form.ftz and form.name not in ("abs", "neg"):
+        result = flush(e, result)
+    if form.sat:
+        result = saturate(e, result, form.kind)
+    elif form.kind == "f32":
+        result = e.result(result)
+    elif form.name in ("abs", "neg"):  # f64: a NaN stays as it is
+        nan = e.c(f"fcmp uno {vec('double')} {values[0]}, {values[0]}")
+        result = e.c(f"select {_LANES} {nan}, {vec('double')} {values[0]}, {vec('double')} {result}")
+    e.dst(op.operands[0], result, form.kind)
+
+
+_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+
+
+def compute(e: Emitter, form: FloatForm, values: list[str]) -> str:
+    """The value of an f32 or f64 operation."""
+    vector = vector_of(form.kind)
+    name = "fma" if form.name == "mad" else form.name
+    if form.rounding != "rn":
+        arguments = ", ".join(f"{vector} {v}" for v in values)
+        return e.c(f"call {vector} @directed.{name}.{form.rounding}.{form.kind}({arguments})")
+    if name in _BINARY:
+        result = e.c(f"{_BINARY[name]} {vector} {values[0]}, {values[1]}")
+        return (
+            large_divisor(e, values[0], values[1], result) if name == "div" and form.approximate == "approx" else result
+        )
+    if name == "fma":
+        a, b, c = values
+        return e.c(f"call {vector} @llvm.fma.{suffix(form.kind)}({vector} {a}, {vector} {b}, {vector} {c})")
+    if name in ("min", "max"):
+        result = values[0]
+        for other in values[1:]:
+            result = extreme(e, form, result, other)
+        return result
+    if name == "sqrt":
+        return e.c(f"call {vector} @llvm.sqrt.{suffix(form.kind)}({vector} {values[0]})")
+    if name == "rcp":
+        one = splat_float(1.0, "float" if form.kind == "f32" else "double")
+        return e.c(f"fdiv {vector} {one}, {values[0]}")
+    if name == "abs":
+        return e.c(f"call {vector} @llvm.fabs.{suffix(form.kind)}({vector} {values[0]})")
+    if name == "neg":
+        return e.c(f"fneg {vector} {values[0]}")
+    raise e.unsupported()
+
+
+def large_divisor(e: Emitter, a: str, b: str, quotient: str) -> str:
+    """div.approx beyond a divisor of 2^126: zero, and NaN for an infinite dividend (PTX ISA 9.7.3, "div")."""
+    single = vec("float")
+    size = e.c(f"call {single} @llvm.fabs.v32f32({single} {b})")
+    above = e.c(f"fcmp ogt {single} {size}, {splat('float', '0x47D0000000000000')}")
+    finite = e.c(f"fcmp olt {single} {size}, {splat('float', '0x7FF0000000000000')}")
+    scaled = e.c(f"fmul {single} {quotient}, zeroinitializer")  # a zero of the quotient's sign; NaN from infinity
+    return e.c(f"select {_LANES} {e.c(f'and {_LANES} {above}, {finite}')}, {single} {scaled}, {single} {quotient}")
+
+
+def extreme(e: Emitter, form: FloatForm, a: str, b: str, vector: str = "", element: str = "", bit: int = 0) -> str:
+    """min or max: a NaN loses (with `.NaN` it wins), −0 is below +0; `.xorsign.abs` compares magnitudes."""
+    if not vector:
+        vector = vector_of(form.kind)
+        element, bit = _SIGN[form.kind]
+    count = vector[1:].partition(" ")[0]
+    whole = f"<{count} x {element}>"
+    sign = None
+    if form.xorsign:
+        top = splat(element, -(1 << bit))
+        x, y = e.cast(a, vector, whole), e.cast(b, vector, whole)
+        sign = e.c(f"and {whole} {e.c(f'xor {whole} {x}, {y}')}, {top}")
+        keep = splat(element, (1 << bit) - 1)
+        a, b = (e.cast(e.c(f"and {whole} {v}, {keep}"), whole, vector) for v in (x, y))
+    name = f"extreme.{form.name}.{count}.{'f64' if element == 'i64' else 'f32'}{'.nan' if form.nan else ''}"
+    result = e.c(f"call {vector} @{name}({vector} {a}, {vector} {b})")
+    if sign is not None:
+        result = e.cast(e.c(f"or {whole} {e.cast(result, vector, whole)}, {sign}"), whole, vector)
+    return result
+
+
+@emits("fma")
+def fma(e: Emitter, op: Op) -> None:
+    """Fused multiply-add, rounded once."""
+    arithmetic(e, op)
+
+
+@emits("copysign")
+def copysign(e: Emitter, op: Op) -> None:
+    """Magnitude of b with the sign of a."""
+    kind = op.words[1]
+    vector = vector_of(kind)
+    a, b = (e.src(o, kind) for o in op.operands[1:3])
+    e.dst(op.operands[0], e.c(f"call {vector} @llvm.copysign.{suffix(kind)}({vector} {b}, {vector} {a})"), kind)
+
+
+@emits("testp")
+def testp(e: Emitter, op: Op) -> None:
+    """Class of a number; to a GPU, zero is a normal one."""
+    test, kind = op.words[1:3]
+    flags = {
+        "finite": 0x1F8, "infinite": 0x204, "number": 0x3FC, "notanumber": 0x003, "normal": 0x168, "subnormal": 0x090,
+    }[test]  # fmt: skip
+    value = e.src(op.operands[1], kind)
+    lanes = e.c(f"call {vec('i1')} @llvm.is.fpclass.{suffix(kind)}({vector_of(kind)} {value}, i32 {flags})")
+    e.dst_pred(op.operands[0], e.bits(lanes))

@@ -1,0 +1,136 @@
+"""wgmma: a warp computes its 16 of the 64 rows when the instruction is issued; operands in shared memory by descriptor.
+
+Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, matrix descriptor, layouts.
+"""
+
+from __future__ import annotations
+
+from ptxgen import nodes
+from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.emit.families.matrix import items_of, lanes_in_memory, product, whole_warp
+from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
+from ptxgen.runtime.cpu.flow.flow import Op, Source
+from ptxgen.runtime.cpu.flow.registry import emits
+from ptxgen.runtime.cpu.native.ir import vec
+from ptxgen.runtime.cpu.native.layout import WARP
+from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
+from ptxgen.runtime.cpu.support.tiles import ACCUMULATORS, ELEMENTS, Element
+
+_I32 = vec("i32")
+_BYTES = 128  # of a register of all lanes
+_AT_B, _AT_C, _ZERO = 4 * _BYTES, 6 * _BYTES, 10 * _BYTES  # of the scratch block: b, d, a register of zeros
+_REMARK = "the descriptor must lead to shared memory"
+
+
+@emits("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", outputs=0, converges=True)
+def order(e: Emitter, op: Op) -> None:
+    """Products are there when they are issued; who has waited comes after the reads of every lane."""
+    e.converge("-1")
+    if not e.defined:
+        return
+    products = e.defined.products
+    if op.words[1] == "fence":
+        products.fence()
+    elif op.words[1] == "commit_group":
+        products.commit()
+    else:
+        if not isinstance(op.operands[0], nodes.Immediate):
+            raise e.error(f"operand {op.operands[0]}: must be a number")
+        products.wait(int(op.operands[0].value))
+        e.c.do("call void @async.land_products(ptr %w)")
+        e.c.do("call void @clock.turn(ptr %w)")
+
+
+@emits("wgmma.mma_async", outputs=0, inout=(0,), converges=True)
+def wgmma(e: Emitter, op: Op) -> None:
+    """d = a·b, or a·b + d where scale-d holds."""
+    whole_warp(e)
+    if e.defined:
+        e.defined.products.issue(op)
+    shape = op.words[4]
+    columns = int(shape.partition("n")[2].partition("k")[0])
+    d_type, a_type, b_type = [w for w in op.words[5:] if w != "satfinite"]
+    if a_type not in ELEMENTS or b_type not in ELEMENTS or "sp" in op.words:
+        raise e.unsupported()
+    a, b, scale_d, sign, transposed = _operands(e, op)
+    element, other = ELEMENTS[a_type], ELEMENTS[b_type]
+    targets = list(items_of(op.operands[0]))
+    a_regs, a_descriptor = _a_registers(e, a, element, transposed[0])
+    descriptor = e.uniform(b, "b64", "the descriptor differs between lanes")
+    if e.check:
+        majors = [("mn" if turned else "k") for turned in transposed]
+        if not a_descriptor:
+            majors[0] = "registers"
+        e.c.do(f"call void @wgmma_later.{majors[0]}.{majors[1]}.{columns}(ptr %w, i32 {e.new_site(LATE_READ)}, "
+               f"i64 {a_descriptor or 0}, i64 {descriptor})")  # fmt: skip
+    name = f"tiles.{d_type}.{a_type}.{b_type}.{d_type}.m16k{2 * element.per_register}"
+    name += (".satfinite" if "satfinite" in op.words else "") + (".minus" if sign < 0 else "")
+    per_group = 2 if d_type == "f16" else 4
+    keep = "false" if isinstance(scale_d, nodes.Immediate) else e.c(f"icmp ne i32 {e.pred(scale_d)}, 0")
+    if isinstance(scale_d, nodes.Immediate) and scale_d.value:
+        keep = ""
+    else:
+        e.c.store(_I32, "zeroinitializer", e.scratch, _ZERO, align=64)
+    for group in range(columns // 8):
+        for step in range(2):
+            register = _block(e, descriptor, str(group), step, transposed[1], other)
+            e.c.store(_I32, register, e.scratch, _AT_B + _BYTES * step, align=64)
+        b_regs = [e.c.at(e.scratch, _AT_B + _BYTES * step) for step in range(2)]
+        regs = tuple(targets[per_group * group : per_group * (group + 1)])
+        c_regs = [_sum(e, reg, ACCUMULATORS[d_type][0], _AT_C + _BYTES * n, keep) for n, reg in enumerate(regs)]
+        if keep:
+            zero = e.c.at(e.scratch, _ZERO)
+            c_regs = [e.c(f"select i1 {keep}, ptr {pointer}, ptr {zero}") for pointer in c_regs]
+        product(e, name, [*a_regs, *b_regs, *c_regs], regs)
+
+
+def _sum(e: Emitter, operand: Source, kind: str, place: int, keep: str) -> str:
+    """Pointer to an accumulator before the product; it may be unwritten where scale-d (`keep`, an i1) is false."""
+    if not (keep and e.defined):
+        return lanes_in_memory(e, operand, kind, place)
+    e.defined.silent = True
+    pointer = lanes_in_memory(e, operand, kind, place)
+    e.defined.silent = False
+    reg = e.reg(operand)
+    written = e.defined.lanes(reg) if reg is not None else None
+    if reg is not None and written is not None:
+        missing = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {written}, -1')}")
+        e.fault_if(e.c(f"select i1 {keep}, i32 {missing}, i32 0"), FAULT_REGISTER, remark=reg.name)
+    return pointer
+
+
+def _operands(e: Emitter, op: Op) -> tuple[Source, Source, Source, int, tuple[bool, bool]]:
+    """(a, b, scale-d, sign of the product, whether a and b are transposed)."""
+    a, b, scale_d, *flags = op.operands[1:]
+    numbers = []
+    for flag in flags:
+        if not isinstance(flag, nodes.Immediate):
+            raise e.error(f"operand {flag}: must be a number")
+        numbers.append(int(flag.value))
+    sign = numbers[0] * numbers[1] if len(numbers) >= 2 else 1
+    turned = [bool(n) for n in numbers[2:]]
+    if isinstance(a, nodes.Vector):  # only b can be transposed then
+        turned = [False, *turned]
+    return a, b, scale_d, sign, (turned[0] if turned else False, turned[1] if len(turned) > 1 else False)
+
+
+def _a_registers(e: Emitter, a: Source, element: Element, transposed: bool) -> tuple[list[str], str]:
+    """(pointers to fragment registers (rows 0-7, rows 8-15) of k's first half, then of its second; the descriptor)."""
+    if isinstance(a, nodes.Vector):
+        return [lanes_in_memory(e, reg, "b32", _BYTES * n) for n, reg in enumerate(a.items)], ""
+    descriptor = e.uniform(a, "b64", "the descriptor differs between lanes")
+    warp = e.c(f"and i32 {e.c.load('i32', '%w', WARP['id'])}, 3")
+    first = e.c(f"shl i32 {warp}, 1")
+    groups = [e.c(f"add i32 {first}, {half}") for half in range(2)]
+    for n, (step, group) in enumerate((step, group) for step in range(2) for group in groups):
+        e.c.store(_I32, _block(e, descriptor, group, step, transposed, element), e.scratch, _BYTES * n, align=64)
+    return [e.c.at(e.scratch, _BYTES * n) for n in range(4)], descriptor
+
+
+def _block(e: Emitter, descriptor: str, group: str, step: int, transposed: bool, element: Element) -> str:
+    """Eight rows (of a) or columns (of b) by 16 bytes of k, as a fragment register."""
+    major = "mn" if transposed else "k"
+    if transposed and element.per_register != 8:
+        raise e.unsupported("transposed")
+    return e.c(f"call {_I32} @wgmma_block.{major}(ptr %w, i32 {e.new_site(_REMARK)}, i64 {descriptor}, i32 {group}, "
+               f"i32 {step})")  # fmt: skip

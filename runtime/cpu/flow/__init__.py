@@ -1,0 +1,1 @@
+"""From parsed PTX to basic blocks of resolved instructions. Emits nothing."""

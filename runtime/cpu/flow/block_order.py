@@ -1,0 +1,206 @@
+"""Edges, order and liveness of a flow's blocks.
+
+The order decides which lanes wait for which: the lowest ready block runs first, so every block must come before what
+its lanes may meet again at. That is a topological order in which each loop is contiguous (its exits come after all of
+it), and in which a called function comes before everything of its callers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.flow.flow import Block, Flow
+
+_NO_FALL_THROUGH = frozenset({"ret", "exit", "$go", "$back", "brx"})
+
+
+def link(flow: Flow) -> None:
+    """Set each block's successors."""
+    table = {block.key: block for called in flow.functions.values() for block in called.blocks}
+    for called in flow.functions.values():
+        for block in called.blocks:
+            last = block.ops[-1] if block.ops else None
+            targets = [table[key] for key in last.targets] if last else []
+            if last and last.words[0] == "$back":
+                targets = [table[key] for key in called.sites]
+                last.targets = tuple(called.sites)
+            falls = last is None or last.guard is not None or last.words[0] not in (*_NO_FALL_THROUGH, "bra")
+            if falls and block.next is not None:
+                targets.append(block.next)
+            block.successors = list(dict.fromkeys(targets))
+
+
+def number(flow: Flow) -> list[Block]:
+    """The reachable blocks in order, numbered from 1."""
+    ordered: list[Block] = []
+    for name in _callees_first(flow):
+        called = flow.functions[name]
+        inside = {id(b): b for b in called.blocks}
+        edges = {id(b): [] for b in called.blocks}  # type: dict[int, list[Block]]
+        for block in called.blocks:
+            if block.ops and block.ops[-1].words[0] == "$go" and block.next is not None:
+                edges[id(block)] = [block.next]  # a call comes back
+            else:
+                edges[id(block)] = [s for s in block.successors if id(s) in inside]
+        ordered += _loops_contiguous([called.blocks[0]], edges, inside, {id(b) for b in called.blocks})
+    for rank, block in enumerate(ordered, 1):
+        block.number = rank
+    return ordered
+
+
+def _callees_first(flow: Flow) -> list[str]:
+    done: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in done:
+            return
+        for callee in sorted(flow.functions[name].calls):
+            visit(callee)
+        done.append(name)
+
+    visit(flow.entry.name)
+    return done
+
+
+def _loops_contiguous(
+    roots: list[Block], edges: dict[int, list[Block]], blocks: dict[int, Block], allowed: set[int]
+) -> list[Block]:
+    """Topological order of the strongly connected parts; inside a part, again, without the edges back to its heads."""
+    result: list[Block] = []
+    for part in _components(roots, edges, allowed):
+        ids = {id(b) for b in part}
+        only = part[0]
+        if len(part) == 1:
+            result.append(only)
+            continue
+        outside = allowed - ids
+        heads = [b for b in part if b in roots or any(b in edges[o] for o in outside)] or [part[0]]
+        head_ids = {id(h) for h in heads}
+        inner = {i: [s for s in edges[i] if id(s) in ids and id(s) not in head_ids] for i in ids}
+        result += _loops_contiguous(heads, inner, blocks, ids)
+    return result
+
+
+def _components(roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[list[Block]]:
+    """Strongly connected components reachable from the roots, in topological order (Tarjan, iterative)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    on_stack: set[int] = set()
+    stack: list[Block] = []
+    found: list[list[Block]] = []
+    for root in roots:
+        if id(root) in index:
+            continue
+        work = [(root, iter(edges[id(root)]))]
+        index[id(root)] = low[id(root)] = len(index)
+        stack.append(root)
+        on_stack.add(id(root))
+        while work:
+            block, successors = work[-1]
+            for successor in successors:
+                key = id(successor)
+                if key not in allowed:
+                    continue
+                if key not in index:
+                    index[key] = low[key] = len(index)
+                    stack.append(successor)
+                    on_stack.add(key)
+                    work.append((successor, iter(edges[key])))
+                    break
+                if key in on_stack:
+                    low[id(block)] = min(low[id(block)], index[key])
+            else:
+                work.pop()
+                if work:
+                    parent = id(work[-1][0])
+                    low[parent] = min(low[parent], low[id(block)])
+                if low[id(block)] == index[id(block)]:
+                    part = []
+                    while True:
+                        member = stack.pop()
+                        on_stack.discard(id(member))
+                        part.append(member)
+                        if member is block:
+                            break
+                    found.append(part[::-1])
+    return found[::-1]
+
+
+def liveness(blocks: list[Block], registers: int, entry: Block) -> int:
+    """Set `live_out` (backwards) and `defined_in` (forwards) of every block.
+
+    Returns the bit set of registers that some block may read before every path has written them.
+    """
+    live_in = _backwards(blocks)
+    _forwards(blocks, (1 << registers) - 1, entry)
+    loose = 0
+    for block in blocks:
+        loose |= live_in[id(block)] & ~block.defined_in
+    return loose
+
+
+def _uses_and_kills(block: Block) -> tuple[int, int]:
+    use = kill = 0
+    for op in block.ops:
+        for reg in op.reads:
+            use |= (1 << reg.index) & ~kill
+        for reg in op.writes:
+            if op.guard is None:
+                kill |= 1 << reg.index
+            else:
+                use |= (1 << reg.index) & ~kill  # lanes whose guard is false keep the old value
+    return use, kill
+
+
+def _backwards(blocks: list[Block]) -> dict[int, int]:
+    summary = {id(block): _uses_and_kills(block) for block in blocks}
+    live_in = {key: use for key, (use, _) in summary.items()}
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            out = 0
+            for successor in block.successors:
+                out |= live_in[id(successor)]
+            block.live_out = out
+            use, kill = summary[id(block)]
+            now = use | (out & ~kill)
+            if now != live_in[id(block)]:
+                live_in[id(block)] = now
+                changed = True
+    return live_in
+
+
+def _defined_after(block: Block) -> int:
+    """Registers surely written once the block is over; what is computed from an unwritten register is unwritten."""
+    defined = block.defined_in
+    for op in block.ops:
+        taints = op.pure and any(not defined >> reg.index & 1 for reg in op.reads if reg is not op.guard)
+        for reg in op.writes:
+            if taints:
+                defined &= ~(1 << reg.index)
+            elif op.guard is None:
+                defined |= 1 << reg.index
+    return defined
+
+
+def _forwards(blocks: list[Block], everything: int, entry: Block) -> None:
+    before: dict[int, list[Block]] = {id(b): [] for b in blocks}
+    for block in blocks:
+        for successor in block.successors:
+            before[id(successor)].append(block)
+    for block in blocks:
+        block.defined_in = everything if before[id(block)] and block is not entry else 0
+    after = {id(block): _defined_after(block) for block in blocks}
+    changed = True
+    while changed:
+        changed = False
+        for block in blocks:
+            now = block.defined_in
+            for previous in before[id(block)]:
+                now &= after[id(previous)]
+            if now != block.defined_in:
+                block.defined_in = now
+                after[id(block)] = _defined_after(block)
+                changed = True

@@ -1,0 +1,192 @@
+"""Calls of a flow as moves and jumps: arguments into the callee's parameters, a return site, results back.
+
+A function that is called is built once, whatever the number of its calls. An indirect call goes to every function whose
+address the module takes and that fits, each for the lanes whose pointer names it. Functions have no frames on a stack,
+so recursion is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ptxgen import nodes
+from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.flow.registry import family_of
+from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.flow.flow import Called, Flow, Op, Source
+
+Key = tuple[int, str]
+ASSERTION = "__assertfail"  # what CUDA's assert() calls: (message, file, line, function, bytes of a character)
+FUNCTION_WINDOW = 3 << 56  # a function's address: this, or its number; no memory has these bits
+
+
+def function_address(module: nodes.Module, name: str) -> int | None:
+    """What `mov.u64 %d, name` gives for a function; None where there is no such function with a body."""
+    for number, function in enumerate(module.functions.values()):
+        if function.name == name and function.body is not None:
+            return FUNCTION_WINDOW | 16 * number
+    return None
+
+
+def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
+    """The instructions of one call."""
+    parts = list(op.operands)
+    returns = _items(parts.pop(0)) if isinstance(parts[0], nodes.Group) else ()
+    target = parts.pop(0)
+    arguments = _items(parts.pop(0)) if parts and isinstance(parts[0], nodes.Group) else ()
+    given, taken = ([_place(a, op) for a in each] for each in (arguments, returns))
+    callees: list[tuple[Called, Reg | None]]
+    if isinstance(target, nodes.Symbol):
+        function = flow.module.functions.get(target.name)
+        if target.name == ASSERTION and len(given) == 5 and (function is None or function.body is None):
+            yield _failed_assertion(flow, op, given)
+            return
+        if function is None or function.body is None:
+            raise IsaError(flow.where(op.line, f"a call of {target}, which has no body in this module,"))
+        callees = [(_callee(flow, function, caller, op), None)]
+    else:
+        callees = _candidates(flow, op, caller, target, parts, given, taken)
+        yield from (_compared(flow, op, target, callee, lanes) for callee, lanes in callees if lanes is not None)
+    back = flow.fresh_key()
+    for callee, lanes in callees:
+        callee.sites.append(back)
+        yield from _moves(flow, op, callee.params, given, lanes)
+    yield _jump(op, callees)
+    yield back
+    for callee, lanes in callees:
+        yield from _moves(flow, op, taken, callee.returns, lanes)
+
+
+def _failed_assertion(flow: Flow, op: Op, given: list[Source | Var]) -> Op:
+    """A trap that keeps the addresses of message and file, low and high word, and the line."""
+    words = [w for place in given[:3] for w in (place.words if isinstance(place, Var) else [place])]
+    if len(words) != 5:
+        raise IsaError(flow.where(op.line, f"a call of {ASSERTION} with other arguments than assert() passes"))
+    failed = op.with_words(("$assertfail",), tuple(words))
+    for word in words:
+        flow.touch(failed, word, failed.reads)
+    return failed
+
+
+def _items(operand: Source) -> tuple[nodes.Operand, ...]:
+    return operand.items if isinstance(operand, nodes.Group) else ()
+
+
+def _place(operand: Source, op: Op) -> Source | Var:
+    if isinstance(operand, nodes.Register | nodes.Symbol):
+        found = op.scope.find(operand.name)
+        if isinstance(found, Reg | Var):
+            return found
+    return operand
+
+
+def _candidates(
+    flow: Flow, op: Op, caller: Called, target: Source, rest: list[Source], given: list[Source | Var],
+    taken: list[Source | Var],
+) -> list[tuple[Called, Reg | None]]:  # fmt: skip
+    """The functions that a pointer may name, each with a hidden predicate for the lanes whose pointer does."""
+    found: list[tuple[Called, Reg | None]] = []
+    shape = ([_size(x) for x in given], [_size(x) for x in taken])
+    for function in _address_taken(flow.module):
+        called = _callee(flow, function, caller, op) if _shape(function) == shape else None
+        if called is not None:
+            found.append((called, flow.hidden(f"$calls {function.name}", 1)))
+    if not found:
+        raise IsaError(flow.where(op.line, f"a call of {target}, as no function that fits has its address taken,"))
+    return found
+
+
+def _size(place: Source | Var) -> int:
+    if isinstance(place, Var):
+        return len(place.words)
+    return (place.bits + 31) // 32 if isinstance(place, Reg) else 0
+
+
+def _shape(function: nodes.Function) -> tuple[list[int], list[int]]:
+    from ptxgen.runtime.cpu.flow.symbols import variable_bytes
+
+    params, returns = ([(variable_bytes(v) + 3) // 4 for v in vs] for vs in (function.params, function.returns))
+    return params, returns
+
+
+def _address_taken(module: nodes.Module) -> list[nodes.Function]:
+    """Functions that stand as an operand of something other than a call, or in an initialiser."""
+    named: set[str] = set()
+    for item in module.items:
+        if isinstance(item, nodes.Variable):
+            named.update(i.name for i in item.init or () if isinstance(i, nodes.Symbol))
+        elif isinstance(item, nodes.Function):
+            for instruction in nodes.instructions(item.body or ()):
+                if not instruction.opcode.startswith("call"):
+                    named.update(o.name for o in instruction.operands if isinstance(o, nodes.Symbol))
+    return [f for f in module.functions.values() if f.kind == "func" and f.body is not None and f.name in named]
+
+
+def _compared(flow: Flow, op: Op, target: Source, callee: Called, lanes: Reg) -> Op:
+    """`lanes` = the pointer names this function."""
+    address = function_address(flow.module, callee.function.name)
+    compare = op.with_words(("setp", "eq", "u64"), (lanes, target, nodes.Immediate(str(address))))
+    flow.touch(compare, lanes, compare.writes)
+    flow.touch(compare, target, compare.reads)
+    return compare
+
+
+def _jump(op: Op, callees: list[tuple[Called, Reg | None]]) -> Op:
+    """Into the callee, or each lane into its own; the callees' return sites are noted."""
+    sites = tuple(callee.site for callee, _ in callees)
+    numbers = tuple(str(len(callee.sites) - 1) for callee, _ in callees)
+    lanes = tuple(reg for _, reg in callees if reg is not None)
+    go = op.with_words(("$go", *numbers), (*sites, *lanes))
+    go.targets = tuple(callee.first for callee, _ in callees)
+    go.writes, go.reads = list(sites), list(lanes)
+    return go
+
+
+def _moves(
+    flow: Flow, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var], lanes: Reg | None
+) -> Iterator[Op]:
+    """Word by word, for the lanes that make this call."""
+    for target, source in zip(to, from_, strict=True):
+        targets: list[Source] = list(target.words) if isinstance(target, Var) else [target]
+        sources: list[Source] = list(source.words) if isinstance(source, Var) else [source]
+        for t, s in zip(targets, sources, strict=True):
+            move = op.with_words(("$move",), (t, s))
+            move.guard = lanes
+            if lanes is not None:
+                move.reads.append(lanes)
+            flow.touch(move, t, move.writes)
+            flow.touch(move, s, move.reads)
+            yield move
+
+
+def _callee(flow: Flow, function: nodes.Function, caller: Called, op: Op) -> Called:
+    caller.calls.add(function.name)
+    called = flow.functions.get(function.name)
+    if called is None:
+        scope = Scope(flow.globals, flow.next_scope())
+        for variable in (*function.params, *function.returns):
+            flow.declare(variable, scope)
+        params, returns = ([scope.names[v.name] for v in vs] for vs in (function.params, function.returns))
+        called = flow.add_function(function, params, returns, scope)  # type: ignore[arg-type]
+    if _reaches(flow, function.name, caller.function.name):
+        raise IsaError(flow.where(op.line, f"recursion through {function.name}"))
+    return called
+
+
+def _reaches(flow: Flow, start: str, goal: str) -> bool:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        name = todo.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            todo += flow.functions[name].calls
+    return False
+
+
+__all__ = ["call", "family_of", "function_address"]

@@ -1,0 +1,191 @@
+"""An entry and the functions it calls, as basic blocks of resolved instructions. Emits nothing.
+
+Calls are not inlined: a call moves its arguments into the callee's parameters, notes its return site in a hidden
+register and jumps; `ret` jumps back by that register (`calls.py`). So lanes of several call sites share the callee, and
+an instruction that waits may stand anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from ptxgen import nodes
+from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
+from ptxgen.runtime.cpu.flow.calls import call
+from ptxgen.runtime.cpu.flow.names import Names, module_variables
+from ptxgen.runtime.cpu.flow.registry import family_of
+from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
+from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
+
+
+class Flow(Names):
+    """The blocks of an entry, ordered and with liveness; made once per entry and mode."""
+
+    def __init__(self, module: nodes.Module, entry: nodes.Function) -> None:
+        super().__init__(module, entry)
+        self.functions: dict[str, Called] = {}
+        site = self.hidden("$return", 32)
+        self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
+        self._build(self.functions[entry.name], self.root)
+        self.shared_align = max([16, *(var.align for var in self.dynamic)])
+        for var in self.dynamic:
+            var.offset = self.dynamic_start
+        self.blocks = self._ordered()
+
+    # instructions -----------------------------------------------------------------------------------------------
+    def _build(self, called: Called, scope: Scope) -> None:
+        body = called.function.body
+        assert body is not None
+        items = list(self._flatten(body, scope, called))
+        block = Block(called.first)
+        called.blocks.append(block)
+        for item in items:
+            if isinstance(item, tuple):
+                block = self._begin(called, item)
+                continue
+            if item.family is not None and (item.family.converges or item.family.retries) and block.ops:
+                block = self._begin(called, self.fresh_key())
+            block.ops.append(item)
+            if item.words[0] in ("bra", "brx", "ret", "exit", "$go", "$back") or (item.family and item.family.blocks):
+                block = self._begin(called, self.fresh_key())
+        tail = Op(("exit",) if called.function.kind == "entry" else ("ret",), (), scope, called.function.line)
+        block.ops.extend(self._finish(tail, called))
+
+    def _begin(self, called: Called, key: tuple[int, str]) -> Block:
+        block = Block(key)
+        if called.blocks:
+            called.blocks[-1].next = block
+        called.blocks.append(block)
+        return block
+
+    def _flatten(
+        self, items: Iterable[nodes.Statement], scope: Scope, called: Called
+    ) -> Iterator[Op | tuple[int, str]]:
+        """Instructions and label keys in order, with scopes resolved and calls and guards spelled out."""
+        items = list(items)
+        self._labels_of(items, scope)
+        for item in items:
+            if isinstance(item, nodes.Variable):
+                self.declare(item, scope)
+            elif isinstance(item, nodes.Label):
+                yield (scope.number, item.name)
+            elif isinstance(item, nodes.Scope):
+                inner = Scope(scope, self.next_scope())
+                yield from self._flatten(item.items, inner, called)
+            elif isinstance(item, nodes.Instruction):
+                yield from self._instruction(item, scope, called)
+
+    def _labels_of(self, items: list[nodes.Statement], scope: Scope) -> None:
+        for item in items:
+            if isinstance(item, nodes.Label):
+                scope.names[item.name] = Code(item.name, (scope.number, item.name))
+        for before, item in pairwise(items):
+            if isinstance(item, nodes.Directive) and item.name == "branchtargets" and isinstance(before, nodes.Label):
+                names = ",".join(word.strip() for word in item.text.rstrip(";").split(","))
+                scope.names[before.name] = Code(names, (scope.number, before.name))
+
+    def _instruction(
+        self, instruction: nodes.Instruction, scope: Scope, called: Called
+    ) -> Iterator[Op | tuple[int, str]]:
+        words = tuple(instruction.opcode.split("."))
+        op = Op(words, instruction.operands, scope, instruction.line, text=str(instruction))
+        if words[0] == "call":
+            yield from self._guarded(op, instruction.guard, call(self, op, called), called)
+            return
+        op.family = family_of(words)
+        if op.family is None:
+            raise IsaError(self.where(instruction.line, f"instruction {instruction.opcode}"))
+        if op.family.blocks or op.family.converges or op.family.retries:
+            yield from self._guarded(op, instruction.guard, self._finish(op, called), called)
+            return
+        if instruction.guard is not None:
+            op.guard, op.negated = self._register(instruction.guard.register, op), instruction.guard.negated
+        yield from self._finish(op, called)
+
+    def _guarded(
+        self, op: Op, guard: nodes.Guard | None, inner: Iterable[Op | tuple[int, str]], called: Called
+    ) -> Iterator[Op | tuple[int, str]]:
+        """`@p op` as a branch around `op`."""
+        if guard is None:
+            yield from inner
+            return
+        skip = self.fresh_key()
+        over = Op(("bra",), (), op.scope, op.line, text=op.text)
+        over.family = family_of(over.words)
+        over.guard, over.negated, over.targets = self._register(guard.register, op), not guard.negated, (skip,)
+        over.reads.append(over.guard)
+        yield over
+        yield from inner
+        yield skip
+
+    def _finish(self, op: Op, called: Called) -> Iterator[Op]:
+        """Fill in what an instruction reads, writes and jumps to."""
+        op.family = op.family or family_of(op.words)
+        assert op.family is not None
+        if op.guard is not None:
+            op.reads.append(op.guard)
+        if op.words[0] in ("bra", "brx"):
+            self._jump(op)
+        elif op.words[0] == "ret" and called.function.kind != "entry":
+            op.words = ("$back", called.function.name)
+            op.family = family_of(op.words)
+            op.reads.append(called.site)
+            op.operands = (called.site,)
+        else:
+            self.reread(op)
+            self._touch_written(op)
+        yield op
+        if op.family is not None and op.family.result:
+            woken = Op(("wake", *op.words), op.operands, op.scope, op.line, text=op.text)
+            woken.family = family_of(woken.words)
+            assert woken.family is not None, op.words
+            self._touch_written(woken)
+            yield woken
+
+    def _jump(self, op: Op) -> None:
+        if op.targets:
+            return
+        if op.words[0] == "bra":
+            op.targets = (self._label(op.operands[0], op).key,)
+            return
+        self.touch(op, op.operands[0], op.reads)
+        table = self._label(op.operands[1], op)
+        op.targets = tuple(self._label(nodes.Symbol(name), op).key for name in table.name.split(","))
+
+    def _label(self, operand: Source, op: Op) -> Code:
+        found = op.scope.find(operand.name) if isinstance(operand, nodes.Symbol) else None
+        if not isinstance(found, Code):
+            raise IsaError(self.where(op.line, f"a branch to {operand}"))
+        return found
+
+    def add_function(
+        self, function: nodes.Function, params: list[Reg | Var], returns: list[Reg | Var], scope: Scope
+    ) -> Called:
+        """Build a called function's blocks."""
+        site = self.hidden(f"$return of {function.name}", 32)
+        called = self.functions[function.name] = Called(function, params, returns, site, self.fresh_key())
+        self._build(called, scope)
+        return called
+
+    # blocks -----------------------------------------------------------------------------------------------------
+    @property
+    def first(self) -> Block:
+        """Where every thread begins."""
+        return self.functions[self.entry.name].blocks[0]
+
+    def _ordered(self) -> list[Block]:
+        from ptxgen.runtime.cpu.flow.block_order import link, liveness, number
+        from ptxgen.runtime.cpu.flow.copy_propagation import simplify
+
+        link(self)
+        self.blocks = number(self)
+        self.loose = liveness(self.blocks, len(self.registers), self.first)
+        if simplify(self):
+            self.loose = liveness(self.blocks, len(self.registers), self.first)
+        self.only_arithmetic = only_arithmetic(self.blocks)
+        return self.blocks
+
+
+__all__ = ["Block", "Called", "Flow", "Op", "Source", "module_variables"]

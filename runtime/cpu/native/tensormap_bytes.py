@@ -1,0 +1,34 @@
+"""The executor's form of a tensor map: where each field lies in the 128 bytes, for Python and for native code."""
+
+from __future__ import annotations
+
+import struct
+
+from ptxgen.errors import SpecError
+from ptxgen.runtime.arrays.tensormap import DATA_TYPES, FILLS, MAP_BYTES, SWIZZLES, Tiling
+
+MAGIC = 0x70616D726F736E65  # bytes that an opaque map of the CUDA driver does not begin with
+# field: (offset, struct format); dims are kept less one, strides[0] is an element's bytes
+FIELDS = {
+    "magic": (0, "Q"), "address": (8, "Q"), "strides": (16, "5Q"), "last": (56, "5I"), "box": (76, "5H"),
+    "steps": (86, "5B"), "rank": (91, "B"), "element": (92, "B"), "swizzle": (93, "B"), "nan": (94, "B"),
+    "dtype": (95, "B"),
+}  # fmt: skip
+OFFSET = {name: offset for name, (offset, _) in FIELDS.items()}
+
+
+def encode(t: Tiling) -> bytes:
+    """The bytes that `support/tensor_boxes.py` reads; `SpecError` for layouts that the executor lacks."""
+    if t.interleave:
+        raise SpecError(f"TensorMap.interleave: is not supported by the CPU executor (got {t.interleave})")
+    rest = 5 - t.rank
+    values = {
+        "magic": (MAGIC,), "address": (t.address,), "strides": (t.element_bytes, *t.strides, *(0,) * rest),
+        "last": (*(n - 1 for n in t.dims), *(0,) * rest), "box": (*t.box, *(1,) * rest),
+        "steps": (*t.element_strides, *(1,) * rest), "rank": (t.rank,), "element": (t.element_bytes,),
+        "swizzle": (SWIZZLES[t.swizzle],), "nan": (FILLS[t.fill],), "dtype": (DATA_TYPES[t.dtype],),
+    }  # fmt: skip
+    data = bytearray(MAP_BYTES)
+    for name, (offset, form) in FIELDS.items():
+        struct.pack_into("<" + form, data, offset, *values[name])
+    return bytes(data)

@@ -1,0 +1,201 @@
+"""Programs: PTX that runs on this host. Owns compilation on demand, caching, launches over host threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ptxgen import nodes
+from ptxgen.runtime.core import backend
+from ptxgen.runtime.cpu.compile.entry import Entry
+from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
+from ptxgen.runtime.cpu.native import layout
+from ptxgen.runtime.cpu.native.fork_safety import renewed_in_children
+from ptxgen.runtime.cpu.native.host import Host, Linked, this_host
+from ptxgen.runtime.cpu.report.findings import Source
+from ptxgen.runtime.cpu.run.geometry import Geometry, fitted
+from ptxgen.runtime.cpu.run.global_memory import Memory
+from ptxgen.runtime.cpu.run.launch import Run
+from ptxgen.runtime.cpu.run.module_variables import Globals
+from ptxgen.runtime.cpu.run.native_state import Block, Worker, launch_block
+from ptxgen.runtime.cpu.run.options import MODES, Options
+from ptxgen.runtime.cpu.run.param_space import pack
+from ptxgen.runtime.cpu.run.thread_pool import thread_pool
+
+IMPROVE_SECONDS = 0.5
+
+
+class Native:
+    """An entry's code in this process: what a launch calls."""
+
+    def __init__(self, linked: Linked) -> None:
+        self.linked = linked  # which owns the code
+        self.warp = linked.address("warp")
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self.run = ctypes.CFUNCTYPE(number, pointer, pointer, number)(linked.address("thread.run"))
+        self.resume = ctypes.CFUNCTYPE(number, pointer)(linked.address("resume.run"))
+
+
+class Compiled:
+    """An entry in one mode, linked into this process, with launch structures kept for reuse.
+
+    Once it has run for `IMPROVE_SECONDS` in all, its support functions are optimised: sooner would not pay.
+    """
+
+    def __init__(self, cache: CompiledCache, name: str, check: bool) -> None:
+        self._objects, linked = cache.load(name, check)
+        self.entry, self.check, self._cache = self._objects.entry, check, cache
+        self.native = Native(linked)
+        self._seconds = 0.0
+        self._idle: dict[Geometry, list[tuple[Block, list[Worker]]]] = {}
+        self.renew_lock()
+        renewed_in_children(self)
+
+    def renew_lock(self) -> None:
+        """A lock that nobody holds."""
+        self._lock = threading.Lock()
+
+    def structures(self, geometry: Geometry, threads: int) -> tuple[Block, list[Worker]]:
+        """A LAUNCH block and workers that nobody uses now."""
+        with self._lock:
+            idle = self._idle.get(geometry)
+            found = idle.pop() if idle else None
+        if found is None:
+            found = launch_block(self.entry, geometry, self.check), []
+        block, workers = found
+        while len(workers) < threads:
+            workers.append(Worker(self.entry, geometry, block, self.check))
+        return block, workers
+
+    def ran(self, seconds: float) -> None:
+        """A launch took this long. Launches that are under way go on with the code that they began with."""
+        if self._objects.good:
+            return
+        with self._lock:
+            self._seconds += seconds
+            if self._seconds >= IMPROVE_SECONDS and not self._objects.good:
+                self._objects, linked = self._cache.improve(self._objects, self.check)
+                self.native = Native(linked)
+
+    def give_back(self, geometry: Geometry, block: Block, workers: list[Worker]) -> None:
+        """Structures for the next launch of this geometry; a few geometries are kept."""
+        with self._lock:
+            if len(self._idle) > 8:
+                self._idle.clear()
+            self._idle.setdefault(geometry, []).append((block, workers))
+
+
+class Program:
+    """A parsed module whose entries are compiled when first launched.
+
+    Options as in `Options`, `SpecError` where one is wrong.
+    Raises `IsaError` where an entry has an instruction that the executor lacks.
+    """
+
+    def __init__(
+        self,
+        module: nodes.Module,
+        *,
+        mode: str = "fast",
+        seed: int = 0,
+        threads: int | None = None,
+        time_limit: float | None = None,
+        host: Host | None = None,
+    ) -> None:
+        self.options = Options(mode, seed, threads, time_limit)
+        self.threads = threads or os.cpu_count() or 1
+        self.host = host or this_host()
+        self._cache = CompiledCache(module, self.host)
+        self.source = Source(self._cache.file, self._cache.text)
+        self.globals = Globals(self._cache.variables())
+        self._compiled: dict[tuple[str, bool], Compiled] = {}
+        self.renew_lock()
+        renewed_in_children(self)
+
+    def renew_lock(self) -> None:
+        """A lock that nobody holds."""
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_text(cls, text: str, file: str = "<ptx>", verify: bool = False, **options: Any) -> Program:
+        """A program of PTX text; text that the disk cache knows is not even parsed.
+
+        `verify`: refuse with `IsaError` what is no legal PTX, rather than run something like it: at once, but forms
+        that the instruction table lacks when an entry that reaches them is asked for.
+        """
+        program = cls.__new__(cls)
+        program.__init__(CompiledCache.lazy(text, file, verify), **options)  # type: ignore[misc]
+        return program
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries."""
+        return self._cache.entries()
+
+    def entry(self, name: str, mode: str | None = None) -> Entry:
+        """The description of an entry (parameters, static shared and local memory, directives); compiles it."""
+        return self.compiled(name, (mode or self.options.mode) == "check").entry
+
+    def compiled(self, name: str, check: bool) -> Compiled:
+        """An entry ready to run."""
+        key = (name, check)
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is None:
+                found = self._compiled[key] = Compiled(self._cache, name, check)
+            return found
+
+    def launch(
+        self,
+        entry: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[object],
+        *,
+        shared: int = 0,
+        cluster: int | Sequence[int] = (1, 1, 1),
+        memory: Memory,
+        mode: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Run a grid to its end. `args` are numbers, NumPy scalars or bytes, one for each parameter, in order.
+
+        Raises `ExecutionError` for a finding; memory keeps what was written until then, and the program stays usable.
+        """
+        usual = self.options
+        how = replace(usual, mode=usual.mode if mode is None else mode, seed=usual.seed if seed is None else seed)
+        compiled = self.compiled(entry, how.mode == "check")
+        params = pack(compiled.entry, args)
+        geometry = fitted(compiled.entry, backend.Geometry.of(grid, block, shared, cluster))
+        self.launch_packed(compiled, geometry, params, memory, how)
+
+    def launch_packed(
+        self,
+        compiled: Compiled,
+        geometry: Geometry,
+        params: np.ndarray,
+        memory: Memory,
+        how: Options,
+        beside: int = 0,
+    ) -> int:
+        """`launch` with the parameter block as bytes; what a prepared launch calls each time.
+
+        Returns the launch's number (`Memory.begin_launch`). `beside`: the number of the launch that this one may run
+        beside on a GPU, until its griddepcontrol.wait; check mode sees to that.
+        """
+        self.globals.place(memory)
+        run = Run(compiled, geometry, params, memory, self.globals, self.source, how, self.threads, beside)
+        start = time.perf_counter()
+        run.go(thread_pool)
+        compiled.ran(time.perf_counter() - start)
+        return run.number
+
+
+__all__ = ["MODES", "Compiled", "Program", "layout"]

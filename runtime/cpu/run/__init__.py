@@ -1,0 +1,1 @@
+"""One launch on this host: arguments, memory, native state, and the threads that run it."""

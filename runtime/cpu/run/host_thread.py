@@ -1,0 +1,161 @@
+"""A host thread's share of a launch: runs gangs, keeps those that wait for each other, tells when nothing moves."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, GANG, PARKED, RUNNABLE
+from ptxgen.runtime.cpu.report import findings
+from ptxgen.runtime.cpu.report.address_names import Places
+from ptxgen.runtime.cpu.report.standstill import deadlock_text, late_text, spinning_text
+from ptxgen.runtime.cpu.support.scheduler import MOST_ROUNDS
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.run.launch import Run
+    from ptxgen.runtime.cpu.run.native_state import Gang, Worker
+
+FIRST_ROOM = 64  # gangs that a thread keeps waiting for each other, while any of a launch's still ends
+_NAP_SECONDS = 0.0005  # of a thread that can only wait for others
+_PAUSES = 8  # of a gang in random mode, besides its first: others go on meanwhile
+
+
+class Seen(NamedTuple):
+    """What a thread last saw: the launch's counts when a round began in which nothing of its own ended, or moved."""
+
+    ends: int | None = None
+    progress: int | None = None
+
+
+class Waiting:
+    """A gang that spins or was left on its way, and the states it was seen in."""
+
+    def __init__(self, gang: Gang) -> None:
+        self.gang = gang
+        self.seen: set[bytes] = set()
+        self.repeats = 0
+        self.pauses = _PAUSES
+
+    def forget(self) -> None:
+        """What it spun in was not for ever: another gang has ended."""
+        self.seen.clear()
+        self.repeats = 0
+
+    def look(self, code: int) -> None:
+        """Note the state that a turn ended in; `repeats` counts how often in a row it spun in one seen before."""
+        if code == RUNNABLE:
+            self.repeats = 0
+            return
+        state = hashlib.blake2b(self.gang.warp_states(), digest_size=16).digest()
+        self.repeats = self.repeats + 1 if state in self.seen else 0
+        self.seen.add(state)
+
+
+class Share:
+    """What worker `number` of a run does, from the first gang that it takes to its last."""
+
+    def __init__(self, run: Run, number: int, worker: Worker) -> None:
+        self.of, self.number, self.worker = run, number, worker
+        self.waiting: list[Waiting] = []
+        self.room = FIRST_ROOM
+        self.beginning: list[Gang] = []  # the worker's own, while gangs begin and run in it
+
+    def run(self) -> str | None:
+        """Until no gang is left; the text of what was found, if anything."""
+        while True:
+            if len(self.waiting) < self.room and self.of.may_begin():
+                found = self._begin()
+            elif self.waiting:
+                found = self._round()
+            elif self.of.left():
+                self._wait_for_room()
+                found = None
+            else:
+                return None
+            if found is not None:
+                return found
+
+    def late(self) -> str:
+        """Where the gangs are that were under way when the launch's time was over."""
+        of = self.of
+        return late_text(of.compiled.entry, of.source, [*self._gangs(), *self.beginning], of.time_limit or 0.0)
+
+    def _begin(self) -> str | None:
+        """Begin gangs and run them to their end, up to one that has to wait."""
+        worker = self.worker
+        self.of.progressed()
+        self.beginning = [worker.gang]
+        code = self.of.begin(worker)
+        self.beginning = []
+        if code in (FAULTED, PARKED):
+            return self._failure(code, worker.gang, [worker.gang])
+        if code != DONE:  # it spins, perhaps for a gang that has not begun; or is left on its way
+            self.waiting.append(Waiting(worker.gang))
+            self.of.held(1)
+            worker.gang = worker.another_gang()
+        return None
+
+    def _round(self) -> str | None:
+        """Resume each waiting gang once. Where nothing moves on any thread, let more begin, or else say so."""
+        of = self.of
+        before, ends = of.progress, of.ends  # whoever spins for something that comes later has not looked for it yet
+        ended = False
+        for one in self._in_turn():
+            code = of.resume(one.gang)
+            if code == DONE:
+                self.waiting.remove(one)
+                self.worker.spare.append(one.gang)
+                of.held(-1)
+                ended = True
+                for other in self.waiting:
+                    other.forget()
+            elif code in (FAULTED, PARKED):
+                return self._failure(code, one.gang, self._gangs())
+            else:
+                one.look(code)
+                ended = ended or code == RUNNABLE
+        still = bool(self.waiting) and all(one.repeats >= 3 for one in self.waiting)
+        if not still:
+            of.progressed(ended)
+        return self._noted(Seen(None if ended else ends, before if still else None))
+
+    def _wait_for_room(self) -> None:
+        """Other threads keep as many gangs waiting as there may be; they also tell when these stand still."""
+        self.of.seen[self.number] = Seen(self.of.ends, self.of.progress)
+        self.of.look()
+        time.sleep(_NAP_SECONDS)
+
+    def _noted(self, seen: Seen) -> str | None:
+        of = self.of
+        of.seen[self.number] = seen
+        everybody = list(of.seen.values())
+        if of.may_begin() and all(one.ends == of.ends for one in everybody):
+            self.room *= 2  # all wait, perhaps for what has not begun
+        elif seen.progress is not None:
+            if all(one.progress == of.progress for one in everybody):
+                return spinning_text(of.compiled.entry, of.source, self._gangs(), of.not_begun())
+            of.look()
+            time.sleep(_NAP_SECONDS)
+        return None
+
+    def _in_turn(self) -> list[Waiting]:
+        """A round of waiting gangs: in random mode in any order, and each for a few rounds of its own at first."""
+        if self.of.mode != "random":
+            return list(self.waiting)
+        rng = self.of.turns[self.number]
+        for one in self.waiting:
+            if one.pauses:
+                one.pauses -= 1
+                one.gang.block.put("I", GANG["rounds"], int(rng.integers(MOST_ROUNDS)))
+        return [self.waiting[index] for index in rng.permutation(len(self.waiting))]
+
+    def _gangs(self) -> list[Gang]:
+        return [one.gang for one in self.waiting]
+
+    def _failure(self, code: int, gang: Gang, gangs: list[Gang]) -> str:
+        of = self.of
+        entry = of.compiled.entry
+        if code == FAULTED:
+            return findings.fault_text(entry, of.source, self.worker, gangs, Places(entry, of.memory, of.params))
+        return deadlock_text(entry, of.source, gang)

@@ -1,0 +1,1 @@
+"""`Executor`: cached attention of a model's layers, and the kernels and staging that it uses."""

@@ -1,0 +1,303 @@
+"""`BatchedKvCache`: the keys and values of several sequences, contiguous or in pages. Owns lengths, not attention."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+from ptxgen.errors import CapacityError, CudaError, SpecError, brief
+from ptxgen.runtime.arrays.interop import argument
+from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.stream_order import after_others
+from ptxgen.runtime.kv.kvcache import KvCache, as_rows
+from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, within
+from ptxgen.runtime.kv.pages import PageTable
+from ptxgen.runtime.kv.sizing import bytes_per_sequence, overhead
+from ptxgen.runtime.kv.slot_copies import blocks_of_slot
+
+log = logging.getLogger("ptxgen.runtime")
+
+
+class BatchedKvCache:
+    """Caches `[batch, n_kv_heads, max_len, head_dim]` per layer, with the dimensions of a single `KvCache`.
+
+    With `page_size`, `[n_pages, n_kv_heads, page_size, head_dim]`, and `page_table`. A slot has one length for all
+    layers. A decode step is `step()`, which makes room and puts `positions` and `lengths` into device memory, then per
+    layer `append` and attention; a graph of the latter two stays valid over steps, and over every `resize` that does
+    not grow. Growing gives new addresses: `generation` counts them, and graphs of the old ones raise. A slot that no
+    step has named, or whose length was set since, takes part in nothing: it is −1 in `positions`, 0 in `lengths`.
+    """
+
+    def __init__(self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None) -> None:
+        if not isinstance(cache, KvCache):
+            raise SpecError(f"BatchedKvCache.cache: must be a KvCache (got {brief(cache)})")
+        (batch,) = positive("BatchedKvCache", batch=batch)
+        if not isinstance(page_size, int | np.integer) or page_size & (page_size - 1) or 0 < page_size < 16:
+            raise SpecError(f"BatchedKvCache.page_size: must be a power of two from 16 on, or 0 (got {page_size!r})")
+        if n_pages is not None and not page_size:
+            raise SpecError(f"BatchedKvCache.n_pages: needs a page_size (got n_pages={n_pages})")
+        if n_pages is not None:
+            (n_pages,) = positive("BatchedKvCache", n_pages=n_pages)
+        self.device = cache.device
+        self.n_layers, self.n_heads, self.n_kv_heads = cache.n_layers, cache.n_heads, cache.n_kv_heads
+        self.head_dim, self.max_len, self.dtype = cache.head_dim, cache.max_len, cache.dtype
+        self.page_size = int(page_size)
+        self.generation = 0
+        self._n_pages = n_pages
+        self._store: KvLayers | None = None
+        self._allocate(batch)
+
+    def _allocate(self, batch: int) -> None:
+        """Take memory for `batch` empty sequences; where there is none, nothing has changed."""
+        device, (rows, count) = self.device, self._extents(batch)
+        store = KvLayers(device, self.n_layers, (count, self.n_kv_heads, rows), self.head_dim, self.dtype)
+        pages = PageTable(device, batch, self._entries, count, rows) if self.page_size else None
+        positions, lengths = (device.array(np.full(batch, start, np.int32)) for start in (-1, 0))
+        self.batch = self.allocated_batch = batch
+        self.pages: PageTable | None = pages
+        self._store, self._positions, self._device_lengths = store, positions, lengths
+        self._lengths = np.zeros(batch, np.int32)
+        self._stepping = np.zeros(batch, bool)  # slots whose position on the device may not be −1
+        self._pointers: dict[tuple[int, str], Buffer] = {}
+        self._appends: dict[tuple[int, str], BoundKernel] = {}
+
+    @property
+    def _entries(self) -> int:
+        """Pages of a full sequence."""
+        return -(-self.max_len // self.page_size)
+
+    def _extents(self, batch: int) -> tuple[int, int]:
+        """Positions of a page, or of a sequence, and how many of these are allocated."""
+        if self.page_size:
+            return self.page_size, self._n_pages or batch * self._entries
+        return self.max_len, batch
+
+    def __repr__(self) -> str:
+        shape = f"{self.batch} sequences × {self.n_layers} × [{self.n_kv_heads}, {self.max_len}, {self.head_dim}]"
+        pages = f", pages of {self.page_size}" if self.page_size else ""
+        return f"BatchedKvCache({shape} {self.dtype}{pages}, {self.device.name})"
+
+    # memory -------------------------------------------------------------------------------------------------------
+    def resize(self, batch: int) -> bool:
+        """Use `batch` sequences; true if the addresses changed, which is when it grows past what is allocated.
+
+        A smaller batch keeps memory and addresses, and empties the slots that go out of use; a grown one starts empty.
+        Raises `CudaError` before anything is given up where the memory for growing is not there. Should others take
+        it in that moment, the cache is left as after `free`.
+        """
+        (batch,) = positive("BatchedKvCache", batch=batch)
+        if batch <= self.allocated_batch and self._store:
+            for slot in range(batch, self.batch):
+                self.set_length(slot, 0)
+            self.batch = batch
+            return False
+        rows, count = self._extents(batch)
+        need = bytes_per_sequence(self.n_layers, self.n_kv_heads, self.head_dim, rows, self.dtype) * count
+        need += overhead(batch, self.n_layers, None) + (4 * batch * self._entries if self.page_size else 0)
+        there = self.device.memory().available + self.nbytes
+        if need > there:
+            said = f"{batch} sequences need {need:,} bytes, about {there:,} are there; nothing was changed"
+            raise CudaError(f"BatchedKvCache.resize: {said}")
+        self.free()
+        self._allocate(batch)
+        self.generation += 1
+        log.info("BatchedKvCache: grown to %d sequences; graphs of the old addresses are invalid", batch)
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of the caches."""
+        return self._store.nbytes if self._store else 0
+
+    @property
+    def allocated(self) -> bool:
+        """Whether the memory is there; false after `free`."""
+        return bool(self._store)
+
+    def buffers(self, layer: int) -> dict[str, Buffer]:
+        """The buffers of a layer by parameter name, for the sequences in use; with pages also page_table."""
+        held = self._held.buffers(layer)
+        if self.pages is not None:
+            return held | {"page_table": self.pages.buffer[: self.batch]}
+        return {name: buffer[: self.batch] for name, buffer in held.items()}
+
+    @property
+    def _held(self) -> KvLayers:
+        if not self._store:
+            raise CudaError("BatchedKvCache: was freed; resize it")
+        return self._store
+
+    @property
+    def positions(self) -> Buffer:
+        """s32 `[batch]` on the device: where this step appends; −1 for a slot that takes no part."""
+        return self._positions[: self.batch]
+
+    @property
+    def lengths(self) -> Buffer:
+        """s32 `[batch]` on the device: what this step attends over; 0 for a slot that takes no part."""
+        return self._device_lengths[: self.batch]
+
+    def pointers(self, layer: int, kind: str) -> Buffer:
+        """u64 `[batch]` on the device: where each sequence's "k" or "v" of a layer begins (contiguous storage only)."""
+        if self.pages is not None:
+            raise SpecError("BatchedKvCache.pointers: a paged cache has no contiguous sequences")
+        key = (within("BatchedKvCache: layer", layer, 0, self.n_layers - 1), kind)
+        check_kind("BatchedKvCache.pointers", kind)
+        if key not in self._pointers:
+            buffer = self._held.buffers(layer)[f"{kind}_cache"]
+            self._pointers[key] = self.device.pointers([buffer[i] for i in range(self.allocated_batch)])
+        return self._pointers[key][: self.batch]
+
+    def free(self) -> None:
+        """Give the memory back; graphs and bound kernels that use it raise from then on."""
+        if self._store:
+            self._store.free()
+            for buffer in (self._positions, self._device_lengths, *self._pointers.values()):
+                buffer.free()
+            if self.pages is not None:
+                self.pages.buffer.free()
+        self._store, self._pointers, self._appends = None, {}, {}
+        self._lengths[:], self._stepping[:] = 0, False
+
+    def reset(self) -> None:
+        """Forget all positions; the bytes stay."""
+        for slot in range(self.batch):
+            self.set_length(slot, 0)
+
+    def zero(self, stream: object = None) -> None:
+        """Forget all positions and fill the memory with zeros."""
+        stream = self.device._uncaptured(stream, "BatchedKvCache.zero", "lengths are the host's; fill buffers(layer)")
+        self._held.zero(stream)
+        self.reset()
+
+    # lengths ------------------------------------------------------------------------------------------------------
+    def length(self, slot: int) -> int:
+        """Positions held by a slot."""
+        return int(self._lengths[self._slot(slot)])
+
+    def set_length(self, slot: int, n: int, stream: object = None) -> None:
+        """Say that a slot holds `n` positions, 0 … max_len; pages are taken or given back.
+
+        The slot takes part in nothing until the next step; where it did, the device is told, on `stream`.
+        """
+        at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
+        where = self.device._uncaptured(stream, "BatchedKvCache.set_length", "lengths are the host's")
+        _ = self._held
+        if self.pages is not None:
+            self.pages.reserve({at: length})
+        if self._stepping[at]:
+            self._positions[at : at + 1].fill(-1, where)
+            self._device_lengths[at : at + 1].fill(0, where)
+            self._stepping[at] = False
+        if self.pages is not None:
+            self.pages.shrink(at, length)
+        self._lengths[at] = length
+
+    def rollback(self, slot: int, position: int, stream: object = None) -> None:
+        """Forget the positions of a slot from `position` on, as `set_length` does; never lengthens it."""
+        first = from_zero("BatchedKvCache.rollback: position", position)
+        self.set_length(slot, min(self.length(slot), first), stream)
+
+    def _slot(self, slot: object) -> int:
+        return within("BatchedKvCache: slot", slot, 0, self.batch - 1)
+
+    # a decode step ------------------------------------------------------------------------------------------------
+    def step(self, slots: Iterable[int] | None = None, stream: object = None) -> None:
+        """Make room for one position in `slots` (default: all in use) and say so to the device, on `stream`.
+
+        Raises `CapacityError`, changing nothing, when a slot is full or pages run out. Positions count when the device
+        has been told of them. Call it before each replay: it cannot be recorded.
+        """
+        where = self.device._uncaptured(stream, "BatchedKvCache.step", "call it before each replay")
+        _ = self._held
+        if slots is not None and not isinstance(slots, Iterable):
+            raise SpecError(f"BatchedKvCache.step: slots must be several ints (got {slots!r})")
+        active = list(range(self.batch)) if slots is None else sorted({self._slot(slot) for slot in slots})
+        for slot in active:
+            if self._lengths[slot] >= self.max_len:
+                raise CapacityError(
+                    f"BatchedKvCache: slot {slot} holds all {self.max_len} positions; nothing was changed"
+                )
+        if self.pages is not None:
+            self.pages.reserve({slot: self.length(slot) + 1 for slot in active})
+            self.pages.upload(where)
+        positions, lengths = np.full(self.allocated_batch, -1, np.int32), np.zeros(self.allocated_batch, np.int32)
+        positions[active] = self._lengths[active]
+        lengths[active] = positions[active] + 1
+        self._stepping[:] = True  # until both copies are under way
+        self._positions.copy_from(positions, where)
+        self._device_lengths.copy_from(lengths, where)
+        self._stepping = positions >= 0
+        self._lengths[active] += 1
+
+    def append(self, layer: int, k: object, v: object, stream: object = None) -> None:
+        """Write this step's k, v `[batch, n_kv_heads, head_dim]` at `positions`, in one launch."""
+        layer = within("BatchedKvCache: layer", layer, 0, self.n_layers - 1)
+        shape = (self.batch, self.n_kv_heads, self.head_dim)
+        where = self.device._given(stream)
+        k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
+        self._append(layer, as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)).launch(where)
+
+    def _append(self, layer: int, k: Buffer, v: Buffer) -> BoundKernel:
+        from ptxgen.kernels import KvCacheScatter
+
+        key = (layer, f"{k.dtype} {self.batch}")
+        bound = self._appends.get(key)
+        if bound is not None:
+            return bound.update(k=k, v=v)
+        spec = KvCacheScatter(
+            max_len=self.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads, kv_dtype=self.dtype,
+            src_dtype=k.dtype, batched=True, page_size=self.page_size,
+        )  # fmt: skip
+        pages = {} if self.pages is None else {"n_pages": self.pages.n_pages}
+        bound = self.device.load(spec).bind(k=k, v=v, positions=self.positions, **self.buffers(layer), **pages)
+        self._appends[key] = bound
+        return bound
+
+    # contents -----------------------------------------------------------------------------------------------------
+    def scatter_from(
+        self, cache: KvCache, slot: int, seq_len: int, layer: int | None = None, stream: object = None
+    ) -> None:
+        """Copy the first `seq_len` positions of a single cache, one layer or all, into a slot, and set its length.
+
+        Stays on the device, in strided copies (one per layer and buffer where contiguous) on `stream`; without one,
+        after all earlier work on both caches, and complete on return. 0 does nothing. Raises `SpecError` for a slot
+        that is not there, other dimensions, or more than the cache holds.
+        """
+        where = self.device._uncaptured(stream, "BatchedKvCache.scatter_from", "lengths are the host's")
+        slot = self._slot(slot)
+        names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")
+        if not isinstance(cache, KvCache) or any(getattr(self, name) != getattr(cache, name) for name in names):
+            raise SpecError(f"BatchedKvCache.scatter_from: must have the same dimensions (got {brief(cache)})")
+        layers = range(self.n_layers) if layer is None else (layer,)
+        length = within("BatchedKvCache.scatter_from: seq_len", seq_len, 0, min(cache.length(i) for i in layers))
+        if length == 0:
+            return
+        sources, targets = ([kept.buffers(i) for i in layers] for kept in (cache, self._held))
+        if where is None:
+            where = self.device.default_stream
+            told = [self._positions, self._device_lengths, *([] if self.pages is None else [self.pages.buffer])]
+            moved = [b for held in (*sources, *targets) for b in held.values()]
+            after_others(where, (b.allocation for b in told + moved))
+        self.set_length(slot, length, where)
+        if self.pages is not None:
+            self.pages.upload(where)
+        for source, target in zip(sources, targets, strict=True):
+            for name, buffer in source.items():
+                for here, there in blocks_of_slot(buffer, target[name], slot, self.pages, length):
+                    here.move_to(there, where)
+        if stream is None:
+            where.synchronize()
+
+    def peek(self, layer: int, kind: str, slot: int, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
+        """The first `n` values (default: all) at one position of one head of a slot, as float32."""
+        label = "BatchedKvCache.peek"
+        at = within(f"{label}: position", position, 0, self.length(slot) - 1)
+        row = within(f"{label}: head", head, 0, self.n_kv_heads - 1)
+        place = (self._slot(slot), row, at)
+        if self.pages is not None:
+            place = (int(self.pages.table[slot, at // self.page_size]), row, at % self.page_size)
+        return self._held.values(label, layer, kind, place, n)

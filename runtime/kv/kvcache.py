@@ -1,0 +1,246 @@
+"""`KvCache`: the keys and values of one sequence, all layers, in device memory. Owns lengths, not attention."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxgen.dtypes import DType
+from ptxgen.errors import CapacityError, SpecError, brief
+from ptxgen.runtime.arrays.interop import argument
+from ptxgen.runtime.arrays.strided import Blocks
+from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.stream_order import after_others
+from ptxgen.runtime.kv import sizing
+from ptxgen.runtime.kv.layers import KvLayers, from_zero, kv_dtype, positive, within
+from ptxgen.runtime.kv.snapshot import Layer, Snapshot
+from ptxgen.scales import scale_groups
+
+_SHORT = 8  # rows of an append whose bound kernel is kept
+
+
+class KvCache:
+    """K and V `[n_kv_heads, max_len, head_dim]` per layer; int8 with f16 scales `[n_kv_heads, max_len, groups]`.
+
+    Memory is allocated once and its addresses stay until `free`. Every layer has a length of its own: `append` adds at
+    it. What would go past `max_len` raises `CapacityError` and changes nothing. What lies past a length reaches no
+    result; kernels may load it early, so that a checker of reads (initcheck) wants it written once. `stream` is where
+    `append` works without one of its own.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        n_layers: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_len: int,
+        dtype: object = "f32",
+    ) -> None:
+        if not isinstance(device, Device):
+            raise SpecError(f"KvCache.device: must be a Device, as open_device gives it (got {brief(device)})")
+        n_layers, n_heads, n_kv_heads, head_dim, max_len = positive(
+            "KvCache", n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, max_len=max_len
+        )
+        if n_heads % n_kv_heads:
+            raise SpecError(f"KvCache.n_heads: must be a multiple of n_kv_heads {n_kv_heads} (got {n_heads})")
+        self.device = device
+        self.n_layers, self.n_heads, self.n_kv_heads = n_layers, n_heads, n_kv_heads
+        self.head_dim, self.max_len = head_dim, max_len
+        self.dtype = kv_dtype("KvCache", dtype)
+        self.groups = scale_groups(head_dim)
+        self.stream = device.default_stream
+        self._lengths = [0] * n_layers
+        self._appends: dict[tuple[int, int, DType], BoundKernel] = {}
+        self._store = KvLayers(device, n_layers, (n_kv_heads, max_len), head_dim, self.dtype)
+
+    # memory -------------------------------------------------------------------------------------------------------
+    @property
+    def allocated(self) -> bool:
+        """Whether the memory is there; false after `free`."""
+        return bool(self._store)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of all layers."""
+        return self._store.nbytes
+
+    def buffers(self, layer: int) -> dict[str, Buffer]:
+        """The buffers of a layer by parameter name: k_cache, v_cache, and for int8 k_scales, v_scales."""
+        return self._store.buffers(layer)
+
+    def k(self, layer: int) -> Buffer:
+        """Keys of a layer, `[n_kv_heads, max_len, head_dim]`."""
+        return self.buffers(layer)["k_cache"]
+
+    def v(self, layer: int) -> Buffer:
+        """Values of a layer, `[n_kv_heads, max_len, head_dim]`."""
+        return self.buffers(layer)["v_cache"]
+
+    def free(self) -> None:
+        """Give the memory back; graphs and bound kernels that use it raise from then on."""
+        self._store.free()
+        self._appends = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all positions; the bytes stay."""
+        self._lengths = [0] * self.n_layers
+
+    def zero(self, stream: object = None) -> None:
+        """Forget all positions and fill the memory with zeros."""
+        stream = self.device._uncaptured(stream, "KvCache.zero", "lengths are the host's; fill buffers(layer)")
+        self._store.zero(stream)
+        self.reset()
+
+    bytes_per_sequence = staticmethod(sizing.bytes_per_sequence)
+    max_batch = staticmethod(sizing.max_batch)
+
+    # lengths ------------------------------------------------------------------------------------------------------
+    def length(self, layer: int) -> int:
+        """Positions held by a layer."""
+        return self._lengths[within("KvCache: layer", layer, 0, self.n_layers - 1)]
+
+    def set_length(self, layer: int, n: int) -> None:
+        """Say that a layer holds `n` positions, 0 … max_len."""
+        at = within("KvCache: layer", layer, 0, self.n_layers - 1)
+        length, _ = within("KvCache.set_length:", n, 0, self.max_len), self._store.held
+        self._lengths[at] = length
+
+    def rollback(self, position: int) -> None:
+        """Forget the positions from `position` on, in every layer; never lengthens one."""
+        first = from_zero("KvCache.rollback: position", position)
+        self._lengths = [min(n, first) for n in self._lengths]
+
+    def room(self, layer: int, rows: int) -> int:
+        """The layer's length, if `rows` more positions fit; else `CapacityError`."""
+        length, rows = self.length(layer), from_zero("KvCache.room: rows", rows)
+        if length + rows > self.max_len:
+            raise CapacityError(
+                f"KvCache: layer {layer} holds {length} of {self.max_len} positions, {rows} more do not fit; nothing "
+                f"was changed (rollback or reset make room)"
+            )
+        return length
+
+    # contents -----------------------------------------------------------------------------------------------------
+    def append(self, layer: int, k: object, v: object, stream: object = None) -> int:
+        """Add positions at the layer's length; the new length. k, v `[rows, n_kv_heads, head_dim]` on the device: a
+        buffer, or what `Device.wrap` takes.
+
+        Converts, or quantises, to the cache's dtype in one launch. Without a `stream`, on the device's default one,
+        after what other streams have been given on k, v and the layer, and before what these are given next. Cannot be
+        recorded: a replay would write the same position again.
+        """
+        instead = "KvCacheScatter with indirect=True takes its position from the device"
+        stream = self.device._uncaptured(stream, "KvCache.append", instead)
+        k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
+        rows = k.shape[0] if len(k.shape) == 3 else 1
+        position = self.room(layer, rows)
+        shape = (rows, self.n_kv_heads, self.head_dim)
+        k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
+        bound = self._scatter(layer, k, v, position)
+        others = after_others(self.stream, bound.allocations()) if stream is None else []
+        bound.launch(stream or self.stream)
+        for other in others:
+            other.wait(self.stream)
+        self._lengths[layer] = position + rows
+        return position + rows
+
+    def _scatter(self, layer: int, k: Buffer, v: Buffer, position: int) -> BoundKernel:
+        """The bound kernel of a layer, a number of rows and a source dtype, updated; kept for short appends."""
+        key = (layer, k.shape[0], k.dtype)
+        bound = self._appends.get(key)
+        if bound is not None:
+            return bound.update(k=k, v=v, position=position)
+        from ptxgen.kernels import KvCacheScatter
+
+        spec = KvCacheScatter(
+            max_len=self.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads,
+            kv_dtype=self.dtype, src_dtype=k.dtype,
+        )  # fmt: skip
+        bound = self.device.load(spec).bind(k=k, v=v, position=position, **self.buffers(layer))
+        if k.shape[0] <= _SHORT:
+            self._appends[key] = bound
+        return bound
+
+    def peek(self, layer: int, kind: str, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
+        """The first `n` values (default: all) at one position of one head, as float32. Out of range is an error."""
+        label = "KvCache.peek"
+        at = within(f"{label}: position", position, 0, self.length(layer) - 1)
+        return self._store.values(label, layer, kind, (within(f"{label}: head", head, 0, self.n_kv_heads - 1), at), n)
+
+    def fingerprint(self, layer: int, n_positions: int) -> np.ndarray:
+        """The sum of the first head's key at each of the first `n_positions`, float32."""
+        count = within("KvCache.fingerprint: n_positions", n_positions, 0, self.length(layer))
+        keys = self._store.values("KvCache.fingerprint", layer, "k", (0, slice(0, count)))
+        return np.asarray(keys.sum(axis=1, dtype=np.float32))
+
+    def blocks(self, layer: int, length: int) -> dict[str, Blocks]:
+        """The first `length` positions of every head, per buffer of a layer."""
+        found, length = {}, within("KvCache.blocks: length", length, 0, self.max_len)
+        for name, buffer in self.buffers(layer).items():
+            row = buffer.shape[2] * buffer.dtype.bytes
+            found[name] = Blocks(buffer, 0, length * row, self.n_kv_heads, self.max_len * row)
+        return found
+
+    def snapshot(self) -> Snapshot:
+        """Copy the filled part of every layer to the host."""
+        layers = []
+        for layer, length in enumerate(self._lengths):
+            arrays = {}
+            for name, blocks in self.blocks(layer, length).items():
+                buffer = blocks.buffer
+                out = np.empty((self.n_kv_heads, length, buffer.shape[2]), buffer.dtype.numpy)
+                arrays[name.removesuffix("_cache")] = blocks.read(out)
+            layers.append(Layer(**arrays))
+        return Snapshot(self.dtype, tuple(layers))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a snapshot back and set the lengths; one that does not fit raises and changes nothing."""
+        if not isinstance(snapshot, Snapshot):
+            raise SpecError(f"KvCache.restore: must be a Snapshot (got {brief(snapshot)})")
+        if len(snapshot) != self.n_layers or snapshot.dtype != self.dtype:
+            want = f"{self.n_layers} layers of {self.dtype}"
+            raise SpecError(f"KvCache.restore: must have {want} (got {len(snapshot)} of {snapshot.dtype})")
+        for index, stored in enumerate(snapshot.layers):
+            self._check_stored(index, stored)
+        for index, stored in enumerate(snapshot.layers):
+            arrays = stored.arrays()
+            for name, blocks in self.blocks(index, stored.seq_len).items():
+                blocks.write(np.ascontiguousarray(arrays[name.removesuffix("_cache")]))
+            self._lengths[index] = stored.seq_len
+
+    def _check_stored(self, index: int, stored: Layer) -> None:
+        """Whether one layer of a snapshot has the arrays of this cache, each with its dtype and shape."""
+        arrays = stored.arrays()
+        for name, buffer in self.buffers(index).items():
+            short = name.removesuffix("_cache")
+            label, array = f"KvCache.restore: layer {index} {short}", arrays.get(short)
+            kind, width = buffer.dtype.numpy, buffer.shape[2]
+            if not isinstance(array, np.ndarray) or array.dtype != kind:
+                got = "none" if array is None else getattr(array, "dtype", brief(array))
+                raise SpecError(f"{label} must be an array of {buffer.dtype} (got {got})")
+            if array.ndim != 3 or array.shape != (self.n_kv_heads, stored.seq_len, width):
+                want = f"[{self.n_kv_heads}, seq_len, {width}]"
+                raise SpecError(f"{label} must be {want} (got {list(array.shape)})")
+        if stored.seq_len > self.max_len:
+            held = f"layer {index} has {stored.seq_len} positions"
+            raise CapacityError(f"KvCache.restore: {held}, the cache takes {self.max_len}; nothing was changed")
+
+    def __repr__(self) -> str:
+        shape = f"{self.n_layers} × [{self.n_kv_heads}, {self.max_len}, {self.head_dim}] {self.dtype}"
+        return f"KvCache({shape}, lengths {min(self._lengths)}…{max(self._lengths)}, {self.device.name})"
+
+
+def as_rows(label: str, buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
+    """The buffer in that shape: given so, without its leading 1, or flat. Raises `SpecError`."""
+    if 0 in shape:
+        raise SpecError(f"{label}: must have at least one row (got shape {list(buffer.shape)})")
+    if buffer.shape == shape:
+        return buffer
+    flat = (int(np.prod(shape)),)
+    if buffer.shape in (flat, shape[1:] if shape[0] == 1 else flat):
+        return buffer.reshape(*shape)
+    raise SpecError(f"{label}: must have shape {list(shape)} (got {list(buffer.shape)})")

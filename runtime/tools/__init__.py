@@ -1,0 +1,1 @@
+"""What the command line does with devices: trials of a kernel, recordings of a launch, timing for tuning."""

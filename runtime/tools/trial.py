@@ -1,0 +1,123 @@
+"""One launch of a spec against its NumPy reference: what `ptxgen run`, the demo and the numeric tests share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxgen.parity import Verdict, compare, limit_of
+from ptxgen.runtime.core.buffer import Buffer
+
+if TYPE_CHECKING:
+    from ptxgen.kernel import KernelType
+    from ptxgen.runtime.core.bound import BoundKernel
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Outcome of a launch: a verdict per written buffer, the buffers, and times in seconds.
+
+    `load_s` covers generation and loading, `first_s` the first launch until its results are there, `run_s` the second.
+    """
+
+    kernel: Kernel
+    verdicts: tuple[Verdict, ...]
+    outputs: Mapping[str, np.ndarray]
+    load_s: float
+    first_s: float
+    run_s: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every buffer matches."""
+        return all(v.ok for v in self.verdicts)
+
+    def require(self) -> Trial:
+        """Raise `AssertionError` naming the spec and every buffer that is wrong."""
+        wrong = [str(v) for v in self.verdicts if not v.ok]
+        if wrong:
+            raise AssertionError(f"{self.kernel.ptx.spec!r} on {self.kernel.device.name}: {'; '.join(wrong)}")
+        return self
+
+
+def trial(
+    spec: KernelType,
+    device: Device,
+    *,
+    target: object = None,
+    seed: int = 0,
+    arguments: Mapping[str, Any] | None = None,
+    limit: float | None = None,
+    repeat: bool = True,
+    **sizes: int,
+) -> Trial:
+    """Launch `spec` on `device` with arguments from a seed (or with the given ones) and compare with its reference.
+
+    `sizes` are capacities and lengths as the spec's `example` takes them. With `repeat` it is launched twice on equal
+    inputs, and the two results must be the same bytes.
+    """
+    rng = np.random.default_rng(seed)
+    values: dict[str, Any] = {**spec.example(rng, **sizes), **(arguments or {})}
+    with np.errstate(all="ignore"):  # infinities among the inputs are judged where they come out
+        expected = spec.reference(**{name: _copied(value) for name, value in values.items()})
+
+    started = time.perf_counter()
+    kernel = device.load(spec, target)
+    load_s = time.perf_counter() - started
+
+    outputs, first_s = _launched(kernel, values, sizes)
+    verdicts = [
+        compare(name, outputs[name], np.asarray(want), limit_of(spec) if limit is None else limit)
+        for name, want in expected.items()
+    ]
+    run_s = first_s
+    if repeat:
+        again, run_s = _launched(kernel, values, sizes)
+        for name, first in outputs.items():
+            if first.tobytes() != again[name].tobytes():
+                verdicts.append(Verdict(name, False, float("inf"), 0.0, (), "a second launch gave other bytes"))
+    return Trial(kernel, tuple(verdicts), outputs, load_s, first_s, run_s)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [np.array(item) for item in value]
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def bind_example(
+    kernel: Kernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[BoundKernel, dict[str, Any]]:
+    """Upload an example's arguments and bind them; also what each name was bound to."""
+    device = kernel.device
+    bound: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            bound[name] = [device.array(item) for item in value]
+        elif isinstance(value, np.ndarray):
+            bound[name] = device.array(value)
+        else:
+            bound[name] = value
+    capacities = {n: v for n, v in {**kernel.ptx.spec.sizes, **sizes}.items() if n in kernel.capacity_names}
+    return kernel.bind(**bound, **capacities), bound
+
+
+def _launched(
+    kernel: Kernel, values: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[dict[str, np.ndarray], float]:
+    """Upload, bind, launch, download: the written buffers and the seconds from launch to finish."""
+    device = kernel.device
+    launch, bound = bind_example(kernel, values, sizes)
+    device.synchronize()
+    started = time.perf_counter()
+    launch.launch()
+    device.synchronize()
+    seconds = time.perf_counter() - started
+    written = [p.name for p in kernel.params if p.access in ("out", "inout")]
+    return {n: bound[n].numpy() for n in written if isinstance(bound[n], Buffer)}, seconds

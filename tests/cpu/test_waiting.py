@@ -1,0 +1,170 @@
+"""Facts about waiting on the executor: locks, spinning for other CTAs, standstills, orders, waits for a time."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import ExecutionError
+from ptxgen.runtime.cpu.run.host_thread import Waiting
+from ptxgen.runtime.cpu.run.launch import Run
+from ptxgen.runtime.cpu.run.native_state import Worker
+from tests.support.cpu_run import MODES, run, u32
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lock_between_the_lanes_of_a_warp(mode):
+    lock, total = u32(1), u32(1)
+    run(
+        """
+again:
+  atom.global.cas.b32 %r1, [%a0], 0, 1;
+  setp.ne.u32 %p1, %r1, 0;
+  @%p1 bra again;
+  ld.volatile.global.u32 %r2, [%a1]; add.u32 %r2, %r2, %tid; st.volatile.global.u32 [%a1], %r2;
+  membar.gl;
+  atom.global.exch.b32 %r3, [%a0], 0;
+  ret;""",
+        lock, total, block=64, grid=2, mode=mode,
+    )  # fmt: skip
+    assert total[0] == sum(range(128))
+
+
+def test_a_cta_may_wait_for_a_later_one():
+    flag, out = u32(8), u32(8)
+    run(
+        """
+  mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4;
+  setp.eq.u32 %p1, %r1, 7; @%p1 bra last;
+  add.u64 %rd2, %a0, %rd1;
+wait:
+  ld.volatile.global.u32 %r2, [%rd2+4];
+  setp.eq.u32 %p2, %r2, 0; @%p2 bra wait;
+last:
+  add.u64 %rd3, %a0, %rd1; add.u64 %rd4, %a1, %rd1;
+  st.global.u32 [%rd4], %r1; membar.gl; st.volatile.global.u32 [%rd3], 1;
+  ret;""",
+        flag, out, grid=8, block=1,
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, np.arange(8))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_spinning_for_what_never_comes_ends_as_no_progress(threads):
+    with pytest.raises(ExecutionError, match=r"(?s)no progress in kernel k.*spins at test.ptx:\d+"):
+        run("wait: ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra wait; ret;", u32(1), grid=3,
+            threads=threads)  # fmt: skip
+
+
+# The first CTA to come waits for the second, which takes its time.
+LONG_WAIT = """
+  atom.global.add.u32 %r1, [%a0], 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra first; mov.u32 %r2, 0;
+long:
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 20000000; @%p2 bra long;
+  st.volatile.global.u32 [%a0+4], 1; ret;
+first:
+  ld.volatile.global.u32 %r2, [%a0+4]; setp.eq.u32 %p2, %r2, 0; @%p2 bra first;
+  st.volatile.global.u32 [%a0+4], 2; ret;"""
+
+
+def test_what_a_cta_brings_last_is_still_seen():
+    out = u32(2)
+    run(LONG_WAIT, out, grid=2, block=1)
+    assert out[1] == 2
+
+
+def test_what_another_thread_brings_last_is_still_seen(monkeypatch):
+    """A thread whose CTA spins is held until the other thread, which has the other CTA, has ended."""
+    ended, held, both = threading.Event(), threading.Event(), threading.Barrier(2)
+    work, look, another = Run._work, Waiting.look, Worker.another_gang
+
+    def worked(self, number, worker):
+        error = work(self, number, worker)
+        ended.set()
+        return error
+
+    def looked(self, code):
+        look(self, code)
+        if self.repeats >= 3:
+            held.set()
+            assert ended.wait(60)
+
+    def with_the_other(self):
+        both.wait(60)  # so neither takes both
+        return another(self)
+
+    monkeypatch.setattr(Worker, "another_gang", with_the_other)
+    monkeypatch.setattr(Run, "_work", worked)
+    monkeypatch.setattr(Waiting, "look", looked)
+    out = u32(2)
+    run(LONG_WAIT, out, grid=2, block=1, threads=2)
+    assert held.is_set()
+    assert out[1] == 2
+
+
+# A ticket at the start of a CTA; the last to draw sums what all leave at their end, WAIT and all.
+EARLY_TICKET = """
+  atom.global.add.u32 %r1, [%a0], 1; mov.u32 %r2, 0;
+work:
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 300; @%p1 bra work;
+  mov.u32 %r3, %ctaid.x; mul.wide.u32 %rd1, %r3, 4; add.u64 %rd1, %a1, %rd1; st.relaxed.gpu.global.u32 [%rd1], 1;
+  setp.ne.u32 %p2, %r1, 7; @%p2 ret;
+again:
+  mov.u64 %rd1, %a1; mov.u32 %r4, 0; mov.u32 %r5, 0;
+sum:
+  ld.relaxed.gpu.global.u32 %r6, [%rd1]; add.u32 %r4, %r4, %r6; add.u64 %rd1, %rd1, 4; add.u32 %r5, %r5, 1;
+  setp.lt.u32 %p3, %r5, 8; @%p3 bra sum;
+  WAIT
+  st.global.u32 [%a2], %r4; ret;"""
+
+
+def summed(wait, **given):
+    out = u32(1)
+    run(EARLY_TICKET.replace("WAIT", wait), u32(1), u32(8), out, grid=8, block=1, **given)
+    return int(out[0])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_cta_to_start_may_wait_for_the_others(mode, threads):
+    wait = "setp.lt.u32 %p4, %r4, 8; @%p4 bra again;"
+    assert {summed(wait, mode=mode, seed=seed, threads=threads) for seed in range(12)} == {8}
+
+
+def test_random_mode_leaves_ctas_on_their_way_while_others_run():
+    """So a CTA that does not wait for those that have started is found."""
+    assert summed("", mode="fast") == 8
+    sums = [summed("", mode="random", seed=seed) for seed in range(12)]
+    assert min(sums) < 8
+    assert [summed("", mode="random", seed=seed) for seed in range(12)] == sums
+
+
+def test_a_drawn_order_that_repeats_runs_every_cta_once(monkeypatch):
+    """Grids of more clusters than one order covers, which a last part of the grid does not fill."""
+    monkeypatch.setattr("ptxgen.runtime.cpu.run.launch._SHUFFLED", 8)
+    ticket, runs, order = u32(1), u32(21), u32(21)
+    run(
+        """
+  atom.global.add.u32 %r1, [%a0], 1;
+  mov.u32 %r2, %ctaid.x; mul.wide.u32 %rd1, %r2, 4; add.u64 %rd2, %a1, %rd1; red.global.add.u32 [%rd2], 1;
+  add.u64 %rd3, %a2, %rd1; st.global.u32 [%rd3], %r1; ret;""",
+        ticket, runs, order, grid=21, block=1, mode="random",
+    )  # fmt: skip
+    assert (runs == 1).all()
+    assert (order != np.arange(21)).any()
+
+
+def test_a_wait_for_a_time_ends():
+    out = u32(32)
+    run(
+        """
+  mov.u64 %rd1, %globaltimer; add.u64 %rd2, %rd1, 100000;
+more:
+  nanosleep.u32 1000;
+  mov.u64 %rd3, %globaltimer; setp.lt.u64 %p1, %rd3, %rd2; @%p1 bra more;
+  add.u64 %rd4, %a0, %at4; st.global.u32 [%rd4], 1; ret;""",
+        out,
+    )  # fmt: skip
+    assert out.all()

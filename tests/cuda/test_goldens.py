@@ -1,0 +1,57 @@
+"""Every golden on a real GPU: what its reference says, the same bytes twice, and what the CPU executor gives.
+
+What lies past a length holds NaN. These are the launches that the sanitizers see first (tests/tools/sanitize.py): the
+goldens
+are chosen so that every branch of every template is in one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen.examples import poison
+from ptxgen.golden import Case
+from ptxgen.parity import compare, limit_of
+from ptxgen.runtime import Device, open_device
+from ptxgen.runtime.tools.trial import Trial, trial
+from tests.golden.test_goldens_run import CASES, TAILS, _arguments
+
+pytestmark = pytest.mark.gpu
+
+
+def launched(case: Case, device: Device) -> Trial:
+    """The golden's text on a device, with arguments that are the same for every device."""
+    given: dict[str, Any] = {"seed": 7}
+    if case.spec.kernel_name in TAILS:
+        given |= TAILS[case.spec.kernel_name][0] | {"arguments": _arguments(case, poison)}
+    return trial(case.spec, device, target=case.target, **given).require()
+
+
+def need(case: Case, gpu: Device) -> None:
+    if not gpu._runs(case.target):
+        pytest.skip(f"{case.target} does not run on {gpu.target}")
+
+
+@pytest.mark.parametrize("file", CASES)
+def test_golden_matches_its_reference(file: str, gpu: Device) -> None:
+    need(CASES[file], gpu)
+    launched(CASES[file], gpu)
+
+
+@pytest.fixture(scope="module")
+def executor() -> Device:
+    return open_device("cpu")
+
+
+@pytest.mark.parametrize("file", CASES)
+def test_golden_gives_what_the_executor_gives(file: str, gpu: Device, executor: Device) -> None:
+    case = CASES[file]
+    need(case, gpu)
+    here, there = launched(case, executor), launched(case, gpu)
+    assert here.outputs.keys() == there.outputs.keys()
+    for name, want in here.outputs.items():
+        verdict = compare(f"executor: {name}", there.outputs[name], np.asarray(want), limit_of(case.spec))
+        assert verdict.ok, str(verdict)

@@ -1,0 +1,1 @@
+"""Tests of goldens: their files, check, diff and runs."""

@@ -1,0 +1,1 @@
+"""Tests of single kernel types outside attention."""

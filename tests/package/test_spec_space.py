@@ -1,0 +1,136 @@
+"""The space of specs × targets, drawn at random: what is legal assembles, what is not is refused with every reason.
+
+Driven by the registry: a new kernel type is drawn from as soon as its file is there, by what stands beside its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Iterable
+from copy import copy
+from pickle import dumps, loads
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from ptxgen import SpecError, generate, supports
+from ptxgen.assembler import assemble
+from ptxgen.kernel import KernelType, kernel_types, make_spec
+from tests.support.draws import domains, fields_of, needed, swept, with_options
+from tests.support.marks import needs_assembler
+
+NAMES = sorted(kernel_types())
+TARGETS = (
+    "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
+)  # fmt: skip
+
+@needs_assembler
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(name: str) -> None:
+    cls = kernel_types()[name]
+    seen: Counter[str] = Counter()
+
+    @seed(0)
+    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(fields_of(cls), st.sampled_from(TARGETS))
+    def each(fields: dict[str, Any], where: str) -> None:
+        answer = supports({"kernel_type": name, **fields}, where)
+        seen["legal" if answer else "illegal"] += 1
+        if answer:
+            ptx = generate(make_spec(name, fields), where)
+            assert assemble(ptx.text, where).resources[ptx.entry].clean, (ptx.spec, where)
+            return
+        known = {"target", *(f.name for f in dataclasses.fields(cls))}  # type: ignore[arg-type]
+        assert all(reason.partition(":")[0].rpartition(".")[2] in known for reason in answer.reasons), answer
+        with pytest.raises(SpecError) as refused:
+            generate(make_spec(name, fields, [where]), where)
+        assert all(reason in str(refused.value) for reason in answer.reasons)
+
+    each()
+    assert seen["legal"] >= 10, seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_that_is_needed_says_what_to_draw(name: str) -> None:
+    cls = kernel_types()[name]
+    unsaid = [field for field, known in domains(cls).items() if field in needed(cls) and not known.draws]
+    assert not unsaid, f"{cls.__name__}: bounds in rules(), or field(draws=…), for {', '.join(unsaid)}"
+
+
+def spilling(specs: Iterable[tuple[KernelType, str]]) -> list[tuple[KernelType, str]]:
+    """Those that do not assemble clean: without spills and local memory."""
+    texts = [generate(spec, where) for spec, where in specs]
+    return [(p.spec, p.target.name) for p in texts if not assemble(p.text, p.target).resources[p.entry].clean]
+
+
+@needs_assembler
+@pytest.mark.parametrize("name", [name for name in NAMES if any(swept(kernel_types()[name]))])
+def test_every_value_that_is_swept_assembles_without_spills(name: str) -> None:
+    rng, cls = random.Random(0), kernel_types()[name]
+    specs = []
+    for index, (field, value) in enumerate(swept(cls)):
+        where = TARGETS[index % len(TARGETS)]
+        fixed = {other: cls.goldens[0][other] for other in needed(cls) if other != "max_len"}
+        specs.append((with_options(cls, where, rng, **{**fixed, field: value}), where))
+    assert specs
+    assert not spilling(specs)
+
+
+LLAMA = {"head_dim": 128, "n_heads": 32, "n_kv_heads": 8}
+SPILLED_ONCE = (
+    ("multi_head_attention", "sm_80", {**LLAMA, "max_len": 4096, "batched": True, "lse": True}),
+    ("multi_head_attention", "sm_89", {**LLAMA, "max_len": 4096, "batched": True, "page_size": 16, "window": 20}),
+    ("flash_decoding_chunk", "sm_121a", {"max_len": 4097, "head_dim": 136, "n_heads": 768, "n_kv_heads": 32}),
+    ("flash_decoding_chunk", "sm_120", {"max_len": 131072, "head_dim": 504, "n_heads": 1, "n_kv_heads": 1,
+                                        "q_dtype": "f32", "kv_dtype": "bf16"}),
+)  # fmt: skip
+
+
+@needs_assembler
+def test_what_spilled_once_does_no_more() -> None:
+    f16 = {"q_dtype": "f16", "kv_dtype": "f16"}
+    assert not spilling((make_spec(name, {**f16, **fields}), where) for name, where, fields in SPILLED_ONCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_reason_is_given_at_once(name: str) -> None:
+    """Each of the fields that are wrong is named, with its value."""
+    cls = kernel_types()[name]
+    broken = {field: known.refuses[0] for field, known in domains(cls).items() if known.refuses}
+    reasons = supports({"kernel_type": name, **cls.goldens[0], **broken}, "sm_90").reasons
+    assert len(broken) > 1
+    for field, value in broken.items():
+        assert any(reason.startswith(f"{field}: ") and f"got {value}" in reason for reason in reasons), (field, reasons)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_and_missing_fields_are_named_together(name: str) -> None:
+    cls = kernel_types()[name]
+    reasons = supports({"kernel_type": name, "hed_dim": 64, "colour": "red"}, "sm_90").reasons
+    assert sorted(r.partition(":")[0] for r in reasons) == sorted([*needed(cls), "hed_dim", "colour"])
+
+
+def test_a_value_of_the_wrong_type_is_named() -> None:
+    wrong = {"kernel_type": "kv_cache_scatter", "max_len": 64.5, "head_dim": "64", "n_kv_heads": True}
+    with pytest.raises(SpecError, match=r"KvCacheScatter\.max_len: must be an int \(got 64\.5\)"):
+        make_spec("kv_cache_scatter", {k: v for k, v in wrong.items() if k != "kernel_type"})
+    assert not supports(wrong, "sm_90")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_specs_are_one_key_by_type_and_fields_however_they_are_made(name: str) -> None:
+    cls = kernel_types()[name]
+    spec = cls(**cls.goldens[0])
+    others = [make_spec(name, cls.goldens[0]), dataclasses.replace(spec), copy(spec), loads(dumps(spec))]  # type: ignore[type-var]
+    assert {spec: "found"} == dict.fromkeys(others, "found")
+    assert vars(spec).keys() == {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    field = next(f.name for f in dataclasses.fields(cls) if type(getattr(spec, f.name)) is int)  # type: ignore[arg-type]
+    changed = copy(spec)
+    object.__setattr__(changed, field, getattr(spec, field) + 1)
+    assert changed != spec
+    assert hash(changed) != hash(spec)
+    assert spec != vars(spec)

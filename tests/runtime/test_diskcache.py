@@ -1,0 +1,285 @@
+"""Facts about the disk cache: damage, concurrency, failing file systems, eviction."""
+
+import errno
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
+
+
+def test_an_entry_survives_the_process(tmp_path):
+    DiskCache(tmp_path).put(b"k", b"payload")
+    assert DiskCache(tmp_path).get(b"k") == b"payload"
+    assert DiskCache(tmp_path).get(b"other") is None
+
+
+def test_an_empty_payload_is_not_a_miss(tmp_path):
+    DiskCache(tmp_path).put(b"k", b"")
+    assert DiskCache(tmp_path).get(b"k") == b""
+
+
+def test_every_truncation_and_every_flipped_byte_is_a_miss(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put(b"key", b"some payload")
+    path = cache.path(b"key")
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert cache.get(b"key") is None
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert cache.get(b"key") is None, position
+    path.write_bytes(whole + b"x")
+    assert cache.get(b"key") is None
+    assert not path.exists(), "a damaged entry is removed"
+
+
+def test_a_file_of_another_key_is_a_miss(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put(b"a", b"1")
+    cache.path(b"b").write_bytes(cache.path(b"a").read_bytes())
+    assert cache.get(b"b") is None
+
+
+def test_key_parts_do_not_merge():
+    assert key_of(["ab", "c"]) != key_of(["a", "bc"])
+    assert len({key_of([b"1"]), key_of([1]), key_of(["1"])}) == 3
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.ENOENT, errno.ESTALE, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_a_failing_write_warns_once_and_keeps_the_entry_in_memory(tmp_path, monkeypatch, number, call):
+    def fail(*_args, **_kwargs):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*(("builtins.open", fail) if call == "open" else (f"os.{call}", fail)))
+    cache = DiskCache(tmp_path)
+    with pytest.warns(RuntimeWarning, match="PTXGEN_CACHE_DIR"):
+        cache.put(b"a", b"1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.put(b"b", b"2")
+    monkeypatch.undo()
+    assert (cache.get(b"a"), cache.get(b"b")) == (b"1", b"2")
+    assert list(tmp_path.iterdir()) == [], "no temporary is left behind"
+
+
+def test_an_unreadable_entry_is_a_miss_with_one_warning(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.path(b"k").mkdir()
+    with pytest.warns(RuntimeWarning, match="directory"):
+        assert cache.get(b"k") is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.get(b"k") is None
+
+
+def test_a_directory_that_cannot_be_made_means_memory_only(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = DiskCache(tmp_path / "file" / "below")
+    with pytest.warns(RuntimeWarning):
+        cache.put(b"k", b"v")
+    assert cache.get(b"k") == b"v"
+
+
+def test_off_never_touches_a_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cache = DiskCache(default_directory({"PTXGEN_CACHE_DIR": "off"}))
+    cache.put(b"k", b"v")
+    assert cache.get(b"k") == b"v"
+    assert cache.path(b"k") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_directory_follows_the_environment():
+    assert default_directory({"PTXGEN_CACHE_DIR": "/a/b", "XDG_CACHE_HOME": "/x"}) == Path("/a/b")
+    assert default_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/ptxgen")
+    assert default_directory({"HOME": "/h"}).name == "ptxgen"
+    assert Path("/h") in default_directory({"HOME": "/h"}).parents
+
+
+def test_nothing_is_created_before_the_first_put(tmp_path):
+    cache = DiskCache(tmp_path / "new")
+    assert cache.get(b"k") is None
+    assert cache.size() == (0, 0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_least_recently_used_entries_go_first(tmp_path):
+    cache = DiskCache(tmp_path, cap_bytes=4000)
+    for n in range(3):
+        cache.put(b"%d" % n, bytes(1000))
+        os.utime(cache.path(b"%d" % n), (n + 1, n + 1))
+    assert cache.get(b"0") is not None  # a use makes it the newest
+    cache.put(b"3", bytes(1000))
+    assert cache.get(b"1") is None
+    assert cache.get(b"0") is not None
+    assert cache.get(b"3") is not None
+    assert cache.size()[1] <= 4000
+
+
+def test_a_payload_above_the_cap_is_not_written(tmp_path):
+    cache = DiskCache(tmp_path, cap_bytes=100)
+    cache.put(b"k", bytes(200))
+    assert cache.get(b"k") == bytes(200)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"cap_bytes: must be at least 1 \(got 0\)"):
+        DiskCache(tmp_path, cap_bytes=0)
+
+
+def test_memory_is_capped_too():
+    cache = DiskCache(None, cap_bytes=100)
+    for n in range(10):
+        cache.put(b"%d" % n, bytes(40))
+    assert cache.size() == (2, 80)
+    assert cache.get(b"9") is not None
+    assert cache.get(b"0") is None
+
+
+def test_temporaries_of_dead_processes_go_at_a_process_s_first_write(tmp_path):
+    stale, fresh, foreign = (tmp_path / name for name in (".x.bin.1.ab.tmp", ".y.bin.1.ab.tmp", ".z.bin.old"))
+    for path in (stale, fresh, foreign):
+        path.write_bytes(b"")
+    for path in (stale, foreign):
+        os.utime(path, (time.time() - 7200,) * 2)
+    DiskCache(tmp_path).put(b"k", b"v")
+    assert not stale.exists()
+    assert fresh.exists()
+    assert foreign.exists()
+
+
+@pytest.mark.parametrize("size", [2000, 30_000])
+def test_the_cap_holds_over_processes(tmp_path, size):
+    """Each of which sees what the others wrote when it has written a sixteenth of the cap itself."""
+    processes = [DiskCache(tmp_path, cap_bytes=100_000) for _ in range(4)]
+    for one in processes:
+        one.put(b"first", b"")
+    most = 0
+    for n in range(2 * 100_000 // size):
+        processes[n % 4].put(b"%d" % n, bytes(size))
+        most = max(most, processes[0].size()[1]) if n % 25 == 0 or size > 1000 else most
+    assert 50_000 < most <= 100_000 * (1 + 3 / 16)
+
+
+def test_a_process_looks_seldom_at_what_others_wrote(tmp_path, monkeypatch):
+    cache, looks = DiskCache(tmp_path, cap_bytes=1_000_000), []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scandir(path))
+    for n in range(100):
+        cache.put(b"%d" % n, bytes(1000))
+    assert 1 < len(looks) < 4
+
+
+def test_a_fork_while_a_thread_holds_the_lock_leaves_the_childs_cache_usable(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put(b"k", b"v")
+    with cache._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            os._exit(0 if cache.get(b"k") == b"v" else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_clear_empties_disk_and_memory(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put(b"k", b"v")
+    cache.clear()
+    assert cache.get(b"k") is None
+    assert cache.size() == (0, 0)
+
+
+def _payload(n):
+    return hashlib.sha256(b"%d" % n).digest() * (20 + n % 50)
+
+
+# One process: 200 keys in an order of its own; some calls of the system fail, and some processes are killed in them.
+_WORKER = textwrap.dedent("""
+    import builtins, errno, hashlib, io, os, random, signal, sys, warnings
+    from pathlib import Path
+    from ptxgen.runtime.core.diskcache import DiskCache
+    seed, directory, keys, kill_at = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    chance, calls = random.Random(seed), []
+    FAULTS = [errno.EBUSY, errno.ENOENT, errno.ESTALE, errno.EACCES]
+
+    def faulty(name, real):
+        def call(*args, **kwargs):
+            mine = any(str(directory) in str(a) for a in args) or name == "fsync"
+            if mine:
+                calls.append(name)
+                if len(calls) == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if chance.random() < 0.05:
+                    number = chance.choice(FAULTS)
+                    raise OSError(number, os.strerror(number))
+            return real(*args, **kwargs) if name != "fsync" else None
+        return call
+
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "fsync"), (os, "replace"), (os, "utime"),
+                         (os, "unlink"), (os, "scandir"), (os, "mkdir")):
+        setattr(module, name, faulty(name, getattr(module, name)))
+    warnings.simplefilter("ignore")
+    cache = DiskCache(directory, cap_bytes=200_000)
+    order = list(range(keys))
+    random.Random(seed).shuffle(order)
+    for n in order:
+        want = hashlib.sha256(b"%d" % n).digest() * (20 + n % 50)
+        got = cache.get(b"%d" % n)
+        if got is None:
+            cache.put(b"%d" % n, want)
+            got = cache.get(b"%d" % n) or want
+        assert got == want, n
+    print("done", len(calls), flush=True)
+""")
+KILLED = {0: 60, 4: 111, 8: 162, 12: 233}  # seed: at which call of the system
+
+
+def test_many_processes_on_one_directory_with_faults_and_kills_among_them(tmp_path):
+    """16 processes, 200 keys; EBUSY, ENOENT, ESTALE, EACCES anywhere; four are killed amid a system call."""
+
+    def start(seed):
+        command = [sys.executable, "-c", _WORKER, str(seed), str(tmp_path), "200", str(KILLED.get(seed, 0))]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    for seed, worker in enumerate([start(seed) for seed in range(16)]):
+        out, err = worker.communicate(timeout=120)
+        if seed in KILLED:
+            assert worker.returncode == -signal.SIGKILL, err
+        else:
+            assert worker.returncode == 0, err
+            assert int(out.removeprefix("done ")) > 400, "the faults were among this many calls"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache = DiskCache(tmp_path, cap_bytes=200_000)
+        found = {n: cache.get(b"%d" % n) for n in range(200)}
+    assert cache.hits > 0
+    assert all(payload in (None, _payload(n)) for n, payload in found.items())
+
+
+@pytest.mark.parametrize("stage", ["open", "fsync", "replace"])
+def test_a_process_killed_while_it_writes_leaves_no_entry(tmp_path, stage):
+    code = f"""
+import builtins, os, signal
+from pathlib import Path
+from ptxgen.runtime.core.diskcache import DiskCache
+where = {{"open": builtins, "fsync": os, "replace": os}}[{stage!r}]
+setattr(where, {stage!r}, lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+DiskCache(Path({str(tmp_path)!r})).put(b"k", b"payload")
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache = DiskCache(tmp_path)
+        assert cache.get(b"k") is None
+        cache.put(b"k", b"payload")
+        assert DiskCache(tmp_path).get(b"k") == b"payload"

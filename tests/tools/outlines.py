@@ -1,0 +1,83 @@
+"""Outlines: skeletons with the names of their fragments in the fragments' places, for shapes whose text is too long to
+be read as a golden. `python -m tests.tools.outlines` writes them anew, as `golden update` does goldens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ptxgen import tuning
+from ptxgen.builder import Builder
+from ptxgen.kernel import KernelType
+from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention, MultiHeadAttention
+from ptxgen.render import render_entry
+from ptxgen.targets import target
+from ptxgen.tuning import Choice
+
+# of decode attention; whatever the shipped table says
+CHOICE = Choice(warps=8, cluster=4, grid=128, in_flight=2, split_positions=2048)
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "outlines"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The shape of a spec's kernel on a target."""
+
+    name: str
+    where: str
+    spec: KernelType
+    stages: int = 0
+    mergers: int = 0
+
+    @property
+    def path(self) -> Path:
+        """The file that keeps it."""
+        return FOLDER / f"{self.name}.txt"
+
+    def text(self) -> str:
+        """The entry as it is rendered now, without its declarations."""
+        to = target(self.where)
+        with tuning.using(tuning.fixed(replace(CHOICE, stages=self.stages, mergers=self.mergers))):
+            b = Builder(self.spec, to)
+            self.spec.build(b)
+            b.finish()
+            for fragment in b.fragments.values():
+                fragment.lines, fragment.sites = [f"    <{fragment.name}>"], [fragment.opened]
+            entry, _ = render_entry(b, self.spec.kernel_name, self.spec.template(to), self.spec.launch(to))
+        body = (line for line in entry.splitlines() if not line.startswith("    .reg "))
+        return "\n".join([f"// {self.spec!r} for {to}", *body]) + "\n"
+
+
+def outlines() -> tuple[Outline, ...]:
+    """Every outline that is kept."""
+    one, llama, long = {"n_heads": 1, "n_kv_heads": 1}, {"n_heads": 32, "n_kv_heads": 8}, {"max_len": 131072}
+    group, f16 = {"n_heads": 8, "n_kv_heads": 1}, {"q_dtype": "f16", "kv_dtype": "f16"}
+    staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
+    return (
+        Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
+        Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
+        Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),
+        Outline("decode", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16)),
+        Outline("decode_once", "sm_90", IncrementalAttention(max_len=512, head_dim=64, **llama, **f16, indirect=True)),
+        Outline(
+            "decode_batched", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16, batched=True), 0, 1
+        ),
+        Outline("decode_group", "sm_80", IncrementalAttention(**wide, **f16)),
+        Outline("decode_staged", "sm_90", IncrementalAttention(**staged, **llama, indirect=True), 2),
+        Outline("decode_staged_late", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2),
+        Outline("decode_staged_group", "sm_90", IncrementalAttention(**wide, **f16), 2),
+        Outline("decode_early_ticket", "sm_90", IncrementalAttention(**staged, **one, programmatic=True), 2, 1),
+        Outline("decode_mergers", "sm_80", IncrementalAttention(**long, head_dim=64, **llama, **f16), 0, 8),
+        Outline("decode_f32", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, programmatic=True)),
+        Outline("decode_f32_group", "sm_75", IncrementalAttention(**long, head_dim=512, n_heads=32, n_kv_heads=1)),
+        Outline("decode_f16_group", "sm_75", IncrementalAttention(**long, head_dim=128, **group, **f16)),
+        Outline("chunk", "sm_90", FlashDecodingChunk(**long, head_dim=128, **llama, **f16, programmatic=True)),
+        Outline("reduce_one", "sm_75", FlashDecodingReduce(head_dim=512, n_heads=1, max_chunks=1)),
+    )
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for outline in outlines():
+        outline.path.write_text(outline.text(), encoding="utf-8")

@@ -1,0 +1,37 @@
+"""The report of the GPU suite: written from rows alone, which a plugin of the tests collects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from ptxgen.parity import LIMITS
+from tests.tools.gpu_report import Figures, document
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-report.md"
+
+
+def test_the_page_is_what_the_rows_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == "\n".join(document()) + "\n"
+
+
+def test_figures_are_kept_by_file_and_by_kernel_type() -> None:
+    figures = Figures()
+    golden = SimpleNamespace(params={"file": "sm_80/rope/some.ptx"})
+    figures.pytest_runtest_setup(SimpleNamespace(path=Path("tests/cuda/test_goldens.py"), callspec=golden))
+    for name in ("q", "executor: q"):
+        figures.compare(name, np.ones(4, np.float32), np.full(4, 1.000001, np.float32), LIMITS["f32"])
+    figures.pytest_runtest_setup(SimpleNamespace(path=Path("tests/cuda/test_gpu.py")))
+    figures.compare("x", np.ones(4, np.int32), np.ones(4, np.int32), 0.0)
+    assert {key: len(found) for key, found in figures.errors.items()} == {
+        ("rope", "reference"): 1,
+        ("rope", "executor"): 1,
+        ("cuda/gpu", "reference"): 1,
+    }
+    for when, outcome in (("setup", "passed"), ("call", "passed"), ("call", "failed"), ("setup", "skipped")):
+        report = SimpleNamespace(nodeid="tests/cpu/test_a.py::test[1]", when=when, outcome=outcome, duration=0.5)
+        figures.pytest_runtest_logreport(report)
+    assert dict(figures.outcomes["cpu/test_a"]) == {"passed": 1, "failed": 1, "skipped": 1}
+    assert figures.seconds["cpu/test_a"] == 2.0

@@ -1,0 +1,1 @@
+"""Tests of tuning tables and `ptxgen tune`."""

@@ -1,0 +1,82 @@
+"""Every row of the shipped tuning table: the kernel that it chooses gives the right numbers, and does not spill."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from ptxgen.assembler import assemble
+from ptxgen.attention.decode.loops.mma import loop as mma
+from ptxgen.attention.decode.plan import choice_of
+from ptxgen.generator import generate
+from ptxgen.kernels import IncrementalAttention
+from ptxgen.runtime import Device
+from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target
+from ptxgen.tuning import Row, Table, fixed, shipped, using
+from tests.support.decode_trials import poison
+from tests.support.marks import needs_assembler
+
+ROWS = shipped().rows
+MOST = 4097  # positions: what a longer class chooses is run at so many
+
+
+def name_of(row: Row) -> str:
+    """The class in a few words."""
+    where = dict(row.where)
+    flags = [name for name in ("batched", "programmatic", "invariant") if where.get(name)]
+    sizes = [str(where.get(name, "any")) for name in ("n_kv_heads", "group", "head_dim")]
+    kind = where.get("kv_dtype", f"{where['kv_bytes']}B" if "kv_bytes" in where else "any")
+    return "-".join([where["sm"], "x".join(sizes), str(kind), str(where.get("capacity", ("", "any"))[1]), *flags])
+
+
+def spec_of(row: Row, max_len: int, group: int = 3) -> IncrementalAttention:
+    """A spec of the row's class but for its length, and of this group where the class leaves it open."""
+    where = dict(row.where)
+    kv_dtype = where.get("kv_dtype") or {1: "e4m3", 2: "f16", 4: "f32"}[where.get("kv_bytes", 2)]
+    heads = where.get("n_kv_heads", 2)
+    batched = where.get("batched", where.get("invariant", False))
+    return IncrementalAttention(
+        max_len, where.get("head_dim", 64), heads * where.get("group", group), heads,
+        q_dtype="f32" if kv_dtype == "f32" else "f16", kv_dtype=kv_dtype, batched=batched, indirect=not batched,
+        programmatic=where.get("programmatic", False), batch_invariant=where.get("invariant", False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
+    sm, first = dict(row.where)["sm"], dict(row.where).get("capacity", (600,))[0]
+    spec = spec_of(row, first)
+    with using(Table((row,))):
+        choice = choice_of(
+            spec.attention, target(sm), batched=spec.batched, invariant=spec.batch_invariant,
+            programmatic=spec.programmatic,
+        )  # fmt: skip
+    assert dict(row.choose).items() <= vars(choice).items()
+    one = spec_of(row, min(first, MOST))
+    sizes = {"batch": 3} if one.batched else {}
+    given = one.example(np.random.default_rng(4), **sizes)
+    for length in (one.max_len, one.max_len // 3):
+        if one.batched:
+            given["seq_lens"] = np.array([length, 0, 5], np.int32)
+        else:
+            given["seq_len"] = np.array([length], np.int32)
+        poison(one, given)
+        with using(fixed(choice)):
+            trial(one, device, target=sm, arguments=given, repeat=False, **sizes).require()
+
+
+@needs_assembler
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_kernel_of_a_row_keeps_its_registers(row: Row) -> None:
+    """None spills, nor is a large group left to the loop without tensor cores, whatever the class leaves open."""
+    where = dict(row.where)
+    for group, alibi in itertools.product([where["group"]] if "group" in where else [1, 16], (False, True)):
+        spec = dataclasses.replace(spec_of(row, where.get("capacity", (600,))[0], group), alibi=alibi)
+        with using(Table((row,))):
+            plan, ptx = spec.plan(target(where["sm"])), generate(spec, where["sm"])
+        assert plan.loop is mma or group == 1 or spec.kv_dtype.name == "f32"
+        assert assemble(ptx.text, where["sm"]).resources[ptx.entry].clean
