@@ -67,10 +67,10 @@ class RowWalk:
     """A thread's way through its row. `index[i]` is the first element of its vector i, `exists[i]` whether there is one
     (None: always); both belong to the current pass.
 
-    Registers are named after `name`. `guarded`: vectors are asked whether they exist even where all do.
+    Names of its registers begin with `name`. `guarded`: vectors are asked whether they exist even where all do.
     """
 
-    def __init__(self, b: Builder, share: RowShare, *, name: str = "", guarded: bool = False) -> None:
+    def __init__(self, b: Builder, share: RowShare, *, name: str = "pass_", guarded: bool = False) -> None:
         self.b, self.share, self._name = b, share, name
         self.index = b.array(f"{name}index", "u32", share.flight)
         self.exists: Sequence[Reg | None] = [None] * share.flight
