@@ -1,4 +1,4 @@
-"""A kernel around an idiom: buffers, fragments and a skeleton's body that a test gives, generated and run on the CPU."""
+"""A kernel around an idiom: buffers, fragments and the body of a skeleton from a test, run on the CPU executor."""
 
 from __future__ import annotations
 
