@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ptxgen.runtime.batched import BatchedKvCache
-from ptxgen.runtime.layers import within
 
 from ptxgen.dtypes import f32, s32
 from ptxgen.errors import CapacityError, SpecError
+from ptxgen.runtime.kv.batched import BatchedKvCache
+from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.program.arena import plan_arena
 from ptxgen.runtime.program.step import Step
 

@@ -10,9 +10,8 @@ from ptxgen.dtypes import f32
 from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
-
     from ptxgen.models.spec import ModelSpec
+    from ptxgen.runtime.core.device import Device
 
 Pair = tuple[np.ndarray, np.ndarray]
 

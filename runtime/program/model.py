@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.kvcache import KvCache
-from ptxgen.runtime.layers import within
 
 from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
 from ptxgen.models.decode import step_program
 from ptxgen.models.program import Program
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.kvcache import KvCache
+from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.program.arena import plan_arena
 from ptxgen.runtime.program.step import Step
 from ptxgen.runtime.program.weights import Progress, WeightSource, formats_of, load_weights
@@ -27,9 +27,8 @@ from ptxgen.runtime.program.weights import Progress, WeightSource, formats_of, l
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ptxgen.runtime.device import Device
-    from ptxgen.runtime.snapshot import Snapshot
-
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.kv.snapshot import Snapshot
     from ptxgen.runtime.program.batch import Batch
     from ptxgen.runtime.program.profile import Profile
 
@@ -94,9 +93,8 @@ class Model:
         replaces the longest context; `options` are the constructor's. Raises `FileError` before anything is allocated
         for what is damaged or not covered.
         """
-        from ptxgen.runtime.device import Device
-
         from ptxgen.models.files import open_model
+        from ptxgen.runtime.core.device import Device
         from ptxgen.runtime.opening import open_device
 
         source = open_model(path, max_len)

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ptxgen.runtime.bound import BoundKernel
-from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.graph import Graph
 
 from ptxgen.launch import evaluate
 from ptxgen.models.program import Op, Program
+from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.graph import Graph
 from ptxgen.runtime.program.arena import Arena, plan_arena
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
-    from ptxgen.runtime.stream import Stream
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.stream import Stream
 
 
 class Step:
