@@ -124,7 +124,7 @@ def test_they_run_on_the_executor(mode: str) -> None:
     for kernel in (device.load(SPEC), device.load(SPEC, line_info=True)):
         made = SPEC.example(np.random.default_rng(1))
         given = {name: device.array(value) if isinstance(value, np.ndarray) else value for name, value in made.items()}
-        kernel.launch(**given)
+        kernel.bind(**given).launch()
         results.append({name: given[name].numpy().tobytes() for name in ("k_cache", "v_cache")})
     assert results[0] == results[1]
 
