@@ -1,8 +1,7 @@
 """Every golden on a real GPU: what its reference says, the same bytes twice, and what the CPU executor gives.
 
 What lies past a length holds NaN. These are the launches that the sanitizers see first (tests/tools/sanitize.py): the
-goldens
-are chosen so that every branch of every template is in one of them.
+goldens are chosen so that every branch of every template is in one of them.
 """
 
 from __future__ import annotations
