@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from ptxgen.weights import weight_format
 
 from ptxgen.models.program import Tensor
 from ptxgen.models.spec import ModelSpec
-from ptxgen.runtime.buffer import Buffer
-from ptxgen.weights import weight_format
+from ptxgen.runtime.core.buffer import Buffer
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.core.device import Device
 
 
 class Info(Protocol):
