@@ -77,7 +77,8 @@ class Draft:
         self, kernel: str, role: str, given: Mapping[str, str | Ref], sizes: Mapping[str, int], **fields: Any
     ) -> None:
         """Append an op. Scratch memory that the kernel asks for becomes a tensor: one of a spec where it must begin as
-        zeros, as ops run one after the other; else one of the op."""
+        zeros, as ops run one after the other; else one of the op. A scalar is a capacity of its name (`n_rows`: `rows`),
+        as all rows count."""
         spec = self._spec(kernel, fields)
         refs = {name: ref if isinstance(ref, Ref) else Ref(ref) for name, ref in given.items()}
         for param in spec.params():
@@ -89,7 +90,8 @@ class Draft:
                 else:
                     name = self.tensor(self.at(f"{role}.{param.name}"), "scratch", shape, param.dtype)
                 refs[param.name] = Ref(name)
-        self.ops.append(Op(spec, refs, dict(sizes), {}, role, self.layer))
+        scalars = {p.name: sizes[p.name.removeprefix("n_")] for p in spec.params() if p.kind == "scalar"}
+        self.ops.append(Op(spec, refs, dict(sizes), scalars, role, self.layer))
 
     def _number(self, spec: KernelType) -> int:
         """Which of the specs of its type this is."""

@@ -80,7 +80,7 @@ class Model:
         self._token_out = device.pinned(1, s32)
         self._steps: dict[int, Step] = {}  # 0: decode; n: a chunk of n positions
         self._length = 0
-        self._known: tuple[int, int] | None = None  # the token and the position that the device goes on with
+        self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._decode = self._steps[0] = self._bind(decode)
 
     @classmethod
@@ -228,7 +228,9 @@ class Model:
         self._prefill(prompt, position)
         if self.deterministic:
             return int(np.argmax(self._logits.numpy()[0]))
-        return self._take_token()
+        token = self._take_token()
+        self._known = (token, -1)  # a chunk counts no position
+        return token
 
     def _prefill(self, prompt: Sequence[int], position: int | None) -> None:
         tokens = self._tokens_of(prompt)
