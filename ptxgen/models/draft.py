@@ -77,8 +77,8 @@ class Draft:
         self, kernel: str, role: str, given: Mapping[str, str | Ref], sizes: Mapping[str, int], **fields: Any
     ) -> None:
         """Append an op. Scratch memory that the kernel asks for becomes a tensor: one of a spec where it must begin as
-        zeros, as ops run one after the other; else one of the op. A scalar is a capacity of its name (`n_rows`: `rows`),
-        as all rows count."""
+        zeros, as ops run one after the other; else one of the op. A scalar is the capacity of its name (`n_rows`:
+        `rows`), as all rows count."""
         spec = self._spec(kernel, fields)
         refs = {name: ref if isinstance(ref, Ref) else Ref(ref) for name, ref in given.items()}
         for param in spec.params():

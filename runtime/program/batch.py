@@ -9,9 +9,9 @@ import numpy as np
 
 from ptxgen.dtypes import f32, s32
 from ptxgen.errors import CapacityError, SpecError
+from ptxgen.models.arena import plan_arena
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
-from ptxgen.runtime.program.arena import plan_arena
 from ptxgen.runtime.program.step import Step
 
 if TYPE_CHECKING:

@@ -15,14 +15,15 @@ import numpy as np
 from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
+from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
+from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import within
-from ptxgen.runtime.program.arena import plan_arena
 from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.weights import Progress, WeightSource, formats_of, load_weights
+from ptxgen.runtime.program.weights import Progress, load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ class Model:
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
         decode, prefill = self.program("decode"), self.program("prefill", self.chunk)
-        self.weights = load_weights(device, tuple(decode.tensors.values()), source, progress)
+        self.weights = load_weights(device, decode, source, progress)
         shape = self.shape
         self._cache = KvCache(
             device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.launch import evaluate
+from ptxgen.models.arena import Arena, plan_arena
 from ptxgen.models.program import Op, Program
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph
-from ptxgen.runtime.program.arena import Arena, plan_arena
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
