@@ -5,7 +5,7 @@ notes are about, of the other benchmarks from their last. `python -m benchmarks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +133,17 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
     return f"{head}{first}\n{inside}{second}{tail}"
 
 
+def document(rows: Sequence[Mapping[str, Any]]) -> str:
+    """docs/performance.md, from the rows of the documented run of decode attention and the last runs of the others."""
+    parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
+    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
+    return "\n".join(parts)
+
+
 def main() -> None:
     """Write the document, the README's table, and the chart where matplotlib is installed."""
     root, rows = HERE.parent, decode_document.documented()
-    parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
-    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
-    (root / "docs" / "performance.md").write_text("\n".join(parts))
+    (root / "docs" / "performance.md").write_text(document(rows))
     page = root / "README.md"
     page.write_text(between(page.read_text(), README, decode_document.readme(rows)))
     try:

@@ -59,33 +59,12 @@ def arguments(
     return out
 
 
-_MOST = (1 << 31) - 1
-_CAPACITIES = ("batch", "rows", "pages", "n_tokens", "n_keys")
-
-
 def ranges(spec: KernelType, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """The least and the largest of every capacity, length and position, by the name of the size or of the argument.
 
-    Kernels count a length beyond its range as the nearest in it, and write nothing at a position outside: inside these
-    ranges a run does what it was told. `sizes` override the spec's own capacities.
+    `sizes` override the spec's own.
     """
-    known = {**spec.sizes, **sizes}
-    batch, tokens, pages = (known.get(name, 1) for name in ("batch", "n_tokens", "pages"))
-    max_len = getattr(spec, "max_len", 0)
-    keys = max_len or known.get("n_keys", 1)
-    rows, positions = known.get("rows", 1), max_len or _MOST
-    most_rows = max_len if max_len and not getattr(spec, "batched", False) else _MOST
-    skips = any(param.name == "n_pages" for param in spec.params())  # pages that do not exist; others read them all
-    return {
-        **dict.fromkeys(_CAPACITIES, (1, _MOST)),
-        **dict.fromkeys(("seq_len", "seq_lens"), (0, max_len)),
-        **dict.fromkeys(("kv_len", "kv_lens"), (0, keys)),
-        **dict.fromkeys(("q_len", "q_starts"), (0, tokens)),
-        "rows": (1, most_rows), "position": (0, max(0, positions - rows)), "positions": (0, positions - 1),
-        "slot": (0, batch - 1), "n_slots": (1, batch), "n_sequences": (0, batch), "n_pages": (0, pages),
-        "page_table": (-_MOST - 1, _MOST) if skips else (-1, pages - 1), "q_rows": (tokens, tokens),
-        "kv_rows": (known.get("n_keys", 1),) * 2,
-    }  # fmt: skip
+    return spec.ranges({**spec.sizes, **sizes})
 
 
 def check_sizes(spec: KernelType, sizes: Mapping[str, int]) -> None:
@@ -93,7 +72,7 @@ def check_sizes(spec: KernelType, sizes: Mapping[str, int]) -> None:
     if unknown := sizes.keys() - spec.sizes.keys():
         known = ", ".join(spec.sizes)
         raise SpecError(f"{type(spec).__name__}: sizes are {known} (got {', '.join(sorted(unknown))})")
-    _check_ranges(spec, sizes, sizes, sorted(sizes, key=lambda name: name not in _CAPACITIES))
+    _check_ranges(spec, sizes, sizes, [name for name in ranges(spec, sizes) if name in sizes])
 
 
 def checked_inputs(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ptxgen.generator import Ptx
 
 
-class PtxLexer(RegexLexer):
+class PtxLexer(RegexLexer):  # type: ignore[misc]
     """PTX ISA, "Syntax": directives, opcodes with their modifiers, registers, labels, literals."""
 
     name = "PTX"

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
 from ptxgen.field_values import slug_word
+from ptxgen.fields import field
 from ptxgen.legality import draft, settle, target_reasons
+from ptxgen.lengths import MOST, Past
+from ptxgen.packages import OURS, admit, failures, load_packages, package_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +74,7 @@ class KernelType:
         raise NotImplementedError
 
     sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
-    """What an example is made of unless told: capacities that shapes name, lengths, positions."""
+    """What an example is made of unless told: capacities that shapes name, lengths, positions; -1: `given` chooses."""
 
     def example(self, rng: np.random.Generator, **sizes: int) -> Arrays:
         """Arguments for a run: inputs random, outputs poisoned, workspaces left out; `sizes` override the class's."""
@@ -88,9 +91,30 @@ class KernelType:
         """Arguments of an example that are not random values: lengths, positions, pointer tables."""
         return {}
 
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The least and the largest of every size, and of lengths and positions among the arguments, by their names.
+
+        Inside them a run does what it was told; capacities come first. Unless overridden, sizes are from 1 on.
+        """
+        return dict.fromkeys(sizes, (1, MOST))
+
     def reference(self, **arguments: Any) -> Arrays:
         """What every out and inout buffer holds afterwards, in NumPy, float64 inside; `arguments` by parameter name."""
         raise NotImplementedError
+
+    # -- what tests know besides, of no weight for a text -------------------------------------------------------------
+
+    trials: ClassVar[tuple[Mapping[str, int], ...]] = (MappingProxyType({}),)
+    """Sizes to try it with (the class's own where they name none): every branch is taken in one of them, and every
+    index is above zero somewhere."""
+
+    unreported: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Faults put into its goldens that the executor's check mode does not report (regular expressions over what
+    `tests/mutations.py` calls them), and why; a reason of what changes no result begins with "does not matter: "."""
+
+    def past(self, arguments: Arrays) -> Past:
+        """Of an example's arrays those parts, as (array, index), on which no result depends: what lies past lengths."""
+        yield from ()
 
     # -- shared behaviour ------------------------------------------------------------------------------------------
 
@@ -136,20 +160,34 @@ _REGISTRY: dict[str, type[KernelType]] = {}
 K = TypeVar("K", bound=KernelType)
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
-    """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name."""
+    """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
+
+    Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
+    """
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)  # equality and hash are the base's
+    for each in dataclasses.fields(made):  # type: ignore[arg-type]
+        if not isinstance(each.type, str):  # a module that does not postpone its annotations
+            each.type = each.type.__name__ if type(each.type) is type else str(each.type)
     made.kernel_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    if package_of(made) != OURS:
+        admit(made, made.kernel_name, _REGISTRY.get(made.kernel_name))
     _REGISTRY[made.kernel_name] = made
     return made
 
 
+def registered() -> Mapping[str, type[KernelType]]:
+    """The kernel types that are imported already, by snake-case name."""
+    return MappingProxyType(_REGISTRY)
+
+
 def kernel_types() -> Mapping[str, type[KernelType]]:
-    """Every kernel type by its snake-case name, read-only."""
+    """Every kernel type by its snake-case name, those of other packages included (`ptxgen.packages`); read-only."""
     from ptxgen.kernels import load_all
 
     load_all()
+    load_packages()
     return MappingProxyType(dict(sorted(_REGISTRY.items())))
 
 
@@ -164,10 +202,13 @@ def find_kernel_type(name: str) -> type[KernelType]:
     if key not in _REGISTRY and key in module_names():
         importlib.import_module(f"ptxgen.kernels.{key}")
     if key not in _REGISTRY:
+        load_packages()
+    if key not in _REGISTRY:
         known = sorted(kernel_types())
         close = difflib.get_close_matches(key, known, 1)
         hint = f"; nearest: {close[0]}" if close else ""
-        raise SpecError(f"kernel type: must be one of {', '.join(known)} (got {name!r}{hint})")
+        unknown = f"kernel type: must be one of {', '.join(known)} (got {name!r}{hint})"
+        raise SpecError("\n".join([unknown, *failures()]))
     return _REGISTRY[key]
 
 
@@ -217,4 +258,14 @@ def supports(spec_fields: KernelType | Mapping[str, object], target: str | Targe
     return Support((*reasons, *target_reasons(spec, reasons, where)))
 
 
-__all__ = ["DType", "KernelType", "Support", "find_kernel_type", "kernel_type", "kernel_types", "make_spec", "supports"]
+__all__ = [
+    "DType",
+    "KernelType",
+    "Support",
+    "field",
+    "find_kernel_type",
+    "kernel_type",
+    "kernel_types",
+    "make_spec",
+    "supports",
+]

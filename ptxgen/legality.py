@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
 from ptxgen.field_values import coerce
-from ptxgen.rules import OneOf
+from ptxgen.rules import Bounds, OneOf
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -118,6 +118,13 @@ def choices(cls: type[KernelType], name: str) -> tuple[str, ...]:
     _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: "?"})
     listed = (reason.choices for reason in reasons if isinstance(reason, OneOf) and reason.startswith(f"{name}:"))
     return next(listed, ())
+
+
+def bounds(cls: type[KernelType], name: str) -> tuple[float, float, int] | None:
+    """The least and the largest value of a number, and their step, where its rule bounds it; None where none does."""
+    _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: -(1 << 62)})
+    found = (r for r in reasons if isinstance(r, Bounds) and r.startswith(f"{name}:"))
+    return next(((r.low, r.high, r.step) for r in found), None)
 
 
 def mentions(reason: str, fields: Iterable[str]) -> bool:

@@ -9,26 +9,45 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateNotFound, Undefined, UndefinedError
+from jinja2 import (
+    ChoiceLoader,
+    Environment,
+    FileSystemLoader,
+    FunctionLoader,
+    StrictUndefined,
+    TemplateNotFound,
+    Undefined,
+    UndefinedError,
+)
 from jinja2 import TemplateError as JinjaError
 
 from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
+from ptxgen.packages import OURS, package_of, template_folders
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
 _SHARED = ("entry", "flow", "module")
 
 
+def templates_folder() -> Path:
+    """Where our own templates lie; a checkout without symbolic links has the folder beside the package only."""
+    return TEMPLATES if TEMPLATES.is_dir() else Path(__file__).resolve().parents[1] / "templates"
+
+
+def _beside_a_module(name: str) -> tuple[str, str, None] | None:
+    """A template of another package, as a loader of Jinja returns it."""
+    found = next((folder / name for folder in template_folders() if (folder / name).is_file()), None)
+    return (found.read_text(encoding="utf-8"), str(found), None) if found else None
+
+
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The one environment: strict, no autoescape (PTX is not HTML), block lines vanish."""
-    # a checkout without symbolic links has the folder beside the package only
-    folder = TEMPLATES if TEMPLATES.is_dir() else Path(__file__).resolve().parents[1] / "templates"
     env = Environment(
-        loader=FileSystemLoader(folder),
+        loader=ChoiceLoader([FileSystemLoader(templates_folder()), FunctionLoader(_beside_a_module)]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -96,7 +115,9 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
     try:
         text = environment().get_template(f"{template}.ptx.j2").render(context)
     except TemplateNotFound as missing:
-        raise TemplateError(f"{about}: template {missing.name} does not exist") from None
+        ours = package_of(type(b.spec)) == OURS
+        places = "" if ours else f" beside {type(b.spec).__module__}, nor in a folder templates there"
+        raise TemplateError(f"{about}: template {missing.name} does not exist{places}") from None
     except UndefinedError as wrong:
         raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
     except (JinjaError, TemplateError, TypeError) as wrong:

@@ -13,10 +13,26 @@ from collections.abc import Iterable, Iterator
 SOFTMAX_FACTORS = (1e-18, 1e18)
 
 
+class Bounds(str):
+    """The reason that `between` and `multiple_of` give; `low`, `high` and `step` are what would be legal."""
+
+    __slots__ = ("high", "low", "step")
+    low: float
+    high: float
+    step: int
+
+
+def _bounded(reason: str, low: float, high: float, step: int) -> Bounds:
+    made = Bounds(reason)
+    made.low, made.high, made.step = low, high, step
+    return made
+
+
 def between(field: str, value: float, low: float, high: float) -> Iterator[str]:
     """`low ≤ value ≤ high`."""
     if not low <= value <= high:
-        yield f"{field}: must be from {low} to {high} (got {value}; nearest: {low if value < low else high})"
+        nearest = low if value < low else high
+        yield _bounded(f"{field}: must be from {low} to {high} (got {value}; nearest: {nearest})", low, high, 1)
 
 
 def multiple_of(field: str, value: int, step: int, low: int, high: int) -> Iterator[str]:
@@ -26,7 +42,8 @@ def multiple_of(field: str, value: int, step: int, low: int, high: int) -> Itera
     below = max(low, min(high, value // step * step))
     above = max(low, min(high, -(-value // step) * step))
     nearest = f"{below}" if below == above else f"{below} or {above}"
-    yield f"{field}: must be a multiple of {step} from {low} to {high} (got {value}; nearest: {nearest})"
+    rule = f"must be a multiple of {step} from {low} to {high}"
+    yield _bounded(f"{field}: {rule} (got {value}; nearest: {nearest})", low, high, step)
 
 
 def divides(field: str, value: int, other: str, whole: int) -> Iterator[str]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from ptxgen.checks.bounds import ANY, HALF, RULES, SPECIAL, Bound, Flow, State
 from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol
 
 Finding = tuple[int, str]
 
-_UNKNOWN = (1 << 32) - 1
-_LIMIT = 1 << 31
-# Largest values (PTX ISA, "Special Registers"; CUDA programming guide, technical specifications).
-_LARGEST = {
-    "%laneid": 31, "%tid.x": 1023, "%tid.y": 1023, "%tid.z": 63, "%ntid.x": 1024, "%ntid.y": 1024, "%ntid.z": 64,
-    "%warpid": 63, "%nwarpid": 64, "%ctaid.y": 65534, "%ctaid.z": 65534, "%nctaid.y": 65535, "%nctaid.z": 65535,
-    "%cluster_ctarank": 31, "%cluster_nctarank": 32, "%cluster_ctaid.x": 31, "%cluster_nctaid.x": 32,
-}  # fmt: skip
 _GLOBAL_WORDS = frozenset({"ld", "st", "atom", "red", "cp", "prefetch", "prefetchu"})
+_PRODUCTS = frozenset({"mul.lo.s32", "mul.lo.u32", "mad.lo.s32", "mad.lo.u32"})
+_CARRIES = ("add.", "sub.", "mov.", "cvt.", "mul.", "mad.", "shl.", "cvta.", "selp.")
 
 
 def backward_branches(items: list[Instruction | Label]) -> Iterator[Finding]:
@@ -34,93 +31,138 @@ def backward_branches(items: list[Instruction | Label]) -> Iterator[Finding]:
 def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]) -> Iterator[Finding]:
     """No 32-bit product that may pass 2³¹ is widened into a global address.
 
-    A register's largest value is followed through mov, add, and, shr, shl, min, rem, mul.lo and mad.lo where it is
-    written once; loaded values count as 2³²−1. A product of 2³¹ or more marks its register; cvt, mul.wide, mad.wide
-    and 64-bit additions carry the mark; a global access through a marked register is the finding. `mul.wide` and
-    `mad.wide` of the factors themselves are the remedy. `limits` adds largest values of special registers.
+    Largest values are followed as `bounds` has it: through loops, guards and registers that are written several times;
+    loaded values count as 2³²−1. A product that may reach 2³¹ marks its register; cvt, mul.wide, mad.wide, selp and
+    64-bit additions carry the mark; a global access through a marked register is the finding, which says how large the
+    factors may be, and since where. `limits` adds largest values of special registers.
     """
-    values = _Values(items, limits)
-    for item in items:
-        if isinstance(item, Instruction):
-            marked = values.address(item)
-            if marked is not None:
-                yield item.line, f"the address holds line {marked}'s 32-bit product; multiply in 64 bits (mul.wide)"
-            values.follow(item)
+    if not _may_be_large(items, limits):  # most texts: nothing to follow
+        return
+    flow = Flow(items, limits)
+    found: dict[int, str] = {}
+    for item, _, marks in _marked(flow):
+        for base in _global_bases(item) if marks else ():
+            if base in marks:
+                found[item.line] = marks[base].reason()
+    yield from sorted(found.items())
 
 
-class _Values:
-    """Largest values of 32-bit registers, and which registers carry an unsafe product (by the product's line)."""
+def _may_be_large(items: list[Instruction | Label], limits: Mapping[str, int]) -> bool:
+    """Whether a global address may hold a product that may pass 2³¹, for all that registers written once say, in
+    whatever order instructions run: a quick look that misses none."""
+    largest = {**SPECIAL, **limits}
+    own = [item for item in items if isinstance(item, Instruction) and item.operands]
+    written = Counter(item.operands[0].name for item in own if isinstance(item.operands[0], Register))
+    marked: set[str] = set()
+    carriers: list[tuple[str, set[str]]] = []
+    accesses: list[str] = []
+    for item in own:
+        first, sources = item.operands[0], item.operands[1:]
+        if isinstance(first, Register):
+            rule = RULES.get(item.opcode)
+            if rule is not None:
+                value = rule([_quick(largest, s) for s in sources], [isinstance(s, Immediate) for s in sources])
+                if value < HALF and written[first.name] == 1:
+                    largest[first.name] = value
+                if value >= HALF and item.opcode in _PRODUCTS:
+                    marked.add(first.name)
+            if item.opcode.startswith(_CARRIES):
+                carriers.append((first.name, {s.name for s in sources if isinstance(s, Register)}))
+        accesses += _global_bases(item)
+    grown = bool(marked)
+    while grown:
+        new = {name for name, sources in carriers if name not in marked and not marked.isdisjoint(sources)}
+        marked |= new
+        grown = bool(new)
+    return not marked.isdisjoint(accesses)
 
-    def __init__(self, items: list[Instruction | Label], limits: Mapping[str, int]) -> None:
-        self.largest = {**_LARGEST, **limits}
-        self.marks: dict[str, int] = {}
-        self.written: dict[str, int] = {}
-        for item in items:
-            if isinstance(item, Instruction) and item.operands:
-                first = item.operands[0]
-                if isinstance(first, Register):
-                    self.written[first.name] = self.written.get(first.name, 0) + 1
 
-    def bound(self, operand: Operand) -> int:
+def _quick(largest: Mapping[str, int], operand: Operand) -> int:
+    if isinstance(operand, Register):
+        return largest.get(operand.name, ANY)
+    value = operand.value if isinstance(operand, Immediate) else None
+    return value if isinstance(value, int) and value >= 0 else ANY
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A product that may be large, and what was known of its factors there."""
+
+    item: Instruction
+    factors: tuple[Bound, Bound]
+
+    def reason(self) -> str:
+        """Why an address that holds the product is refused, and what to do."""
+        said = [self._factor(*factor) for factor in zip(self.item.operands[1:3], self.factors, strict=True)]
+        worst = max(range(2), key=lambda i: self.factors[i].largest)
+        adds = "mad.wide" if self.item.opcode.startswith("mad") else "mul.wide"
+        remedy = f"multiply in 64 bits ({adds}.{self.item.opcode[-3:]} of the same factors)"
+        return (f"the address holds line {self.item.line}'s 32-bit product; {remedy}, or bound "
+                f"{self.item.operands[1 + worst]} before it (min, and, rem, or a compare that guards it): "
+                f"{' and '.join(said)}, so the product may pass 2^31")  # fmt: skip
+
+    def _factor(self, operand: Operand, bound: Bound) -> str:
         if isinstance(operand, Immediate):
-            value = operand.value
-            return int(value) if isinstance(value, int) and value >= 0 else _UNKNOWN
-        if isinstance(operand, Register):
-            return self.largest.get(operand.name, _UNKNOWN)
-        return _UNKNOWN
-
-    def address(self, item: Instruction) -> int | None:
-        """The line of the product inside a global address of this instruction."""
-        if not self.marks:
-            return None
-        words = item.opcode.split(".")
-        if words[0] not in _GLOBAL_WORDS or "global" not in words:
-            return None
-        spaces = [word for word in words if word.partition("::")[0] in ("global", "shared")]
-        addresses = [operand for operand in item.operands if isinstance(operand, Address)]
-        for space, operand in zip(spaces, addresses, strict=False):  # a copy names its spaces in the operands' order
-            if space == "global" and isinstance(operand.base, Register) and operand.base.name in self.marks:
-                return self.marks[operand.base.name]
-        return None
-
-    def follow(self, item: Instruction) -> None:
-        """Take an instruction's result into account."""
-        operands = item.operands
-        if not operands or not isinstance(operands[0], Register):
-            return
-        name, sources = operands[0].name, operands[1:]
-        mark = next((self.marks[s.name] for s in sources if isinstance(s, Register) and s.name in self.marks), None)
-        word = item.opcode
-        result = self._result(word, sources)
-        product = word in ("mul.lo.s32", "mul.lo.u32", "mad.lo.s32", "mad.lo.u32")
-        if product and result is None:
-            mark = mark or item.line
-        elif not word.startswith(("add.", "sub.", "mov.", "cvt.", "mul.", "mad.", "shl.", "cvta.")):
-            mark = None
-        if mark is not None:
-            self.marks[name] = mark
-        elif self.written.get(name, 0) == 1:
-            self.marks.pop(name, None)
-        if result is not None and self.written.get(name, 0) == 1:
-            self.largest[name] = result
-
-    def _result(self, word: str, sources: tuple[Operand, ...]) -> int | None:
-        """The largest value of a 32-bit result; None when it may pass 2³¹ or is not followed."""
-        rule = _RULES.get(word)
-        if rule is None:
-            return None
-        value = rule([self.bound(source) for source in sources])
-        return value if value < _LIMIT else None
+            return f"{operand} is a number"
+        if bound.largest < ANY:
+            return f"{operand} is at most {bound.largest}"
+        since = f" since line {bound.since.line} ({bound.since})" if bound.since is not None else ""
+        return f"{operand} may be anything up to 2^32-1{since}"
 
 
-_RULES = {
-    **dict.fromkeys(("mov.u32", "mov.s32", "mov.b32"), lambda b: b[0]),
-    **dict.fromkeys(("add.u32", "add.s32"), lambda b: b[0] + b[1]),
-    **dict.fromkeys(("mul.lo.u32", "mul.lo.s32"), lambda b: b[0] * b[1]),
-    **dict.fromkeys(("mad.lo.u32", "mad.lo.s32"), lambda b: b[0] * b[1] + b[2]),
-    **dict.fromkeys(("and.b32", "min.u32"), lambda b: min(b[0], b[1])),
-    **dict.fromkeys(("shr.u32", "shr.b32"), lambda b: b[0] >> min(b[1], 32)),
-    "shl.b32": lambda b: b[0] << min(b[1], 32),
-    "rem.u32": lambda b: max(b[1] - 1, 0),
-    "div.u32": lambda b: b[0],
-}
+Marks = dict[str, _Mark]
+
+
+def _marked(flow: Flow) -> Iterator[tuple[Instruction, State, Marks]]:
+    """Every instruction with the marks that its registers may carry there, on any way to it."""
+    entries: list[Marks] = [{} for _ in flow.blocks]
+    changed = True
+    while changed:
+        changed = False
+        for number, entry in enumerate(flow.entries):
+            if entry is None:
+                continue
+            marks = dict(entries[number])
+            for item, state in flow.visit_block(number):
+                _follow(flow, item, state, marks)
+            for follower, _ in flow.successors(number):
+                new = {name: mark for name, mark in marks.items() if name not in entries[follower]}
+                entries[follower].update(new)
+                changed = changed or bool(new)
+    for number, entry in enumerate(flow.entries):
+        if entry is None:
+            continue
+        marks = dict(entries[number])
+        for item, state in flow.visit_block(number):
+            yield item, state, marks
+            _follow(flow, item, state, marks)
+
+
+def _follow(flow: Flow, item: Instruction, state: State, marks: Marks) -> None:
+    """Take an instruction's result into account."""
+    operands = item.operands
+    if not operands or not isinstance(operands[0], Register):
+        return
+    mark = None
+    if item.opcode.startswith(_CARRIES):
+        mark = next((marks[s.name] for s in operands[1:] if isinstance(s, Register) and s.name in marks), None)
+    if mark is None and item.opcode in _PRODUCTS:
+        factors = (flow.bound(state, operands[1]), flow.bound(state, operands[2]))
+        added = flow.bound(state, operands[3]).largest if len(operands) > 3 else 0
+        if factors[0].largest * factors[1].largest + added >= HALF:
+            mark = _Mark(item, factors)
+    if mark is not None:
+        marks[operands[0].name] = mark
+    elif item.guard is None:
+        marks.pop(operands[0].name, None)
+
+
+def _global_bases(item: Instruction) -> list[str]:
+    """The registers that global addresses of this instruction begin with."""
+    words = item.opcode.split(".")
+    if words[0] not in _GLOBAL_WORDS or "global" not in words:
+        return []
+    spaces = [word for word in words if word.partition("::")[0] in ("global", "shared")]
+    addresses = [operand.base for operand in item.operands if isinstance(operand, Address)]
+    pairs = zip(spaces, addresses, strict=False)  # a copy names its spaces in the operands' order
+    return [base.name for space, base in pairs if space == "global" and isinstance(base, Register)]

@@ -11,61 +11,24 @@ import click
 
 from ptxgen.cli._complete import choices_of
 from ptxgen.errors import SpecError
+from ptxgen.fields import SHARED
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
 from ptxgen.legality import choices
 
 # What the shared words mean. A kernel type says more in its docstring, as "`field`: …",
 # "`field` "value": …" or "`field` (…)".
 _SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
-_GLOSSARY = {
-    "max_len": "positions the cache holds for a sequence",
-    "head_dim": "elements of a head",
-    "n_heads": "query heads",
-    "n_kv_heads": "heads of K and V; n_heads is a multiple of it",
-    "kv_dtype": "element type of the KV cache",
-    "q_dtype": "element type of queries and outputs",
-    "src_dtype": "element type of what is appended",
-    "dtype": "element type",
-    "indirect": "lengths or positions are read from device memory",
-    "batched": "several sequences in one launch",
-    "causal": "a query sees only positions up to its own",
-    "scale": "factor of the logits; default 1 / sqrt(head_dim)",
-    "soft_cap": "logits become soft_cap * tanh(logit / soft_cap); 0: off",
-    "window": "a query sees only that many latest positions; 0: all",
-    "theta": "base of the RoPE frequencies",
-    "style": "pairs that rotate together: norm (adjacent) or neox (halves)",
-    "rotary_dim": "elements of a head that are rotated, from its start",
-    "scaling": "of the RoPE frequencies for long contexts: default, linear or llama3",
-    "factor": "how much longer the context becomes, with scaling linear or llama3",
-    "low_freq_factor": "llama3: wavelengths above original_max_len / it are scaled by the whole factor",
-    "high_freq_factor": "llama3: wavelengths below original_max_len / it are not scaled",
-    "original_max_len": "llama3: the context that the model was first trained for",
-    "freq_factors": "a divisor of each RoPE frequency, separated by commas; none by default",
-    "attention_factor": "factor of sine and cosine (YaRN, LongRoPE)",
-    "precise": "sine and cosine by polynomials instead of the hardware's approximations",
-    "in_place": "results replace the inputs",
-    "page_size": "positions of a page of the cache; 0: no pages",
-    "programmatic": "may start before the kernel ahead of it ends, and waits for it where it reads its results",
-    "sinks": "a logit per head joins the softmax without a value, from a parameter",
-    "max_chunks": "parts of a sequence at most, of whose results there is room for so many",
-    "ctas": "CTAs that keep the GPU busy: sequences are cut for no more",
-    "alibi": "scores take a slope per head and distance, from a parameter",
-    "layout": "order of the axes: tokens (token, head, element) or heads (head, token, element)",
-    "lse": "also write the log-sum-exp of each row",
-    "n": "elements of a row",
-    "with_value": "also write the largest value",
-}
 _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 
 def field_doc(cls: type[KernelType], name: str) -> str:
-    """What a field means: its metadata's `doc`, else what the class docstring says of it, else the glossary."""
-    field = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
-    if "doc" in field.metadata:
-        return str(field.metadata["doc"])
+    """What a field means: its metadata's `doc`, else what the class docstring says of it, else the shared words."""
+    found = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
+    if "doc" in found.metadata:
+        return str(found.metadata["doc"])
     doc = re.sub(r"\s+", " ", cls.__doc__ or "")
     said = (re.search(pattern.format(name), doc) for pattern in _SAYINGS)
-    return next((_inside(match[1]) for match in said if match), _GLOSSARY.get(name, ""))
+    return next((_inside(match[1]) for match in said if match), str(SHARED.get(name, {}).get("doc", "")))
 
 
 def _inside(text: str) -> str:

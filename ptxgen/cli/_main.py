@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
 import ptxgen.cli
 from ptxgen import __version__
 from ptxgen.errors import ExecutionError, PtxgenError
+from ptxgen.packages import KernelWarning
 
 
 class Commands(click.Group):
@@ -48,6 +51,24 @@ def root(ctx: click.Context) -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name) and return its exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning(warnings.showwarning)
+        return _invoked(arguments)
+
+
+def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
+    """Kernel types that cannot be had: one sentence each; other warnings as ever."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, KernelWarning):
+            _complain(str(message), 0)
+        else:
+            others(message, category, *where, **more)
+
+    return show
+
+
+def _invoked(arguments: Sequence[str] | None) -> int:
     try:
         code = root.main(None if arguments is None else list(arguments), prog_name="ptxgen", standalone_mode=False)
     except click.ClickException as wrong:

@@ -1,7 +1,8 @@
 """Golden PTX: the committed text and resources of some specs, against what is generated now. Only `update` writes.
 
 A directory of goldens holds `<target>/<kernel_type>/<slug>.ptx` and a `resources.json` beside them. Its cases are the
-kernel types' own `goldens`; or those of its `index.json`, where it has one (as `ptxgen generate --config` writes).
+kernel types' own `goldens`, of every package that it holds a kernel type of; or those of its `index.json`, where it has
+one (as `ptxgen generate --config` writes).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ptxgen.golden.record import by_folder, measured, read_record, record_text
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
 from ptxgen.manifest import manifest
 from ptxgen.output import write_files
+from ptxgen.packages import package_of
 from ptxgen.targets import Target, target
 
 INDEX = "index.json"
@@ -66,11 +68,28 @@ class Goldens:
         """The cases, ordered by file. Raises `SpecError` when two have the same file."""
         index = self.root / INDEX
         by_file: dict[str, Case] = {}
-        for case in _indexed(index) if index.is_file() else _declared():
+        for case in _indexed(index) if index.is_file() else self._declared():
             other = by_file.setdefault(case.file, case)
             if other is not case:
                 raise SpecError(f"{case.file}: two goldens have this name: {other.spec!r} and {case.spec!r}")
         return tuple(by_file[file] for file in sorted(by_file) if self.covers(file))
+
+    def _declared(self) -> Iterator[Case]:
+        """Every golden of its kernel types, on each of their targets that supports it."""
+        for cls in self._kernel_types():
+            for fields in cls.goldens:
+                spec = cls(**fields)
+                for name in cls.golden_targets:
+                    if supports(spec, name):
+                        yield Case(spec, target(name), golden_file(spec, target(name)))
+
+    def _kernel_types(self) -> list[type[KernelType]]:
+        """Those chosen; else all of the packages of which the directory holds a kernel type; of any, where of none."""
+        every = kernel_types()
+        if self.only:
+            return [cls for name, cls in every.items() if name in self.only]
+        there = {package_of(every[path.name]) for path in self.root.glob("*/*") if path.name in every}
+        return [cls for cls in every.values() if not there or package_of(cls) in there]
 
     def check(self) -> Iterator[Finding]:
         """Every finding of what is committed against what is generated now: files, manifests, resources, orphans."""
@@ -148,16 +167,6 @@ class Goldens:
         where, _, rest = file.partition("/")
         kernel = rest.partition("/")[0]
         return (not self.only or kernel in self.only) and (not self.targets or where in self.targets)
-
-
-def _declared() -> Iterator[Case]:
-    """Every golden of every kernel type, on each of its targets that supports it."""
-    for cls in kernel_types().values():
-        for fields in cls.goldens:
-            spec = cls(**fields)
-            for name in cls.golden_targets:
-                if supports(spec, name):
-                    yield Case(spec, target(name), golden_file(spec, target(name)))
 
 
 def _indexed(index: Path) -> Iterator[Case]:

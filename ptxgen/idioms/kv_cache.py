@@ -14,6 +14,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_lanes
 from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
 from ptxgen.launch import Param, buffer, scalar
 from ptxgen.scales import SCALE_GROUP, scale_groups
@@ -125,9 +126,7 @@ def quantise(b: Builder, values: Sequence[Reg]) -> Reg:
     for value in values[1:]:
         b.op("abs.f32", magnitude, value)
         b.op("max.f32", largest, largest, magnitude)
-    for distance in (1, 2):
-        b.op("shfl.sync.bfly.b32", magnitude, largest, distance, 31, -1)
-        b.op("max.f32", largest, largest, magnitude)
+    over_lanes(b, "max.f32", largest, (1, 2), magnitude)
     # Rounded up, so that no value of the group passes ±127.
     b.op("mul.f32", largest, largest, 1 / 127)
     scale: Reg = b.op("cvt.rp.f16.f32", "scale", largest)

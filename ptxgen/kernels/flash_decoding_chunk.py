@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ptxgen import rules
+from ptxgen import lengths, rules
 from ptxgen.attention.decode.chunks import STEP, Cut
 from ptxgen.attention.decode.contract import Attention, Task
 from ptxgen.attention.decode.loops.choice import choose
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
+    from ptxgen.kernel import Arrays
 
 WARPS = 8  # of a CTA
 IN_FLIGHT = 8192  # bytes of K and V that a warp has on their way
@@ -59,6 +60,7 @@ class FlashDecodingChunk(KernelType):
     programmatic: bool = False
 
     sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
+    trials = ({}, {"seq_len": 19})
     goldens = (
         dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=2, max_chunks=2, q_dtype=f16, kv_dtype=f16),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, max_chunks=2, kv_dtype=s8, window=20),
@@ -316,6 +318,14 @@ class FlashDecodingChunk(KernelType):
             b.op("setp.lt.u32", marks, slot, self.max_chunks)
 
     # -- example and reference -----------------------------------------------------------------------------------------
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {**super().ranges(sizes), **dict.fromkeys(("seq_len", "seq_lens"), (0, self.max_len))}
+
+    def past(self, arguments: Arrays) -> lengths.Past:
+        for caches in (value for value in arguments.values() if isinstance(value, list)):
+            for cache, length in zip(caches, arguments["seq_lens"], strict=True):
+                yield from lengths.past_lengths([cache[None]], [max(0, length)])
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Caches a sequence, NaN past each length; lengths from 0 to max_len, the first as told."""

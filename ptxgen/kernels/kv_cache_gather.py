@@ -10,14 +10,16 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.kv_cache import KV_DTYPES
 from ptxgen.idioms.threads import ceil_div, row_index
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.lengths import MOST, Past
 from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
+    from ptxgen.kernel import Arrays
     from ptxgen.targets import Target
 
 THREADS = 256
@@ -39,10 +41,11 @@ class KvCacheGather(KernelType):
     head_dim: int
     n_kv_heads: int
     kv_dtype: DType = f32
-    direction: str = "to_slot"
+    direction: str = field(default="to_slot", doc="to_slot: single cache to slot; from_slot: the other way")
     indirect: bool = False
 
     sizes = {"batch": 3, "slot": -1, "seq_len": -1}  # -1: one at random
+    trials = ({}, {"slot": 1, "seq_len": 23})
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=40, n_kv_heads=3, kv_dtype=s8, direction="from_slot", indirect=True),
@@ -153,6 +156,16 @@ class KvCacheGather(KernelType):
             b.op(f"ld.global{suffix}", piece, source[i * THREADS * unit], pred=exists[i])
         for i, piece in enumerate(pieces):
             b.op(f"st.global{suffix}", target[i * THREADS * unit], piece, pred=exists[i])
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        batch = sizes["batch"]
+        return {"batch": (1, MOST), "slot": (0, batch - 1), "n_slots": (1, batch), "seq_len": (0, self.max_len)}
+
+    def past(self, arguments: Arrays) -> Past:
+        source = "single" if self.direction == "to_slot" else "batched"
+        length = int(arguments["seq_len"][0] if self.indirect else arguments["seq_len"])
+        for name in (name for name in arguments if name.endswith(source)):
+            yield arguments[name], (..., slice(length, None), slice(None))
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np

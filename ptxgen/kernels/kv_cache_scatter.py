@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen import rules
+from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -43,6 +43,7 @@ class KvCacheScatter(KernelType):
     programmatic: bool = False
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
+    trials = ({"rows": 3, "position": 20},)
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=80, n_kv_heads=3, kv_dtype=s8, indirect=True),
@@ -103,6 +104,9 @@ class KvCacheScatter(KernelType):
         if self.kv_dtype == s8:
             with b.fragment("store_scale"):
                 kv_cache.store_scale(b, self, is_v, cache_row, place.chunk, scale, place.has_chunk)
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given(self, rng, sizes)

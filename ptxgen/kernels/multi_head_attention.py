@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen import rules
+from ptxgen import lengths, rules
 from ptxgen.attention.prefill import tiles
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.kernel import KernelType, kernel_type
@@ -60,6 +60,13 @@ class MultiHeadAttention(KernelType):
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
+    trials = (
+        {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},
+    )  # fmt: skip
+    unreported = {
+        r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
+        r"no_causal_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",
+    }
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
@@ -178,6 +185,31 @@ class MultiHeadAttention(KernelType):
             SimtLoop(b, self, tile).build()
 
     # -- example and reference -----------------------------------------------------------------------------------------
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        tokens, keys = sizes["n_tokens"], sizes["n_keys"]
+        return {
+            **super().ranges(sizes),
+            **dict.fromkeys(("q_len", "q_starts"), (0, tokens)),
+            **dict.fromkeys(("kv_len", "kv_lens"), (0, self.max_len or keys)),
+            "n_sequences": (0, sizes["batch"]), "page_table": (-1, sizes["pages"] - 1),
+            "q_rows": (tokens, tokens), "kv_rows": (keys, keys),
+        }  # fmt: skip
+
+    def past(self, arguments: Arrays) -> lengths.Past:
+        q, keys = arguments["q"], [arguments[x] for x in ("k", "v", "k_scales", "v_scales") if x in arguments]
+        if self.batched:
+            yield q, slice(arguments["q_starts"][-1], None)
+            if self.page_size:
+                yield from lengths.past_pages(keys, arguments["page_table"], arguments["kv_lens"])
+            else:
+                yield from lengths.past_lengths(keys, arguments["kv_lens"])
+            return
+        q_len, kv_len = (int(x[0] if self.indirect else x) for x in (arguments["q_len"], arguments["kv_len"]))
+        first_axis = self.layout == "tokens"
+        yield q, slice(q_len, None) if first_axis else (slice(None), slice(q_len, None))
+        in_rows = slice(kv_len, None) if first_axis and not self.max_len else (slice(None), slice(kv_len, None))
+        yield from ((x, in_rows) for x in keys)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         from ptxgen.attention.prefill import reference

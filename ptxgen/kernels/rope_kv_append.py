@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen import rules
+from ptxgen import lengths, rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
@@ -54,6 +54,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     programmatic: bool = False
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
+    trials = ({"rows": 3, "position": 20},)
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),
         dict(max_len=64, head_dim=64, n_heads=2, n_kv_heads=1, kv_dtype=f16, src_dtype=f16, indirect=True),
@@ -129,6 +130,9 @@ class RopeKvAppend(RotatingRows, KernelType):
     def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg) -> Reg:
         row_bytes, chunk_bytes = (n * self.src_dtype.bytes for n in (self.head_dim, CHUNK))
         return chunk_address(b, address, row_head, row_bytes, chunk, chunk_bytes)
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given(self, rng, sizes)

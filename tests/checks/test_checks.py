@@ -237,7 +237,6 @@ UNSAFE = [
     "ld.global.u32 %r1, [%rd1]; mad.lo.s32 %r3, %r1, 128, 7;",
     "mov.u32 %r1, %ctaid.y; mul.lo.u32 %r3, %r1, 65536;",
     "mov.u32 %r1, %tid.x; mul.lo.u32 %r2, %r1, %r1; mul.lo.u32 %r3, %r2, 4096;",
-    "mov.u32 %r1, 5; add.u32 %r1, %r1, 1; mul.lo.u32 %r3, %r1, 128;",  # written twice: any value
     "ld.global.u32 %r1, [%rd1]; mul.lo.u32 %r2, %r1, 128; add.u32 %r3, %r2, 1;",
 ]
 SAFE = [

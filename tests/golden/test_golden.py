@@ -16,6 +16,7 @@ from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import kernel_types, supports
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.targets import target
+from tests.support.draws import domains
 
 ROOT = Path(__file__).resolve().parents[2] / "golden_ptx"
 NAMES = sorted(kernel_types())
@@ -80,9 +81,9 @@ def changed_lines(old: str, new: str) -> int:
 
 
 def sizes(name: str) -> list[str]:
-    """Sizes that the goldens of a kernel type state."""
+    """Sizes that the goldens of a kernel type state, and that only the lines that hold them show."""
     stated = {field for golden in kernel_types()[name].goldens for field in golden}
-    return [field for field in ("max_len", "n_kv_heads") if field in stated]
+    return [field for field, known in domains(kernel_types()[name]).items() if known.local and field in stated]
 
 
 def resized(case: Case, field: str, size: int) -> Case | None:

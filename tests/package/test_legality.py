@@ -16,11 +16,8 @@ from ptxgen.kernel import KernelType, kernel_types
 from ptxgen.kernels import FlashDecodingReduce, IncrementalAttention, KvCacheScatter
 from ptxgen.legality import choices, stand_ins
 
-ATTENTION = {
-    "incremental_attention": {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2},
-    "multi_head_attention": {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2},
-    "flash_decoding_chunk": {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2, "max_chunks": 2},
-}
+ATTENTION = [name for name, cls in kernel_types().items() if "soft_cap" in cls.__dataclass_fields__]
+PLAIN = {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2}
 
 
 # -- factors of the softmax --------------------------------------------------------------------------------------------
@@ -31,7 +28,7 @@ ATTENTION = {
 def test_factors_within_the_range_give_texts_without_infinity_or_zero(name: str, target: str) -> None:
     for scale in (1e-18, 1e18, None):
         for soft_cap in (1e-18, 1e18, 0.0):
-            text = generate(kernel_types()[name](**ATTENTION[name], scale=scale, soft_cap=soft_cap), target).text
+            text = generate(kernel_types()[name](**PLAIN, scale=scale, soft_cap=soft_cap), target).text
             scaled = [line for line in text.splitlines() if "mul.f32" in line and "0f7F800000" in line]
             assert not scaled
             assert not any(", 0f00000000;" in line for line in text.splitlines() if "mul.f32" in line)
@@ -43,14 +40,14 @@ def test_factors_within_the_range_give_texts_without_infinity_or_zero(name: str,
 )
 def test_factors_that_f32_loses_are_refused(name: str, fields: dict[str, float]) -> None:
     ((field, value),) = fields.items()
-    (reason,) = supports({"kernel_type": name, **ATTENTION[name], **fields}, "sm_80").reasons
+    (reason,) = supports({"kernel_type": name, **PLAIN, **fields}, "sm_80").reasons
     assert reason.startswith(f"{field}: must be a ")
     assert f"(got {value}" in reason
 
 
 def test_the_nearest_factor_keeps_the_sign_where_it_counts() -> None:
     def nearest(name: str, scale: float) -> str:
-        (reason,) = supports({"kernel_type": name, **ATTENTION[name], "scale": scale}, "sm_80").reasons
+        (reason,) = supports({"kernel_type": name, **PLAIN, "scale": scale}, "sm_80").reasons
         return reason.partition("nearest: ")[2]
 
     assert nearest("incremental_attention", -1e30) == "-1e+18)"
@@ -59,7 +56,6 @@ def test_the_nearest_factor_keeps_the_sign_where_it_counts() -> None:
 
 # -- every reason, whatever stage finds it -----------------------------------------------------------------------------
 
-PLAIN = ATTENTION["incremental_attention"]
 STAGES = {
     "dtype and rule": ({"kv_dtype": "q4", "head_dim": 100}, "sm_90", ["kv_dtype", "head_dim"]),
     "two types": ({"max_len": 64.5, "head_dim": "64"}, "sm_90", ["max_len", "head_dim"]),
@@ -96,7 +92,7 @@ def test_a_field_that_has_no_value_is_in_no_other_reason() -> None:
 # Legal specs whose fields bound each other, wider than any golden's.
 WIDE = (
     ("incremental_attention", {**PLAIN, "max_len": 4096, "window": 100, "batched": True, "page_size": 48}),
-    ("flash_decoding_chunk", {**ATTENTION["flash_decoding_chunk"], "max_len": 4096, "window": 100}),
+    ("flash_decoding_chunk", {**PLAIN, "max_len": 4096, "window": 100}),
     ("rope", {"head_dim": 128, "n_heads": 2, "rotary_dim": 64, "freq_factors": (2.0,) * 32}),
     ("rope", {"head_dim": 128, "n_heads": 2, "scaling": "llama3", "low_freq_factor": 8.0, "high_freq_factor": 9.0}),
     ("rope_kv_append", {"max_len": 64, "head_dim": 24, "n_heads": 24, "n_kv_heads": 8, "freq_factors": (2.0,) * 12}),

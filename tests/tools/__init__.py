@@ -1,0 +1,1 @@
+"""Tools that run long, or write documents and files of the repository."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ptxgen.errors import ExecutionError, SpecError
+from ptxgen.fields import domain
 from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType, supports
 from ptxgen.parity import compare, limit_of
@@ -27,16 +28,6 @@ from tests.support.devices import ExecutorDevice
 
 RANDOM_SEEDS = (1, 2, 3)  # tried where check mode finds nothing
 STRIDES = 2  # spoiled in each kernel
-# Sizes with which every branch of a kernel is taken and every index is above zero somewhere.
-SIZES: dict[str, tuple[dict[str, int], ...]] = {
-    "arg_max": ({"rows": 3},),
-    "incremental_attention": ({}, {"seq_len": 37}, {"seq_len": 11}),
-    "multi_head_attention": ({"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}),
-    "rope": ({"rows": 3, "position": 100_000},),
-    "rope_kv_append": ({"rows": 3, "position": 20},),
-    "kv_cache_scatter": ({"rows": 3, "position": 20},),
-}
-_CAPACITIES = ("max_len", "max_chunks", "programmatic")  # change no result of a launch within them
 LOUD = 6.0  # of queries: a soft cap must show
 _WORDS = r"^\s*(?:@!?%?[\w$]+\s+)?(?P<opcode>{})(?=[\s;])"
 _KINDS = {
@@ -132,7 +123,9 @@ def far_off(text: str, mutation: Mutation) -> str:
 def dropped_options(spec: KernelType, target: Target) -> Iterator[Mutation]:
     """The text without one option (a field back at its default), where the parameters stay the same."""
     for one in dataclasses.fields(spec):  # type: ignore[arg-type]
-        if one.name in _CAPACITIES or one.default is dataclasses.MISSING or getattr(spec, one.name) == one.default:
+        if one.default is dataclasses.MISSING or getattr(spec, one.name) == one.default:
+            continue
+        if domain(type(spec), one.name).silent:
             continue
         try:
             plain = dataclasses.replace(spec, **{one.name: one.default})  # type: ignore[type-var]
@@ -198,7 +191,7 @@ class Work:
 
 @dataclass(frozen=True)
 class SpecSubject(Subject):
-    """A spec on a target against its reference, with the sizes of `SIZES`."""
+    """A spec on a target against its reference, with the sizes of its `trials`."""
 
     spec: KernelType
     target: Target
@@ -215,10 +208,9 @@ class SpecSubject(Subject):
     @cached_property
     def works(self) -> tuple[Work, ...]:
         """Every launch it is tried with."""
-        return tuple(self._work(sizes) for sizes in SIZES.get(self.spec.kernel_name, ({},)))
+        return tuple(map(self._work, self.spec.trials))
 
-    def _work(self, wanted: Mapping[str, int]) -> Work:
-        sizes = {name: size for name, size in wanted.items() if name in self.spec.sizes}
+    def _work(self, sizes: Mapping[str, int]) -> Work:
         values = self.spec.example(np.random.default_rng(7), **sizes)
         if "q" in values and getattr(self.spec, "soft_cap", 0):
             values["q"] = (values["q"].astype(np.float32) * LOUD).astype(values["q"].dtype)

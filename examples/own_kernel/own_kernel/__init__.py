@@ -1,0 +1,1 @@
+"""A package with a kernel type of its own."""

@@ -1,0 +1,127 @@
+"""What the kernel types share that go over rows: a CTA a row, whose threads load, combine and store it in passes.
+
+Owns the fragments `depends` and `locate`; what happens to the elements is the kernel types'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.dtypes import f32
+from ptxgen.idioms.elements import Elements, pieces
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.idioms.rows import RowShare, RowWalk
+from ptxgen.launch import Extent, Launch, Param, buffer
+
+if TYPE_CHECKING:
+    from ptxgen.dtypes import DType
+    from ptxgen.targets import Target
+
+
+class RowKernel:
+    """Base, beside `KernelType`, of a kernel type with rows of `dim` elements, of `heads` rows each where it has such a
+    field; a buffer whose first extent is "rows" has a row for each, others serve all rows."""
+
+    dim: int
+    programmatic: bool
+    heads: int = 0
+
+    @property
+    def share(self) -> RowShare:
+        """How the threads of a CTA share a row."""
+        return RowShare.of(self.dim, f32.bytes)
+
+    def row(self, name: str, dtype: DType = f32, access: str = "in", elements: int = 0) -> Param:
+        """A buffer of rows of `elements` (none: `dim`)."""
+        inner: tuple[Extent, ...] = (*((self.heads,) if self.heads else ()), elements or self.dim)
+        return buffer(name, dtype, "rows", *inner, access=access, align=self.share.vector * dtype.bytes)
+
+    def common(self, name: str, dtype: DType = f32) -> Param:
+        """A buffer of one row that serves all."""
+        return buffer(name, dtype, self.dim, align=self.share.vector * dtype.bytes)
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        """griddepcontrol needs sm_90."""
+        yield from programmatic_rules(self.programmatic, target)
+
+    def launch(self, target: Target) -> Launch:
+        """A CTA a row."""
+        return Launch(("rows", max(1, self.heads), 1), (self.share.threads, 1, 1), programmatic=self.programmatic)
+
+    def rows(self, b: Builder) -> Rows:
+        """Find this CTA's row in every buffer."""
+        wait_for_producer(b, self.programmatic)
+        return Rows(b, self.share, self.heads)
+
+
+class Rows:
+    """This CTA's row in every buffer, and the thread's elements of the current pass, as f32 registers."""
+
+    def __init__(self, b: Builder, share: RowShare, heads: int) -> None:
+        self.b, self.share, self.walk = b, share, RowWalk(b, share)
+        self._moved: dict[str, tuple[Elements, ...]] = {}
+        with b.fragment("locate"):
+            self.thread: Reg = b.op("mov.u32", "thread", b.special("tid.x"))
+            self.row: Reg = b.op("mov.u32", "row", b.special("ctaid.x"))
+            index = b.op("cvt.u64.u32", "wide_row", self.row)
+            if heads:
+                head = b.op("cvt.u64.u32", "head", b.op("mov.u32", "cta_head", b.special("ctaid.y")))
+                b.op("mad.lo.u64", index, index, heads, head)
+            for name, param in b.params.items():
+                base = b.ld_param(name)
+                if param.shape[0] == "rows":
+                    elements = param.shape[-1] if len(param.shape) > 1 else 1
+                    assert isinstance(elements, int), f"{name}: elements of a row"
+                    b.op("mad.lo.u64", base, index, elements * param.dtype.bytes, base)
+            self.walk.begin(self.thread)
+
+    def array(self, name: str) -> RegArray:
+        """Registers for the thread's elements of a pass."""
+        return self.b.array(name, "f32", self.share.elements)
+
+    def begin(self) -> None:
+        """Go before the first pass again."""
+        self.walk.begin(self.thread)
+
+    def step(self) -> None:
+        """Take up a pass; first in its fragment."""
+        self.walk.step()
+
+    def advance(self, again: str) -> None:
+        """Go to the next pass if there is one; last in its fragment. `again` is for the macro `passes`."""
+        self.walk.advance(again)
+
+    def load(self, name: str, values: Sequence[Reg], first: int = 0) -> None:
+        """The thread's elements of a buffer's row, from element `first` of it; those beyond the row are zero."""
+        dtype, at = self._at(name, first)
+        parts = self._pieces(f"{name}{first or ''}_word", dtype, values)
+        self.walk.load(at, parts)
+        for i, part in enumerate(parts):
+            part.widen(self.b, values[i * self.share.vector : (i + 1) * self.share.vector])
+
+    def store(self, name: str, values: Sequence[Reg]) -> None:
+        """Write the thread's elements of a buffer's row."""
+        dtype, at = self._at(name, 0)
+        parts = self._pieces(f"{name}_word", dtype, values)
+        for i, part in enumerate(parts):
+            part.narrow(self.b, values[i * self.share.vector : (i + 1) * self.share.vector])
+        self.walk.store(at, parts)
+
+    def _pieces(self, name: str, dtype: DType, values: Sequence[Reg]) -> tuple[Elements, ...]:
+        """The values as vectors of a buffer; the registers that move them are the buffer's, once declared."""
+        if dtype == f32:
+            return pieces(self.b, name, dtype, values, self.share.vector)
+        if name not in self._moved:
+            self._moved[name] = pieces(self.b, name, dtype, values, self.share.vector)
+        return self._moved[name]
+
+    def _at(self, name: str, first: int) -> tuple[DType, Reg]:
+        """The type of a buffer, and where the thread's first vector of its row lies."""
+        dtype, base = self.b.params[name].dtype, self.b.registers[name]
+        at = self.walk.at(f"{name}_at", base, dtype.bytes)
+        if first:
+            self.b.op("add.u64", at, at, first * dtype.bytes)
+        return dtype, at

@@ -1,0 +1,80 @@
+"""A few tokens times a matrix of packed weights, with what stands around it in a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.dtypes import s32
+from ptxgen.kernel import kernel_type
+from ptxgen.launch import Extent, Param, buffer, scalar
+from ptxgen.products.product import Product
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.products.geometry import Geometry
+    from ptxgen.targets import Target
+
+
+@kernel_type
+class Gemm(Product):
+    """out = x · weightᵀ for the first n_rows tokens of x f32 `[rows, k]`, out f32 `[rows, n]`; otherwise as Gemv.
+
+    Right for any number of tokens and made for 2 to 64. n_rows is a scalar, or `[1]` in device memory when `indirect`;
+    rows from there on are neither read nor written.
+
+    `n`: outputs. `k`: inputs. `weights`: the format. `norm`: "" or "rms". `eps`: added to the mean square.
+    `norm_offset`: added to the norm's weights. `activation`: "", silu, gelu_tanh or gelu. `gated`: out =
+    activation(gate · x) · (up · x).
+    """
+
+    indirect: bool = False
+
+    sizes = {"rows": 7, "n_rows": -1}  # -1: all
+    goldens = (
+        dict(n=40, k=72),
+        dict(n=48, k=512, weights="q4_k", norm="rms", residual=True, indirect=True),
+        dict(n=16, k=256, weights="q6_k", activation="silu", gated=True),
+        dict(n=33, k=2080, weights="q8_0", bias=True),
+    )
+
+    golden_targets = ("sm_75", "sm_90")
+    most_tokens = 4
+
+    def row_extent(self) -> Extent:
+        return "rows"
+
+    def grid_y(self, target: Target) -> Extent:
+        return f"ceil_div(rows, {self.geometry(target).tokens})"
+
+    def params(self) -> tuple[Param, ...]:
+        count = buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32)
+        return (*super().params(), count)
+
+    def tokens_of(self, b: Builder, at: Geometry) -> tuple[Any, Any]:
+        with b.fragment("rows"):
+            first = b.op("mul.lo.u32", "first_row", b.op("mov.u32", "row_group", b.special("ctaid.y")), at.tokens)
+            if self.indirect:
+                count = b.reg("n_rows_given", "s32")
+                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
+                b.op("max.s32", "rows_counted", count, 0)
+            else:
+                b.op("max.s32", "rows_counted", b.ld_param("n_rows"), 0)
+            return first, b.registers["rows_counted"]
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
+        return {**super().given(rng, sizes), "n_rows": np.array([count], np.int32) if self.indirect else count}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        count = max(0, int(np.ravel(a.pop("n_rows"))[0]))
+        out = a["out"].copy()
+        inside = {name: value[:count] if name in ("x", "out") else value for name, value in a.items()}
+        out[:count] = super().reference(**inside)["out"]
+        return {"out": out}

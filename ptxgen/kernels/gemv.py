@@ -1,0 +1,40 @@
+"""One token times a matrix of packed weights, with what stands around it in a decoder."""
+
+from __future__ import annotations
+
+from ptxgen.kernel import kernel_type
+from ptxgen.products.product import Product
+
+
+@kernel_type
+class Gemv(Product):
+    """out = weight · x for one token: x f32 `[1, k]`, out f32 `[1, n]`, weight packed `[n, k]` in a weight format.
+
+    Every product is f32, and sums are in a fixed order. Before the product, with `norm="rms"`: x / sqrt(mean(x²) + eps)
+    · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this order: `bias` f32 `[n]`, `activation`, for
+    `gated` the product with a second matrix, `residual`: out is added to.
+
+    `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean
+    square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh or gelu.
+    `gated`: out = activation(gate · x) · (up · x); `weight` holds the records of gate and up in turn
+    (`ptxgen.weights.format.interleave`).
+    """
+
+    sizes = {}
+    goldens = (
+        dict(n=40, k=72, programmatic=True),
+        dict(n=48, k=512, weights="q4_k", norm="rms", residual=True),
+        dict(n=16, k=256, weights="q6_k", activation="silu", gated=True),
+        dict(n=33, k=128, weights="q8_0", bias=True, activation="gelu"),
+        dict(n=16, k=2080, weights="f32", norm="rms", norm_offset=1.0, activation="gelu_tanh"),
+        dict(n=34000, k=32, weights="q4_0", residual=True),
+        dict(n=24, k=256, weights="q5_k"),
+        dict(n=20, k=200, weights="bf16"),
+        dict(n=20, k=131, weights="e4m3"),
+        dict(n=20, k=256, weights="e4m3_channel"),
+        dict(n=150, k=256, weights="e4m3_block"),
+        dict(n=16, k=256, weights="int4_g32"),
+        dict(n=16, k=128, weights="int4_g64"),
+        dict(n=16, k=384, weights="int4_g128"),
+    )
+    golden_targets = ("sm_75", "sm_90")

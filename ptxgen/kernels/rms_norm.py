@@ -1,0 +1,95 @@
+"""Root-mean-square normalisation of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.idioms.dot import add, dot
+from ptxgen.idioms.reduce import over_cta
+from ptxgen.idioms.row_kernel import RowKernel
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Param
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+
+
+@kernel_type
+class RmsNorm(RowKernel, KernelType):
+    """out = x / sqrt(mean(x²) + eps) · (offset + weight), row by row; out may be x itself.
+
+    x, out f32 `[rows, dim]`, weight f32 `[dim]`. `residual`: residual `[rows, dim]` becomes residual + x, and that is
+    normalised. `heads`: of every row so many heads are normalised, each by itself: all are `[rows, heads, dim]`.
+    """
+
+    dim: int
+    eps: float = 1e-6
+    offset: float = 0.0
+    residual: bool = False
+    heads: int = 0
+    programmatic: bool = False
+
+    sizes = {"rows": 2}
+    goldens = (
+        dict(dim=1024),
+        dict(dim=77, residual=True, offset=1.0),
+        dict(dim=64, heads=3, eps=1e-5, programmatic=True),
+        dict(dim=20000, residual=True),
+    )
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("dim", self.dim, 1, 1 << 20)
+        yield from rules.between("eps", self.eps, 1e-12, 1.0)
+        yield from rules.between("offset", self.offset, -1e3, 1e3)
+        yield from rules.between("heads", self.heads, 0, 1024)
+
+    def params(self) -> tuple[Param, ...]:
+        residual = (self.row("residual", access="inout"),) if self.residual else ()
+        return self.row("x"), self.common("weight"), *residual, self.row("out", access="out")
+
+    def build(self, b: Builder) -> None:
+        rows = self.rows(b)
+        values, gains, total = rows.array("value"), rows.array("gain"), b.reg("total", "f32")
+        with b.fragment("begin"):
+            b.op("mov.f32", total, 0.0)
+            if self.share.passes == 1:  # the weights wait for no kernel before this one
+                rows.step()
+                rows.load("weight", gains)
+        with b.fragment("load"):
+            rows.step()
+            rows.load("x", values)
+            if self.residual:
+                rows.load("residual", rows.array("before"))
+                add(b, values, b.arrays["before"])
+                rows.store("residual", values)
+            dot(b, total, values, values)
+            rows.advance("more_squares")
+        over_cta(b, "squares", "add.f32", [total], rows.thread, self.share.warps)
+        with b.fragment("mean"):
+            factor = b.op("fma.rn.f32", "factor", total, 1 / self.dim, self.eps)
+            b.op("rsqrt.approx.f32", factor, factor)
+            rows.begin()
+        with b.fragment("scale"):
+            rows.step()
+            if self.share.passes > 1:
+                rows.load("residual" if self.residual else "x", values)
+                rows.load("weight", gains)
+            for value, gain in zip(values, gains, strict=True):
+                b.op("mul.f32", value, value, factor)
+                if self.offset:
+                    b.op("add.f32", gain, gain, self.offset)
+                b.op("mul.f32", value, value, gain)
+            rows.store("out", values)
+            rows.advance("more_outputs")
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        out = {"residual": a["residual"] + a["x"]} if self.residual else {}
+        x = out.get("residual", a["x"]).astype(np.float64)
+        factor = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps)
+        return {**out, "out": (x * factor * (self.offset + a["weight"])).astype(np.float32)}

@@ -1,0 +1,99 @@
+"""Kernel types of other packages: found by the entry point group `ptxgen.kernels`, with templates beside their modules.
+
+A module that cannot be had costs a warning of one sentence; every other kernel type is there all the same.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ptxgen.errors import SpecError
+
+if TYPE_CHECKING:
+    from ptxgen.kernel import KernelType
+
+GROUP = "ptxgen.kernels"
+OURS = "ptxgen"
+_FOLDERS: dict[Path, str] = {}  # where templates lie -> the module that they are beside
+_TRIED: set[str] = set()  # values of entry points
+_FAILED: list[str] = []
+
+
+class KernelWarning(UserWarning):
+    """A module of kernel types that cannot be had."""
+
+
+def package_of(cls: type[KernelType]) -> str:
+    """The top-level package that a kernel type comes from."""
+    return cls.__module__.partition(".")[0]
+
+
+def admit(cls: type[KernelType], name: str, known: type[KernelType] | None) -> None:
+    """Let a class of another package in as the kernel type `name`: its templates are found from now on.
+
+    Raises `SpecError` where the name, or that of a template, is taken.
+    """
+    from ptxgen.kernels import module_names
+
+    where = f"{cls.__module__}.{cls.__qualname__}"
+    owner = f"ptxgen.kernels.{name}" if name in module_names() else known.__module__ if known else cls.__module__
+    if owner != cls.__module__:
+        raise SpecError(f"{where}: another kernel type is called {name}, in {owner}; give the class another name")
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    beside = Path(file).resolve().parent if file else None
+    for folder in (beside, beside / "templates") if beside else ():
+        if folder not in _FOLDERS and folder.is_dir():
+            for template in sorted(folder.glob("*.ptx.j2")):
+                if taken := _find(template.name):
+                    raise SpecError(f"{where}: another template is called {template.name}, {taken}; rename {template}")
+            _FOLDERS[folder] = cls.__module__
+
+
+def _find(template: str) -> Path | None:
+    from ptxgen.render import templates_folder
+
+    return next((each / template for each in (templates_folder(), *_FOLDERS) if (each / template).is_file()), None)
+
+
+def template_folders() -> tuple[Path, ...]:
+    """Where templates of other packages lie."""
+    return tuple(_FOLDERS)
+
+
+@cache
+def _entries() -> tuple[importlib.metadata.EntryPoint, ...]:
+    found = importlib.metadata.entry_points(group=GROUP)
+    return tuple(sorted(found, key=lambda entry: (entry.name, entry.value)))
+
+
+def load_packages() -> None:
+    """Import the modules that installed packages name, each once; warn of each that cannot be had."""
+    for entry in _entries():
+        if entry.value not in _TRIED:
+            _TRIED.add(entry.value)  # first: the module may ask for all kernel types itself
+            if reason := _why_not(entry):
+                said = f"{entry.value} (entry point {entry.name!r} of {GROUP}): {reason}"
+                _FAILED.append(said)
+                warnings.warn(said, KernelWarning, stacklevel=3)
+
+
+def _why_not(entry: importlib.metadata.EntryPoint) -> str:
+    from ptxgen.kernel import registered
+
+    try:
+        entry.load()
+    except (Exception, SystemExit) as wrong:
+        return f"cannot be imported: {type(wrong).__name__}: {' '.join(str(wrong).split())}"
+    modules = {cls.__module__ for cls in registered().values()}
+    there = any(name == entry.module or name.startswith(f"{entry.module}.") for name in modules)
+    return "" if there else "registers no kernel type (@kernel_type)"
+
+
+def failures() -> tuple[str, ...]:
+    """A sentence for each module that cannot be had."""
+    return tuple(_FAILED)

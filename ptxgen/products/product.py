@@ -1,0 +1,176 @@
+"""What Gemv and Gemm have in common: fields, parameters, geometry, fragments in order, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import f32, u8
+from ptxgen.idioms.programmatic import depend, programmatic_rules
+from ptxgen.kernel import KernelType
+from ptxgen.launch import Extent, Launch, Param, buffer
+from ptxgen.products import activation
+from ptxgen.products.epilogue import Epilogue
+from ptxgen.products.fma import FmaLoop
+from ptxgen.products.geometry import Geometry, choose
+from ptxgen.products.stage import Stage
+from ptxgen.weights import weight_format, weight_formats
+from ptxgen.weights.format import WeightFormat, separate
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+
+FEW_WORDS = 22  # of a tile: with more, sums of two matrices leave registers for half of the tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Product(KernelType):
+    """out = x · weightᵀ with what stands around it; see Gemv."""
+
+    n: int
+    k: int
+    weights: str = "f16"
+    norm: str = ""
+    eps: float = 1e-6
+    norm_offset: float = 0.0
+    bias: bool = False
+    activation: str = ""
+    gated: bool = False
+    residual: bool = False
+    programmatic: bool = False
+
+    most_tokens = 1  # rows of x that a CTA takes at most
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("n", self.n, 1, 1 << 20)
+        yield from rules.between("k", self.k, 1, 1 << 17)
+        known = list(rules.one_of("weights", self.weights, tuple(weight_formats())))
+        yield from known
+        if not known and self.k % self.kind.block_cols:
+            step = self.kind.block_cols
+            yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
+        yield from rules.one_of("norm", self.norm, ("", "rms"))
+        yield from rules.between("eps", self.eps, 0.0, 1.0)
+        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from rules.one_of("activation", self.activation, ("", *activation.KINDS))
+        if self.gated and not self.activation:
+            yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
+        if self.gated and self.bias:
+            yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+        most = (target.shared_limit - 16384) // 4
+        if self.k > most:
+            yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
+
+    # -- what follows from the fields ------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> WeightFormat:
+        """The format of the weights."""
+        return weight_format(self.weights)
+
+    @property
+    def parts(self) -> int:
+        """Matrices: gate and up, or one."""
+        return 2 if self.gated else 1
+
+    @property
+    def padded_k(self) -> int:
+        """Columns of all tiles of a record."""
+        return self.kind.tiles(self.k) * self.kind.tile_k
+
+    def geometry(self, target: Target) -> Geometry:
+        """How the work is shared out."""
+        kind = self.kind
+        crowded = self.gated and kind.words > FEW_WORDS
+        tokens = max(1, self.most_tokens // 2) if crowded else self.most_tokens
+        return choose(kind.records(self.n), kind.tiles(self.k), tokens, 4 * self.padded_k, target.shared_limit)
+
+    def row_extent(self) -> Extent:
+        """Rows of x and out."""
+        return 1
+
+    def params(self) -> tuple[Param, ...]:
+        rows, kind = self.row_extent(), self.kind
+        out = [buffer("x", f32, rows, self.k, align=16 if self.k % 4 == 0 else 4)]
+        out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
+        if self.norm:
+            out.append(buffer("norm_weight", f32, self.k, align=16 if self.k % 4 == 0 else 4))
+        if self.bias:
+            out.append(buffer("bias", f32, self.n, align=4))
+        out.append(buffer("out", f32, rows, self.n, access="inout" if self.residual else "out", align=4))
+        return tuple(out)
+
+    def grid_y(self, target: Target) -> Extent:
+        """CTAs that share the same weights."""
+        return 1
+
+    def launch(self, target: Target) -> Launch:
+        at = self.geometry(target)
+        shared = at.tokens * 4 * self.padded_k
+        return Launch((at.ctas, self.grid_y(target), 1), (at.threads, 1, 1), shared, programmatic=self.programmatic)
+
+    def template(self, target: Target) -> str:
+        return "product"
+
+    def build(self, b: Builder) -> None:
+        at = self.geometry(b.target)
+        loop = FmaLoop(b, self, at)
+        stage = Stage(b, self, at)
+        epilogue = Epilogue(b, self, at)
+        loop.locate()
+        if self.programmatic:
+            with b.fragment("depends"):
+                depend(b)
+        stage.build(self.tokens_of(b, at), loop.thread)
+        loop.build(stage.vector)
+        epilogue.build(loop, stage)
+        b.expose(geometry=at, one_group=loop.one_group, stage_passes=stage.passes, again=loop.more)
+
+    def tokens_of(self, b: Builder, at: Geometry) -> tuple[Any, Any]:
+        """First row of x of this CTA, and how many rows there are; None where there is one row."""
+        return None, None
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        from ptxgen.weights.format import interleave
+
+        kind = self.kind
+        packed = []
+        for _ in range(self.parts):
+            values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
+            packed.append(kind.pack(kind.quantise(values), self.n, self.k))
+        records = kind.records(self.n)
+        whole = interleave(*packed, records) if self.gated else packed[0]
+        return {"weight": whole.reshape(self.parts * records, -1)}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        kind, records = self.kind, self.kind.records(self.n)
+        packed = a["weight"].reshape(-1)
+        packs = separate(packed, records) if self.gated else (packed,)
+        x = a["x"].astype(np.float64)
+        if self.norm:
+            mean = np.mean(x**2, 1, keepdims=True)
+            x = x / np.sqrt(mean + self.eps) * (self.norm_offset + a["norm_weight"].astype(np.float64))
+        sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in packs]
+        y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
+        if self.activation:
+            y = activation.activated(y, self.activation)
+        if self.gated:
+            y = y * sums[1]
+        if self.residual:
+            y = y + a["out"].astype(np.float64)
+        return {"out": y.astype(np.float32)}

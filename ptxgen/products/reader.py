@@ -1,0 +1,71 @@
+"""A lane's way through packed weights: one address for each pattern of pieces, and the loads of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Not, Reg
+from ptxgen.idioms import convert
+from ptxgen.weights.format import Piece, WeightFormat
+
+WEIGHT_LOAD = "global.nc.L1::no_allocate"  # read once, by one warp
+SMALL_LOAD = "global.nc"  # scales: four lanes read the same words
+
+
+class Pattern(NamedTuple):
+    """Where pieces lie that share an address: their stride among lanes, and from tile to tile."""
+
+    by: str
+    stride: int
+    in_trailer: bool
+    step: int
+
+
+class TileReader:
+    """Reads tiles of records of `cols` columns; `each` is the number of records that a record index counts."""
+
+    def __init__(self, b: Builder, kind: WeightFormat, cols: int, each: int = 1) -> None:
+        self.kind, self.cols = kind, cols
+        self.record_bytes = kind.record_bytes(cols)
+        self.pitch = each * self.record_bytes
+        patterns = dict.fromkeys(self._pattern(piece) for piece in kind.pieces)
+        names = [f"{'trailer' if p.in_trailer else 'tile'}_{p.by}{p.stride}" for p in patterns]
+        self.bases = {p: b.reg(f"{name}_base", "u64") for p, name in zip(patterns, names, strict=True)}
+        self.at = {p: b.reg(f"{name}_at", "u64") for p, name in zip(patterns, names, strict=True)}
+
+    def _pattern(self, piece: Piece) -> Pattern:
+        step = self.kind.tile_bytes if piece.step is None else piece.step
+        return Pattern(piece.by, piece.stride, piece.in_trailer, step)
+
+    def locate(self, b: Builder, weight: Reg, lane: Reg, row: Reg, tile: Reg | int) -> None:
+        """Addresses of a tile in record 0, for a lane of a warp that owns row `row` (0 … 7) of the upper half."""
+        for pattern, base in self.bases.items():
+            b.op("mad.wide.u32", base, lane if pattern.by == "lane" else row, pattern.stride, weight)
+            if pattern.in_trailer:
+                b.op("add.u64", base, base, self.kind.tiles(self.cols) * self.kind.tile_bytes)
+            if isinstance(tile, Reg) and pattern.step:
+                b.op("mad.wide.u32", base, tile, pattern.step, base)
+
+    def go_to(self, b: Builder, record: Reg, pred: Reg | Not | None = None) -> None:
+        """To a record."""
+        for pattern, base in self.bases.items():
+            b.op("mad.wide.u32", self.at[pattern], record, self.pitch, base, pred=pred)
+
+    def advance(self, b: Builder, tiles: int) -> None:
+        """So many tiles on in the same record."""
+        for pattern, at in self.at.items():
+            if pattern.step:
+                b.op("add.u64", at, at, tiles * pattern.step)
+
+    def load(self, b: Builder, words: Sequence[Reg], part: int = 0, pred: Reg | Not | None = None) -> None:
+        """The words of a tile that this lane reads; of the record `part` records on."""
+        first = 0
+        for piece in self.kind.pieces:
+            space = WEIGHT_LOAD if piece.by == "lane" else SMALL_LOAD
+            offset = piece.offset + part * self.record_bytes
+            convert.load_words(
+                b, words[first : first + piece.words], self.at[self._pattern(piece)], offset, space=space, pred=pred
+            )
+            first += piece.words

@@ -1,0 +1,74 @@
+"""What the GGUF formats share: raw blocks `[rows, bytes]` as their fields, nibbles in fragment order, 6-bit scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ptxgen.errors import SpecError
+from ptxgen.weights.format import cut, from_fragments, to_fragments
+
+
+def raw_blocks(source: Mapping[str, np.ndarray], rows: int, count: int, nbytes: int) -> np.ndarray:
+    """The raw blocks of a tensor as `[rows, count, nbytes]`."""
+    blocks = np.asarray(source["blocks"])
+    if blocks.dtype != np.uint8 or blocks.size != rows * count * nbytes:
+        raise SpecError(
+            f"blocks: must be uint8 [{rows}, {count * nbytes}] (got {blocks.dtype} {list(blocks.shape)})"
+        )
+    return blocks.reshape(rows, count, nbytes)
+
+
+def field(blocks: np.ndarray, offset: int, count: int, dtype: np.dtype | type = np.uint8) -> np.ndarray:
+    """A field of raw blocks, `[rows, blocks, count]`."""
+    size = count * np.dtype(dtype).itemsize
+    return np.ascontiguousarray(blocks[:, :, offset : offset + size]).view(dtype)
+
+
+def whole_blocks(*fields: np.ndarray) -> np.ndarray:
+    """Raw blocks `[rows, bytes]` of their fields, each `[rows, blocks, …]`."""
+    flat = [np.ascontiguousarray(each).reshape(*each.shape[:2], -1).view(np.uint8) for each in fields]
+    return np.concatenate(flat, 2).reshape(flat[0].shape[0], -1)
+
+
+def pack_nibbles(codes: np.ndarray, tile_k: int) -> np.ndarray:
+    """4-bit codes `[rows, cols]`: 64 columns p at p·512 + lane·16, a word a chunk; of its byte b the low nibble is row
+    g, the high one row g + 8, column 4t + b."""
+    fragments = to_fragments(codes, tile_k)
+    both = fragments[..., 0, :] | (fragments[..., 1, :] << 4)
+    split = both.reshape(*both.shape[:2], -1, 4, *both.shape[3:])
+    return split.transpose(0, 1, 2, 4, 5, 3, 6)
+
+
+def unpack_nibbles(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
+    """The inverse of `pack_nibbles`, from tiles that begin with them."""
+    both = cut(tiles, 0, np.uint8, tile_k // 64, 8, 4, 4, 4).transpose(0, 1, 2, 5, 3, 4, 6)
+    both = both.reshape(*both.shape[:2], tile_k // 16, 8, 4, 4)
+    return from_fragments(np.stack([both & 15, both >> 4], 5), rows, cols)
+
+
+def split_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and mins, 8 of 6 bits each, of the 12 bytes that K-blocks have: `[…, 12]` as two of `[…, 8]`."""
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], -1)
+    mins = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], -1)
+    return scales, mins
+
+
+def join_scales(scales: np.ndarray, mins: np.ndarray) -> np.ndarray:
+    """The inverse of `split_scales`."""
+    first = scales[..., :4] | (scales[..., 4:] >> 4 << 6)
+    second = mins[..., :4] | (mins[..., 4:] >> 4 << 6)
+    third = (scales[..., 4:] & 15) | ((mins[..., 4:] & 15) << 4)
+    return np.concatenate([first, second, third], -1)
+
+
+def in_blocks(values: np.ndarray, size: int) -> np.ndarray:
+    """`[rows, cols]` as `[rows, blocks, size]`."""
+    return values.reshape(values.shape[0], -1, size)
+
+
+def ratio(values: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """`values / by`, 0 where `by` is 0."""
+    return np.divide(values, by, out=np.zeros(np.broadcast(values, by).shape, np.float32), where=by != 0)

@@ -1,0 +1,136 @@
+"""e4m3 weights with f32 scales: one of the tensor, one for each row (output channel), or one for 128 by 128 values.
+
+A tile of 16 rows by 128 columns, 2048 bytes: 32 columns s at s·512 + lane·16, four words: row g columns 4t … 4t + 3;
+row g + 8 the same; row g columns 16 + 4t …; row g + 8 the same. The record's trailer:
+"e4m3" 16 bytes, the f32 scale and zeros; "e4m3_channel" 64 bytes, at 8g the scales of rows g and g + 8;
+"e4m3_block" 4 bytes a tile, its scale, filled up to 16.
+Source: `weight` e4m3 `[rows, cols]`, `scale` f32: `[]`, `[rows]`, or `[ceil(rows/128), ceil(cols/128)]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.dtypes import e4m3
+from ptxgen.idioms import convert
+from ptxgen.weights.format import (
+    TILE_ROWS,
+    Piece,
+    Source,
+    WeightFormat,
+    cut,
+    from_fragments,
+    from_rows,
+    join,
+    pair,
+    to_fragments,
+    to_rows,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+LARGEST = 448.0
+BLOCK = 128
+BYTES = tuple(Piece(512 * n, 16) for n in range(4))
+
+
+def pack_bytes(values: np.ndarray, tile_k: int) -> np.ndarray:
+    """8-bit values `[rows, cols]` in fragment order, `[record, tile, 32 columns, lane's 16 bytes …]`."""
+    fragments = to_fragments(values.view(np.uint8), tile_k)
+    split = fragments.reshape(*fragments.shape[:2], -1, 2, *fragments.shape[3:])
+    return split.transpose(0, 1, 2, 4, 5, 3, 6, 7)
+
+
+def unpack_bytes(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
+    """The inverse of `pack_bytes`, from tiles that begin with them."""
+    split = cut(tiles, 0, np.uint8, tile_k // 32, 8, 4, 2, 2, 4).transpose(0, 1, 2, 5, 3, 4, 6, 7)
+    return from_fragments(split.reshape(*split.shape[:2], tile_k // 16, 8, 4, 2, 4), rows, cols)
+
+
+@dataclass(frozen=True)
+class E4m3(WeightFormat):
+    """e4m3, scales `per` "tensor", "channel" or "block"."""
+
+    per: str = "tensor"
+
+    def trailer_bytes(self, cols: int) -> int:
+        return {"tensor": 16, "channel": 4 * TILE_ROWS, "block": -(-4 * self.tiles(cols) // 16) * 16}[self.per]
+
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        self.check(rows, cols)
+        weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy)
+        tiles = join([pack_bytes(weight, self.tile_k)])
+        records = self.records(rows)
+        trailer = np.zeros((records, self.trailer_bytes(cols) // 4), np.float32)
+        scale = np.asarray(source["scale"], np.float32)
+        if self.per == "tensor":
+            trailer[:, 0] = scale.reshape(())
+        elif self.per == "channel":
+            trailer[:] = to_rows(scale.reshape(rows, 1), 1).reshape(records, TILE_ROWS)
+        else:
+            per_block = np.repeat(scale.reshape(-1, self.tiles(cols)), BLOCK // TILE_ROWS, 0)
+            trailer[:, : self.tiles(cols)] = per_block[:records]
+        return np.concatenate([tiles.reshape(records, -1), trailer.view(np.uint8)], 1).reshape(-1)
+
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        records, tiles = self.records(rows), self.tiles(cols)
+        whole = packed.reshape(records, -1)
+        body = whole[:, : tiles * self.tile_bytes].reshape(records, tiles, self.tile_bytes)
+        trailer = np.ascontiguousarray(whole[:, tiles * self.tile_bytes :]).view(np.float32)
+        if self.per == "tensor":
+            scale = trailer[0, 0].copy()
+        elif self.per == "channel":
+            scale = from_rows(trailer.reshape(records, 1, 8, 2, 1), rows, 1).reshape(rows)
+        else:
+            scale = trailer[:: BLOCK // TILE_ROWS, :tiles].copy()
+        return {"weight": unpack_bytes(body, self.tile_k, rows, cols).view(e4m3.numpy), "scale": np.asarray(scale)}
+
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy).astype(np.float32)
+        return weight * self._spread(np.asarray(source["scale"], np.float32), rows, cols)
+
+    def quantise(self, values: np.ndarray) -> Source:
+        rows, cols = values.shape
+        size = np.abs(values)
+        if self.per == "tensor":
+            most = size.max()
+        elif self.per == "channel":
+            most = size.max(1)
+        else:
+            padded = np.zeros((-(-rows // BLOCK) * BLOCK, -(-cols // BLOCK) * BLOCK), np.float32)
+            padded[:rows, :cols] = size
+            most = padded.reshape(-(-rows // BLOCK), BLOCK, -(-cols // BLOCK), BLOCK).max((1, 3))
+        scale = np.where(most > 0, most / LARGEST, 1.0).astype(np.float32)
+        return {"weight": (values / self._spread(scale, rows, cols)).astype(e4m3.numpy), "scale": scale}
+
+    def _spread(self, scale: np.ndarray, rows: int, cols: int) -> np.ndarray:
+        """Scales, one for each value (or to be broadcast to them)."""
+        if self.per == "tensor":
+            return scale.reshape(1, 1)
+        if self.per == "channel":
+            return scale.reshape(rows, 1)
+        blocks = scale.reshape(-1, self.tiles(cols))
+        return np.repeat(np.repeat(blocks, BLOCK, 0)[:rows], BLOCK, 1)[:, :cols]
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        convert.unpack(b, out, (words[2 * chunk + half],), e4m3)
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        upper, lower = pair(b, "scale")
+        if chunk == 0:
+            b.op("mov.b32", upper, words[16])
+            b.op("mov.b32", lower, words[-1])
+        return (upper, lower), ()
+
+
+FORMATS = (
+    E4m3("e4m3", 128, 2048, (*BYTES, Piece(0, 0, "row", 1, True, 0)), per="tensor"),
+    E4m3("e4m3_channel", 128, 2048, (*BYTES, Piece(0, 8, "row", 2, True, 0)), per="channel"),
+    E4m3("e4m3_block", 128, 2048, (*BYTES, Piece(0, 0, "row", 1, True, 4)), per="block"),
+)

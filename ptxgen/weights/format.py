@@ -1,0 +1,255 @@
+"""What every weight format has: packing as data and in NumPy, and how one lane reads it on a device.
+
+A matrix `[rows = outputs, cols = inputs]` is packed as an array of equal *records*, one for 16 rows: tiles of 16 rows
+by `tile_k` columns one after the other, then a trailer (scales that belong to more than a tile), each a multiple of 16
+bytes. So matrices of one format and width are stacked by joining their records.
+
+Within a tile lane 4g + t of a warp (g = 0 … 7, t = 0 … 3) owns rows g and g + 8, at columns 16c + 4t … 16c + 4t + 3 of
+every *chunk* c of 16 columns: the A fragment of `mma.m16n8k16` (and k32 for bytes) in an order of k that makes four
+neighbours of one lane, so that it needs four neighbours of x. Rows and columns past the matrix are packed as zero.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen import rules
+from ptxgen.dtypes import f16
+from ptxgen.idioms import convert
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+TILE_ROWS = 16
+CHUNK = 16  # columns of a chunk
+OWN = 4  # neighbouring columns of a chunk that one lane owns
+MOST = 1 << 24  # rows and columns
+Source = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive 32-bit words that a lane reads of every tile.
+
+    They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane") or
+    each g ("row"); tiles further on begin `step` bytes later (None: the tile's size).
+    """
+
+    offset: int
+    stride: int
+    by: str = "lane"
+    words: int = 4
+    in_trailer: bool = False
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class WeightFormat(ABC):
+    """One format: `name`, columns and bytes of a tile, and what a lane reads of a tile."""
+
+    name: str
+    tile_k: int
+    tile_bytes: int
+    pieces: tuple[Piece, ...]
+    block_cols: int = 1  # the format itself needs a multiple of so many columns
+
+    # -- shapes --------------------------------------------------------------------------------------------------------
+
+    def rules(self, rows: int, cols: int) -> Iterator[str]:
+        """Reasons why a matrix of this shape cannot be had."""
+        yield from rules.between("rows", rows, 1, MOST)
+        yield from rules.multiple_of("cols", cols, self.block_cols, self.block_cols, MOST)
+
+    def tiles(self, cols: int) -> int:
+        """Tiles of a record."""
+        return -(-cols // self.tile_k)
+
+    def trailer_bytes(self, cols: int) -> int:
+        """Bytes of a record after its tiles."""
+        return 0
+
+    def record_bytes(self, cols: int) -> int:
+        """Bytes of 16 rows."""
+        return self.tiles(cols) * self.tile_bytes + self.trailer_bytes(cols)
+
+    def records(self, rows: int) -> int:
+        """Records of a matrix."""
+        return -(-rows // TILE_ROWS)
+
+    def nbytes(self, rows: int, cols: int) -> int:
+        """Exact size of the packed matrix, padding included."""
+        return self.records(rows) * self.record_bytes(cols)
+
+    def check(self, rows: int, cols: int) -> None:
+        """Raise `SpecError` with every reason against a shape."""
+        from ptxgen.errors import SpecError
+
+        if reasons := list(self.rules(rows, cols)):
+            raise SpecError("\n".join(f"{self.name} weights: {reason}" for reason in reasons))
+
+    # -- NumPy ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        """The device's bytes, uint8 `[nbytes]`, of the file's own arrays."""
+
+    @abstractmethod
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        """The file's own arrays again, exactly."""
+
+    @abstractmethod
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        """float32 `[rows, cols]`."""
+
+    @abstractmethod
+    def quantise(self, values: np.ndarray) -> Source:
+        """The file's arrays for float32 `[rows, cols]`, each value rounded to the nearest that its block has."""
+
+    def values(self, packed: np.ndarray, rows: int, cols: int) -> np.ndarray:
+        """float32 `[rows, cols]` of a packed matrix."""
+        return self.dequantise(self.unpack(packed, rows, cols), rows, cols)
+
+    # -- one lane on a device ------------------------------------------------------------------------------------------
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a tile."""
+        return self.tile_k // CHUNK
+
+    @property
+    def words(self) -> int:
+        """32-bit words that a lane reads of a tile."""
+        return sum(piece.words for piece in self.pieces)
+
+    @abstractmethod
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        """The four f32 codes that a lane owns of a chunk, in row g (`half` 0) or g + 8 (1)."""
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """Factors of the codes of rows g and g + 8 in a chunk, and what is subtracted after; () where there is none.
+
+        Called for chunk 0, 1, … in order. The registers stay until the scales change.
+        """
+        return (), ()
+
+    def weights(self, b: Builder, words: Sequence[Reg], chunk: int, out: Sequence[Sequence[Reg]]) -> None:
+        """The f32 weights that a lane owns of a chunk: `out[half][j]` is row g + 8·half, column 16·chunk + 4t + j."""
+        factors, less = self.scales(b, words, chunk)
+        for half, values in enumerate(out):
+            self.codes(b, words, chunk, half, values)
+            for value in values:
+                if less:
+                    b.op("fma.rn.f32", value, value, factors[half], less[half])
+                elif factors:
+                    b.op("mul.f32", value, value, factors[half])
+
+
+# -- helpers of the formats: fragment order ----------------------------------------------------------------------------
+
+
+def to_fragments(values: np.ndarray, tile_k: int) -> np.ndarray:
+    """`[rows, cols]` as `[record, tile, chunk, g, t, half, 4]`, rows and columns filled up with zeros."""
+    rows, cols = values.shape
+    records, tiles = -(-rows // TILE_ROWS), -(-cols // tile_k)
+    if (records * TILE_ROWS, tiles * tile_k) != (rows, cols):
+        padded = np.zeros((records * TILE_ROWS, tiles * tile_k), values.dtype)
+        padded[:rows, :cols] = values
+        values = padded
+    split = values.reshape(records, 2, 8, tiles, tile_k // CHUNK, 4, OWN)
+    return split.transpose(0, 3, 4, 2, 5, 1, 6)
+
+
+def from_fragments(fragments: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """The inverse of `to_fragments`."""
+    records, tiles, chunks = fragments.shape[:3]
+    whole = fragments.transpose(0, 5, 3, 1, 2, 4, 6).reshape(records * TILE_ROWS, tiles * chunks * CHUNK)
+    return np.ascontiguousarray(whole[:rows, :cols])
+
+
+def to_rows(values: np.ndarray, per_tile: int) -> np.ndarray:
+    """Per-row values `[rows, n, …]` as `[record, tile, g, half, per_tile, …]`, filled up with zeros."""
+    rows, count, *rest = values.shape
+    records, tiles = -(-rows // TILE_ROWS), -(-count // per_tile)
+    padded = np.zeros((records * TILE_ROWS, tiles * per_tile, *rest), values.dtype)
+    padded[:rows, :count] = values
+    split = padded.reshape(records, 2, 8, tiles, per_tile, *rest)
+    return np.moveaxis(split, (0, 3, 2, 1, 4), (0, 1, 2, 3, 4))
+
+
+def from_rows(tiled: np.ndarray, rows: int, count: int) -> np.ndarray:
+    """The inverse of `to_rows`."""
+    records, tiles, _, _, per_tile, *rest = tiled.shape
+    whole = np.moveaxis(tiled, (0, 1, 2, 3, 4), (0, 3, 2, 1, 4)).reshape(records * TILE_ROWS, tiles * per_tile, *rest)
+    return np.ascontiguousarray(whole[:rows, :count])
+
+
+def join(fields: Sequence[np.ndarray]) -> np.ndarray:
+    """Tiles from their fields in order, each `[record, tile, …]` of any type: uint8 `[record, tile, bytes]`."""
+    parts = []
+    for field in fields:
+        flat = np.ascontiguousarray(field).reshape(*field.shape[:2], -1)
+        parts.append(flat.view(np.uint8))
+    return np.concatenate(parts, 2)
+
+
+def cut(tiles: np.ndarray, offset: int, dtype: np.dtype | type, *shape: int) -> np.ndarray:
+    """One field of tiles `[record, tile, bytes]` as `[record, tile, *shape]`."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    piece = np.ascontiguousarray(tiles[:, :, offset : offset + nbytes])
+    return piece.view(dtype).reshape(*tiles.shape[:2], *shape)
+
+
+def interleave(first: np.ndarray, second: np.ndarray, records: int) -> np.ndarray:
+    """Two packed matrices of one shape, record by record in turn: what a gated product reads (gate, then up)."""
+    both = np.stack([first.reshape(records, -1), second.reshape(records, -1)], 1)
+    return both.reshape(-1)
+
+
+def separate(packed: np.ndarray, records: int) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of `interleave`; `records` are those of one of the two."""
+    both = packed.reshape(records, 2, -1)
+    return both[:, 0].reshape(-1), both[:, 1].reshape(-1)
+
+
+# -- helpers of the formats: bits to numbers on a device ---------------------------------------------------------------
+
+_TWO_23 = 8388608.0
+
+
+def bytes_to_f32(b: Builder, out: Sequence[Reg], word: Reg, less: float | Reg = 0.0, first: int = 0) -> None:
+    """Unsigned bytes of a word, from byte `first` on, as f32, exactly, minus a number (or minus 2²³ + a number).
+
+    A byte in the low mantissa bits of 2²³ is 2²³ + byte: two full-rate operations, where a conversion runs at a
+    quarter of the rate. `less` as a register holds 2²³ + n already.
+    """
+    bits = convert.scratch(b, "code_bits", "b32")
+    for index, value in enumerate(out):
+        b.op("prmt.b32", bits, word, 0x4B000000, 0x7440 + first + index)
+        b.op("mov.b32", value, bits)
+        b.op("sub.f32", value, value, less if not isinstance(less, (int, float)) else _TWO_23 + less)
+
+
+def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> Reg:
+    """The low (`half` 0) or the high nibble of each byte, as bytes."""
+    out = convert.scratch(b, name, "b32")
+    if half:
+        b.op("shr.u32", out, word, 4)
+        word = out
+    b.op("and.b32", out, word, 0x0F0F0F0F)
+    return out
+
+
+def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:
+    """Two f16 of a word as f32."""
+    convert.unpack(b, (low, high), (word,), f16)
+
+
+def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
+    """Two f32 registers, for rows g and g + 8."""
+    return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")

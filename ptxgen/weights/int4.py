@@ -1,0 +1,118 @@
+"""4-bit weights in groups of 32, 64 or 128 columns with f16 scales and integer zero points, as AWQ and GPTQ have them.
+
+weight = (code − zero) · scale, 0 ≤ code ≤ 15 and 0 ≤ zero ≤ 16 (GPTQ files store zero − 1; whoever reads them adds 1).
+A tile of 16 rows by 128 columns (groups of 128: by 256) begins with the codes as nibbles, as in q4_0's. Then, with n
+groups a tile, at g·4n + 4j the scales of rows g and g + 8 in group j; then bytes at g·2n + 2j: their zeros.
+Bytes: 1216 (32), 1120 (64), 2144 (128). Source: `qweight` uint8 `[rows, cols]`, one code each; `scales` f16 and `zeros`
+uint8 `[rows, cols / group]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.weights.blocks import in_blocks, pack_nibbles, ratio, unpack_nibbles
+from ptxgen.weights.format import (
+    Piece,
+    Source,
+    WeightFormat,
+    bytes_to_f32,
+    cut,
+    from_rows,
+    halves_to_f32,
+    join,
+    low_nibbles,
+    pair,
+    to_rows,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+
+@dataclass(frozen=True)
+class Int4(WeightFormat):
+    """Codes of 4 bits in groups of `block_cols` columns."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of a tile."""
+        return self.tile_k // self.block_cols
+
+    @property
+    def _nibble_bytes(self) -> int:
+        return 8 * self.tile_k
+
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        self.check(rows, cols)
+        codes = np.asarray(source["qweight"], np.uint8).reshape(rows, cols)
+        scales = np.asarray(source["scales"], np.float16).reshape(rows, -1)
+        zeros = np.asarray(source["zeros"], np.uint8).reshape(rows, -1)
+        tiled = [to_rows(each, self.groups).transpose(0, 1, 2, 4, 3) for each in (scales, zeros)]
+        return join([pack_nibbles(codes, self.tile_k), *tiled]).reshape(-1)
+
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
+        shape, count = (8, self.groups, 2), cols // self.block_cols
+        scales = cut(tiles, self._nibble_bytes, np.float16, *shape).transpose(0, 1, 2, 4, 3)
+        zeros = cut(tiles, self._nibble_bytes + 32 * self.groups, np.uint8, *shape).transpose(0, 1, 2, 4, 3)
+        return {
+            "qweight": unpack_nibbles(tiles, self.tile_k, rows, cols),
+            "scales": from_rows(scales, rows, count),
+            "zeros": from_rows(zeros, rows, count),
+        }
+
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        codes = in_blocks(np.asarray(source["qweight"]).reshape(rows, cols), self.block_cols).astype(np.float32)
+        zeros = np.asarray(source["zeros"]).reshape(rows, -1, 1).astype(np.float32)
+        scales = np.asarray(source["scales"]).reshape(rows, -1, 1).astype(np.float32)
+        return ((codes - zeros) * scales).reshape(rows, cols)
+
+    def quantise(self, values: np.ndarray) -> Source:
+        rows, cols = values.shape
+        groups = in_blocks(values.astype(np.float32), self.block_cols)
+        low = np.minimum(groups.min(2, keepdims=True), 0)
+        high = np.maximum(groups.max(2, keepdims=True), 0)
+        scales = ((high - low) / np.float32(15)).astype(np.float16)
+        wide = scales.astype(np.float32)
+        zeros = np.clip(np.rint(ratio(-low, wide)), 0, 16)
+        codes = np.clip(np.rint(ratio(groups, wide) + zeros), 0, 15).astype(np.uint8)
+        return {"qweight": codes.reshape(rows, cols), "scales": scales[..., 0], "zeros": zeros[..., 0].astype(np.uint8)}
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        zero = pair(b, "zero_point")[half]
+        per_group = self.block_cols // 16
+        if chunk % per_group == 0:  # 2^23 + zero, as bytes_to_f32 takes it
+            at = 2 * (chunk // per_group) + half
+            bits = b.op("prmt.b32", _bits(b), words[self.chunks + self.groups + at // 4], 0x4B000000, 0x7440 + at % 4)
+            b.op("mov.b32", zero, bits)
+        bytes_to_f32(b, out, low_nibbles(b, words[chunk], half), zero)
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        upper, lower = pair(b, "scale")
+        per_group = self.block_cols // 16
+        if chunk % per_group == 0:
+            halves_to_f32(b, upper, lower, words[self.chunks + chunk // per_group])
+        return (upper, lower), ()
+
+
+def _bits(b: Builder) -> Reg:
+    from ptxgen.idioms import convert
+
+    return convert.scratch(b, "zero_bits", "b32")
+
+
+def _made(group: int, tile_k: int) -> Int4:
+    n, nibbles = tile_k // group, 8 * tile_k
+    scales = Piece(nibbles, 4 * n, "row", n)
+    zeros = Piece(nibbles + 32 * n, 2 * n, "row", n // 2)
+    codes = tuple(Piece(512 * p, 16) for p in range(tile_k // 64))
+    return Int4(f"int4_g{group}", tile_k, nibbles + 48 * n, (*codes, scales, zeros), block_cols=group)
+
+
+FORMATS = (_made(32, 128), _made(64, 128), _made(128, 256))

@@ -1,0 +1,80 @@
+"""GGUF's Q4_0: blocks of 32 columns, an f16 scale and 32 codes of 4 bits, less 8.
+
+A tile of 16 rows by 128 columns, 1152 bytes: the codes as nibbles in fragment order (64 columns p at p·512 + lane·16, a
+word a chunk; of its byte b the low nibble is row g, the high one row g + 8, column 4t + b); block t at
+1024 + g·16 + t·4: the scales of rows g and g + 8. Source: `blocks`, raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
+from ptxgen.weights.format import (
+    Piece,
+    Source,
+    WeightFormat,
+    bytes_to_f32,
+    cut,
+    from_rows,
+    halves_to_f32,
+    join,
+    low_nibbles,
+    pair,
+    to_rows,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+BLOCK = 32
+BLOCK_BYTES = 18
+
+
+class Q4_0(WeightFormat):
+    """Q4_0."""
+
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        self.check(rows, cols)
+        codes, scales = self._fields(source, rows, cols)
+        tiled = to_rows(scales[..., 0], 4).transpose(0, 1, 2, 4, 3)
+        return join([pack_nibbles(codes.reshape(rows, cols), self.tile_k), tiled]).reshape(-1)
+
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
+        codes = in_blocks(unpack_nibbles(tiles, self.tile_k, rows, cols), BLOCK)
+        scales = from_rows(cut(tiles, 1024, np.float16, 8, 4, 2).transpose(0, 1, 2, 4, 3), rows, cols // BLOCK)
+        return {"blocks": whole_blocks(scales[..., None], codes[..., :16] | (codes[..., 16:] << 4))}
+
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        codes, scales = self._fields(source, rows, cols)
+        return (scales.astype(np.float32) * (codes.astype(np.float32) - np.float32(8))).reshape(rows, cols)
+
+    def quantise(self, values: np.ndarray) -> Source:
+        blocks = in_blocks(values.astype(np.float32), BLOCK)
+        furthest = np.take_along_axis(blocks, np.abs(blocks).argmax(2)[..., None], 2)
+        scales = (furthest / np.float32(-8)).astype(np.float16)
+        codes = np.clip(np.rint(ratio(blocks, scales.astype(np.float32)) + 8), 0, 15).astype(np.uint8)
+        return {"blocks": whole_blocks(scales, codes[..., :16] | (codes[..., 16:] << 4))}
+
+    def _fields(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
+        """Codes `[rows, blocks, 32]` and scales `[rows, blocks, 1]`."""
+        blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
+        both = field(blocks, 2, 16)
+        return np.concatenate([both & 15, both >> 4], 2), field(blocks, 0, 1, np.float16)
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        bytes_to_f32(b, out, low_nibbles(b, words[chunk], half), 8.0)
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        upper, lower = pair(b, "scale")
+        if chunk % 2 == 0:
+            halves_to_f32(b, upper, lower, words[8 + chunk // 2])
+        return (upper, lower), ()
+
+
+FORMATS = (Q4_0("q4_0", 128, 1152, (Piece(0, 16), Piece(512, 16), Piece(1024, 16, "row")), block_cols=BLOCK),)

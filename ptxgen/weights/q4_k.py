@@ -1,0 +1,185 @@
+"""GGUF's Q4_K: blocks of 256 columns; 8 sub-blocks of 32 with a scale and a min of 6 bits, and two f16 for the block.
+
+weight = (d · scale) · code − dmin · min. A tile of 16 rows by 256 columns, 2304 bytes:
+[0, 2048) the codes as nibbles, as in q4_0's. [2048, 2176): word at g·16 + t·4; its byte j = scale (6 bits) | upper two
+bits of the min in bits 6, 7; j = 0: row g sub-block t; 1: row g, 4 + t; 2: row g + 8, t; 3: row g + 8, 4 + t.
+[2176, 2240): half word at g·8 + t·2: the lower four bits of those mins, j = 0, 2, 1, 3 at bits 0, 4, 8, 12.
+[2240, 2304): at g·8: d, dmin of row g, d, dmin of row g + 8 (f16). Source: `blocks`, raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.idioms import convert
+from ptxgen.weights.blocks import (
+    field,
+    in_blocks,
+    join_scales,
+    pack_nibbles,
+    ratio,
+    raw_blocks,
+    split_scales,
+    unpack_nibbles,
+    whole_blocks,
+)
+from ptxgen.weights.format import (
+    Piece,
+    Source,
+    WeightFormat,
+    bytes_to_f32,
+    cut,
+    from_rows,
+    halves_to_f32,
+    join,
+    low_nibbles,
+    pair,
+    to_rows,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+BLOCK = 256
+BLOCK_BYTES = 144
+SUB = 32
+_ORDER = (0, 2, 1, 3)  # of the mins' lower bits: where byte j's nibble stands
+
+
+def codes_of(both: np.ndarray) -> np.ndarray:
+    """`[rows, blocks, 128]` bytes as codes `[rows, blocks, 256]`: 32 low nibbles, then the 32 high ones."""
+    split = both.reshape(*both.shape[:2], 4, 1, SUB)
+    return np.concatenate([split & 15, split >> 4], 3).reshape(*both.shape[:2], BLOCK)
+
+
+def bytes_of(codes: np.ndarray) -> np.ndarray:
+    """The inverse of `codes_of`."""
+    split = codes.reshape(*codes.shape[:2], 4, 2, SUB)
+    return (split[:, :, :, 0] | (split[:, :, :, 1] << 4)).reshape(*codes.shape[:2], 128)
+
+
+def pack_mins(scales: np.ndarray, mins: np.ndarray, blocks: np.ndarray) -> list[np.ndarray]:
+    """The three fields after the codes. scales, mins `[rows, blocks, 8]`, blocks f16 `[rows, blocks, 2]`."""
+    tiled = [to_rows(each, 1)[:, :, :, :, 0] for each in (scales, mins, blocks)]  # [record, tile, g, half, …]
+    by_lane = [np.moveaxis(each.reshape(*each.shape[:4], 2, 4), 5, 3) for each in tiled[:2]]  # [… g, t, half, upper]
+    scale, low = (each.reshape(*each.shape[:4], 4) for each in by_lane)
+    nibbles = sum((low[..., j] & 15).astype(np.uint16) << 4 * place for j, place in enumerate(_ORDER))
+    return [scale | (low >> 4 << 6), np.asarray(nibbles, np.uint16), tiled[2]]
+
+
+def unpack_mins(tiles: np.ndarray, offset: int, rows: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The inverse of `pack_mins`, from tiles with the three fields at `offset`."""
+    both = cut(tiles, offset, np.uint8, 8, 4, 4)
+    nibbles = cut(tiles, offset + 128, np.uint16, 8, 4)
+    low = np.stack([(nibbles >> 4 * place & 15).astype(np.uint8) for place in _ORDER], -1)
+    by_lane = [both & 63, low | (both >> 6 << 4)]
+    tiled = [np.moveaxis(each.reshape(*each.shape[:4], 2, 2), 3, 5) for each in by_lane]
+    out = [each.reshape(*each.shape[:4], 1, 8) for each in tiled]
+    blocks = cut(tiles, offset + 192, np.float16, 8, 2, 1, 2)
+    scales, mins, blocks = (from_rows(each, rows, count) for each in (*out, blocks))
+    return scales, mins, blocks
+
+
+def levels(values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Codes from 0 to `most`, scales, mins and the block's f16 pair for `[rows, blocks, 256]`."""
+    sub = values.reshape(*values.shape[:2], 8, SUB)
+    low = np.maximum(-sub.min(3), 0)
+    steps = (np.maximum(sub.max(3), 0) + low) / np.float32(most)
+    pairs = np.stack([steps.max(2), low.max(2)], 2) / np.float32(63)
+    blocks = pairs.astype(np.float16)
+    wide = blocks.astype(np.float32)
+    scales, mins = (np.clip(np.rint(ratio(each, wide[..., i : i + 1])), 0, 63) for i, each in enumerate((steps, low)))
+    scales, mins = scales.astype(np.uint8), mins.astype(np.uint8)
+    factor, less = (wide[..., i : i + 1] * each.astype(np.float32) for i, each in enumerate((scales, mins)))
+    codes = np.clip(np.rint(ratio(sub + less[..., None], factor[..., None])), 0, most)
+    return codes.reshape(values.shape).astype(np.uint8), scales, mins, blocks
+
+
+def from_levels(codes: np.ndarray, scales: np.ndarray, mins: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """float32 `[rows, cols]` of codes `[rows, blocks, 256]`."""
+    wide = blocks.astype(np.float32)
+    factor, less = (wide[..., i : i + 1] * each.astype(np.float32) for i, each in enumerate((scales, mins)))
+    sub = codes.reshape(*codes.shape[:2], 8, SUB).astype(np.float32)
+    return (factor[..., None] * sub - less[..., None]).reshape(codes.shape[0], -1)
+
+
+class Q4K(WeightFormat):
+    """Q4_K."""
+
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        self.check(rows, cols)
+        codes, *rest = self._fields(source, rows, cols)
+        return join([pack_nibbles(codes.reshape(rows, cols), self.tile_k), *pack_mins(*rest)]).reshape(-1)
+
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
+        codes = in_blocks(unpack_nibbles(tiles, self.tile_k, rows, cols), BLOCK)
+        scales, mins, blocks = unpack_mins(tiles, 2048, rows, cols // BLOCK)
+        return {"blocks": whole_blocks(blocks, join_scales(scales, mins), bytes_of(codes))}
+
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        return from_levels(*self._fields(source, rows, cols))
+
+    def quantise(self, values: np.ndarray) -> Source:
+        codes, scales, mins, blocks = levels(in_blocks(values.astype(np.float32), BLOCK), 15)
+        return {"blocks": whole_blocks(blocks, join_scales(scales, mins), bytes_of(codes))}
+
+    def _fields(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> tuple[np.ndarray, ...]:
+        """Codes `[rows, blocks, 256]`, scales and mins `[rows, blocks, 8]`, d and dmin `[rows, blocks, 2]`."""
+        blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
+        scales, mins = split_scales(field(blocks, 4, 12))
+        return codes_of(field(blocks, 16, 128)), scales, mins, field(blocks, 0, 2, np.float16)
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        bytes_to_f32(b, out, low_nibbles(b, words[chunk], half))
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return sub_block_scales(b, words[16:], chunk)
+
+
+def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+    """Factors and negated offsets of a chunk, of the words after the codes: 4 of scales, 2 of mins, 2 of d, dmin."""
+    factors, less = pair(b, "scale"), pair(b, "offset")
+    block_scale, block_min = pair(b, "block_scale"), pair(b, "block_min")
+    if chunk == 0:
+        for half in (0, 1):
+            halves_to_f32(b, block_scale[half], block_min[half], words[6 + half])
+            b.op("neg.f32", block_min[half], block_min[half])
+    sub = chunk // 2
+    if chunk % 2 == 0:
+        t, upper = sub % 4, sub // 4
+        field_bits, high = convert.scratch(b, "scale_field", "b32"), convert.scratch(b, "min_field", "b32")
+        for half in (0, 1):
+            j = 2 * half + upper
+            b.op("bfe.u32", field_bits, words[t], 8 * j, 6)
+            _small_to_f32(b, factors[half], field_bits)
+            b.op("mul.f32", factors[half], factors[half], block_scale[half])
+            b.op("bfe.u32", high, words[t], 8 * j + 6, 2)
+            b.op("bfe.u32", field_bits, words[4 + t // 2], 16 * (t % 2) + 4 * _ORDER[j], 4)
+            b.op("bfi.b32", field_bits, high, field_bits, 4, 2)
+            _small_to_f32(b, less[half], field_bits)
+            b.op("mul.f32", less[half], less[half], block_min[half])
+    return factors, less
+
+
+def _small_to_f32(b: Builder, out: Reg, word: Reg) -> None:
+    """An unsigned integer below 2²³, exactly."""
+    b.op("or.b32", word, word, 0x4B000000)
+    b.op("mov.b32", out, word)
+    b.op("sub.f32", out, out, 8388608.0)
+
+
+FORMATS = (
+    Q4K(
+        "q4_k",
+        256,
+        2304,
+        (*(Piece(512 * p, 16) for p in range(4)), Piece(2048, 16, "row"), Piece(2176, 8, "row", 2),
+         Piece(2240, 8, "row", 2)),
+        block_cols=BLOCK,
+    ),
+)  # fmt: skip

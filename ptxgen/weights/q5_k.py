@@ -1,0 +1,124 @@
+"""GGUF's Q5_K: as Q4_K, with a fifth bit a code.
+
+A tile of 16 rows by 256 columns, 2816 bytes: [0, 2048) the lower four bits as in q4_k's. [2048, 2560): 64 columns p at
+lane·16 + p·4, a word; of its byte b, bits 0 … 3 are the fifth bits of row g in chunks 4p … 4p + 3, column 4t + b; bits
+4 … 7 those of row g + 8. [2560, 2816) as q4_k's [2048, 2304). Source: `blocks`, raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.idioms import convert
+from ptxgen.weights import q4_k
+from ptxgen.weights.blocks import (
+    field,
+    in_blocks,
+    join_scales,
+    pack_nibbles,
+    raw_blocks,
+    split_scales,
+    unpack_nibbles,
+    whole_blocks,
+)
+from ptxgen.weights.format import (
+    Piece,
+    Source,
+    WeightFormat,
+    bytes_to_f32,
+    cut,
+    from_fragments,
+    join,
+    low_nibbles,
+    to_fragments,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+BLOCK = 256
+BLOCK_BYTES = 176
+_SUBS = np.arange(8, dtype=np.uint8)[:, None]
+
+
+class Q5K(WeightFormat):
+    """Q5_K."""
+
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        self.check(rows, cols)
+        codes, *rest = self._fields(source, rows, cols)
+        flat = codes.reshape(rows, cols)
+        parts = [pack_nibbles(flat & 15, self.tile_k), _pack_fifth(flat >> 4, self.tile_k), *q4_k.pack_mins(*rest)]
+        return join(parts).reshape(-1)
+
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
+        codes = in_blocks(unpack_nibbles(tiles, self.tile_k, rows, cols), BLOCK)
+        fifth = in_blocks(_unpack_fifth(tiles, rows, cols), BLOCK)
+        scales, mins, blocks = q4_k.unpack_mins(tiles, 2560, rows, cols // BLOCK)
+        high = _high_bytes(fifth)
+        return {"blocks": whole_blocks(blocks, join_scales(scales, mins), high, q4_k.bytes_of(codes))}
+
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        return q4_k.from_levels(*self._fields(source, rows, cols))
+
+    def quantise(self, values: np.ndarray) -> Source:
+        codes, scales, mins, blocks = q4_k.levels(in_blocks(values.astype(np.float32), BLOCK), 31)
+        high, low = _high_bytes(codes >> 4), q4_k.bytes_of(codes & 15)
+        return {"blocks": whole_blocks(blocks, join_scales(scales, mins), high, low)}
+
+    def _fields(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> tuple[np.ndarray, ...]:
+        """As `Q4K._fields`, codes of 5 bits."""
+        blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
+        scales, mins = split_scales(field(blocks, 4, 12))
+        fifth = (field(blocks, 16, 32)[:, :, None, :] >> _SUBS & 1).reshape(rows, -1, BLOCK)
+        codes = q4_k.codes_of(field(blocks, 48, 128)) | (fifth << 4)
+        return codes, scales, mins, field(blocks, 0, 2, np.float16)
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        code, fifth = low_nibbles(b, words[chunk], half), convert.scratch(b, "fifth_bits", "b32")
+        b.op("shr.u32", fifth, words[16 + chunk // 4], chunk % 4 + 4 * half)
+        b.op("and.b32", fifth, fifth, 0x01010101)
+        b.op("shl.b32", fifth, fifth, 4)
+        b.op("or.b32", code, code, fifth)
+        bytes_to_f32(b, out, code)
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return q4_k.sub_block_scales(b, words[20:], chunk)
+
+
+def _high_bytes(fifth: np.ndarray) -> np.ndarray:
+    """Fifth bits `[rows, blocks, 256]` as the 32 bytes of raw blocks: bit s of byte l is column 32s + l."""
+    split = fifth.reshape(*fifth.shape[:2], 8, 32)
+    return np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8)
+
+
+def _pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
+    fragments = to_fragments(bits.astype(np.uint8), tile_k)  # [record, tile, chunk, g, t, half, 4]
+    split = fragments.reshape(*fragments.shape[:2], 4, 4, *fragments.shape[3:])  # [… p, i, g, t, half, 4]
+    shift = (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint8).reshape(4, 1, 1, 2, 1)
+    packed = np.bitwise_or.reduce(split << shift, (3, 6)).astype(np.uint8)  # [record, tile, p, g, t, 4]
+    return packed.transpose(0, 1, 3, 4, 2, 5)
+
+
+def _unpack_fifth(tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    packed = cut(tiles, 2048, np.uint8, 8, 4, 4, 4).transpose(0, 1, 4, 2, 3, 5)  # [record, tile, p, g, t, 4]
+    shift = (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint8).reshape(4, 1, 1, 2, 1)
+    split = packed[:, :, :, None, :, :, None, :] >> shift & 1
+    return from_fragments(split.reshape(*split.shape[:2], 16, *split.shape[4:]), rows, cols)
+
+
+FORMATS = (
+    Q5K(
+        "q5_k",
+        256,
+        2816,
+        (*(Piece(512 * p, 16) for p in range(5)), Piece(2560, 16, "row"), Piece(2688, 8, "row", 2),
+         Piece(2752, 8, "row", 2)),
+        block_cols=BLOCK,
+    ),
+)  # fmt: skip

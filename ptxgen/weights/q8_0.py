@@ -1,0 +1,77 @@
+"""GGUF's Q8_0: blocks of 32 columns, an f16 scale and 32 signed bytes.
+
+A tile of 16 rows by 128 columns, 2176 bytes: the bytes as in e4m3's; block t at 2048 + g·16 + t·4: the scales of rows g
+and g + 8. Source: `blocks`, raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.idioms import convert
+from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, whole_blocks
+from ptxgen.weights.e4m3 import BYTES, pack_bytes, unpack_bytes
+from ptxgen.weights.format import (
+    Piece,
+    Source,
+    WeightFormat,
+    bytes_to_f32,
+    cut,
+    from_rows,
+    halves_to_f32,
+    join,
+    pair,
+    to_rows,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.builder import Builder
+    from ptxgen.builder.values import Reg
+
+BLOCK = 32
+BLOCK_BYTES = 34
+
+
+class Q8_0(WeightFormat):
+    """Q8_0."""
+
+    def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        self.check(rows, cols)
+        blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
+        codes = field(blocks, 2, BLOCK).reshape(rows, cols)
+        scales = field(blocks, 0, 1, np.float16)[..., 0]
+        return join([pack_bytes(codes, self.tile_k), to_rows(scales, 4).transpose(0, 1, 2, 4, 3)]).reshape(-1)
+
+    def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
+        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
+        codes = unpack_bytes(tiles, self.tile_k, rows, cols)
+        scales = from_rows(cut(tiles, 2048, np.float16, 8, 4, 2).transpose(0, 1, 2, 4, 3), rows, cols // BLOCK)
+        return {"blocks": whole_blocks(scales[..., None], in_blocks(codes, BLOCK))}
+
+    def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
+        blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
+        scales = field(blocks, 0, 1, np.float16).astype(np.float32)
+        return (scales * field(blocks, 2, BLOCK, np.int8).astype(np.float32)).reshape(rows, cols)
+
+    def quantise(self, values: np.ndarray) -> Source:
+        blocks = in_blocks(values.astype(np.float32), BLOCK)
+        scales = (np.abs(blocks).max(2, keepdims=True) / np.float32(127)).astype(np.float16)
+        codes = np.clip(np.rint(ratio(blocks, scales.astype(np.float32))), -127, 127)
+        return {"blocks": whole_blocks(scales, codes.astype(np.int8))}
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        biased = convert.scratch(b, "code_bytes", "b32")
+        b.op("xor.b32", biased, words[2 * chunk + half], 0x80808080)
+        bytes_to_f32(b, out, biased, 128.0)
+
+    def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        upper, lower = pair(b, "scale")
+        if chunk % 2 == 0:
+            halves_to_f32(b, upper, lower, words[16 + chunk // 2])
+        return (upper, lower), ()
+
+
+FORMATS = (Q8_0("q8_0", 128, 2176, (*BYTES, Piece(2048, 16, "row")), block_cols=BLOCK),)

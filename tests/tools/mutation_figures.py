@@ -1,0 +1,158 @@
+"""How the executor notices faults that are put into the goldens and the foreign corpus, in figures.
+
+python -m tests.tools.mutation_figures      writes the tables of docs/cpu-executor.md anew
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from ptxgen.golden import Goldens
+from tests.corpus.cases import CASES
+from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
+
+ROOT = Path(__file__).resolve().parents[2]
+ORDER = ("barrier", "wait", "fence")
+NEVER = "does not matter: "
+STRONG = "its data are volatile too, and strong accesses are not compared with each other"
+# What check mode does not report in the corpus, by subject and mutation, and why; kernel types say theirs themselves.
+REASONS = {
+    r"corpus/named_barriers fence": NEVER + "a barrier orders what its arrivals come after",
+    r"corpus/.* fence .*mbarrier_init": NEVER + "the proxy fence or the cluster barrier beside it suffices",
+    r"corpus/tensor_\w+ fence .*proxy": NEVER + "the fence.mbarrier_init before it does the same",
+    r"corpus/(cluster_push|multicast|tensor_multicast|remote_stores) (barrier|wait)":
+        NEVER + "a CTA ends when all that others send to it has come",
+    r"corpus/tensor_sum barrier": NEVER + "only the lane that initialises the mbarrier uses it",
+    r"corpus/arrival_counts barrier 226": "the lanes' arrivals come in one order here, seeds or not",
+    r"corpus/arrival_counts barrier": NEVER + "the other barrier, or the wait before it, does the same",
+    r"corpus/gemm_mma barrier": NEVER + "no copy follows: the matrices are three tiles deep",
+    r"corpus/gemm_ldmatrix barrier 230": NEVER + "nothing follows the last tile",
+    r"corpus/(single_launch_sum|lookback_scan|lane_lock) fence": STRONG,
+    r"corpus/token_pipeline barrier": "what it orders are copies: a wrong result",
+    r"corpus/tensor_sum wait .*wait_group.read": "what it keeps is overwritten by a copy: a wrong result",
+}  # fmt: skip
+FOUND = "finding in check mode"
+DOCUMENT = ROOT / "docs" / "cpu-executor.md"
+COMMAND = "written by python -m tests.tools.mutation_figures"
+ORDER_MARKS = (f"<!-- order faults: {COMMAND} -->", "<!-- end of order faults -->")
+OTHER_MARKS = (f"<!-- other faults: {COMMAND} -->", "<!-- end of other faults -->")
+ORDER_KINDS = ("all", "matter", FOUND, "result in check mode", "finding in random mode", "nothing")
+ORDER_HEAD = (
+    "", "left out", "of those, may matter", "a finding in check mode", "only a wrong result in check mode",
+    "only in random order", "nothing",
+)  # fmt: skip
+OTHER_HEAD = ("", *(f"{kind}: {how}" for kind in ("strides", "options")
+                    for how in ("a finding", "only a wrong result", "nothing")))  # fmt: skip
+
+
+@cache
+def unique() -> tuple[SpecSubject, ...]:
+    """The goldens, without those whose text differs from an earlier one in its header only."""
+    found: dict[str, SpecSubject] = {}
+    for case in Goldens(ROOT / "golden_ptx").cases():
+        subject = SpecSubject(case.spec, case.target)
+        found.setdefault(re.sub(r"(?m)^(//.*|\.target.*|\.version.*)$", "", subject.ptx.text), subject)
+    return tuple(found.values())
+
+
+@cache
+def corpus() -> tuple[CorpusSubject, ...]:
+    """Every kernel of the foreign corpus."""
+    return tuple(map(CorpusSubject, CASES.values()))
+
+
+@cache
+def tried(subject: Subject) -> tuple[tuple[Mutation, Noticed | None], ...]:
+    """Every mutation of a subject that is one, and what was noticed of it."""
+    found = ((mutation, subject.noticed(mutation.text)) for mutation in subject.mutations())
+    return tuple((mutation, noticed) for mutation, noticed in found if noticed or not equivalent(subject, mutation))
+
+
+def equivalent(subject: Subject, mutation: Mutation) -> bool:
+    """Whether a stride belongs to an index that is always 0, so that any would do; or a line of the corpus is dead."""
+    if isinstance(subject, CorpusSubject):
+        return not subject.reaches(mutation)
+    return mutation.kind == "stride" and not subject.noticed(far_off(subject.ptx.text, mutation))
+
+
+def reason_of(subject: Subject, mutation: Mutation) -> str | None:
+    """Why check mode does not report a mutation, if that is known."""
+    text = f"{subject.name} {mutation}"
+    known = subject.spec.unreported if isinstance(subject, SpecSubject) else REASONS
+    return next((reason for pattern, reason in known.items() if re.search(pattern, text)), None)
+
+
+def counts(subjects: Iterable[Subject]) -> Counter[str]:
+    """Of the order faults that are reached: how each was noticed; `matter` are all but those that never do."""
+    total: Counter[str] = Counter()
+    for subject in subjects:
+        for mutation, noticed in tried(subject):
+            if mutation.kind in ORDER:
+                reason = reason_of(subject, mutation) or ""
+                total["all"] += 1
+                total["matter"] += bool(noticed) or not reason.startswith(NEVER)
+                total[str(noticed) if noticed else "nothing"] += bool(noticed) or not reason.startswith(NEVER)
+    return total
+
+
+def goldens_of(kernel: str) -> list[SpecSubject]:
+    """The different goldens of a kernel type."""
+    return [subject for subject in unique() if subject.spec.kernel_name == kernel]
+
+
+def order_row(name: str, subjects: Iterable[Subject]) -> str:
+    """The line of a table: how order faults were noticed."""
+    seen = counts(subjects)
+    return _line(f"`{name}`", *(seen[kind] for kind in ORDER_KINDS))
+
+
+def other_row(name: str, subjects: Iterable[Subject]) -> str:
+    """The line of a table: how spoiled strides and dropped options were noticed."""
+    seen = Counter((m.kind, n.how if n else "nothing") for s in subjects for m, n in tried(s) if m.kind not in ORDER)
+    return _line(
+        f"`{name}`", *(seen[kind, how] for kind in ("stride", "option") for how in ("finding", "result", "nothing"))
+    )
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table(head: Sequence[str], rows: Iterable[str]) -> str:
+    """A table of Markdown."""
+    return "\n".join(["", _line(*head), _line(*("---" for _ in head)), *rows, ""]) + "\n"
+
+
+def inside(text: str, marks: tuple[str, str]) -> str:
+    """What stands between two marks."""
+    _, first, rest = text.partition(marks[0] + "\n")
+    found, second, _ = rest.partition(marks[1])
+    assert first, marks
+    assert second, marks
+    return found
+
+
+def rows(text: str, marks: tuple[str, str]) -> Mapping[str, str]:
+    """The lines of the table between two marks, by what they begin with."""
+    lines = [line for line in inside(text, marks).splitlines() if line.startswith("| `")]
+    return {line.split("`")[1]: line for line in lines}
+
+
+def main() -> None:
+    """Write both tables of the document: a line for every kernel type that has goldens, and the corpus."""
+    names = sorted({subject.spec.kernel_name for subject in unique()})
+    order = [*(order_row(name, goldens_of(name)) for name in names), order_row("tests/corpus", corpus())]
+    other = [other_row(name, goldens_of(name)) for name in names]
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for marks, made in ((ORDER_MARKS, table(ORDER_HEAD, order)), (OTHER_MARKS, table(OTHER_HEAD, other))):
+        old, new = (f"{marks[0]}\n{between}{marks[1]}" for between in (inside(text, marks), made))
+        text = text.replace(old, new)
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
