@@ -195,23 +195,28 @@ REFUSED = {
     ),
     "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers: must be an integer from 1 to 10000"),
     "head_dim no kernel has": (
-        config(head_dim=100), "head_dim: must be a multiple of 8 from 8 to 512 (got 100; nearest: 96 or 104)"
+        config(head_dim=100),
+        "head_dim: must be a multiple of 8 from 8 to 512 (got 100; nearest: 96 or 104)",
     ),
     "yarn without a base": (
-        config(rope_theta=1.0, rope_scaling={"type": "yarn", "factor": 4.0}), "rope_theta: must be a number above 1,"
+        config(rope_theta=1.0, rope_scaling={"type": "yarn", "factor": 4.0}),
+        "rope_theta: must be a number above 1,",
     ),
     "yarn of a huge beta": (
-        config(rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 1e308}), "rope_scaling: beta_fast: must be "
+        config(rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 1e308}),
+        "rope_scaling: beta_fast: must be ",
     ),
     "longrope from one position": (
         config(original_max_position_embeddings=1, rope_scaling={"type": "longrope"}),
         "original_max_position_embeddings: must be an integer from 2 ",
     ),
     "infinite factors": (
-        config(rope_scaling={"type": "longrope", "short_factor": [10**400] * 32}), "rope_scaling: short_factor: must be"
+        config(rope_scaling={"type": "longrope", "short_factor": [10**400] * 32}),
+        "rope_scaling: short_factor: must be",
     ),
     "more than a head rotates": (
-        config(partial_rotary_factor=1e17), "partial_rotary_factor: must be a number of .*, at most 1 "
+        config(partial_rotary_factor=1e17),
+        "partial_rotary_factor: must be a number of .*, at most 1 ",
     ),
     "nothing rotates": (
         config(partial_rotary_factor=1e-9),
