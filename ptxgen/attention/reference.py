@@ -1,40 +1,48 @@
-"""Decode attention in NumPy, float64: what the kernels are compared with."""
+"""Attention in NumPy, float64: the one reference of every attention kernel, whatever its cache and its lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.attention.decode.contract import Attention
+from ptxgen.attention.problem import Attention
 from ptxgen.scales import spread
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def visible_rows(attention: Attention, a: Mapping[str, Any], x: str, sequence: int | None, end: int) -> np.ndarray:
-    """K or V (`x`) of the visible positions of a sequence, `[n_kv_heads, positions, head_dim]`, scales applied.
-
-    `a` holds the arguments by parameter name; `sequence` is None where caches have no batch dimension.
-    """
+def widen(attention: Attention, x: str, rows: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    """Rows of K or V (`x`) as float64, their scales applied; rows that do not count may hold anything."""
     import numpy as np
 
-    first = max(0, end - attention.window) if attention.window else 0
+    wide = np.asarray(rows, np.float64)
+    if scales is not None:
+        wide = wide * spread(np.asarray(scales, np.float64), attention.cache.sides[x].dim)
+    return wide
 
-    def part(name: str) -> np.ndarray:
-        array: np.ndarray = a[name]
-        if attention.page_size:
-            positions = np.arange(first, end)
-            pages = a["page_table"][sequence, positions // attention.page_size]
-            found: np.ndarray = array[pages, :, positions % attention.page_size].swapaxes(0, 1)
-            return found
-        whole: np.ndarray = array if sequence is None else array[sequence]
-        return whole[:, first:end]
 
-    rows = part(f"{x}_cache").astype(np.float64)
-    if attention.quantised:
-        rows *= spread(part(f"{x}_scales").astype(np.float64), attention.head_dim)
-    return rows
+def in_pages(x: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The pages of a sequence as `[n_kv_heads, positions, dim]`."""
+    pages: np.ndarray = x[table].swapaxes(0, 1)
+    return pages.reshape(pages.shape[0], -1, pages.shape[-1])
+
+
+def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffix: str = "_cache") -> list[np.ndarray]:
+    """K and V of a sequence, `[n_kv_heads, positions, dim]`; `a` holds the arguments by parameter name."""
+    cache = attention.cache
+
+    def of_sequence(array: np.ndarray) -> np.ndarray:
+        if cache.page_size:
+            return in_pages(array, a["page_table"][sequence])
+        whole: np.ndarray = array[sequence] if cache.batched else array
+        return whole.swapaxes(0, 1) if cache.by_token else whole
+
+    def side(x: str) -> np.ndarray:
+        scales = of_sequence(a[f"{x}_scales"]) if cache.quantised else None
+        return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
+
+    return [side(x) for x in "kv"]
 
 
 def attend(
@@ -42,28 +50,41 @@ def attend(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    slopes: np.ndarray | None,
-    sinks: np.ndarray | None,
+    newest: int,
+    arguments: Mapping[str, Any],
+    first_key: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output `[n_heads, head_dim]` and log-sum-exp `[n_heads]` of one query; the last of the rows is the newest."""
+    """Outputs `[n_heads, queries, v_dim]` and log-sum-exps `[n_heads, queries]` of a sequence's queries `[n_heads,
+    queries, qk_dim]`, the last of which stands at position `newest`.
+
+    K and V `[n_kv_heads, keys, dim]` begin at position `first_key`; all that lie beyond what a query sees may be NaN.
+    A query that sees nothing gives zeros, and −inf, or its sink.
+    """
     import numpy as np
 
-    heads = (attention.n_kv_heads, attention.group)
-    positions = k.shape[1]
-    if positions == 0:
-        empty = np.full(attention.n_heads, -np.inf) if sinks is None else sinks.astype(np.float64)
-        return np.zeros(q.shape), empty
-    scores = q.astype(np.float64).reshape(*heads, -1) @ k.swapaxes(1, 2) * attention.scale
-    if attention.soft_cap:
-        scores = attention.soft_cap * np.tanh(scores / attention.soft_cap)
-    if slopes is not None:
-        scores = scores + slopes.astype(np.float64).reshape(*heads, 1) * (np.arange(positions) - (positions - 1))
-    top = scores.max(-1, keepdims=True)
-    if sinks is not None:
-        sink = sinks.astype(np.float64).reshape(*heads, 1)
-        top = np.maximum(top, sink)
-    weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
-    if sinks is not None:
-        total = total + np.exp(sink - top)
-    return (weights @ v / total).reshape(q.shape), (top + np.log(total)).reshape(-1)
+    problem, variant = attention.problem, attention.variant
+    queries, keys = q.shape[1], k.shape[1]
+    distance = first_key + np.arange(keys) - (newest + 1 - queries + np.arange(queries))[:, None]
+    seen = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
+    if variant.window:
+        seen = seen & (distance > -variant.window)
+    group = (problem.n_kv_heads, problem.group)
+    wide = q.astype(np.float64).reshape(*group, queries, -1)
+    scores = (wide @ k[:, None].swapaxes(-1, -2)).reshape(problem.n_heads, queries, keys) * variant.scale
+    if variant.soft_cap:
+        scores = variant.soft_cap * np.tanh(scores / variant.soft_cap)
+    for step in variant.steps:
+        scores = step.reference(scores, distance, arguments)
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(-1, initial=-np.inf, keepdims=True)
+    sinks = arguments["sinks"].astype(np.float64)[:, None, None] if variant.sinks else None
+    top = top if sinks is None else np.maximum(top, sinks)
+    base = np.where(np.isfinite(top), top, 0.0)
+    weights = np.exp(scores - base)
+    total = weights.sum(-1, keepdims=True) + (0.0 if sinks is None else np.exp(sinks - base))
+    shares = (weights / np.where(total == 0, 1.0, total)).reshape(*group, queries, keys)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + base)[..., 0]
+    used = np.where(seen.any(0)[:, None], v, 0.0)  # a weight of zero times NaN would be NaN
+    out = (shares @ used[:, None]).reshape(problem.n_heads, queries, problem.v_dim)
+    return out, lse

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.cache import KV_DTYPES, Cache
 from ptxgen.attention.decode.chunks import STEP, Cut
-from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
-from ptxgen.attention.decode.plan import Plan
+from ptxgen.attention.decode.plan import CtaPlan, cta_plan
+from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.reference import attend, widen
+from ptxgen.attention.variant import LOG2E, Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.scales import spread
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 if TYPE_CHECKING:
@@ -31,6 +33,23 @@ if TYPE_CHECKING:
 WARPS = 8  # of a CTA
 IN_FLIGHT = 8192  # bytes of K and V that a warp has on their way
 LEAST_OF_WARP = 16  # positions of a chunk, or of a cache, that a warp is worth
+
+
+@dataclass(frozen=True)
+class Where:
+    """Registers: the CTA's sequence and chunk, and the index of its first query head among all sequences'."""
+
+    sequence: Reg
+    chunk: Reg
+    query: Reg
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Registers: chunks that were launched, and whether this one has positions."""
+
+    chunks: Reg
+    has_positions: Reg
 
 
 @kernel_type
@@ -77,7 +96,7 @@ class FlashDecodingChunk(KernelType):
         yield from rules.between("max_chunks", self.max_chunks, 1, 4096)
         yield from rules.between("ctas", self.ctas, 1, 65536)
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
-        yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
+        yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
         yield from rules.softmax_factors(self.scale, self.soft_cap)
 
@@ -91,9 +110,9 @@ class FlashDecodingChunk(KernelType):
     @property
     def attention(self) -> Attention:
         """The attention of which this computes parts."""
-        scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        shape = (self.max_len, self.head_dim, self.n_heads, self.n_kv_heads)
-        return Attention(*shape, self.q_dtype, self.kv_dtype, scale, self.soft_cap, self.window)
+        dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
+        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len)
+        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
     @property
     def cut(self) -> Cut:
@@ -105,32 +124,36 @@ class FlashDecodingChunk(KernelType):
         """Chunks that are launched for each sequence; the slots of all others up to max_chunks are only marked."""
         return self.cut.launched(batch)
 
-    def plan(self, target: Target) -> Plan:
-        """The geometry for a target: a CTA per chunk and KV head, or part of its group."""
+    def plan(self, target: Target) -> CtaPlan:
+        """The geometry of a CTA: there is one per chunk and KV head, or part of its group."""
         warps = max(1, min(WARPS, self.cut.least // LEAST_OF_WARP, self.max_len // LEAST_OF_WARP))
         chosen = choose(self.attention, target, warps)
         assert chosen is not None, "target_rules refuses what no loop can run"
         loop, shape = chosen
-        tile_bytes = 2 * shape.tile * self.attention.row_bytes
-        shape = replace(shape, in_flight=max(1, IN_FLIGHT // tile_bytes))
-        parts = -(-self.attention.group // shape.heads)
-        return Plan(
-            loop=loop, shape=shape, parts=parts, cluster=1, splits=self.max_chunks, most_splits=self.max_chunks,
-            head_dim=self.head_dim,
-        )  # fmt: skip
+        cache = self.attention.cache
+        tile_bytes = shape.tile * (cache.k.bytes + cache.v.bytes)
+        return cta_plan(self.attention, loop, replace(shape, in_flight=max(1, IN_FLIGHT // tile_bytes)))
 
     def params(self) -> tuple[Param, ...]:
-        pointers = [Param(f"{x}_ptrs", self.kv_dtype, "pointers", "in", ("batch",), 8) for x in "kv"]
-        if self.kv_dtype == s8:
-            pointers += [Param(f"{x}_scale_ptrs", f16, "pointers", "in", ("batch",), 8) for x in "kv"]
         slots = ("batch", self.n_heads, self.max_chunks)
         return (
             buffer("q", self.q_dtype, "batch", self.n_heads, self.head_dim),
-            *pointers,
+            *(param for param, _ in self._pointers()),
             buffer("seq_lens", s32, "batch", align=4),
             buffer("partials", f32, *slots, self.head_dim, access="out"),
             buffer("stats", f32, *slots, 2, access="out", align=8),
         )
+
+    def _pointers(self) -> list[tuple[Param, int]]:
+        """The tables of pointers, and the elements of a row of what they point to."""
+        sides = self.attention.cache.sides
+        out = [(Param(f"{x}_ptrs", self.kv_dtype, "pointers", "in", ("batch",), 8), r.dim) for x, r in sides.items()]
+        if self.kv_dtype == s8:
+            out += [
+                (Param(f"{x}_scale_ptrs", f16, "pointers", "in", ("batch",), 8), r.scale_groups)
+                for x, r in sides.items()
+            ]
+        return out
 
     def launch(self, target: Target) -> Launch:
         plan = self.plan(target)
@@ -146,28 +169,28 @@ class FlashDecodingChunk(KernelType):
     def build(self, b: Builder) -> None:
         plan = self.plan(b.target)
         arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
-        task = self._locate(b, plan)
-        self._bounds(b, plan, task)
-        self._leave_empty(b, plan, task)
+        task, where = self._locate(b, plan)
+        bounds = self._bounds(b, plan, task, where)
+        stats = self._leave_empty(b, plan, task, where, bounds)
         b.expose(main_loop=f"{plan.loop.template}.ptx.j2", plan=plan)
         plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena)
-        elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads)
+        elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads, task.tid)
         merged = merge.partial(b, "merged")
         if self.programmatic:  # no sooner: CTAs of the kernels that follow would take room from those still to start
             with b.fragment("let_go"):
                 b.op("griddepcontrol.launch_dependents")
         with b.fragment("warps_start"):
             elements.start(task.tid, elements.count)
-            b.ld_param("partials")
+            partials = b.ld_param("partials")
         with b.fragment("warps_merge"):
             elements.locate()
             merge.merge_warps(b, elements, plan.partials, arena, merged)
         with b.fragment("store_chunk"):
-            self._store(b, task, elements, merged)
+            self._store(b, task, where, elements, merged, partials, stats)
         with b.fragment("warps_next"):
             elements.advance(elements.count)
 
-    def _locate(self, b: Builder, plan: Plan) -> Task:
+    def _locate(self, b: Builder, plan: CtaPlan) -> tuple[Task, Where]:
         """Fragment `locate`: the chunk, its KV head and sequence, and where their rows lie."""
         attention = self.attention
         with b.fragment("locate"):
@@ -175,45 +198,43 @@ class FlashDecodingChunk(KernelType):
             lane, warp = b.op("and.b32", b.reg("lane", "u32"), thread, 31), b.op("shr.u32", "warp", thread, 5)
             column = b.op("mov.u32", "column", b.special("ctaid.x"))
             sequence = b.op("mov.u32", "sequence", b.special("ctaid.y"))
-            b.op("mov.u32", "chunk", b.special("ctaid.z"))
+            chunk = b.op("mov.u32", "chunk", b.special("ctaid.z"))
             kv_head = b.op("div.u32", "kv_head", column, plan.parts) if plan.parts > 1 else column
-            first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.group)
+            first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.problem.group)
             heads_left = None
             if plan.parts > 1:
                 part = b.op("rem.u32", "part", column, plan.parts)
                 first_head = b.op("mad.lo.u32", "first_head", part, plan.shape.heads, first_head)
-                if attention.group % plan.shape.heads:
-                    heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.group)
+                if attention.problem.group % plan.shape.heads:
+                    heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.problem.group)
             query = b.op("mul.wide.u32", "query", sequence, self.n_heads)
             wide = b.op("cvt.u64.u32", "wide_head", first_head)
             b.op("add.u64", query, query, wide)
             q_row = b.ld_param("q")
             b.op("mad.lo.u64", q_row, query, self.head_dim * self.q_dtype.bytes, q_row)
             rows = self._cache_rows(b, kv_head, sequence)
-        return Task(
+        task = Task(
             tid=thread, lane=lane, warp=warp, kv_head=kv_head, first_head=first_head, heads_left=heads_left,
             q_row=q_row, k_rows=rows["k_ptrs"], v_rows=rows["v_ptrs"], k_scales=rows.get("k_scale_ptrs"),
-            v_scales=rows.get("v_scale_ptrs"), page_row=None, slopes=None, length=b.reg("length", "s32"),
+            v_scales=rows.get("v_scale_ptrs"), page_row=None, per_head={}, length=b.reg("length", "s32"),
             start=b.reg("start", "s32") if self.window else None, tile=b.reg("tile", "s32"),
             tile_end=b.reg("tile_end", "s32"), tile_step=b.reg("tile_step", "s32"),
         )  # fmt: skip
+        return task, Where(sequence, chunk, query)
 
     def _cache_rows(self, b: Builder, kv_head: Reg, sequence: Reg) -> dict[str, Reg]:
         """Addresses of the KV head's first rows, behind the sequence's pointers."""
         first = b.op("mul.wide.u32", "first_of_cache", kv_head, self.max_len)
         rows = {}
-        for param in self.params():
-            if param.kind != "pointers":
-                continue
+        for param, width in self._pointers():
             table = b.ld_param(param.name)
             b.op("mad.wide.u32", table, sequence, 8, table)
             rows[param.name] = b.op("ld.global.u64", f"{param.name}_now", table[0])
             b.op("cvta.to.global.u64", rows[param.name], rows[param.name])
-            width = self.attention.scale_groups if "scale" in param.name else self.head_dim
             b.op("mad.lo.u64", rows[param.name], first, width * param.dtype.bytes, rows[param.name])
         return rows
 
-    def _bounds(self, b: Builder, plan: Plan, task: Task) -> None:
+    def _bounds(self, b: Builder, plan: CtaPlan, task: Task, where: Where) -> Bounds:
         """Fragment `lengths`: the positions of this chunk, as tiles of its warps."""
         tile = plan.shape.tile
         assert STEP % tile == 0, "chunks begin where tiles do"
@@ -221,7 +242,7 @@ class FlashDecodingChunk(KernelType):
             if self.programmatic:
                 b.op("griddepcontrol.wait")
             lengths = b.ld_param("seq_lens")
-            b.op("mad.wide.u32", lengths, b.registers["sequence"], 4, lengths)
+            b.op("mad.wide.u32", lengths, where.sequence, 4, lengths)
             b.op("ld.global.s32", task.length, lengths[0])
             b.op("max.s32", task.length, task.length, 0)
             b.op("min.s32", task.length, task.length, self.max_len)
@@ -232,9 +253,9 @@ class FlashDecodingChunk(KernelType):
                 b.op("max.s32", task.start, task.start, 0)
                 b.op("and.b32", begin, task.start, -STEP)
                 span = b.op("sub.s32", "span", task.length, begin)
-            size = self.cut.emit_size(b, span)
-            b.op("mad.lo.s32", begin, b.registers["chunk"], size, begin)
-            b.op("setp.lt.s32", "has_positions", begin, task.length)
+            size, chunks = self.cut.emit_size(b, span)
+            b.op("mad.lo.s32", begin, where.chunk, size, begin)
+            has_positions = b.op("setp.lt.s32", "has_positions", begin, task.length)
             end = b.op("add.s32", "chunk_end", begin, size)
             b.op("min.s32", end, end, task.length)
             b.op("add.s32", task.tile_end, end, tile - 1)
@@ -244,14 +265,15 @@ class FlashDecodingChunk(KernelType):
             b.op("shr.u32", task.tile, begin, tile.bit_length() - 1)
             b.op("add.s32", task.tile, task.tile, task.warp)
             b.op("mov.s32", task.tile_step, plan.shape.warps)
+        return Bounds(chunks, has_positions)
 
-    def _slot(self, b: Builder, elements: merge.Elements) -> Reg:
+    def _slot(self, b: Builder, where: Where, elements: merge.Elements) -> Reg:
         """The index of the element's head's slot for this chunk."""
         slot, head = scratch(b, "slot", "u64"), scratch(b, "slot_head", "u64")
         b.op("cvt.u64.u32", head, elements.head)
-        b.op("add.u64", head, head, b.registers["query"])
+        b.op("add.u64", head, head, where.query)
         b.op("mul.lo.u64", slot, head, self.max_chunks)
-        b.op("cvt.u64.u32", head, b.registers["chunk"])
+        b.op("cvt.u64.u32", head, where.chunk)
         b.op("add.u64", slot, slot, head)
         return slot
 
@@ -267,26 +289,36 @@ class FlashDecodingChunk(KernelType):
             b.op("and.pred", first, first, exists)
         return exists, first
 
-    def _store(self, b: Builder, task: Task, elements: merge.Elements, merged: merge.Partial) -> None:
+    def _store(
+        self,
+        b: Builder,
+        task: Task,
+        where: Where,
+        elements: merge.Elements,
+        merged: merge.Partial,
+        partials: Reg,
+        stats: Reg,
+    ) -> None:
         """The element's four values over the sum; with the first of a head, its stats."""
         b.note("normalised: the maximum becomes log2 of the sum, and the sum 1")
         exists, first = self._first(b, task, elements)
-        slot = self._slot(b, elements)
+        slot = self._slot(b, where, elements)
         level = b.op("lg2.approx.f32", "level", merged.total)
         b.op("add.f32", level, level, merged.maximum)
         inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
         for value in merged.values:
             b.op("mul.f32", value, value, inverse)
-        stats = b.op("mad.lo.u64", "stats_at", slot, 8, b.registers["stats"])
+        stats_at = b.op("mad.lo.u64", "stats_at", slot, 8, stats)
         one = b.op("mov.f32", "one", 1.0)
-        b.op("st.global.v2.f32", stats[0], (level, one), pred=first)
-        at = b.op("mad.lo.u64", "partials_at", slot, self.head_dim * 4, b.registers["partials"])
+        b.op("st.global.v2.f32", stats_at[0], (level, one), pred=first)
+        at = b.op("mad.lo.u64", "partials_at", slot, self.head_dim * 4, partials)
         quad = b.op("rem.u32", "quad", elements.element, elements.per_head)
         b.op("mad.wide.u32", at, quad, 16, at)
         b.op("st.global.v4.f32", at[0], merged.values, pred=exists)
 
-    def _leave_empty(self, b: Builder, plan: Plan, task: Task) -> None:
-        """Fragments `empty_start` and `empty_store`, a loop's body: the slots of this CTA that no chunk fills.
+    def _leave_empty(self, b: Builder, plan: CtaPlan, task: Task, where: Where, bounds: Bounds) -> Reg:
+        """Fragments `empty_start` and `empty_store`, a loop's body: the slots of this CTA that no chunk fills. Returns
+        the address of all stats.
 
         Slot `chunk` when it has no positions, and chunk + chunks, chunk + 2 · chunks, … below max_chunks, of every
         head: a thread for each, as many at a time as there are threads.
@@ -297,25 +329,26 @@ class FlashDecodingChunk(KernelType):
             b.note("slots without a chunk: the reduction skips a sum of 0")
             place = b.op("div.u32", "empty_place", task.tid, heads)
             head = b.op("rem.u32", "empty_head", task.tid, heads)
-            slot = b.op("mul.lo.u32", "empty_slot", place, b.registers["chunks"])
-            b.op("add.u32", slot, slot, b.registers["chunk"])
-            b.op("add.u32", slot, slot, b.registers["chunks"], pred=b.registers["has_positions"])
-            step = b.op("mul.lo.u32", "empty_step", b.registers["chunks"], together)
+            slot = b.op("mul.lo.u32", "empty_slot", place, bounds.chunks)
+            b.op("add.u32", slot, slot, where.chunk)
+            b.op("add.u32", slot, slot, bounds.chunks, pred=bounds.has_positions)
+            step = b.op("mul.lo.u32", "empty_step", bounds.chunks, together)
             marks = b.op("setp.lt.u32", "more_empty", slot, self.max_chunks)
             if heads & (heads - 1):  # the last threads have no place in a whole row of heads
                 b.op("setp.lt.and.u32", marks, place, together, marks)
             if task.heads_left is not None:
                 b.op("setp.lt.and.s32", marks, head, task.heads_left, marks)
             row = b.op("cvt.u64.u32", scratch(b, "slot_head", "u64"), head)
-            b.op("add.u64", row, row, b.registers["query"])
-            at = b.op("mad.lo.u64", "empty_at", row, self.max_chunks * 8, b.ld_param("stats"))
-            b.op("mov.f32", "no_level", float("-inf"))
-            b.op("mov.f32", "no_sum", 0.0)
+            b.op("add.u64", row, row, where.query)
+            stats = b.ld_param("stats")
+            at = b.op("mad.lo.u64", "empty_at", row, self.max_chunks * 8, stats)
+            nothing = b.op("mov.f32", "no_level", float("-inf")), b.op("mov.f32", "no_sum", 0.0)
         with b.fragment("empty_store"):
             target = b.op("mad.wide.u32", "empty_target", slot, 8, at)
-            b.op("st.global.v2.f32", target[0], (b.registers["no_level"], b.registers["no_sum"]))
+            b.op("st.global.v2.f32", target[0], nothing)
             b.op("add.u32", slot, slot, step)
             b.op("setp.lt.u32", marks, slot, self.max_chunks)
+        return stats
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -336,10 +369,7 @@ class FlashDecodingChunk(KernelType):
         lengths = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
         lengths[0] = self.max_len if sizes["seq_len"] < 0 else sizes["seq_len"]
         out: dict[str, Any] = {"seq_lens": lengths}
-        for param in self.params():
-            if param.kind != "pointers":
-                continue
-            width = self.attention.scale_groups if "scale" in param.name else self.head_dim
+        for param, width in self._pointers():
             shape = (self.n_kv_heads, self.max_len, width)
             caches = [random_values(rng, shape, param.dtype) for _ in lengths]
             for cache, length in zip(caches, lengths, strict=True):
@@ -364,27 +394,18 @@ class FlashDecodingChunk(KernelType):
                 if begin + c * size >= length:
                     stats[s, :, c] = (-np.inf, 0.0)
                     continue
-                values, level = self._attend(a, s, first, end)
+                values, level = self._attend(a, s, first, end, length - 1)
                 partials[s, :, c], stats[s, :, c, 0], stats[s, :, c, 1] = values, level, 1.0
         return {"partials": partials, "stats": stats}
 
-    def _attend(self, a: Mapping[str, Any], sequence: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    def _attend(
+        self, a: Mapping[str, Any], sequence: int, first: int, end: int, newest: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Output and log2-sum-exp of every head over positions first … end of a sequence."""
-        import numpy as np
-
-        def rows(x: str) -> np.ndarray:
-            wide = np.asarray(a[f"{x}_ptrs"][sequence][:, first:end], np.float64)
-            if self.kv_dtype == s8:
-                scales = a[f"{x}_scale_ptrs"][sequence][:, first:end].astype(np.float64)
-                wide = wide * spread(scales, self.head_dim)
-            return wide
-
-        q = np.asarray(a["q"][sequence], np.float64).reshape(self.n_kv_heads, -1, self.head_dim)
-        scores = q @ rows("k").swapaxes(1, 2) * self.attention.scale
-        if self.soft_cap:
-            scores = self.soft_cap * np.tanh(scores / self.soft_cap)
-        top = scores.max(-1, keepdims=True)
-        weights = np.exp(scores - top)
-        total = weights.sum(-1, keepdims=True)
-        values = (weights @ rows("v") / total).reshape(self.n_heads, self.head_dim)
-        return values, ((top + np.log(total)) / math.log(2)).reshape(self.n_heads)
+        part, attention = slice(first, end), self.attention
+        rows = [
+            widen(attention, x, a[f"{x}_ptrs"][sequence][:, part], scales[sequence][:, part] if scales else None)
+            for x, scales in ((x, a.get(f"{x}_scale_ptrs")) for x in "kv")
+        ]
+        values, lse = attend(attention, a["q"][sequence][:, None], rows[0], rows[1], newest, a, first)
+        return values[:, 0], lse[:, 0] * LOG2E

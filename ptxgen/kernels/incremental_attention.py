@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.cache import KV_DTYPES, Cache
 from ptxgen.attention.decode import place as locate
-from ptxgen.attention.decode.contract import Attention
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
 from ptxgen.attention.decode.merge.records import RECORD_FLOATS
 from ptxgen.attention.decode.plan import CHIPS, Plan, plan
-from ptxgen.attention.reference import attend, visible_rows
+from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.reference import attend, cached_rows
+from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
-from ptxgen.scales import scale_groups
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 from ptxgen.targets import target as parse_target
 
@@ -98,7 +98,7 @@ class IncrementalAttention(KernelType):
         yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 4096)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
-        yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
+        yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.softmax_factors(self.scale, self.soft_cap, signed=True)
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
         if self.page_size:
@@ -120,11 +120,9 @@ class IncrementalAttention(KernelType):
     @property
     def attention(self) -> Attention:
         """The attention this computes."""
-        scale = self.scale if self.scale is not None else 1 / math.sqrt(self.head_dim)
-        return Attention(
-            self.max_len, self.head_dim, self.n_heads, self.n_kv_heads, self.q_dtype, self.kv_dtype, scale,
-            self.soft_cap, self.window, self.page_size, self.alibi,
-        )  # fmt: skip
+        dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
+        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size)
+        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
     def plan(self, target: Target) -> Plan:
         """The geometry for a target."""
@@ -134,21 +132,8 @@ class IncrementalAttention(KernelType):
 
     def params(self) -> tuple[Param, ...]:
         lead = ("batch",) if self.batched else ()
-        rows = (*lead, self.n_heads, self.head_dim)
-        cache: tuple[Extent, ...] = (*lead, self.n_kv_heads, self.max_len, self.head_dim)
-        if self.page_size:
-            cache = ("pages", self.n_kv_heads, self.page_size, self.head_dim)
-        out = [buffer("q", self.q_dtype, *rows)]
-        out += [buffer(f"{x}_cache", self.kv_dtype, *cache) for x in "kv"]
-        if self.kv_dtype == s8:
-            groups = scale_groups(self.head_dim)
-            out += [buffer(f"{x}_scales", f16, *cache[:-1], groups, align=2) for x in "kv"]
-        if self.page_size:
-            out.append(buffer("page_table", s32, *lead, -(-self.max_len // self.page_size), align=4))
-        if self.alibi:
-            out.append(buffer("alibi_slopes", f32, self.n_heads, align=4))
-        if self.sinks:
-            out.append(buffer("sinks", f32, self.n_heads, align=4))
+        rows, attention = (*lead, self.n_heads, self.head_dim), self.attention
+        out = [buffer("q", self.q_dtype, *rows), *attention.cache.params(), *attention.variant.params(self.n_heads)]
         out.append(buffer("out", self.q_dtype, *rows, access="out"))
         if self.lse:
             out.append(buffer("lse", f32, *lead, self.n_heads, access="out", align=4))
@@ -238,25 +223,14 @@ class IncrementalAttention(KernelType):
         import numpy as np
 
         out: dict[str, Any] = {}
+        attention = self.attention
         length = self.max_len if sizes["seq_len"] == _WHOLE else sizes["seq_len"]
         if self.batched:
             out["seq_lens"] = rng.integers(0, length, sizes["batch"], np.int32, endpoint=True)
         else:
             out["seq_len"] = np.array([length], np.int32) if self.indirect else length
-        if self.page_size:
-            width = -(-self.max_len // self.page_size)
-            numbers = rng.permutation(sizes["pages"]).astype(np.int32)
-            table = np.resize(numbers, (sizes["batch"], width))
-            used = -(-np.clip(out["seq_lens"], 0, self.max_len) // self.page_size)
-            out["page_table"] = np.where(np.arange(width) < used[:, None], table, -1).astype(np.int32)
-        if self.kv_dtype == s8:
-            lead = (sizes["batch"],) if self.batched else ()
-            rows = (*lead, self.n_kv_heads, self.max_len)
-            if self.page_size:
-                rows = (sizes["pages"], self.n_kv_heads, self.page_size)
-            for x in "kv":
-                scales = rng.uniform(0.5, 1.5, (*rows, scale_groups(self.head_dim))) / 73
-                out[f"{x}_scales"] = scales.astype(np.float16)
+        out |= attention.cache.given_table(rng, sizes, np.asarray(out.get("seq_lens", 0)))
+        out |= attention.cache.given_scales(rng, sizes, 0.5 / 73, 1.5 / 73)
         if self.alibi:
             out["alibi_slopes"] = (2.0 ** -rng.uniform(1, 8, self.n_heads)).astype(np.float32)
         return out
@@ -266,11 +240,11 @@ class IncrementalAttention(KernelType):
 
         attention = self.attention
         lengths = np.clip(np.ravel(a["seq_lens"] if self.batched else a["seq_len"]), 0, self.max_len)
-        q = a["q"].reshape(len(lengths), self.n_heads, self.head_dim)
+        q = a["q"].reshape(len(lengths), self.n_heads, 1, self.head_dim)
         pairs = []
         for s, length in enumerate(map(int, lengths)):
-            k, v = (visible_rows(attention, a, x, s if self.batched else None, length) for x in "kv")
-            pairs.append(attend(attention, q[s], k, v, a.get("alibi_slopes"), a.get("sinks")))
+            k, v = (rows[:, :length] for rows in cached_rows(attention, a, s))
+            pairs.append(attend(attention, q[s], k, v, length - 1, a))
         outs, lses = (np.stack(part) for part in zip(*pairs, strict=True))
         results = {"out": outs.reshape(a["q"].shape).astype(self.q_dtype.numpy)}
         if self.lse:

@@ -6,11 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.cache import KV_DTYPES, Cache
 from ptxgen.attention.prefill import tiles
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.simt import SimtLoop
+from ptxgen.attention.prefill.tensor import TensorLoop
+from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.reference import attend, cached_rows
+from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
-from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +88,7 @@ class MultiHeadAttention(KernelType):
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
-        yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16", "e4m3", "s8"))
+        yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.one_of("layout", self.layout, ("tokens", "heads"))
         yield from rules.between("max_len", self.max_len, 0, 1 << 30)
         yield from rules.between("window", self.window, 0, 1 << 30)
@@ -99,34 +105,26 @@ class MultiHeadAttention(KernelType):
         yield from rules.softmax_factors(self.scale, self.soft_cap)
 
     @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.n_heads // self.n_kv_heads
-
-    @property
-    def softmax_scale(self) -> float:
-        """The factor on q·k."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
+    def attention(self) -> Attention:
+        """The attention this computes."""
+        dims, problem, tokens = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads), self.layout == "tokens"
+        cache = Cache(
+            self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
+            by_token=tokens and not self.max_len,
+        )  # fmt: skip
+        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
     def params(self) -> tuple[Param, ...]:
         tokens = self.layout == "tokens"
         rows: tuple[Extent, ...] = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
-        keys: tuple[Extent, ...] = ("n_keys", self.n_kv_heads) if tokens else (self.n_kv_heads, "n_keys")
-        if self.max_len:
-            keys = (*(("batch",) if self.batched else ()), self.n_kv_heads, self.max_len)
-        if self.page_size:
-            keys = ("pages", self.n_kv_heads, self.page_size)
+        attention = self.attention
         out = [
             buffer("q", self.q_dtype, *rows, self.head_dim),
-            buffer("k", self.kv_dtype, *keys, self.head_dim),
-            buffer("v", self.kv_dtype, *keys, self.head_dim),
+            *attention.cache.params(""),
+            *attention.variant.params(self.n_heads),
         ]
-        if self.kv_dtype.name == "s8":
-            out += [buffer(f"{x}_scales", f16, *keys, scale_groups(self.head_dim), align=2) for x in "kv"]
-        if self.page_size:
-            out.append(buffer("page_table", s32, "batch", -(-self.max_len // self.page_size), align=4))
         out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
         if self.lse:
             out.append(buffer("lse", f32, *rows, access="out", align=4))
@@ -162,7 +160,7 @@ class MultiHeadAttention(KernelType):
 
     def launch(self, target: Target) -> Launch:
         tile = self.tile(target)
-        rows = f"n_tokens * {self.group}" if self.group > 1 else "n_tokens"
+        rows = f"n_tokens * {self.attention.problem.group}" if self.attention.problem.group > 1 else "n_tokens"
         tiles_of_rows = f"ceil_div({rows}, {tile.rows})"
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
@@ -173,16 +171,13 @@ class MultiHeadAttention(KernelType):
         return f"attention/multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
 
     def build(self, b: Builder) -> None:
-        tile = self.tile(b.target)
-        b.expose(rows=tile.rows, group=self.group)
+        attention, tile = self.attention, self.tile(b.target)
+        b.expose(rows=tile.rows, group=attention.problem.group)
+        prefill = Prefill(attention, self.layout == "tokens", self.indirect, self.lse)
         if isinstance(tile, tiles.TensorTile):
-            from ptxgen.attention.prefill.tensor import TensorLoop
-
-            TensorLoop(b, self, tile, self.compute_dtype).build()
+            TensorLoop(b, prefill, tile, self.compute_dtype).build()
         else:
-            from ptxgen.attention.prefill.simt import SimtLoop
-
-            SimtLoop(b, self, tile).build()
+            SimtLoop(b, prefill, tile).build()
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -212,11 +207,42 @@ class MultiHeadAttention(KernelType):
         yield from ((x, in_rows) for x in keys)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        from ptxgen.attention.prefill import reference
+        """In a batch the tokens are dealt out and the lengths drawn at random."""
+        import numpy as np
 
-        return reference.given(self, rng, sizes)
+        cache = self.attention.cache
+        out: dict[str, Any] = {"q_rows": sizes["n_tokens"], "kv_rows": sizes["n_keys"]}
+        if self.batched:
+            inner = np.sort(rng.integers(0, sizes["n_tokens"], sizes["batch"] - 1, endpoint=True))
+            out["q_starts"] = np.array([0, *inner, sizes["n_tokens"]], np.int32)
+            out["kv_lens"] = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
+            out["n_sequences"] = sizes["batch"]
+            out |= cache.given_table(rng, sizes, out["kv_lens"])
+        else:
+            room = {"q_len": sizes["n_tokens"], "kv_len": self.max_len or sizes["n_keys"]}
+            for name, most in room.items():
+                length = most if sizes[name] < 0 else sizes[name]
+                out[name] = np.array([length], np.int32) if self.indirect else length
+        return out | cache.given_scales(rng, sizes, 0.005, 0.02)
 
-    def reference(self, **arguments: Any) -> Arrays:
-        from ptxgen.attention.prefill import reference
+    def reference(self, **a: Any) -> Arrays:
+        """Rows that no token has stay as they are."""
+        import numpy as np
 
-        return reference.reference(self, arguments)
+        attention = self.attention
+        out = {name: a[name].copy() for name in ("out", "lse") if name in a}
+        if self.batched:
+            starts, count = a["q_starts"], int(a["n_sequences"])
+            spans = [(int(starts[s]), int(starts[s + 1] - starts[s]), int(a["kv_lens"][s])) for s in range(count)]
+        else:
+            spans = [(0, *(int(np.ravel(a[x])[0]) for x in ("q_len", "kv_len")))]
+        for s, (first, q_len, kv_len) in enumerate(spans):
+            k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
+            tokens = (slice(None), slice(first, first + max(0, q_len)))
+            views = {name: array.swapaxes(0, 1) if self.layout == "tokens" else array for name, array in out.items()}
+            q = a["q"].swapaxes(0, 1) if self.layout == "tokens" else a["q"]
+            values, sums = attend(attention, q[tokens], k, v, k.shape[1] - 1, a)
+            views["out"][tokens] = values.astype(self.q_dtype.numpy)
+            if self.lse:
+                views["lse"][tokens] = sums
+        return out

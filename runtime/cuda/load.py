@@ -22,6 +22,7 @@ from ptxgen.runtime.core.backend import Resources, Slot
 from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError
+from ptxgen.sources import quoted
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
@@ -224,7 +225,7 @@ class Loader:
             return "driver", ctypes.string_at(int(address), int(size))
         except DriverError as error:
             said = _text(errors) or _text(info) or "no log"
-            raise ModuleLoadError(f"{error}\n{said}") from None
+            raise ModuleLoadError(f"{error}\n{quoted(text, said)}") from None
         finally:
             device.quiet("cuLinkDestroy", state)
 

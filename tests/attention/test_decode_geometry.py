@@ -137,7 +137,7 @@ def test_sixteen_warps_merge_many_splits_in_their_registers(cluster: int) -> Non
 @pytest.mark.parametrize("element", [1, 2])
 def test_blocks_cover_a_row_once(head_dim: int, element: int) -> None:
     """Every byte of a K row is one lane's of four, every byte of a V row one lane's of eight, in both layouts."""
-    layout = tile_layout(head_dim, element, element == 1)
+    layout = tile_layout(head_dim, head_dim, element, element == 1)
     for blocks, lanes in ((layout.k_blocks, 4), (layout.v_blocks, 8)):
         covered = [byte for block in blocks for byte in _bytes_of(block, lanes)]
         assert sorted(covered) == list(range(head_dim * element))
@@ -159,7 +159,7 @@ def test_lanes_cover_a_tile_once() -> None:
 def test_rings_come_round(budget: int) -> None:
     """A unit of the stream always finds the slot of the unit `depth` before it."""
     for head_dim in range(8, 513, 8):
-        ring = ring_of(tile_layout(head_dim, 2, False), budget, 2)
+        ring = ring_of(tile_layout(head_dim, head_dim, 2, False), budget, 2)
         assert ring.unroll * len(ring.units) % ring.depth == 0
         assert ring.registers <= max(budget, 32)
 

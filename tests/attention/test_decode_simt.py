@@ -11,9 +11,11 @@ import pytest
 
 from ptxgen import generate
 from ptxgen.assembler import assemble
-from ptxgen.attention.decode.contract import Attention
+from ptxgen.attention.cache import Cache
 from ptxgen.attention.decode.loops.simt import loop as simt
 from ptxgen.attention.decode.loops.simt.layout import Budget, Lanes, budget_of, lanes_of
+from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import dtype
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
@@ -30,7 +32,12 @@ KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 
 
 def attention(head_dim: int, group: int, kv_dtype: str, page_size: int = 0) -> Attention:
-    return Attention(4096, head_dim, group, 1, dtype("f32"), dtype(kv_dtype), 1.0, page_size=page_size)
+    cache = Cache(1, head_dim, head_dim, dtype(kv_dtype), 4096, page_size > 0, page_size)
+    return Attention(Problem(group, 1, head_dim, head_dim, dtype("f32")), Variant(1.0), cache)
+
+
+def sized(one: Attention, max_len: int) -> Attention:
+    return dataclasses.replace(one, cache=dataclasses.replace(one.cache, max_len=max_len))
 
 
 def run(device: Device, where: str, seq_len: int, *, max_len: int = 70, **fields: Any) -> Trial:
@@ -59,14 +66,14 @@ def test_every_element_of_a_tile_has_one_lane() -> None:
         pieces = [d + p * lanes.dim_lanes for d in range(lanes.dim_lanes) for p in range(lanes.pieces)]
         held = sorted(piece for piece in pieces if piece < lanes.row_pieces)
         assert held == list(range(lanes.row_pieces)), (a, lanes)
-        assert lanes.row_pieces * lanes.elements == a.head_dim
+        assert lanes.row_pieces * lanes.elements == a.cache.k_dim
         tokens = [t * lanes.token_lanes + lane for t in range(lanes.tokens) for lane in range(lanes.token_lanes)]
         assert sorted(tokens) == list(range(lanes.tile))
 
 
 def test_a_piece_lies_within_one_scale_group_and_its_group_is_the_lanes_plus_a_constant() -> None:
     for a, lanes, _ in all_lanes():
-        if a.quantised:
+        if a.cache.quantised:
             for d in range(lanes.dim_lanes):
                 for p in range(lanes.pieces):
                     first = (d + p * lanes.dim_lanes) * lanes.elements
@@ -77,7 +84,7 @@ def test_a_piece_lies_within_one_scale_group_and_its_group_is_the_lanes_plus_a_c
 def test_tiles_are_powers_of_two_and_fit_a_page() -> None:
     for a, lanes, budget in all_lanes():
         assert lanes.tile & (lanes.tile - 1) == 0
-        assert lanes.tile <= (16 if a.page_size else 64)
+        assert lanes.tile <= (16 if a.cache.page_size else 64)
         assert lanes.registers <= budget.registers
 
 
@@ -270,8 +277,9 @@ def test_the_tightest_shapes_do_not_spill(where: str, kv_dtype: str, head_dim: i
 
 def test_lanes_depend_on_the_rows_and_the_group_and_fit_a_small_cache() -> None:
     a = attention(128, 4, "f32")
-    assert lanes_of(a, SM_90) == lanes_of(dataclasses.replace(a, max_len=77, n_heads=8, n_kv_heads=2), target("sm_100"))
-    small = [lanes_of(dataclasses.replace(a, max_len=n), SM_75).tile for n in (1, 16, 17, 32, 33, 4096)]
+    other = dataclasses.replace(sized(a, 77), problem=dataclasses.replace(a.problem, n_heads=8, n_kv_heads=2))
+    assert lanes_of(a, SM_90) == lanes_of(other, target("sm_100"))
+    small = [lanes_of(sized(a, n), SM_75).tile for n in (1, 16, 17, 32, 33, 4096)]
     assert small == sorted(small)
     assert all(tile < 2 * max(n, 16) for tile, n in zip(small, (1, 16, 17, 32, 33, 4096), strict=True))
 

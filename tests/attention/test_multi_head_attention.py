@@ -10,7 +10,7 @@ import pytest
 from ptxgen import ExecutionError, SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.attention.prefill import tiles
-from ptxgen.attention.prefill.reference import in_pages
+from ptxgen.attention.reference import in_pages
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import Trial, trial

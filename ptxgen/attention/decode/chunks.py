@@ -73,8 +73,8 @@ class Cut:
             share = max(share, min(-(-span // self.wanted(batch)), LONG))
         return -(-share // STEP) * STEP
 
-    def emit_size(self, b: Builder, span: Reg) -> Reg:
-        """`size` in PTX, into %chunk_size; also sets %chunks, the chunks that were launched."""
+    def emit_size(self, b: Builder, span: Reg) -> tuple[Reg, Reg]:
+        """`size` in PTX, and the chunks that were launched."""
         b.note(f"chunks of equal size, a multiple of {STEP}, at least {self.least}")
         chunks = b.op("mov.u32", "chunks", b.special("nctaid.z"))
         size = _ceil_div(b, "chunk_size", span, chunks)
@@ -90,7 +90,7 @@ class Cut:
         b.op("max.u32", size, size, self.least)
         b.op("add.u32", size, size, STEP - 1)
         b.op("and.b32", size, size, -STEP)
-        return size
+        return size, chunks
 
 
 def _ceil_div(b: Builder, name: str, value: Reg, by: Reg) -> Reg:

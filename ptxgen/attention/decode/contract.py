@@ -12,65 +12,17 @@ names that do not start with `kv_`, `q_`, `score`, `acc`, `row_`, `run_` or `til
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ptxgen.attention.softmax import LOG2E
+from ptxgen.attention.problem import Attention
+from ptxgen.attention.variant import PerHead
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.dtypes import DType
-from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The attention to compute, whatever kernel type asks for it.
-
-    A query head h reads KV head h // group. K and V rows lie `row_bytes` apart: `[max_len, head_dim]` per KV head, or
-    `[page_size, head_dim]` per page and KV head when `page_size` is not 0. int8 rows have `scale_groups` f16 scales
-    beside them in the same order. Scores are scale · q·k, then cap · tanh(score / cap) when `soft_cap` is not 0, then
-    + slope(h) · (position − (length − 1)) with `alibi`; `window` positions are visible (0: all).
-    """
-
-    max_len: int
-    head_dim: int
-    n_heads: int
-    n_kv_heads: int
-    q_dtype: DType
-    kv_dtype: DType
-    scale: float
-    soft_cap: float = 0.0
-    window: int = 0
-    page_size: int = 0
-    alibi: bool = False
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.n_heads // self.n_kv_heads
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one position of one KV head."""
-        return self.head_dim * self.kv_dtype.bytes
-
-    @property
-    def quantised(self) -> bool:
-        """Whether rows carry scales."""
-        return self.kv_dtype.name == "s8"
-
-    @property
-    def scale_groups(self) -> int:
-        """Scales of one row."""
-        return scale_groups(self.head_dim)
-
-    @property
-    def score_scale(self) -> float:
-        """Factor that brings q·k to the log2 domain (to the argument of the cap when there is one)."""
-        return self.scale / self.soft_cap if self.soft_cap else self.scale * LOG2E
 
 
 @dataclass(frozen=True)
@@ -122,13 +74,13 @@ class Task:
     kv_head: Reg  # u32
     first_head: Reg  # u32: first query head of this CTA, an index into q and out; head i of the CTA is first_head + i
     heads_left: Reg | None  # s32: query heads from first_head to the group's end; None when always ≥ shape.heads
-    q_row: Reg  # u64, global: q of first_head (of this sequence), head_dim elements a head
+    q_row: Reg  # u64, global: q of first_head (of this sequence), qk_dim elements a head
     k_rows: Reg  # u64, global: position 0 of this KV head (of this sequence, or of page 0)
     v_rows: Reg  # u64
     k_scales: Reg | None  # u64, global: scales of position 0 likewise; None unless quantised
     v_scales: Reg | None
     page_row: Reg | None  # u64, global: this sequence's row of the page table (s32); None unless paged
-    slopes: Reg | None  # u64, global: f32 ALiBi slope of first_head; None without alibi
+    per_head: Mapping[PerHead, Reg]  # u64, global: of first_head, what steps of the variant read
     length: Reg  # s32: visible positions end here, 0 … max_len
     start: Reg | None  # s32: and begin here; None without a window
     tile: Reg  # s32
@@ -154,14 +106,14 @@ class Partials:
 
     warps: int
     heads: int
-    head_dim: int
+    v_dim: int
     offset: int = 0
     spread: int = 0
 
     @property
     def pitch(self) -> int:
         """f32 values from one head's row to the next; the four spare ones spread heads over the banks."""
-        return self.head_dim + 4
+        return self.v_dim + 4
 
     @property
     def pitch_bytes(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.plan import Plan
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 
@@ -37,23 +38,23 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
     sequence = b.op("mov.u32", "sequence", b.special("ctaid.z")) if batched else None
     unit = column
     if sequence is not None:
-        unit = b.op("mad.lo.u32", "unit", sequence, attention.n_kv_heads * plan.parts, column)
-    first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.group)
+        unit = b.op("mad.lo.u32", "unit", sequence, attention.problem.n_kv_heads * plan.parts, column)
+    first_head = b.op("mul.lo.u32", "group_first_head", kv_head, attention.problem.group)
     heads_left = None
     if part is not None:
         first_head = b.op("mad.lo.u32", "first_head", part, plan.shape.heads, first_head)
-        if attention.group % plan.shape.heads:
-            heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.group)
+        if attention.problem.group % plan.shape.heads:
+            heads_left = b.op("mad.lo.s32", "heads_left", part, -plan.shape.heads, attention.problem.group)
     query_index = first_head
     if sequence is not None:
-        query_index = b.op("mad.lo.u32", "query_index", sequence, attention.n_heads, first_head)
+        query_index = b.op("mad.lo.u32", "query_index", sequence, attention.problem.n_heads, first_head)
     q_row = b.ld_param("q")
-    b.op("mad.wide.u32", q_row, query_index, attention.head_dim * attention.q_dtype.bytes, q_row)
+    b.op("mad.wide.u32", q_row, query_index, attention.problem.query_bytes, q_row)
     rows = _rows(b, attention, kv_head, sequence)
-    slopes = None
-    if attention.alibi:
-        slopes = b.ld_param("alibi_slopes")
-        b.op("mad.wide.u32", slopes, first_head, 4, slopes)
+    per_head = {}
+    for value in attention.variant.per_head:
+        at = per_head[value] = b.ld_param(value.param)
+        b.op("mad.wide.u32", at, first_head, 4, at)
     split, works, active, splits, cta = _splits(b, plan)
     tile = b.reg("tile", "s32")
     if cta is None:
@@ -62,8 +63,8 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
         b.op("mad.lo.s32", tile, cta, plan.shape.warps, warp)
     task = Task(
         tid, lane, warp, kv_head, first_head, heads_left, q_row, rows["k_cache"], rows["v_cache"],
-        rows.get("k_scales"), rows.get("v_scales"), rows.get("page_table"), slopes,
-        b.reg("length", "s32"), b.reg("start", "s32") if attention.window else None,
+        rows.get("k_scales"), rows.get("v_scales"), rows.get("page_table"), per_head,
+        b.reg("length", "s32"), b.reg("start", "s32") if attention.variant.window else None,
         tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
     )  # fmt: skip
     return Place(unit, sequence, query_index, works, split, active, splits), task
@@ -95,24 +96,20 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
     """Addresses of the KV head's first rows, and of the sequence's row of the page table; 64 bits from the row on."""
     rows: dict[str, Reg] = {}
     row = b.reg("first_row", "u64")
-    if attention.page_size:
+    if attention.cache.page_size:
         assert sequence is not None
         rows["page_table"] = b.ld_param("page_table")
-        pages = -(-attention.max_len // attention.page_size)
-        b.op("mad.wide.u32", rows["page_table"], sequence, 4 * pages, rows["page_table"])
-        b.op("mul.wide.u32", row, kv_head, attention.page_size)
+        b.op("mad.wide.u32", rows["page_table"], sequence, 4 * attention.cache.pages, rows["page_table"])
+        b.op("mul.wide.u32", row, kv_head, attention.cache.page_size)
     elif sequence is not None:
-        index = b.op("mad.lo.u32", "cache_index", sequence, attention.n_kv_heads, kv_head)
-        b.op("mul.wide.u32", row, index, attention.max_len)
+        index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
+        b.op("mul.wide.u32", row, index, attention.cache.max_len)
     else:
-        b.op("mul.wide.u32", row, kv_head, attention.max_len)
-    strides = {"cache": attention.row_bytes}
-    if attention.quantised:
-        strides["scales"] = 2 * attention.scale_groups
-    for what, stride in strides.items():
-        for x in "kv":
+        b.op("mul.wide.u32", row, kv_head, attention.cache.max_len)
+    for what in ("cache", "scales") if attention.cache.quantised else ("cache",):
+        for x, side in attention.cache.sides.items():
             base = rows[f"{x}_{what}"] = b.ld_param(f"{x}_{what}")
-            b.op("mad.lo.u64", base, row, stride, base)
+            b.op("mad.lo.u64", base, row, side.bytes if what == "cache" else side.scale_bytes, base)
     return rows
 
 
@@ -133,15 +130,15 @@ def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Pla
     """What follows from the length: visible positions, the warp's tiles, which splits work. Lengths below 0 count as 0,
     lengths above max_len as max_len."""
     b.op("max.s32", task.length, task.length, 0)
-    b.op("min.s32", task.length, task.length, attention.max_len)
+    b.op("min.s32", task.length, task.length, attention.cache.max_len)
     tile = plan.shape.tile
     shift = tile.bit_length() - 1
     b.op("add.s32", task.tile_end, task.length, tile - 1)
     b.op("shr.s32", task.tile_end, task.tile_end, shift)
     span = task.tile_end
     if task.start is not None:
-        b.note(f"window={attention.window}: earlier positions are not visible")
-        b.op("sub.s32", task.start, task.length, attention.window)
+        b.note(f"window={attention.variant.window}: earlier positions are not visible")
+        b.op("sub.s32", task.start, task.length, attention.variant.window)
         b.op("max.s32", task.start, task.start, 0)
         first = b.op("shr.s32", "tile_first", task.start, shift)
         b.op("add.s32", task.tile, task.tile, first)
@@ -171,7 +168,7 @@ def _for_long_sequences(b: Builder, attention: Attention, plan: Plan, busy: Reg,
     """At most the sequence's equal share of the chip, unless its splits would be longer than `split_tiles` then."""
     b.note(f"an equal share of the chip; more where a split would get over {plan.split_tiles} tiles")
     share = b.op("mov.u32", "share", b.special("nctaid.z"))
-    b.op("mul.lo.u32", share, share, attention.n_kv_heads * plan.parts * plan.cluster)
+    b.op("mul.lo.u32", share, share, attention.problem.n_kv_heads * plan.parts * plan.cluster)
     b.op("div.u32", share, plan.grid, share)
     b.op("max.u32", share, share, 1)
     b.op("min.u32", busy, busy, share)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ptxgen.attention.decode.contract import Attention, LoopShape, MainLoop, Partials
+from ptxgen.attention.decode.contract import LoopShape, MainLoop, Partials
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.ticket import MOST_SHARED_SPLITS
+from ptxgen.attention.problem import Attention
 from ptxgen.errors import SpecError
 from ptxgen.launch import Extent
 from ptxgen.targets import Target
@@ -39,40 +40,50 @@ CHIPS: dict[str, Chip] = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Geometry of one attention on one target.
-
-    A *unit* is a (sequence, KV head, part of the group); `parts` CTA columns share a KV head when the group is too
-    large for one. `cluster` CTAs merge through distributed shared memory; `splits` clusters share a unit (an integer,
-    or a formula of the capacity `batch`, at most `most_splits`) and merge through records in global memory. At run
-    time only as many splits work as the length has tiles for; and where `split_tiles` is not 0, no more than the
-    unit's equal share of `grid` CTAs, unless a split would get more tiles than that: long sequences of a ragged batch.
-    `grid` 0: splits follow the length alone, `split_tiles` for each as long as there are splits. `mergers`: at
-    most so many CTAs of a unit (of each rank of its clusters) merge its records, the last to start; 0: one, the last to
-    leave its record (`ticket`).
-    """
+class CtaPlan:
+    """What one CTA does: its main loop, and `parts` CTA columns a KV head where its group is too large for one."""
 
     loop: MainLoop
     shape: LoopShape
     parts: int
-    cluster: int
-    splits: Extent
-    most_splits: int
-    head_dim: int
-    grid: int = 0
-    split_tiles: int = 0
-    mergers: int = 0
+    v_dim: int
 
     @property
     def partials(self) -> Partials:
         """Where the main loop leaves its results."""
         start = 0 if self.shape.overlay else -(-self.shape.shared // 16) * 16
-        return Partials(self.shape.warps, self.shape.heads, self.head_dim, start, self.shape.spread)
+        return Partials(self.shape.warps, self.shape.heads, self.v_dim, start, self.shape.spread)
 
     @property
     def arena_bytes(self) -> int:
         """Shared memory of loop and partials."""
         return max(self.shape.shared, self.partials.offset + self.partials.bytes)
+
+
+@dataclass(frozen=True)
+class Plan(CtaPlan):
+    """Geometry of one attention on one target.
+
+    A *unit* is a (sequence, KV head, part of the group). `cluster` CTAs merge through distributed shared memory;
+    `splits` clusters share a unit (an integer, or a formula of the capacity `batch`, at most `most_splits`) and merge
+    through records in global memory. At run time only as many splits work as the length has tiles for; and where
+    `split_tiles` is not 0, no more than the unit's equal share of `grid` CTAs, unless a split would get more tiles than
+    that: long sequences of a ragged batch. `grid` 0: splits follow the length alone, `split_tiles` for each as long as
+    there are splits. `mergers`: at most so many CTAs of a unit (of each rank of its clusters) merge its records, the
+    last to start; 0: one, the last to leave its record (`ticket`).
+    """
+
+    cluster: int
+    splits: Extent
+    most_splits: int
+    grid: int = 0
+    split_tiles: int = 0
+    mergers: int = 0
+
+
+def cta_plan(attention: Attention, loop: MainLoop, shape: LoopShape) -> CtaPlan:
+    """A CTA's plan alone, for a kernel type with a geometry of its own."""
+    return CtaPlan(loop, shape, -(-attention.problem.group // shape.heads), attention.problem.v_dim)
 
 
 def chip_of(target: Target) -> Chip:
@@ -98,7 +109,7 @@ def default_choice(
 ) -> Choice:
     """What to do about an attention that no row of the table names."""
     tiles, units = _visible_tiles(attention, shape), _units(attention, shape)
-    in_flight = max(1, model.bytes_in_flight // (2 * shape.tile * attention.row_bytes))
+    in_flight = max(1, model.bytes_in_flight // (shape.tile * (attention.cache.k.bytes + attention.cache.v.bytes)))
     share = max(1, chip.sms // units)
     warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
     if chip.cluster > 1 and not batched:
@@ -109,7 +120,7 @@ def default_choice(
             warps, cluster, grid = 8, chip.cluster, whole
         elif tiles <= model.short:
             cluster, grid = chip.cluster, min(chip.cluster, share) * units
-        elif share >= model.many or (share >= _MANY_OF_WIDE and shape.heads * attention.head_dim >= _WIDE):
+        elif share >= model.many or (share >= _MANY_OF_WIDE and shape.heads * attention.problem.v_dim >= _WIDE):
             cluster, grid = 2, chip.sms - chip.sms % 16  # what clusters of two find room for at once
     if invariant and tiles <= model.short:  # the batch may be one sequence: a cluster gives it more CTAs
         cluster = min(chip.cluster, 4)
@@ -131,17 +142,19 @@ def shape_of(
     attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
 ) -> Shape:
     """What rows of a table are matched against."""
+    problem, cache = attention.problem, attention.cache
     return Shape(
-        sm=chip_name(target), head_dim=attention.head_dim, group=attention.group, n_kv_heads=attention.n_kv_heads,
-        kv_dtype=attention.kv_dtype.name, kv_bytes=attention.kv_dtype.bytes,
-        capacity=attention.window or attention.max_len, batched=batched, paged=attention.page_size > 0,
+        sm=chip_name(target), head_dim=problem.qk_dim, group=problem.group, n_kv_heads=problem.n_kv_heads,
+        kv_dtype=cache.dtype.name, kv_bytes=cache.dtype.bytes, capacity=attention.variant.window or cache.max_len,
+        batched=batched, paged=cache.page_size > 0,
         invariant=invariant, programmatic=programmatic,
     )  # fmt: skip
 
 
 def _visible_tiles(attention: Attention, shape: LoopShape) -> int:
     """Tiles that the visible positions of one sequence touch at most."""
-    visible = min(attention.max_len, attention.window + shape.tile) if attention.window else attention.max_len
+    most, window = attention.cache.max_len, attention.variant.window
+    visible = min(most, window + shape.tile) if window else most
     return -(-visible // shape.tile)
 
 
@@ -160,28 +173,28 @@ def plan(
     useful = max(1, -(-_visible_tiles(attention, shape) // shape.warps))  # CTAs that have a tile for every warp
     ctas = min(useful, max(1, choice.grid // units))
     cluster = 1
-    while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.head_dim // 4):
+    while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.problem.v_dim // 4):
         cluster *= 2
     most = ctas // cluster
     share: Extent = most
     if batched and not invariant and most > 1:
         share = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
-    parts = units // attention.n_kv_heads
+    parts, v_dim = units // attention.problem.n_kv_heads, attention.problem.v_dim
     split_tiles = max(1, choice.split_positions // shape.tile)
     long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
     if invariant:
         most = min(most, long_splits)
         mergers = _mergers(choice, most)
-        return Plan(loop, shape, parts, cluster, most, most, attention.head_dim, 0, split_tiles, mergers)
+        return Plan(loop, shape, parts, v_dim, cluster, most, most, 0, split_tiles, mergers)
     if not batched:  # no more in flight than a warp ever gets
         turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
         shape = replace(shape, in_flight=min(shape.in_flight, turns), once=turns == 1)
     if not batched or long_splits == 1:
-        return Plan(loop, shape, parts, cluster, share, most, attention.head_dim, mergers=_mergers(choice, most))
+        return Plan(loop, shape, parts, v_dim, cluster, share, most, mergers=_mergers(choice, most))
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     most = max(most, long_splits)
     mergers = _mergers(choice, most)
-    return Plan(loop, shape, parts, cluster, splits, most, attention.head_dim, choice.grid, split_tiles, mergers)
+    return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers)
 
 
 def _mergers(choice: Choice, most_splits: int) -> int:
@@ -195,10 +208,10 @@ def _loop(attention: Attention, target: Target, warps: int, stages: int = 0) -> 
     """The main loop and its shape."""
     chosen = choose(attention, target, warps, stages)
     if chosen is None:
-        raise SpecError(f"kv_dtype: no main loop for {attention.kv_dtype} on {target}")
+        raise SpecError(f"kv_dtype: no main loop for {attention.cache.dtype} on {target}")
     return chosen
 
 
 def _units(attention: Attention, shape: LoopShape) -> int:
     """Units of one sequence."""
-    return attention.n_kv_heads * -(-attention.group // shape.heads)
+    return attention.problem.n_kv_heads * -(-attention.problem.group // shape.heads)

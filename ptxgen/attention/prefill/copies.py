@@ -64,18 +64,19 @@ class Spread:
 
 
 class RowCopy:
-    """Copies of `rows` rows of `head_dim` elements of type `source` into rows of type `target` in shared memory.
+    """Copies of `rows` rows of `dim` elements of type `source` into rows of type `target` in shared memory.
 
     Its registers start with `name`.
     """
 
     def __init__(
-        self, b: Builder, name: str, head_dim: int, rows: int, threads: int, source: DType, target: DType
+        self, b: Builder, name: str, dim: int, rows: int, threads: int, source: DType, target: DType
     ) -> None:
         self.b, self.name, self.source, self.target = b, name, source, target
         self.elements = 4 if source == target == f32 else 8
-        self.spread = Spread.best(head_dim // self.elements, rows, threads)
-        self.pitch = pitch(head_dim * target.bytes)
+        self.spread = Spread.best(dim // self.elements, rows, threads)
+        self.pitch = pitch(dim * target.bytes)
+        self._has: dict[str, Reg] = {}  # predicates of the last passes, by what they ask for
 
     @property
     def direct(self) -> bool:
@@ -97,14 +98,15 @@ class RowCopy:
         b, s, name = self.b, self.spread, self.name
         row = b.op("shr.u32", scratch(b, f"{name}_row", "s32"), thread, s.lanes.bit_length() - 1)
         chunk = b.op("and.b32", scratch(b, f"{name}_chunk", "u32"), thread, s.lanes - 1)
-        has_chunk, has_row, has_both = (f"{name}_has_{x}" for x in ("chunk", "row", "both"))
         if s.spare_lanes:
             last = s.chunks - (s.column_passes - 1) * s.lanes
-            b.op("setp.lt.u32", scratch(b, has_chunk, "pred"), chunk, last)
+            self._has["chunk"] = b.op("setp.lt.u32", scratch(b, f"{name}_has_chunk", "pred"), chunk, last)
         if s.spare_rows:
-            b.op("setp.lt.s32", scratch(b, has_row, "pred"), row, s.rows - (s.row_passes - 1) * s.rows_per_pass)
+            has_row, left = scratch(b, f"{name}_has_row", "pred"), s.rows - (s.row_passes - 1) * s.rows_per_pass
+            self._has["row"] = b.op("setp.lt.s32", has_row, row, left)
             if s.spare_lanes:
-                b.op("and.pred", scratch(b, has_both, "pred"), b.registers[has_chunk], b.registers[has_row])
+                both = scratch(b, f"{name}_has_both", "pred")
+                self._has["both"] = b.op("and.pred", both, self._has["chunk"], has_row)
         return row, chunk
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
@@ -120,7 +122,7 @@ class RowCopy:
             last_rows = s.spare_rows and row_pass == s.row_passes - 1
             last_lanes = s.spare_lanes and column == s.column_passes - 1
             word = "both" if last_rows and last_lanes else "row" if last_rows else "chunk"
-            yield column, self.b.registers[f"{self.name}_has_{word}"] if last_rows or last_lanes else None
+            yield column, self._has[word] if last_rows or last_lanes else None
 
     def place(self, to: Place, row_pass: int, column: int) -> Addr:
         """Where a pass's chunk goes in shared memory; `to` is the place of this thread's first chunk."""

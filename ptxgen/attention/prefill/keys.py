@@ -7,8 +7,8 @@ the other stage; or, with one stage only, straight in between two barriers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import Place, RowCopy
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.sources import Contiguous, Paged
@@ -16,9 +16,6 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
-
-if TYPE_CHECKING:
-    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 
 Words = tuple[Reg, ...]
 CHUNKS_AT_ONCE = 4  # of K and as many of V, where a tile passes through registers into the only stage
@@ -28,12 +25,12 @@ class KeyTiles:
     """`stages` stages, each `keys` rows of K and then of V, from the register `base` on."""
 
     def __init__(
-        self, b: Builder, spec: MultiHeadAttention, rows: Rows, threads: int, stages: int, dtype: DType
+        self, b: Builder, spec: Prefill, rows: Rows, threads: int, stages: int, dtype: DType
     ) -> None:
         self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
-        self.copy = RowCopy(b, "kv", spec.head_dim, rows.keys, threads, spec.kv_dtype, dtype)
+        self.copy = RowCopy(b, "kv", spec.dim, rows.keys, threads, spec.attention.cache.dtype, dtype)
         self.tile_bytes = rows.keys * self.copy.pitch
-        self.source = (Paged if spec.page_size else Contiguous)(b, spec, rows, self.copy)
+        self.source = (Paged if spec.attention.cache.page_size else Contiguous)(b, spec, rows, self.copy)
         self.quantised = self.source.quantised
         self.words: dict[str, list[Words]] = {}
         self.scales: dict[str, list[Reg | None]] = {}
@@ -48,10 +45,10 @@ class KeyTiles:
         b, copy = self.b, self.copy
         row, chunk = copy.aim(self.rows.thread)
         self.source.aim(row, chunk)
-        to = copy.offset("kv_to", row, chunk)
+        to = self._to_first = copy.offset("kv_to", row, chunk)
         b.op("add.u32", to, to, base)
         if self.stages == 2:
-            b.op("mov.u32", "fill_stage", 0)
+            self.fill_stage = b.op("mov.u32", "fill_stage", 0)
             self.read_stage = b.op("mov.u32", "read_stage", 0)
 
     def fetch(self) -> None:
@@ -95,15 +92,15 @@ class KeyTiles:
 
     def _to(self, x: str) -> Place:
         """Where this thread's first chunk of K or V goes."""
-        return self.b.registers["kv_fill"], 0 if x == "k" else self.tile_bytes
+        return self._fill_at, 0 if x == "k" else self.tile_bytes
 
     def _aim_at_stage(self) -> None:
         """Find this thread's place in the stage to fill; the offset of a stage is the same for all threads."""
-        at = scratch(self.b, "kv_fill", "u32")
+        at = self._fill_at = scratch(self.b, "kv_fill", "u32")
         if self.stages == 1:
-            self.b.op("mov.u32", at, self.b.registers["kv_to"])
+            self.b.op("mov.u32", at, self._to_first)
         else:
-            self.b.op("add.u32", at, self.b.registers["kv_to"], self.b.registers["fill_stage"])
+            self.b.op("add.u32", at, self._to_first, self.fill_stage)
 
     def read_at(self, name: str, lane: Reg) -> Reg:
         """The address `lane` in the stage that is read, into the register `name`; part of an open fragment."""
@@ -118,8 +115,7 @@ class KeyTiles:
             self.b.op("sub.u32", self.read_stage, self.stage_bytes, self.read_stage)
 
     def _other_stage(self) -> None:
-        b = self.b
-        b.op("sub.u32", b.registers["fill_stage"], self.stage_bytes, b.registers["fill_stage"])
+        self.b.op("sub.u32", self.fill_stage, self.stage_bytes, self.fill_stage)
 
     # -- through registers ---------------------------------------------------------------------------------------------
 
@@ -174,7 +170,7 @@ class KeyTiles:
         if self.copy.direct or self.stages == 1:
             return
         with self.b.fragment("settle"):
-            self.b.note(f"{self.spec.kv_dtype} to {self.copy.target}, into the stage that nobody reads")
+            self.b.note(f"{self.spec.attention.cache.dtype} to {self.copy.target}, into the stage that nobody reads")
             self._aim_at_stage()
             for number, i, column, takes_part in self._chunks(self.copy.spread.row_passes):
                 for x in "kv":
@@ -198,7 +194,7 @@ class KeyTiles:
                     self._load(x, i, column, words, scale, present)
                     self._store(x, i, column, words, scale, takes_part)
             self.source.advance(rows)
-            at = b.registers["kv_fill"]
+            at = self._fill_at
             b.op("add.u32", at, at, rows * self.copy.pitch)
-            end = b.op("add.u32", "kv_fill_end", b.registers["kv_to"], self.tile_bytes)
+            end = b.op("add.u32", "kv_fill_end", self._to_first, self.tile_bytes)
             b.op("setp.lt.u32", "more_rows", at, end)

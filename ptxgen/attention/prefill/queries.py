@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import RowCopy
 from ptxgen.attention.prefill.rows import Rows
 from ptxgen.builder import Builder
@@ -12,16 +11,13 @@ from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 
-if TYPE_CHECKING:
-    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
-
 
 class QueryTile:
     """The CTA's rows of q at the register `base`, as `dtype`; later, where types are equal, its rows of out."""
 
-    def __init__(self, b: Builder, spec: MultiHeadAttention, rows: Rows, threads: int, dtype: DType) -> None:
+    def __init__(self, b: Builder, spec: Prefill, rows: Rows, threads: int, dtype: DType) -> None:
         self.b, self.spec, self.rows = b, spec, rows
-        self.copy = RowCopy(b, "q", spec.head_dim, rows.rows, threads, spec.q_dtype, dtype)
+        self.copy = RowCopy(b, "q", spec.dim, rows.rows, threads, spec.attention.problem.q_dtype, dtype)
 
     @property
     def pitch(self) -> int:
@@ -62,7 +58,7 @@ class QueryTile:
         """Of this thread's row in a pass: whether it exists, and where it lies in `buffer` (register and constant)."""
         b, skip = self.b, row_pass * self.copy.spread.rows_per_pass
         exists = scratch(b, "row_exists", "pred")
-        row_bytes = self.spec.head_dim * self.spec.q_dtype.bytes
+        row_bytes = self.spec.attention.problem.query_bytes
         step = self.rows.step(self.copy.spread.rows_per_pass)
         at = scratch(b, "q_at", "u64")
         row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), self.first, skip) if row_pass else self.first

@@ -6,12 +6,11 @@ of the accumulator's columns. Inner loops are PTX loops over head_dim and over t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.keys import KeyTiles
 from ptxgen.attention.prefill.queries import QueryTile
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.prefill.softmax import Score, Softmax
+from ptxgen.attention.prefill.softmax import Owned, Score, Softmax
 from ptxgen.attention.prefill.tiles import SimtTile, dynamic, pitch
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -19,19 +18,16 @@ from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 
-if TYPE_CHECKING:
-    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
-
 QUAD = 4  # f32 values of a 16-byte access
 
 
 class SimtLoop:
     """Builds every fragment of `attention/multi_head_attention_simt.ptx.j2`."""
 
-    def __init__(self, b: Builder, spec: MultiHeadAttention, tile: SimtTile) -> None:
+    def __init__(self, b: Builder, spec: Prefill, tile: SimtTile) -> None:
         self.b, self.spec, self.tile = b, spec, tile
-        self.pitch = pitch(4 * spec.head_dim)
-        self.quads = spec.head_dim // QUAD
+        self.pitch = pitch(4 * spec.dim)
+        self.quads = spec.dim // QUAD
         self.groups = -(-self.quads // self.tile.lanes)  # quads of columns that a thread owns
         self.turn = QUAD if self.groups <= 8 else 1  # keys of a turn of the loop over V, by the registers left
         self.rows = Rows(b, spec, tile.rows, tile.keys)
@@ -44,7 +40,9 @@ class SimtLoop:
         self.rows.locate()
         self.score = self.b.array("score", "f32", t.r * t.c)
         self.acc = self.b.array("acc", "f32", t.r * self.groups * QUAD)
-        self.softmax = Softmax(self.b, self.spec, [self._scores_of(r) for r in range(t.r)], self.tile.lanes)
+        self.softmax = Softmax(
+            self.b, self.spec, self.rows, [self._scores_of(r) for r in range(t.r)], t.lanes, range(t.r), self._own
+        )
         self._aim()
         self.queries.stage(self.base)
         self.kv.fetch()
@@ -52,8 +50,8 @@ class SimtLoop:
         self._clear()
         self._look_ahead()
         self._scores()
-        self.softmax.soften()
-        self.softmax.mask(self.rows, self.tile_start, lambda: (self.first_of_thread, self.lane), list(range(t.r)))
+        self.softmax.vary(self.tile_start)
+        self.softmax.mask(self.tile_start)
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self._accumulators())
         self._probabilities()
@@ -67,6 +65,9 @@ class SimtLoop:
         c = self.tile.c
         return [Score(self.score[row * c + i], self.tile.lanes * i) for i in range(c)]
 
+    def _own(self) -> Owned:
+        return Owned(self.first_of_thread, self.lane)
+
     def _acc(self, row: int, group: int) -> tuple[Reg, ...]:
         first = (row * self.groups + group) * QUAD
         return tuple(self.acc[first : first + QUAD])
@@ -78,13 +79,13 @@ class SimtLoop:
     def _guard(self, group: int) -> Reg | None:
         """The predicate that this lane owns a quad in a group of 16; None where every lane does."""
         last = self.quads % self.tile.lanes and group == self.groups - 1
-        return self.b.registers["owns_last"] if last else None
+        return self.owns_last if last else None
 
     # -- fragments -----------------------------------------------------------------------------------------------------
 
     def _aim(self) -> None:
         b, t = self.b, self.tile
-        nbytes = t.shared_bytes(self.spec.head_dim)
+        nbytes = t.shared_bytes(self.spec.dim)
         arena = b.shared("tiles", nbytes, dynamic=dynamic(nbytes) > 0)
         with b.fragment("aim"):
             self.base = b.op("mov.u32", "q_base", arena)
@@ -102,7 +103,7 @@ class SimtLoop:
             self.v_lane = b.op("mad.lo.u32", "v_lane", self.lane, 4 * QUAD, kv_base)
             b.op("add.u32", self.v_lane, self.v_lane, self.kv.tile_bytes)
             if self.quads % self.tile.lanes:
-                b.op("setp.lt.s32", "owns_last", self.lane, self.quads % self.tile.lanes)
+                self.owns_last = b.op("setp.lt.s32", "owns_last", self.lane, self.quads % self.tile.lanes)
             self.tile_start = b.op("mov.s32", "tile_start", self.rows.key_begin)
 
     def _clear(self) -> None:
@@ -116,7 +117,7 @@ class SimtLoop:
     def _look_ahead(self) -> None:
         b = self.b
         with b.fragment("look_ahead"):
-            following = b.op("add.s32", "next_start", self.tile_start, self.tile.keys)
+            following = self.next_start = b.op("add.s32", "next_start", self.tile_start, self.tile.keys)
             b.op("setp.lt.s32", "has_next", following, self.rows.key_end)
 
     def _scores(self) -> None:
@@ -127,7 +128,7 @@ class SimtLoop:
                 b.op("mov.f32", score, 0.0)
             q_at = b.op("mov.u32", "q_quad_at", self.q_at)
             k_at = b.op("mov.u32", "k_quad_at", self.kv.read_at("k_at", self.k_lane))
-            end = b.op("add.u32", "q_quad_end", self.q_at, 4 * self.spec.head_dim)
+            end = b.op("add.u32", "q_quad_end", self.q_at, 4 * self.spec.dim)
         q, k = b.array("q_quad", "f32", QUAD), b.array("k_quad", "f32", t.c * QUAD)
         with b.fragment("score_quad"):
             for i in range(t.c):
@@ -183,11 +184,11 @@ class SimtLoop:
     def _advance(self) -> None:
         b = self.b
         with b.fragment("advance"):
-            b.op("mov.s32", self.tile_start, b.registers["next_start"])
+            b.op("mov.s32", self.tile_start, self.next_start)
             self.kv.advance()
 
     def _finish(self) -> None:
-        b, spec = self.b, self.spec
+        b, spec, dtype = self.b, self.spec, self.spec.attention.problem.q_dtype
         with b.fragment("finish"):
             self.softmax.finish(self._accumulators())
         lse = None
@@ -197,23 +198,23 @@ class SimtLoop:
                 lse = b.ld_param("lse")
                 first = b.op("setp.eq.s32", "first_lane", self.lane, 0)
             exists, writes = b.reg("out_exists", "pred"), b.reg("out_writes", "pred")
-            words = convert.word_array(b, "out_word", self.acc, spec.q_dtype)
-            per_quad = QUAD * spec.q_dtype.bytes // 4
+            words = convert.word_array(b, "out_word", self.acc, dtype)
+            per_quad = QUAD * dtype.bytes // 4
             for r in range(self.tile.r):
                 row = b.op("add.s32", scratch(b, "out_row", "s32"), self.first_of_thread, r)
                 b.op("setp.lt.s32", exists, row, self.rows.n_rows)
-                at = self.rows.address("out_at", row, out, spec.head_dim * spec.q_dtype.bytes)
+                index, at = self.rows.address("out_at", row, out, spec.attention.problem.output_bytes)
                 if lse is not None:
                     lse_at = scratch(b, "lse_at", "u64")
-                    b.op("mad.lo.u64", lse_at, b.registers["row_index"], 4, lse)
+                    b.op("mad.lo.u64", lse_at, index, 4, lse)
                     b.op("and.pred", writes, exists, first)
                     b.op("st.global.f32", lse_at[0], self.softmax.log_sum(r), pred=writes)
-                b.op("mad.wide.u32", at, self.lane, QUAD * spec.q_dtype.bytes, at)
+                b.op("mad.wide.u32", at, self.lane, QUAD * dtype.bytes, at)
                 for g in range(self.groups):
                     number = r * self.groups + g
                     packed = words[per_quad * number : per_quad * (number + 1)]
-                    convert.pack(b, packed, self._acc(r, g), spec.q_dtype)
+                    convert.pack(b, packed, self._acc(r, g), dtype)
                     guard, pred = self._guard(g), exists
                     if guard is not None:
                         pred = b.op("and.pred", writes, exists, guard)
-                    convert.store_words(b, at, packed, g * self.tile.lanes * QUAD * spec.q_dtype.bytes, pred=pred)
+                    convert.store_words(b, at, packed, g * self.tile.lanes * QUAD * dtype.bytes, pred=pred)

@@ -7,18 +7,16 @@ Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAtten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.softmax import LOG2E, soften
+from ptxgen.attention.variant import LOG2E, SINK, PerHead, take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
-
-if TYPE_CHECKING:
-    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
+from ptxgen.idioms.reduce import halves, over_lanes
 
 # A maximum is raised only when a score exceeds it by 2^8: until then probabilities stay below 256, far within f16, and
 # the accumulators need no rescaling. The result is the same softmax.
@@ -33,11 +31,34 @@ class Score:
     column: int
 
 
-class Softmax:
-    """State and steps for the rows of a thread; `scores[r]` are row r's scores of a tile."""
+@dataclass(frozen=True)
+class Owned:
+    """Registers: the thread's first row, and its first column of a tile."""
 
-    def __init__(self, b: Builder, spec: MultiHeadAttention, scores: Sequence[Sequence[Score]], lanes: int) -> None:
-        self.b, self.spec, self.scores, self.lanes = b, spec, scores, lanes
+    row: Reg
+    column: Reg
+
+
+class Softmax:
+    """State and steps for the rows of a thread.
+
+    `scores[r]` are row r's scores of a tile; the row is `row_steps[r]` past the thread's first. `own` finds that and
+    the thread's first column, in an open fragment. `lanes` threads share a row.
+    """
+
+    def __init__(
+        self,
+        b: Builder,
+        spec: Prefill,
+        rows: Rows,
+        scores: Sequence[Sequence[Score]],
+        lanes: int,
+        row_steps: Sequence[int],
+        own: Callable[[], Owned],
+    ) -> None:
+        self.b, self.variant, self.rows, self.scores, self.lanes = b, spec.attention.variant, rows, scores, lanes
+        self.row_steps, self.own = row_steps, own
+        self._sources: dict[PerHead, Reg] = {}
         count = len(scores)
         self.limit = b.array("raise_above", "f32", count)
         self.total = b.array("row_sum", "f32", count)
@@ -46,8 +67,8 @@ class Softmax:
 
     @property
     def factor(self) -> float:
-        """What turns a score into units of log2; soft-capped scores already are."""
-        return 1.0 if self.spec.soft_cap else self.spec.softmax_scale * LOG2E
+        """What turns a score into units of log2; those that went through the variant already are."""
+        return self.variant.factor if self.variant.plain else 1.0
 
     def clear(self) -> None:
         """No key seen yet; part of an open fragment."""
@@ -55,51 +76,96 @@ class Softmax:
             self.b.op("mov.f32", limit, float("-inf"))
             self.b.op("mov.f32", total, 0.0)
 
-    def soften(self) -> None:
-        """Fragment `soften`: cap · tanh(scale · s / cap), in units of log2."""
-        if not self.spec.soft_cap:
+    def vary(self, tile_start: Reg) -> None:
+        """Fragment `vary`, where a score is more than q·k times a factor: what it goes through."""
+        if self.variant.plain:
             return
-        b, cap = self.b, self.spec.soft_cap
-        with b.fragment("soften"):
-            b.note(f"soft_cap={cap:g}")
-            scores = (score.reg for row in self.scores for score in row)
-            soften(b, scores, cap, 2 * LOG2E * self.spec.softmax_scale / cap)
+        with self.b.fragment("vary"):
+            if self.variant.soft_cap:
+                self.b.note(f"soft_cap={self.variant.soft_cap:g}")
+            self.tile_start = tile_start
+            self.variant.apply(self.b, self)
 
-    def mask(
-        self, rows: Rows, tile_start: Reg, own: Callable[[], tuple[Reg, Reg]], row_steps: Sequence[int]
-    ) -> None:
+    @property
+    def registers(self) -> Sequence[Reg]:
+        """The thread's scores."""
+        return [score.reg for row in self.scores for score in row]
+
+    def heads(self, value: PerHead) -> Iterator[tuple[Reg, Sequence[Reg]]]:
+        """What the head of every row brings, and the row's scores."""
+        first = self.own().row
+        for skip, row in zip(self.row_steps, self.scores, strict=True):
+            yield self._head_value(value, first, skip), [score.reg for score in row]
+
+    def positions(self, value: PerHead) -> Iterator[tuple[Reg, Reg, Reg]]:
+        """Every score, what its row's head brings, and the key's position less the row's."""
+        b, own = self.b, self.own()
+        start = b.op("add.s32", scratch(b, "vary_start", "s32"), self.tile_start, own.column)
+        behind, distance = scratch(b, "vary_behind", "s32"), scratch(b, "vary_distance", "f32")
+        for skip, row in zip(self.row_steps, self.scores, strict=True):
+            brought = self._head_value(value, own.row, skip)
+            position = self.rows.position("mask_position", self._row(own.row, skip))
+            for score in row:
+                b.op("sub.s32", behind, start, position)
+                b.op("add.s32", behind, behind, score.column)
+                b.op("cvt.rn.f32.s32", distance, behind)
+                yield score.reg, brought, distance
+
+    def _row(self, first: Reg, skip: int) -> Reg:
+        """The thread's row `skip` past its first."""
+        if not skip:
+            return first
+        row: Reg = self.b.op("add.s32", scratch(self.b, "mask_row", "s32"), first, skip)
+        return row
+
+    def _head_value(self, value: PerHead, first: Reg, skip: int) -> Reg:
+        """What the head of a row brings, in a scratch register."""
+        b, head = self.b, self.rows.head("vary_head", self._row(first, skip))
+        at, brought = scratch(b, f"{value.name}_at", "u64"), scratch(b, value.name, "f32")
+        b.op("mad.wide.u32", at, head, 4, self._source(value))
+        b.op("ld.global.nc.f32", brought, at[0])
+        if value.factor != 1.0:
+            b.op("mul.f32", brought, brought, value.factor)
+        return brought
+
+    def _source(self, value: PerHead) -> Reg:
+        """The address of a parameter, loaded where first used."""
+        if value not in self._sources:
+            self._sources[value] = self.b.ld_param(value.param)
+        return self._sources[value]
+
+    def mask(self, tile_start: Reg) -> None:
         """Fragments `look_for_mask`, which sets the predicate `masked`, and `mask`: unseen keys get −inf.
 
-        `own` gives the thread's first row and first column; its row r is row_steps[r] further, and the keys of its
-        scores start at tile_start + first column.
+        The keys of a thread's scores start at tile_start + its first column.
         """
-        b, spec = self.b, self.spec
+        b, rows, window = self.b, self.rows, self.variant.window
         with b.fragment("look_for_mask"):
-            masked = b.op("setp.gt.s32", "masked", tile_start, b.registers["plain_end"])
-            if spec.window:
-                b.op("setp.lt.or.s32", masked, tile_start, b.registers["plain_begin"], masked)
+            masked = b.op("setp.gt.s32", "masked", tile_start, rows.plain_end)
+            if window:
+                b.op("setp.lt.or.s32", masked, tile_start, rows.plain_begin, masked)
         with b.fragment("mask"):
-            first_row, first_column = own()
-            start = b.op("add.s32", "mask_start", tile_start, first_column)
+            own = self.own()
+            start = b.op("add.s32", "mask_start", tile_start, own.column)
             hidden = b.reg("hidden", "pred")
             limit = b.reg("last_seen", "s32")
-            if not spec.causal:
+            if not self.variant.causal:
                 b.note("keys from kv_len on do not exist")
                 b.op("sub.s32", limit, rows.kv_len, start)
                 b.op("sub.s32", limit, limit, 1)
             else:
-                b.note(f"a row sees the keys up to its position{f', the last {spec.window}' if spec.window else ''}")
-            for skip, row in zip(row_steps, self.scores, strict=True):
-                if spec.causal:
-                    this = b.op("add.s32", scratch(b, "mask_row", "s32"), first_row, skip) if skip else first_row
-                    position = rows.position("mask_position", this)
+                b.note(f"a row sees the keys up to its position{f', the last {window}' if window else ''}")
+            for skip, row in zip(self.row_steps, self.scores, strict=True):
+                if self.variant.causal:
+                    position = rows.position("mask_position", self._row(own.row, skip))
                     b.op("sub.s32", limit, position, start)
-                    if spec.window:
-                        b.op("sub.s32", scratch(b, "last_unseen", "s32"), limit, spec.window)
+                unseen = None
+                if window:
+                    unseen = b.op("sub.s32", scratch(b, "last_unseen", "s32"), limit, window)
                 for score in row:
                     b.op("setp.lt.s32", hidden, limit, score.column)
-                    if spec.window:
-                        b.op("setp.ge.or.s32", hidden, b.registers["last_unseen"], score.column, hidden)
+                    if unseen is not None:
+                        b.op("setp.ge.or.s32", hidden, unseen, score.column, hidden)
                     b.op("mov.f32", score.reg, float("-inf"), pred=hidden)
 
     def tile_maxima(self) -> None:
@@ -116,18 +182,14 @@ class Softmax:
             other = b.reg("other_max", "f32")
             for largest in self.tile_max:
                 self.over_lanes("max.f32", largest, other)
-            if not self.spec.soft_cap:
+            if self.variant.plain:
                 b.note("scale log2 e")
                 for largest in self.tile_max:
                     b.op("mul.f32", largest, largest, self.factor)
 
     def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
         """Reduce over the lanes that share a row; every lane gets the same bits."""
-        distance = 1
-        while distance < self.lanes:
-            self.b.op("shfl.sync.bfly.b32", other, value, distance, 31, -1)
-            self.b.op(operation, value, value, other)
-            distance *= 2
+        over_lanes(self.b, operation, value, reversed(halves(self.lanes)), other)
 
     def raise_maxima(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Fragments `look_for_raise`, which sets `raised` for the warp, and `rescale`.
@@ -169,10 +231,10 @@ class Softmax:
         """Scores of a row to probabilities in the same registers, added to its sum; after `shifts`, in its fragment."""
         b = self.b
         for score in scores:
-            if self.spec.soft_cap:
-                b.op("add.f32", score.reg, score.reg, self.shift[row])
-            else:
+            if self.variant.plain:
                 b.op("fma.rn.f32", score.reg, score.reg, self.factor, self.shift[row])
+            else:
+                b.op("add.f32", score.reg, score.reg, self.shift[row])
             b.op("ex2.approx.ftz.f32", score.reg, score.reg)
             b.op("add.f32", self.total[row], self.total[row], score.reg)
 
@@ -181,13 +243,23 @@ class Softmax:
         b = self.b
         other, inverse = b.reg("other_sum", "f32"), b.reg("inverse_sum", "f32")
         empty = scratch(b, "saw_nothing", "pred")
-        for total, values in zip(self.total, accumulators, strict=True):
+        for row, (total, values) in enumerate(zip(self.total, accumulators, strict=True)):
             self.over_lanes("add.f32", total, other)
+            if self.variant.sinks:
+                self._take_sink(row, values)
             b.op("rcp.approx.ftz.f32", inverse, total)
             b.op("setp.eq.f32", empty, total, 0.0)
             b.op("selp.f32", inverse, 0.0, inverse, empty)
             for value in values:
                 b.op("mul.f32", value, value, inverse)
+
+    def _take_sink(self, row: int, values: Sequence[Reg]) -> None:
+        """The sink of a row's head joins its softmax."""
+        b, limit = self.b, self.limit[row]
+        sink = self._head_value(SINK, self.own().row, self.row_steps[row])
+        b.op("sub.f32", limit, limit, SLACK)
+        take_sink(b, sink, limit, self.total[row], values)
+        b.op("add.f32", limit, limit, SLACK)
 
     def log_sum(self, row: int) -> Reg:
         """ln Σ exp(score) of a row, −inf where it saw no key; after `finish`; part of an open fragment."""

@@ -7,39 +7,29 @@ Source: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16 with floating point type
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.keys import KeyTiles
 from ptxgen.attention.prefill.queries import QueryTile
-from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.prefill.softmax import Score, Softmax
 from ptxgen.attention.prefill.tensor_output import output
-from ptxgen.attention.prefill.tiles import TensorTile, dynamic, pitch
+from ptxgen.attention.prefill.tensor_registers import TensorRegisters
+from ptxgen.attention.prefill.tiles import TensorTile, dynamic
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
-from ptxgen.idioms.convert import scratch
-
-if TYPE_CHECKING:
-    from ptxgen.kernels.multi_head_attention import MultiHeadAttention
 
 
-class TensorLoop:
+class TensorLoop(TensorRegisters):
     """Builds every fragment of `attention/multi_head_attention_tensor.ptx.j2`."""
 
-    def __init__(self, b: Builder, spec: MultiHeadAttention, tile: TensorTile, dtype: DType) -> None:
-        self.b, self.spec, self.tile, self.dtype = b, spec, tile, dtype
-        self.pitch = pitch(2 * spec.head_dim)
-        self.steps, self.tail = divmod(spec.head_dim, 16)
-        self.columns = -(-spec.head_dim // 8 // tile.column_groups)  # accumulator tiles of a warp
-        self.rows = Rows(b, spec, tile.rows, tile.keys)
+    def __init__(self, b: Builder, spec: Prefill, tile: TensorTile, dtype: DType) -> None:
+        super().__init__(b, spec, tile, dtype)
         self.queries = QueryTile(b, spec, self.rows, tile.threads, dtype)
         self.kv = KeyTiles(b, spec, self.rows, tile.threads, tile.stages, dtype)
 
     def build(self) -> None:
         """All fragments, in the order of the template."""
         self.rows.locate()
-        self._declare()
+        self.declare()
         self._aim()
         self.queries.stage(self.base)
         self.kv.fetch()
@@ -50,56 +40,20 @@ class TensorLoop:
             self._load_q()
         self._look_ahead()
         self._scores()
-        self.softmax.soften()
-        self.softmax.mask(self.rows, self.tile_start, self._owned, self.row_steps())
+        self.softmax.vary(self.tile_start)
+        self.softmax.mask(self.tile_start)
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self.accumulators)
         self._values()
         self._advance()
-        output(self)
-
-    # -- registers -----------------------------------------------------------------------------------------------------
-
-    def _declare(self) -> None:
-        b, t = self.b, self.tile
-        self.score = b.array("score", "f32", t.m_tiles * t.keys // 8 * 4)
-        self.acc = b.array("acc", "f32", t.m_tiles * self.columns * 4)
-        self.q_held = b.array("q_held", "b32", t.m_tiles * self._held_words()) if self._held_words() else ()
-        self.q_fragment = b.array("q_frag", "b32", t.m_tiles * 4) if t.q_steps < self._all_steps() else ()
-        self.k_fragment = b.array("k_frag", "b32", 4)
-        self.v_fragment = b.array("v_frag", "b32", 4)
-        self.p_fragment = b.array("p_frag", "b32", t.m_tiles * 4)
-        half = t.keys // 8 * 2
-        scores = [[self._score(r, i) for i in range(half)] for r in range(2 * t.m_tiles)]
-        self.softmax = Softmax(b, self.spec, scores, lanes=4)
-        self.accumulators = [
-            [v for n in range(self.columns) for v in self.acc_of(r // 2, n)[2 * (r % 2) : 2 * (r % 2) + 2]]
-            for r in range(2 * t.m_tiles)
-        ]
-
-    def _score(self, row: int, i: int) -> Score:
-        """Score i of a thread's row: two neighbouring keys of every 8."""
-        tile, pair = divmod(i, 2)
-        return Score(self._scores_of(row // 2, tile)[2 * (row % 2) + pair], 8 * tile + pair)
-
-    def _scores_of(self, m: int, n: int) -> tuple[Reg, ...]:
-        first = (m * self.tile.keys // 8 + n) * 4
-        return tuple(self.score[first : first + 4])
-
-    def acc_of(self, m: int, n: int) -> tuple[Reg, ...]:
-        first = (m * self.columns + n) * 4
-        return tuple(self.acc[first : first + 4])
-
-    def row_steps(self) -> list[int]:
-        """Rows from the thread's first to each of its rows."""
-        return [16 * (r // 2) + 8 * (r % 2) for r in range(2 * self.tile.m_tiles)]
+        output(self, self.queries, self.base)
 
     # -- fragments -----------------------------------------------------------------------------------------------------
 
     def _aim(self) -> None:
         """Shared memory, where this thread writes and reads it, and the rows and columns it owns."""
         b, t = self.b, self.tile
-        nbytes = t.shared_bytes(self.spec.head_dim)
+        nbytes = t.shared_bytes(self.spec.dim)
         arena = b.shared("tiles", nbytes, dynamic=dynamic(nbytes) > 0)
         with b.fragment("aim"):
             self.base = b.op("mov.u32", "q_base", arena)
@@ -117,25 +71,7 @@ class TensorLoop:
             if self._skips():
                 last = b.op("add.s32", "warp_last", warp, self.rows.first_row)
                 b.op("add.s32", last, last, 16 * t.m_tiles - 1)
-                self.rows.position("warp_last_position", last)
-
-    def own(self) -> None:
-        """The rows and columns of this thread's accumulators; part of an open fragment.
-
-        Computed where they are needed, at masks and at the end: registers are scarcest in between.
-        """
-        b, t = self.b, self.tile
-        b.note("accumulators: row lane / 4 of the warp's, and 8 further; columns 2 (lane % 4) and the next")
-        thread = b.op("mov.u32", scratch(b, "own_thread", "u32"), b.special("tid.x"))
-        self.quad_row = scratch(b, "quad_row", "s32")
-        self.first_column = scratch(b, "first_column", "s32")
-        self.thread_row = scratch(b, "thread_row", "s32")
-        warp = b.op("shr.u32", scratch(b, "own_warp", "u32"), thread, 5 + t.column_groups.bit_length() - 1)
-        b.op("bfe.u32", self.quad_row, thread, 2, 3)
-        b.op("mad.lo.s32", self.quad_row, warp, 16 * t.m_tiles, self.quad_row)
-        b.op("add.s32", self.thread_row, self.quad_row, self.rows.first_row)
-        b.op("and.b32", self.first_column, thread, 3)
-        b.op("shl.b32", self.first_column, self.first_column, 1)
+                self.warp_last = self.rows.position("warp_last_position", last)
 
     def _aim_matrices(self, lane: Reg, warp_row: Reg, kv_base: Reg) -> None:
         """Where this lane's row of an ldmatrix lies in q, K and V; part of an open fragment.
@@ -163,44 +99,22 @@ class TensorLoop:
         b.op("mad.lo.u32", across, column, 16, across)
         self.k_lane = b.op("add.u32", "k_lane", kv_base, across)
 
-    def second_group(self) -> int:
-        """First accumulator tile of the second column group; it may share one tile with the first group."""
-        return self.spec.head_dim // 8 - self.columns
-
     def _skips(self) -> bool:
         """Whether some warps of a causal tile of rows see none of the last keys."""
-        return self.spec.causal and self.tile.rows // self.rows.group >= self.tile.keys
-
-    def own_column_group(self) -> None:
-        """Which of the warps that share rows this is; part of an open fragment, after `own`."""
-        bits = self.tile.column_groups.bit_length() - 1
-        self.b.op("bfe.u32", self.column_group, self.b.registers["own_thread"], 5, bits)
-
-    def _owned(self) -> tuple[Reg, Reg]:
-        self.own()
-        return self.thread_row, self.first_column
+        return self.spec.attention.variant.causal and self.tile.rows // self.rows.group >= self.tile.keys
 
     def _clear(self) -> None:
         b = self.b
         with b.fragment("clear"):
-            b.op("mov.f32", "zero", 0.0)
+            self.zero = b.op("mov.f32", "zero", 0.0)
             self.softmax.clear()
             for value in self.acc:
                 b.op("mov.f32", value, 0.0)
 
-    def _all_steps(self) -> int:
-        """Steps over head_dim, the last of 8 columns where head_dim is no multiple of 16."""
-        return self.steps + bool(self.tail)
-
-    def _held_words(self) -> int:
-        """Registers of q that a row tile keeps."""
-        held = min(self.tile.q_steps, self._all_steps())
-        return 4 * held - 2 * (held > self.steps)
-
     def _load_q(self) -> None:
-        held = min(self.tile.q_steps, self._all_steps())
+        held = min(self.tile.q_steps, self.all_steps())
         with self.b.fragment("load_q"):
-            self.b.note(f"{held} of {self._all_steps()} steps over the rows of q stay in registers")
+            self.b.note(f"{held} of {self.all_steps()} steps over the rows of q stay in registers")
             for m in range(self.tile.m_tiles):
                 for step in range(held):
                     self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
@@ -210,7 +124,7 @@ class TensorLoop:
         count = 4 if step < self.steps else 2
         if step >= self.tile.q_steps:
             return tuple(self.q_fragment[4 * m : 4 * m + count])
-        first = m * self._held_words() + 4 * step
+        first = m * self.held_words() + 4 * step
         return tuple(self.q_held[first : first + count])
 
     def _load_matrices(self, registers: tuple[Reg, ...], at: Addr, *, transposed: bool = False) -> None:
@@ -224,19 +138,19 @@ class TensorLoop:
     def _look_ahead(self) -> None:
         b = self.b
         with b.fragment("look_ahead"):
-            following = b.op("add.s32", "next_start", self.tile_start, self.tile.keys)
+            following = self.next_start = b.op("add.s32", "next_start", self.tile_start, self.tile.keys)
             b.op("setp.lt.s32", "has_next", following, self.rows.key_end)
             if self._skips():
-                b.op("setp.le.s32", "warp_sees", self.tile_start, b.registers["warp_last_position"])
+                b.op("setp.le.s32", "warp_sees", self.tile_start, self.warp_last)
 
     def _scores(self) -> None:
         b, t = self.b, self.tile
-        zero = (b.registers["zero"],) * 4
+        zero = (self.zero,) * 4
         with b.fragment("scores"):
-            b.note(f"{t.keys} keys by {16 * t.m_tiles} rows a warp, over head_dim={self.spec.head_dim}")
+            b.note(f"{t.keys} keys by {16 * t.m_tiles} rows a warp, over head_dim={self.spec.dim}")
             k_at = self.kv.read_at("k_at", self.k_lane)
             k_tail_at = self.kv.read_at("k_tail_at", self.k_tail_lane) if self.tail else k_at
-            for step in range(self._all_steps()):
+            for step in range(self.all_steps()):
                 if step >= t.q_steps:
                     for m in range(t.m_tiles):
                         self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
@@ -247,7 +161,7 @@ class TensorLoop:
                     self._load_matrices(k, (k_at if whole else k_tail_at)[pair * 16 * self.pitch + step * 32])
                     for n in range(2):
                         for m in range(t.m_tiles):
-                            d, b_operand = self._scores_of(m, 2 * pair + n), k[n * each : (n + 1) * each]
+                            d, b_operand = self.scores_of(m, 2 * pair + n), k[n * each : (n + 1) * each]
                             self._mma(d, self._q_registers(m, step), b_operand, d if step else zero)
 
     def _values(self) -> None:
@@ -275,11 +189,11 @@ class TensorLoop:
                 row = self.softmax.scores[2 * m + half]
                 self.softmax.exponentiate(2 * m + half, row[4 * step : 4 * step + 4])
             for i in range(4):
-                low, high = self._scores_of(m, 2 * step + i // 2)[2 * (i % 2) : 2 * (i % 2) + 2]
+                low, high = self.scores_of(m, 2 * step + i // 2)[2 * (i % 2) : 2 * (i % 2) + 2]
                 b.op(cvt, self.p_fragment[4 * m + i], high, low)
 
     def _advance(self) -> None:
         b = self.b
         with b.fragment("advance"):
-            b.op("mov.s32", self.tile_start, b.registers["next_start"])
+            b.op("mov.s32", self.tile_start, self.next_start)
             self.kv.advance()

@@ -1,4 +1,4 @@
-"""How much of the attention matrix one CTA takes: a table by head_dim and by the shared memory of the target.
+"""How much of the attention matrix one CTA takes: a table by dim and by the shared memory of the target.
 
 Owns the numbers only: rows and keys of a tile, warps, stages, and the bytes that they need.
 """
@@ -18,7 +18,7 @@ def pitch(nbytes: int) -> int:
     """Bytes from row to row in shared memory: an odd number of 16-byte units.
 
     Eight rows at the same column then lie in eight different bank groups, so ldmatrix and 16-byte accesses down a
-    column are free of conflicts for every head_dim, and every address is a lane's base plus a constant (an XOR swizzle
+    column are free of conflicts for every dim, and every address is a lane's base plus a constant (an XOR swizzle
     needs rows of a power of two and a register per column).
     """
     return 16 * (-(-nbytes // 16) | 1)
@@ -28,8 +28,8 @@ def pitch(nbytes: int) -> int:
 class TensorTile:
     """A CTA's tile for mma.m16n8k16: `rows` query rows by `keys`; each warp owns 16·m_tiles rows.
 
-    With `column_groups` 2 two warps share the same rows and each accumulates half of head_dim: both compute the scores.
-    `q_steps`: of the steps of 16 columns over head_dim, so many have their part of q in registers all along.
+    With `column_groups` 2 two warps share the same rows and each accumulates half of dim: both compute the scores.
+    `q_steps`: of the steps of 16 columns over dim, so many have their part of q in registers all along.
     """
 
     warps: int
@@ -47,9 +47,9 @@ class TensorTile:
     def rows(self) -> int:
         return 16 * self.m_tiles * self.warps // self.column_groups
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, dim: int) -> int:
         """The query rows, and `stages` tiles of K and of V, in 16-bit elements."""
-        return (self.rows + 2 * self.stages * self.keys) * pitch(2 * head_dim)
+        return (self.rows + 2 * self.stages * self.keys) * pitch(2 * dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,42 +74,42 @@ class SimtTile:
         """Bytes from row to row of the tile's probabilities."""
         return pitch(4 * self.keys)
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, dim: int) -> int:
         """The query rows, `stages` tiles of K and of V, and the probabilities, in f32."""
-        tiles = (self.rows + 2 * self.stages * self.keys) * pitch(4 * head_dim)
+        tiles = (self.rows + 2 * self.stages * self.keys) * pitch(4 * dim)
         return tiles + self.rows * self.probabilities_pitch()
 
 
-def _tensor_choices(head_dim: int, converts: bool) -> Iterator[tuple[int, TensorTile]]:
+def _tensor_choices(dim: int, converts: bool) -> Iterator[tuple[int, TensorTile]]:
     """Tiles in order of preference, each with the CTAs that an SM's shared memory should hold."""
-    if head_dim <= 16:  # little to share: small tiles, and a text that a person reads
+    if dim <= 16:  # little to share: small tiles, and a text that a person reads
         yield 2, TensorTile(warps=4, m_tiles=1, keys=16, q_steps=1)
-    elif head_dim <= 64 and not converts:
+    elif dim <= 64 and not converts:
         yield 2, TensorTile(warps=4, m_tiles=2, keys=64, q_steps=4)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32, q_steps=4)
-    elif head_dim <= 128 and not converts:
-        if head_dim <= 112:
+    elif dim <= 128 and not converts:
+        if dim <= 112:
             yield 2, TensorTile(warps=4, m_tiles=2, keys=64)
         yield 2, TensorTile(warps=4, m_tiles=2, keys=48)
         yield 1, TensorTile(warps=4, m_tiles=2, keys=32)
-    elif head_dim <= 256:  # one row tile a warp leaves registers for wider rows, or for the words on their way in
-        if head_dim <= 128 or not converts:
+    elif dim <= 256:  # one row tile a warp leaves registers for wider rows, or for the words on their way in
+        if dim <= 128 or not converts:
             yield 1, TensorTile(warps=8, m_tiles=1, keys=64)
         yield 1, TensorTile(warps=8, m_tiles=1, keys=32)
         yield 1, TensorTile(warps=4, m_tiles=1, keys=16)
     else:  # beyond 384 there are no registers either for words on their way in
-        stages = 1 if converts and head_dim > 384 else 2
+        stages = 1 if converts and dim > 384 else 2
         yield 1, TensorTile(warps=8, m_tiles=1, keys=16, column_groups=2, stages=stages)
         yield 1, TensorTile(warps=4, m_tiles=1, keys=16, column_groups=2, stages=stages)
 
 
-def _simt_choices(head_dim: int, stages: int) -> Iterator[tuple[int, SimtTile]]:
-    """The same for plain FMA; the accumulators take r · head_dim / 16 registers."""
-    if head_dim <= 16:
+def _simt_choices(dim: int, stages: int) -> Iterator[tuple[int, SimtTile]]:
+    """The same for plain FMA; the accumulators take r · dim / 16 registers."""
+    if dim <= 16:
         yield 2, SimtTile(threads=128, r=2, c=1, stages=stages)
-    if head_dim <= 128:
+    if dim <= 128:
         yield 2, SimtTile(threads=128, r=8, c=2, stages=stages)
-    if head_dim <= 256:
+    if dim <= 256:
         yield 1, SimtTile(threads=128, r=4, c=2, stages=stages)
     for count in range(stages, 0, -1):
         yield 1, SimtTile(threads=128, r=2, c=1, stages=count)
@@ -122,16 +122,16 @@ def _fits(nbytes: int, ctas: int, target: Target) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def tensor_tile(head_dim: int, target: Target, converts: bool) -> TensorTile:
+def tensor_tile(dim: int, target: Target, converts: bool) -> TensorTile:
     """The tile for tensor cores; `converts`: K and V pass through registers on their way to shared memory."""
-    return next(t for n, t in _tensor_choices(head_dim, converts) if _fits(t.shared_bytes(head_dim), n, target))
+    return next(t for n, t in _tensor_choices(dim, converts) if _fits(t.shared_bytes(dim), n, target))
 
 
 @lru_cache(maxsize=4096)
-def simt_tile(head_dim: int, target: Target) -> SimtTile:
+def simt_tile(dim: int, target: Target) -> SimtTile:
     """The tile for plain FMA; before sm_80 nothing is copied while a tile is used, so one stage is enough."""
     stages = 2 if target.includes_any(("sm_80",)) else 1
-    return next(t for n, t in _simt_choices(head_dim, stages) if _fits(t.shared_bytes(head_dim), n, target))
+    return next(t for n, t in _simt_choices(dim, stages) if _fits(t.shared_bytes(dim), n, target))
 
 
 def dynamic(nbytes: int) -> int:

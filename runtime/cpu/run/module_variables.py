@@ -46,7 +46,7 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
                 addresses.append((position * step, numbers[item.name], item.offset))
             else:
                 raise IsaError(
-                    f"{module.file}:{variable.line}: initialiser {item} is not supported by the CPU executor"
+                    module.refusal(variable.line, f"initialiser {item} is not supported by the CPU executor")
                 )
         found.append(
             GlobalVariable(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from ptxgen.attention.decode.contract import Attention, LoopShape, MainLoop
+from ptxgen.attention.decode.contract import LoopShape, MainLoop
 from ptxgen.attention.decode.loops.mma import loop as mma
 from ptxgen.attention.decode.loops.simt import loop as simt
+from ptxgen.attention.problem import Attention
 from ptxgen.targets import Target
 
 LOOPS: tuple[MainLoop, ...] = (cast(MainLoop, mma), cast(MainLoop, simt))

@@ -36,7 +36,7 @@ class Exchange:
         b.op("min.u32", self.end, self.end, self.elements.count)
         bytes_to_come = b.op("sub.u32", "inbox_bytes", self.end, self.first)
         b.op("mad.lo.u32", bytes_to_come, bytes_to_come, 16 * self.size, 8 * self.elements.heads * self.size)
-        leader = b.op("setp.eq.u32", "inbox_leader", b.registers["thread"], 0)
+        leader = b.op("setp.eq.u32", "inbox_leader", self.elements.thread, 0)
         b.op("mbarrier.init.shared::cta.b64", self.ready[0], 1, pred=leader)
         b.op("fence.mbarrier_init.release.cluster", pred=leader)
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.ready[0], bytes_to_come, pred=leader)
@@ -72,7 +72,7 @@ class Exchange:
     def start(self) -> None:
         """The thread's first element of this rank's slice."""
         b = self.b
-        mine = b.op("add.u32", "slice_mine", self.first, b.registers["thread"])
+        mine = b.op("add.u32", "slice_mine", self.first, self.elements.thread)
         self.elements.start(mine, self.end)
 
     def merge(self, into: Partial) -> None:

@@ -5,7 +5,7 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.merge import finish
 from ptxgen.attention.decode.merge.cluster import Exchange
 from ptxgen.attention.decode.merge.cta import Elements, Partial, merge_warps, partial
@@ -13,6 +13,7 @@ from ptxgen.attention.decode.merge.records import Records
 from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, SharedTicket
 from ptxgen.attention.decode.place import Place
 from ptxgen.attention.decode.plan import Plan
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 
@@ -21,7 +22,7 @@ def build_merges(
     b: Builder, attention: Attention, plan: Plan, where: Place, task: Task, arena: Shared, *, lse: bool, sinks: bool
 ) -> None:
     """Build the fragments of every merge of the plan, and of the output (`out`, `lse`, `sinks` are parameters)."""
-    elements = Elements(b, plan.shape.heads, attention.head_dim, plan.shape.threads)
+    elements = Elements(b, plan.shape.heads, attention.problem.v_dim, plan.shape.threads, task.tid)
     merged = partial(b, "merged")
     with b.fragment("warps_start"):
         elements.start(task.tid, elements.count)
@@ -40,7 +41,7 @@ def build_merges(
             finish.apply_sink(b, elements, merged, rows["sinks"], exists)
         if lse:
             finish.store_lse(b, elements, merged, rows["lse"], exists)
-        finish.store_output(b, elements, merged, attention.q_dtype, rows["out"], exists)
+        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows["out"], exists)
     if plan.most_splits > 1:
         _splits(b, plan, where, elements, merged, exchange)
 
@@ -52,7 +53,7 @@ def _output_rows(
     rows: dict[str, Reg] = {}
     with b.fragment("output_rows"):
         rows["out"] = b.ld_param("out")
-        b.op("mad.wide.u32", rows["out"], where.query_index, attention.head_dim * attention.q_dtype.bytes, rows["out"])
+        b.op("mad.wide.u32", rows["out"], where.query_index, attention.problem.output_bytes, rows["out"])
         if lse:
             rows["lse"] = b.ld_param("lse")
             b.op("mad.wide.u32", rows["lse"], where.query_index, 4, rows["lse"])
@@ -121,12 +122,12 @@ def _ticket(
     b: Builder, plan: Plan, active: Reg, elements: Elements, exchange: Exchange | None
 ) -> LateTicket | EarlyTicket:
     if plan.mergers == 0:
-        return LateTicket(b, active)
+        return LateTicket(b, active, elements.thread)
     if plan.mergers == 1:
-        return EarlyTicket(b, active)
+        return EarlyTicket(b, active, elements.thread)
     if exchange is None:
-        return SharedTicket(b, active, plan.mergers, 0, elements.count)
-    return SharedTicket(b, active, plan.mergers, exchange.first, exchange.end)
+        return SharedTicket(b, active, elements.thread, plan.mergers, 0, elements.count)
+    return SharedTicket(b, active, elements.thread, plan.mergers, exchange.first, exchange.end)
 
 
 def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> None:

@@ -1,6 +1,6 @@
 """Merging partial softmaxes: the arithmetic, and the merge of a CTA's warps out of shared memory.
 
-Merges work on *elements*: 4 consecutive dims of one head of the CTA; element e is head e // (head_dim / 4). A thread
+Merges work on *elements*: 4 consecutive dims of one head of the CTA; element e is head e // (v_dim / 4). A thread
 takes elements tid, tid + threads, …, and holds the merged maximum, sum and four values in a `Partial`.
 """
 
@@ -74,8 +74,8 @@ def combine(b: Builder, into: Partial, parts: Sequence[Partial]) -> None:
 class Elements:
     """The walk of a CTA's threads over elements [first, end)."""
 
-    def __init__(self, b: Builder, heads: int, head_dim: int, threads: int) -> None:
-        self.b, self.heads, self.head_dim, self.threads = b, heads, head_dim, threads
+    def __init__(self, b: Builder, heads: int, v_dim: int, threads: int, thread: Reg) -> None:
+        self.b, self.heads, self.v_dim, self.threads, self.thread = b, heads, v_dim, threads, thread
         self.element = b.reg("element", "u32")
         self.head = b.reg("element_head", "u32")
         self.chunk = b.reg("element_chunk", "u32")
@@ -88,7 +88,7 @@ class Elements:
 
     @property
     def per_head(self) -> int:
-        return self.head_dim // 4
+        return self.v_dim // 4
 
     def start(self, first: Reg, end: Reg | int) -> None:
         """The thread's first element; `element_has` says whether there is one."""
@@ -116,7 +116,7 @@ def merge_warps(b: Builder, elements: Elements, layout: Partials, arena: Shared,
     if layout.spread:
         slot = b.op("shr.u32", "warp_slot", elements.head, 1)
         b.op("and.b32", slot, slot, 3)
-        if layout.spread < layout.head_dim:
+        if layout.spread < layout.v_dim:
             spreads = b.op("setp.lt.u32", "warp_spreads", elements.chunk, layout.spread // 4)
             b.op("selp.b32", slot, slot, 0, spreads)
         b.op("xor.b32", slot, slot, elements.chunk)

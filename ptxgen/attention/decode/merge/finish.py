@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ptxgen.attention.decode.merge.cta import Elements, Partial
-from ptxgen.attention.softmax import LOG2E
+from ptxgen.attention.variant import take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -17,16 +17,7 @@ def apply_sink(b: Builder, elements: Elements, part: Partial, sinks: Reg, exists
     address = b.op("mad.wide.u32", "sink_address", elements.head, 4, sinks)
     sink = b.op("mov.f32", "sink", 0.0)
     b.op("ld.global.f32", sink, address[0], pred=exists)
-    b.op("mul.f32", sink, sink, LOG2E)
-    top = b.op("max.f32", "sink_top", sink, part.maximum)
-    factor = b.op("sub.f32", "sink_factor", part.maximum, top)
-    b.op("ex2.approx.ftz.f32", factor, factor)
-    for register in (part.total, *part.values):
-        b.op("mul.f32", register, register, factor)
-    b.op("sub.f32", sink, sink, top)
-    b.op("ex2.approx.ftz.f32", sink, sink)
-    b.op("add.f32", part.total, part.total, sink)
-    b.op("mov.f32", part.maximum, top)
+    take_sink(b, sink, part.maximum, part.total, part.values)
 
 
 def store_output(b: Builder, elements: Elements, part: Partial, dtype: DType, rows: Reg, exists: Reg | None) -> None:

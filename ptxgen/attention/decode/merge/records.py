@@ -39,6 +39,7 @@ class Records:
         self.pairs = b.array("record_pair", "b64", 3 * self.at_once)
         self.words = b.array("record_word", "u32", 3 * self.at_once)
         self.parts = partials(b, "record", self.at_once)
+        self._places: dict[str, Reg] = {}
 
     def locate(self, records: Reg, unit: Reg) -> None:
         """Addresses of the unit's records."""
@@ -51,7 +52,7 @@ class Records:
 
     def _address(self, name: str, split: Reg, size: int, base: Reg) -> Reg:
         b = self.b
-        place = b.registers.get(f"{name}_place") or b.reg(f"{name}_place", "u64")
+        place = self._places[name] = scratch(b, f"{name}_place", "u64")
         b.op("mad.wide.u32", place, split, size * self.elements.count, base)
         b.op("mad.wide.u32", place, self.elements.element, size, place)
         return place
@@ -113,7 +114,7 @@ class Records:
     def merge(self, into: Partial) -> Reg:
         """Merge what was read and clear it in memory; returns whether more are left."""
         b, count = self.b, self.elements.count
-        values, statistics = (b.registers[f"{name}_place"] for name in ("values", "statistics"))
+        values, statistics = (self._places[name] for name in ("values", "statistics"))
         zero = b.op("mov.b64", "record_zero", 0)
         for index, (part, exists) in enumerate(zip(self.parts, self.exist, strict=True)):
             for number, register in enumerate((part.values[1], part.values[3], part.total)):

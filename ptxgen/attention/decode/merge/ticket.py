@@ -24,15 +24,15 @@ MOST_SHARED_SPLITS = (1 << 16) - 1  # the counter's lower half; the upper half h
 class Ticket:
     """What tickets have in common: thread 0 draws, and tells the CTA in a word of shared memory."""
 
-    def __init__(self, b: Builder, active: Reg) -> None:
-        self.b, self.active = b, active
+    def __init__(self, b: Builder, active: Reg, thread: Reg) -> None:
+        self.b, self.active, self.thread = b, active, thread
         self.drawn = b.reg("ticket_drawn", "u32")
         self.told: Shared = b.shared("ticket_told", 4, 4)
 
     def leads(self) -> Reg:
         """Whether this thread draws."""
         leads = scratch(self.b, "ticket_leads", "pred")
-        self.b.op("setp.eq.u32", leads, self.b.registers["thread"], 0)
+        self.b.op("setp.eq.u32", leads, self.thread, 0)
         return leads
 
     def read(self) -> Reg:
@@ -94,8 +94,8 @@ class SharedTicket(EarlyTicket):
     Thread 0 alone runs `draw`, `ask` and `tell`, and keeps the counter's address and answers in between.
     """
 
-    def __init__(self, b: Builder, active: Reg, mergers: int, first: Reg | int, end: Reg | int) -> None:
-        super().__init__(b, active)
+    def __init__(self, b: Builder, active: Reg, thread: Reg, mergers: int, first: Reg | int, end: Reg | int) -> None:
+        super().__init__(b, active, thread)
         self.mergers, self.first, self.end = mergers, first, end
         self.asked = b.reg("ticket_asked", "u32")
         self.shift, self.count = b.reg("mergers_shift", "u32"), b.reg("mergers", "u32")
@@ -104,15 +104,15 @@ class SharedTicket(EarlyTicket):
 
     def draw(self, tickets: Reg, index: Reg) -> None:
         """Draw: add 1 to the lower half."""
-        place = self._place(tickets, index)
-        self.b.op("atom.relaxed.gpu.global.add.u32", self.drawn, place[0], 1)
+        self.place = self._place(tickets, index)
+        self.b.op("atom.relaxed.gpu.global.add.u32", self.drawn, self.place[0], 1)
 
     def ask(self) -> None:
         """Ask whether all have started, where this CTA is among the last but not the last. Else this leaves a mark."""
         b = self.b
         _, mark, asks = self._rank()
         b.op("mov.b32", self.asked, self.drawn)
-        b.op("atom.relaxed.gpu.global.add.u32", self.asked, b.registers["ticket_place"][0], mark, pred=asks)
+        b.op("atom.relaxed.gpu.global.add.u32", self.asked, self.place[0], mark, pred=asks)
 
     def tell(self) -> None:
         """Tell the CTA which parts it merges, a bit each, ahead of a barrier. The last to use the counter clears it."""
@@ -126,7 +126,7 @@ class SharedTicket(EarlyTicket):
         b.op("sub.u32", whole, whole, 1 << 17)
         b.op("add.u32", whole, whole, self.active)
         used = b.op("setp.eq.u32", "ticket_used", now, whole)
-        b.op("st.relaxed.gpu.global.u32", b.registers["ticket_place"][0], 0, pred=used)
+        b.op("st.relaxed.gpu.global.u32", self.place[0], 0, pred=used)
         b.op("and.b32", now, now, MOST_SHARED_SPLITS)
         started = b.op("setp.eq.u32", "all_started", now, self.active)
         b.note("its own part; the last to start also those of CTAs that asked before")
@@ -167,7 +167,7 @@ class SharedTicket(EarlyTicket):
 
     def start(self, elements: Elements) -> None:
         """The thread's first element of the part."""
-        mine = self.b.op("add.u32", "part_mine", self.part_first, self.b.registers["thread"])
+        mine = self.b.op("add.u32", "part_mine", self.part_first, self.thread)
         elements.start(mine, self.part_end)
 
     def _mergers(self) -> None:

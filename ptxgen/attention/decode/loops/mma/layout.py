@@ -94,8 +94,6 @@ class Unit:
 class TileLayout:
     """The units of one tile in the order of their use: K's, then V's."""
 
-    head_dim: int
-    element: int
     units: tuple[Unit, ...]
 
     @property
@@ -146,10 +144,11 @@ def _units(kind: str, blocks: list[Block]) -> list[Unit]:
 
 
 @lru_cache(maxsize=256)
-def tile_layout(head_dim: int, element: int, scaled: bool) -> TileLayout:
-    """The layout of rows of `head_dim` elements of `element` bytes (1 or 2), with scales or without."""
-    k, v = (_units(kind, _blocks(kind, head_dim * element, element, scaled)) for kind in "kv")
-    return TileLayout(head_dim, element, tuple(k + v))
+def tile_layout(k_dim: int, v_dim: int, element: int, scaled: bool) -> TileLayout:
+    """The layout of rows of so many elements of `element` bytes (1 or 2), with scales or without."""
+    dims = (("k", k_dim), ("v", v_dim))
+    k, v = (_units(kind, _blocks(kind, dim * element, element, scaled)) for kind, dim in dims)
+    return TileLayout(tuple(k + v))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.mma.layout import K_ROWS, TILE, V_ROWS, Block, Placed, Ring
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
 from ptxgen.scales import SCALE_GROUP
 
 LOAD = "ld.global.nc.L1::no_allocate.L2::128B"
@@ -23,6 +25,7 @@ class Loader:
 
     def __init__(self, b: Builder, attention: Attention, task: Task, ring: Ring) -> None:
         self.b, self.attention, self.task, self.ring = b, attention, task, ring
+        self.rows = attention.cache.sides
         self.kv = b.array("kv", "b32", ring.registers)
         self.next = b.reg("tile_next", "s32")
         self.live = b.reg("tile_live", "pred")
@@ -31,14 +34,16 @@ class Loader:
         self.q = b.reg("lane_q", "u32")
         self._pointers: dict[Kind, Reg] = {}
         self._scale_pointers: dict[Kind, Reg] = {}
+        self._strides: dict[Reg, int] = {}  # bytes from one position to the next along a pointer
+        self._advance: dict[int, Reg] = {}
         self._offsets: dict[Reg, Reg] = {}
-        self.page = b.reg("tile_page", "s32") if attention.page_size else None
+        self.page = b.reg("tile_page", "s32") if attention.cache.page_size else None
         self.load = ORDERED_LOAD if task.late_newest else LOAD
 
     @property
     def ragged(self) -> bool:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        return self.attention.max_len % TILE != 0 and not self.attention.page_size
+        return self.attention.cache.max_len % TILE != 0 and not self.attention.cache.page_size
 
     # -- once --------------------------------------------------------------------------------------------------------
 
@@ -47,7 +52,8 @@ class Loader:
         b, task = self.b, self.task
         b.op("shr.u32", self.g, task.lane, 2)
         b.op("and.b32", self.q, task.lane, 3)
-        rows = {"k": self.g, "v": b.op("shl.b32", "lane_token", self.q, 1)}
+        self.token = b.op("shl.b32", "lane_token", self.q, 1)
+        rows = {"k": self.g, "v": self.token}
         across = {"k": self.q, "v": self.g}
         columns = {kind: b.reg(f"kv_{kind}_column", "u32") for kind in "kv"}
         layout = self.ring.layout
@@ -61,7 +67,7 @@ class Loader:
             name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
             base = task.k_rows if block.kind == "k" else task.v_rows
             self._pointers[key] = self._lane_pointer(
-                name, base, rows[block.kind], self.attention.row_bytes, column, block.width
+                name, base, rows[block.kind], self.rows[block.kind].bytes, column, block.width
             )
             if block.scaled:
                 shift = (SCALE_GROUP // block.elements).bit_length() - 1
@@ -69,9 +75,9 @@ class Loader:
                 scales = task.k_scales if block.kind == "k" else task.v_scales
                 assert scales is not None
                 self._scale_pointers[key] = self._lane_pointer(
-                    name + "_scale", scales, rows[block.kind], 2 * self.attention.scale_groups, group, 2
+                    name + "_scale", scales, rows[block.kind], self.rows[block.kind].scale_bytes, group, 2
                 )
-        if self.attention.page_size:
+        if self.attention.cache.page_size:
             self._offsets = {p: self.b.reg(p.name + "_lane", "u64") for p in self._all_pointers()}
             for pointer, lane in self._offsets.items():
                 self.b.op("mov.u64", lane, pointer)
@@ -79,15 +85,11 @@ class Loader:
     def _lane_pointer(self, name: str, base: Reg, row: Reg, row_bytes: int, column: Reg, column_bytes: int) -> Reg:
         pointer: Reg = self.b.op("mad.wide.u32", name, row, row_bytes, base)
         self.b.op("mad.wide.u32", pointer, column, column_bytes, pointer)
+        self._strides[pointer] = row_bytes
         return pointer
 
     def _all_pointers(self) -> list[Reg]:
         return [*self._pointers.values(), *self._scale_pointers.values()]
-
-    def _stride(self, pointer: Reg) -> int:
-        """Bytes from one position to the next along a pointer."""
-        scale = pointer in self._scale_pointers.values()
-        return 2 * self.attention.scale_groups if scale else self.attention.row_bytes
 
     # -- tile by tile ------------------------------------------------------------------------------------------------
 
@@ -101,30 +103,31 @@ class Loader:
             b.note("rows that are not loaded count as zeros")
             for register in self.kv:
                 b.op("mov.b32", register, 0)
-        tiles = -(-attention.max_len // TILE)
+        tiles = -(-attention.cache.max_len // TILE)
         b.op("setp.lt.s32", self.live, self.next, tiles if blind else task.tile_end)
-        if attention.page_size:
+        if attention.cache.page_size:
             assert self.page is not None
             b.op("mov.b32", self.page, 0)
             self._fetch_page(self.next, self.live)
             self._point_into_page()
         else:
             for pointer in self._all_pointers():
-                b.op("mad.wide.u32", pointer, self.next, TILE * self._stride(pointer), pointer)
+                b.op("mad.wide.u32", pointer, self.next, TILE * self._strides[pointer], pointer)
         if task.late_newest:
-            self._guard_rows(b.op("sub.s32", "newest", task.length, 1), always=True)
+            self.newest = b.op("sub.s32", "newest", task.length, 1)
+            self._guard_rows(self.newest, always=True)
         else:
-            self._guard_rows(attention.max_len if blind else task.length)
+            self._guard_rows(attention.cache.max_len if blind else task.length)
 
     def newest_row(self) -> Reg:
         """Whether the warp's first tile holds the newest position; guards of that row alone."""
         b = self.b
-        place, mine = b.reg("newest_place", "s32"), self._scratch("row_mine", "s32")
-        b.op("mad.lo.s32", place, self.next, -TILE, b.registers["newest"])
+        place, mine = b.reg("newest_place", "s32"), scratch(self.b, "row_mine", "s32")
+        b.op("mad.lo.s32", place, self.next, -TILE, self.newest)
         is_newest: Reg = b.op("setp.lt.u32", "tile_is_newest", place, TILE)
         for kind, (lane, rows) in self._lane_rows().items():
             b.op("sub.s32", mine, place, lane)
-            guards = [self._scratch(f"newest_{kind}{row}", "pred") for row in rows]
+            guards = [scratch(self.b, f"newest_{kind}{row}", "pred") for row in rows]
             for guard, row in zip(guards, rows, strict=True):
                 b.op("setp.eq.s32", guard, mine, row)
             self.row_guards[kind] = [*guards]
@@ -137,21 +140,21 @@ class Loader:
 
     def strides(self) -> None:
         """What carries a pointer from one of the warp's tiles to its next."""
-        if self.attention.page_size:
+        if self.attention.cache.page_size:
             return
-        for stride in sorted({self._stride(p) for p in self._all_pointers()}):
-            self.b.op("mul.wide.u32", f"kv_advance{stride}", self.task.tile_step, TILE * stride)
+        for stride in sorted(set(self._strides.values())):
+            self._advance[stride] = self.b.op("mul.wide.u32", f"kv_advance{stride}", self.task.tile_step, TILE * stride)
 
     def next_tile(self) -> None:
         """Move on to the warp's next tile."""
         b = self.b
         b.op("add.s32", self.next, self.next, self.task.tile_step)
         b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
-        if self.attention.page_size:
+        if self.attention.cache.page_size:
             self._point_into_page()
         else:
             for pointer in self._all_pointers():
-                b.op("add.u64", pointer, pointer, b.registers[f"kv_advance{self._stride(pointer)}"])
+                b.op("add.u64", pointer, pointer, self._advance[self._strides[pointer]])
         self._guard_rows(self.task.length)
 
     def _fetch_page(self, tile: Reg, guard: Reg) -> None:
@@ -159,8 +162,8 @@ class Loader:
         b, task = self.b, self.task
         assert self.page is not None
         assert task.page_row is not None
-        entry, address = self._scratch("tile_entry", "u32"), self._scratch("tile_entry_address", "u64")
-        tiles = self.attention.page_size // TILE
+        entry, address = scratch(self.b, "tile_entry", "u32"), scratch(self.b, "tile_entry_address", "u64")
+        tiles = self.attention.cache.page_size // TILE
         if tiles > 1:
             b.op("div.u32", entry, tile, tiles)
         else:
@@ -173,23 +176,23 @@ class Loader:
         b, attention = self.b, self.attention
         assert self.page is not None
         b.note("the page of this tile, and its place in the page")
-        place, wide = self._scratch("tile_place", "u32"), self._scratch("tile_wide_page", "u64")
-        b.op("rem.u32", place, self.next, attention.page_size // TILE)
+        place, wide = scratch(self.b, "tile_place", "u32"), scratch(self.b, "tile_wide_page", "u64")
+        b.op("rem.u32", place, self.next, attention.cache.page_size // TILE)
         b.op("cvt.u64.u32", wide, self.page)
         for pointer, lane in self._offsets.items():
-            stride = self._stride(pointer)
-            page_bytes = attention.n_kv_heads * attention.page_size * stride
+            stride = self._strides[pointer]
+            page_bytes = attention.problem.n_kv_heads * attention.cache.page_size * stride
             b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
             b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=self.live)
-        later = self._scratch("tile_later", "s32")
-        ahead = self._scratch("tile_ahead", "pred")
+        later = scratch(self.b, "tile_later", "s32")
+        ahead = scratch(self.b, "tile_ahead", "pred")
         b.op("add.s32", later, self.next, self.task.tile_step)
         b.op("setp.lt.s32", ahead, later, self.task.tile_end)
         self._fetch_page(later, ahead)
 
     def _lane_rows(self) -> dict[str, tuple[Reg, tuple[int, ...]]]:
         """By kind: the lane's first row in a tile, and the distances of the others it loads."""
-        return {"k": (self.g, K_ROWS), "v": (self.b.registers["lane_token"], V_ROWS)}
+        return {"k": (self.g, K_ROWS), "v": (self.token, V_ROWS)}
 
     def _guard_rows(self, end: Reg | int, *, always: bool = False) -> None:
         """Predicates of the rows of `next` that lie below `end`; only where a tile may reach past the cache, unless
@@ -197,11 +200,11 @@ class Loader:
         if not (self.ragged or always):
             return
         b = self.b
-        left, mine = self._scratch("row_left", "s32"), self._scratch("row_mine", "s32")
+        left, mine = scratch(self.b, "row_left", "s32"), scratch(self.b, "row_mine", "s32")
         b.op("mad.lo.s32", left, self.next, -TILE, end)
         for kind, (lane, rows) in self._lane_rows().items():
             b.op("sub.s32", mine, left, lane)
-            guards = [self._scratch(f"row_{kind}{row}_exists", "pred") for row in rows]
+            guards = [scratch(self.b, f"row_{kind}{row}_exists", "pred") for row in rows]
             for guard, row in zip(guards, rows, strict=True):
                 b.op("setp.gt.s32", guard, mine, row)
             self.row_guards[kind] = [*guards]
@@ -216,7 +219,7 @@ class Loader:
             guards = self.row_guards.get(block.kind, [None if sure else self.live] * len(block.rows))
             for row, distance in enumerate(block.rows):
                 words = [self.register(position, placed, block.word(row, i)) for i in range(block.words)]
-                offset = distance * self.attention.row_bytes + block.base
+                offset = distance * self.rows[block.kind].bytes + block.base
                 if load == PREFETCH:
                     self.b.op(load, pointer[offset], pred=guards[row])
                     continue
@@ -226,7 +229,7 @@ class Loader:
             if block.scaled and load != PREFETCH:
                 pointer = self._scale_pointers[_key(block)]
                 for row, distance in enumerate(block.rows):
-                    offset = 2 * (distance * self.attention.scale_groups + block.first_dim // SCALE_GROUP)
+                    offset = distance * self.rows[block.kind].scale_bytes + 2 * (block.first_dim // SCALE_GROUP)
                     self.b.op(
                         f"{load}.u16",
                         self.register(position, placed, block.scale(row)),
@@ -246,10 +249,6 @@ class Loader:
         slot = self.ring.slot_offsets[position % self.ring.depth]
         register: Reg = self.kv[slot + placed.offset + index]
         return register
-
-    def _scratch(self, name: str, type: str) -> Reg:
-        found = self.b.registers.get(name)
-        return found if found is not None else self.b.reg(name, type)
 
 
 def _key(block: Block) -> Kind:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ptxgen.attention.decode.contract import Attention, LoopShape, Partials, Task
+from ptxgen.attention.decode.contract import LoopShape, Partials, Task
 from ptxgen.attention.decode.loops.mma.layout import TILE, UNIT_REGISTERS, Ring, ring_of, tile_ring
 from ptxgen.attention.decode.loops.mma.load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.attention.decode.loops.mma.query import Query
 from ptxgen.attention.decode.loops.mma.registers import budget_for_loads, layout_of, left_for_loads, stages_query
 from ptxgen.attention.decode.loops.mma.stages import ALIGN, BELL, Stages, stage_bytes, stages_for
 from ptxgen.attention.decode.loops.mma.step import Step
-from ptxgen.attention.decode.loops.mma.store import spread_of, store_partials
+from ptxgen.attention.decode.loops.mma.store import Store, spread_of
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
@@ -77,7 +78,7 @@ def staged_head_tiles(attention: Attention, target: Target) -> int:
 
 def _most_tiles(attention: Attention, fits: Callable[[int], bool]) -> int:
     """At least one."""
-    tiles = -(-attention.group // 8)
+    tiles = -(-attention.problem.group // 8)
     while tiles > 1 and not fits(8 * tiles):
         tiles -= 1
     return tiles
@@ -85,7 +86,7 @@ def _most_tiles(attention: Attention, fits: Callable[[int], bool]) -> int:
 
 def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
     """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
-    if attention.kv_dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
+    if attention.cache.dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
         return None
     if not stages_for(attention, target):
         stages = 0
@@ -99,23 +100,23 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
 
 def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages: int) -> LoopShape | None:
     """The same with at most so many head tiles a warp, and as many stages as there is room for."""
-    parts = -(-attention.group // (8 * tiles))
-    heads = -(-attention.group // parts)
+    parts = -(-attention.problem.group // (8 * tiles))
+    heads = -(-attention.problem.group // parts)
     while budget_for_loads(attention, heads, warps, target) < _needed(attention, warps):
-        if warps <= _WARPS_OF_255 or (attention.kv_dtype.bytes == 2 and attention.group == 1):
+        if warps <= _WARPS_OF_255 or (attention.cache.dtype.bytes == 2 and attention.problem.group == 1):
             return None  # one head gains nothing by tensor cores: by the other loop, but for bytes, which cost it more
         warps = _fewer(warps)
-    kv_tiles = -(-attention.max_len // TILE)
+    kv_tiles = -(-attention.cache.max_len // TILE)
     while warps > 1 and warps > kv_tiles:
         warps = _fewer(warps)
     limit = min(_PARTIALS_LIMIT, target.shared_limit * 3 // 4)  # the merges want some, too
     staged = Query.staged_bytes(attention, heads) if stages_query(attention, heads) else 0
-    while warps > 1 and Partials(warps, heads, attention.head_dim).bytes + staged > limit:
+    while warps > 1 and Partials(warps, heads, attention.problem.v_dim).bytes + staged > limit:
         warps = _fewer(warps)
-    spread = spread_of(heads, attention.head_dim)
+    spread = spread_of(heads, attention.problem.v_dim)
     start, size = _stages_start(staged), stage_bytes(attention)
-    merges = 4 * heads * attention.head_dim + 128 * heads + 1024  # a cluster's inboxes, and their mbarrier
-    room = target.shared_limit - merges - Partials(warps, heads, attention.head_dim).bytes - start
+    merges = 4 * heads * attention.problem.v_dim + 128 * heads + 1024  # a cluster's inboxes, and their mbarrier
+    room = target.shared_limit - merges - Partials(warps, heads, attention.problem.v_dim).bytes - start
     stages = max(0, min(stages, room // (warps * (size + BELL)), -(-kv_tiles // warps)))
     shared = start + warps * stages * size if stages else staged
     return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
@@ -134,7 +135,7 @@ def _fewer(warps: int) -> int:
 def _needed(attention: Attention, warps: int) -> int:
     """Registers for loads without which the loop is not worth its while: of more warps, each has a whole tile."""
     whole = sum(unit.registers for unit in layout_of(attention).units)
-    return 2 * UNIT_REGISTERS if warps <= _WARPS_OF_255 or attention.kv_dtype.bytes == 2 else whole
+    return 2 * UNIT_REGISTERS if warps <= _WARPS_OF_255 or attention.cache.dtype.bytes == 2 else whole
 
 
 def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
@@ -142,12 +143,12 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
     if shape.stages:
         _build_staged(b, attention, shape, task, partials, arena)
         return
-    tiles = -(-attention.max_len // TILE)
+    tiles = -(-attention.cache.max_len // TILE)
     budget = min(budget_for_loads(attention, shape.heads, shape.warps, b.target), _MOST_IN_FLIGHT)
     ring = ring_of(layout_of(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
     loader = Loader(b, attention, task, ring)
     staged = stages_query(attention, shape.heads)
-    query = Query(b, attention, shape, task, ring.layout, shared=staged)
+    query = Query(b, attention, shape, task, loader, shared=staged)
     once = shape.once and ring.ahead > 0
     step = Step(b, attention, task, ring, loader, query, once=once)
     _first_loads(b, task, ring, loader, once=once)
@@ -158,7 +159,7 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
         with b.fragment("run_nothing"):
             step.nothing()
     with b.fragment("acc_store"):
-        store_partials(step, partials, arena)
+        Store(step, partials).emit(arena)
 
 
 def _build_staged(
@@ -169,7 +170,7 @@ def _build_staged(
     in_shared = stages_query(attention, shape.heads)
     start = _stages_start(Query.staged_bytes(attention, shape.heads) if in_shared else 0)
     stages = Stages(b, attention, shape, task, ring, arena, start)
-    query = Query(b, attention, shape, task, ring.layout, shared=in_shared)
+    query = Query(b, attention, shape, task, stages, shared=in_shared)
     step = Step(b, attention, task, ring, stages, query)
     blind = task.early and not task.late_newest
     with b.fragment("kv_prepare"):
@@ -179,7 +180,7 @@ def _build_staged(
             stages.strides()
             stages.bring_older()
         else:
-            tiles = -(-attention.max_len // TILE)
+            tiles = -(-attention.cache.max_len // TILE)
             stages.exists(tiles if blind else task.tile_end)
             stages.bring(stages.first_stage, stages.first_bell)
         if blind:
@@ -208,7 +209,7 @@ def _build_staged(
         stages.turn()
     b.expose(turn=_turn(b, attention, task, ring, step, 0), main_loop="attention/decode/mma/staged.ptx.j2")
     with b.fragment("acc_store"):
-        store_partials(step, partials, arena)
+        Store(step, partials).emit(arena)
 
 
 def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bool) -> None:
@@ -254,7 +255,7 @@ def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> None:
     with b.fragment("q_start"):
         query.stage_start()
     with b.fragment("q_stage"):
-        query.stage(arena, b.exposed["q_end"])  # type: ignore[arg-type]
+        query.stage(arena)
     with b.fragment("q_locate"):
         query.locate_staged(arena)
 
@@ -263,8 +264,7 @@ def _start(b: Builder, attention: Attention, shape: LoopShape, task: Task, step:
     with b.fragment("run_start"):
         step.start()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
-        if attention.alibi:
-            step.load_slopes(shape)
+        step.load_per_head(shape)
 
 
 def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, turn: int) -> Turn:
@@ -272,7 +272,7 @@ def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, 
     suffix = f"_{turn}" if ring.unroll > 1 else ""
     with b.fragment(f"tile_scores{suffix}") as scores:
         step.scores(turn)
-        step.bounds()
+        step.bounds.find()
         step.finish_scores()
     with b.fragment(f"tile_mask{suffix}") as mask:
         step.mask()

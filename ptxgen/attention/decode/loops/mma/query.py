@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.contract import Attention, LoopShape, Task
+from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma import convert as mma_convert
 from ptxgen.attention.decode.loops.mma.layout import Block, TileLayout
+from ptxgen.attention.decode.loops.mma.load import Loader
+from ptxgen.attention.decode.loops.mma.stages import Stages
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg, RegArray, Shared
 from ptxgen.dtypes import DType, bf16, f16
@@ -27,42 +30,51 @@ class Query:
     """B fragments of `tiles` head tiles of 8 heads: lane (g, q) holds head g at the dims that it loads of K's rows."""
 
     def __init__(
-        self, b: Builder, attention: Attention, shape: LoopShape, task: Task, layout: TileLayout, *, shared: bool
+        self,
+        b: Builder,
+        attention: Attention,
+        shape: LoopShape,
+        task: Task,
+        loader: Loader | Stages,
+        *,
+        shared: bool,
     ) -> None:
-        self.b, self.attention, self.shape, self.task, self.layout = b, attention, shape, task, layout
-        self.dtype = product_dtype(attention.kv_dtype)
+        self.b, self.attention, self.shape, self.task = b, attention, shape, task
+        self.loader, self.layout = loader, loader.ring.layout
+        self.dtype = product_dtype(attention.cache.dtype)
         self.tiles = -(-shape.heads // 8)
         self.shared = shared
-        self.words: RegArray = b.array("q_word", "b32", (4 if shared else query_words(layout)) * self.tiles)
-        self._bases: list[Reg] = []
+        self.words: RegArray = b.array("q_word", "b32", (4 if shared else query_words(self.layout)) * self.tiles)
+        self._bases: dict[tuple[int, int], Reg] = {}  # by head tile and elements of a block: where this lane reads
+        self._rows: dict[int, Reg] = {}
+        self._arrays: dict[str, RegArray] = {}
 
     @property
     def pitch(self) -> int:
         """Bytes between staged heads: an odd number of 16-byte chunks, so that eight heads hit all banks."""
-        return 16 * (self.attention.head_dim * 2 // 16 | 1)
+        return 16 * (self.attention.problem.qk_dim * 2 // 16 | 1)
 
     @staticmethod
     def staged_bytes(attention: Attention, heads: int) -> int:
         """Shared memory of a staged query."""
-        return 16 * (attention.head_dim * 2 // 16 | 1) * heads
+        return 16 * (attention.problem.qk_dim * 2 // 16 | 1) * heads
 
     # -- in registers ------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Every fragment into registers, for good."""
-        b, q = self.b, self.b.registers["lane_q"]
-        bases: dict[tuple[int, int], Reg] = {}
+        b, bases = self.b, self._bases
         first = 0
         for block in self.layout.k_blocks:
             for tile in range(self.tiles):
                 key = (tile, block.elements)
                 if key not in bases:
-                    base = self._head_row(tile, self.task.q_row, self.attention.head_dim * self.attention.q_dtype.bytes)
-                    lane_bytes = block.elements * self.attention.q_dtype.bytes
-                    bases[key] = b.op("mad.wide.u32", f"q_lane{tile}_{block.elements}", q, lane_bytes, base)
+                    base = self._head_row(tile, self.task.q_row, self.attention.problem.query_bytes)
+                    lane_bytes = block.elements * self.attention.problem.q_dtype.bytes
+                    bases[key] = b.op("mad.wide.u32", f"q_lane{tile}_{block.elements}", self.loader.q, lane_bytes, base)
                 count = block.elements // 2
                 start = tile * query_words(self.layout) + first
-                offset = block.first_dim * self.attention.q_dtype.bytes
+                offset = block.first_dim * self.attention.problem.q_dtype.bytes
                 self._convert(self.words[start : start + count], bases[key], offset)
                 if self._alternates:
                     self._alternate(self.words[start : start + count])
@@ -70,31 +82,27 @@ class Query:
 
     def _head_row(self, tile: int, rows: Reg, pitch: int) -> Reg:
         """Address of this lane's head; lanes past the last head repeat it."""
-        name = f"q_row{tile}"
-        if name in self.b.registers:
-            return self.b.registers[name]
-        head = self._lane_head(tile)
-        made: Reg = self.b.op("mad.wide.u32", name, head, pitch, rows)
-        return made
+        if tile not in self._rows:
+            self._rows[tile] = self.b.op("mad.wide.u32", f"q_row{tile}", self._lane_head(tile), pitch, rows)
+        return self._rows[tile]
 
     def _lane_head(self, tile: int) -> Reg:
-        b = self.b
-        head: Reg = b.registers["lane_g"]
+        b, made, head = self.b, f"q_head{tile}", self.loader.g
         if tile:
-            head = b.op("add.u32", f"q_head{tile}", head, 8 * tile)
+            head = b.op("add.u32", made, head, 8 * tile)
         if 8 * tile + 8 > self.shape.heads:
-            head = b.op("min.u32", b.registers.get(f"q_head{tile}") or f"q_head{tile}", head, self.shape.heads - 1)
+            head = b.op("min.u32", convert.scratch(b, made, "u32"), head, self.shape.heads - 1)
         if self.task.heads_left is not None:
             last = convert.scratch(b, "q_last_head", "s32")
             b.op("sub.s32", last, self.task.heads_left, 1)
-            head = b.op("min.u32", b.registers.get(f"q_head{tile}") or f"q_head{tile}", head, last)
+            head = b.op("min.u32", convert.scratch(b, made, "u32"), head, last)
         return head
 
     def _convert(self, words: tuple[Reg, ...], base: Reg, offset: int) -> None:
         """Load elements of q and leave them as packed pairs of the product's type."""
         # A relaxed load stays where it is: a weak one would sink below the wait for the length.
         space = "relaxed.cta.global" if self.task.early else "global"
-        b, have = self.b, self.attention.q_dtype
+        b, have = self.b, self.attention.problem.q_dtype
         if have == self.dtype:
             convert.load_words(b, words, base, offset, space=space)
             return
@@ -107,7 +115,7 @@ class Query:
     @property
     def _alternates(self) -> bool:
         """Whether the pairs of every four elements are those of K that `mma_convert.alternates` speaks of."""
-        return mma_convert.alternates(self.attention.kv_dtype, self.b.target)
+        return mma_convert.alternates(self.attention.cache.dtype, self.b.target)
 
     def _alternate(self, words: tuple[Reg, ...], pred: Reg | None = None) -> None:
         """Pairs (0, 1), (2, 3) of every four elements to (0, 2), (1, 3)."""
@@ -120,37 +128,36 @@ class Query:
 
     def _temporaries(self, name: str, type: str, count: int) -> tuple[Reg, ...]:
         """The first `count` registers of an array that is as large as any block needs."""
-        if name not in self.b.arrays:
+        if name not in self._arrays:
             most = max([CHUNK if self.shared else 0, *(block.elements for block in self.layout.k_blocks)])
-            size = most if type == "f32" else convert.words_of(self.attention.q_dtype, most)
-            self.b.array(name, type, size)
-        registers: tuple[Reg, ...] = self.b.arrays[name][:count]
+            size = most if type == "f32" else convert.words_of(self.attention.problem.q_dtype, most)
+            self._arrays[name] = self.b.array(name, type, size)
+        registers: tuple[Reg, ...] = self._arrays[name][:count]
         return registers
 
     # -- in shared memory --------------------------------------------------------------------------------------------
 
     def stage_start(self) -> None:
         """Where a thread begins: chunk `tid` of all heads' chunks."""
-        b, chunks = self.b, self.attention.head_dim // CHUNK
-        chunk = b.op("mov.u32", "q_chunk", self.task.tid)
+        b, chunks = self.b, self.attention.problem.qk_dim // CHUNK
+        chunk = self.chunk = b.op("mov.u32", "q_chunk", self.task.tid)
         heads: int | Reg = self.shape.heads
         if self.task.heads_left is not None:
             heads = b.op("min.s32", "q_heads", self.task.heads_left, self.shape.heads)
-        end = b.op("mul.lo.u32", "q_chunks", heads, chunks) if isinstance(heads, Reg) else heads * chunks
-        b.expose(q_end=end)
-        b.op("setp.lt.u32", "q_more", chunk, end)
+        self.end = b.op("mul.lo.u32", "q_chunks", heads, chunks) if isinstance(heads, Reg) else heads * chunks
+        self.more = b.op("setp.lt.u32", "q_more", chunk, self.end)
 
-    def stage(self, arena: Shared, end: Reg | int) -> None:
+    def stage(self, arena: Shared) -> None:
         """Convert one chunk of 8 elements into shared memory, and step to the thread's next one."""
-        b, attention, chunk = self.b, self.attention, self.b.registers["q_chunk"]
-        chunks = attention.head_dim // CHUNK
-        source = b.op("mad.wide.u32", "q_source", chunk, CHUNK * attention.q_dtype.bytes, self.task.q_row)
+        b, attention, chunk = self.b, self.attention, self.chunk
+        chunks = attention.problem.qk_dim // CHUNK
+        source = b.op("mad.wide.u32", "q_source", chunk, CHUNK * attention.problem.q_dtype.bytes, self.task.q_row)
         words = b.array("q_staged", "b32", CHUNK // 2).regs
         self._convert(words, source, 0)
         head = b.op("div.u32", "q_staged_head", chunk, chunks)
         if self._alternates:
             whole = None
-            if attention.head_dim % 16:  # the last 8 elements of a row are single pairs of lanes
+            if attention.problem.qk_dim % 16:  # the last 8 elements of a row are single pairs of lanes
                 rest = b.op("mad.lo.s32", "q_staged_rest", head, -chunks, chunk)
                 whole = b.op("setp.lt.u32", "q_staged_whole", rest, chunks - 1)
             self._alternate(words, whole)
@@ -159,17 +166,19 @@ class Query:
         b.op("mad.lo.u32", place, chunk, 16, place)
         convert.store_words(b, place, words, space="shared")
         b.op("add.u32", chunk, chunk, self.shape.threads)
-        b.op("setp.lt.u32", b.registers["q_more"], chunk, end)
+        b.op("setp.lt.u32", self.more, chunk, self.end)
 
     def locate_staged(self, arena: Shared) -> None:
         """Every lane's address of its head in shared memory, per head tile."""
         b = self.b
         start = b.op("mov.u32", "q_arena", arena)
+        heads = []
         for tile in range(self.tiles):
-            self._bases.append(b.op("mad.lo.u32", f"q_base{tile}", self._lane_head(tile), self.pitch, start))
+            heads.append(b.op("mad.lo.u32", f"q_base{tile}", self._lane_head(tile), self.pitch, start))
         for elements in sorted({block.elements for block in self.layout.k_blocks}):
             for tile in range(self.tiles):
-                b.op("mad.lo.u32", f"q_lane{tile}_{elements}", b.registers["lane_q"], 2 * elements, self._bases[tile])
+                name, q = f"q_lane{tile}_{elements}", self.loader.q
+                self._bases[tile, elements] = b.op("mad.lo.u32", name, q, 2 * elements, heads[tile])
 
     # -- at the product ----------------------------------------------------------------------------------------------
 
@@ -184,7 +193,7 @@ class Query:
         # Two steps' words come with one 16-byte load.
         loaded: tuple[Reg, ...] = self.words[4 * tile : 4 * tile + min(4, block.elements // 2)]
         if step % 2 == 0:
-            base = self.b.registers[f"q_lane{tile}_{block.elements}"]
+            base = self._bases[tile, block.elements]
             offset = 2 * block.first_dim + 8 * step
             count = min(4, block.elements // 2 - 2 * step)
             opcode = f"ld.shared.v{count}.b32" if count > 1 else "ld.shared.b32"

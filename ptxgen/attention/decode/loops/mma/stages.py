@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxgen.attention.decode.contract import Attention, LoopShape, Task
+from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma.layout import TILE, Block, Placed, Ring
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg, Shared
 from ptxgen.idioms.convert import scratch
@@ -33,18 +34,18 @@ class Part:
 
 def parts_of(attention: Attention) -> tuple[Part, Part]:
     """K's rows, then V's."""
-    size = TILE * attention.row_bytes
-    return Part("k_rows", 0, size), Part("v_rows", size, size)
+    k, v = TILE * attention.cache.k.bytes, TILE * attention.cache.v.bytes
+    return Part("k_rows", 0, k), Part("v_rows", k, v)
 
 
 def stage_bytes(attention: Attention) -> int:
     """Shared memory of a stage."""
-    return -(-2 * TILE * attention.row_bytes // ALIGN) * ALIGN
+    return -(-sum(part.bytes for part in parts_of(attention)) // ALIGN) * ALIGN
 
 
 def stages_for(attention: Attention, target: Target) -> bool:
     """Whether tiles can come by bulk copies: whole tiles of contiguous rows; scales, too, on 16-byte boundaries."""
-    contiguous = not attention.page_size and attention.max_len % TILE == 0 and not attention.quantised
+    contiguous = not attention.cache.page_size and attention.cache.max_len % TILE == 0 and not attention.cache.quantised
     return target.includes_any(("sm_90",)) and contiguous
 
 
@@ -59,7 +60,7 @@ class Stages:
     ) -> None:
         self.b, self.attention, self.shape, self.task, self.ring = b, attention, shape, task, ring
         self.arena, self.start = arena, start
-        self.parts, self.size = parts_of(attention), stage_bytes(attention)
+        self.rows, self.parts, self.size = attention.cache.sides, parts_of(attention), stage_bytes(attention)
         self.bells = b.shared("stage_full", BELL * shape.stages * shape.warps)
         self.kv = b.array("kv", "b32", ring.registers)
         self.g, self.q = b.reg("lane_g", "u32"), b.reg("lane_q", "u32")
@@ -71,6 +72,7 @@ class Stages:
         self.full = b.reg("tile_full", "pred")
         self.sources = tuple(b.reg(f"kv_{part.rows}_next", "u64") for part in self.parts)
         self.lanes: dict[tuple[str, int, bool], Reg] = {}
+        self._advance: dict[int, Reg] = {}
 
     # -- bringing tiles ----------------------------------------------------------------------------------------------
 
@@ -101,13 +103,13 @@ class Stages:
     def strides(self) -> None:
         """What carries a source from one of the warp's tiles to its next."""
         for size in sorted({part.bytes for part in self.parts}):
-            self.b.op("mul.wide.u32", f"kv_advance{size}", self.task.tile_step, size)
+            self._advance[size] = self.b.op("mul.wide.u32", f"kv_advance{size}", self.task.tile_step, size)
 
     def step(self) -> None:
         """On to the next tile to bring."""
         self.b.op("add.s32", self.next, self.next, self.task.tile_step)
         for source, part in zip(self.sources, self.parts, strict=True):
-            self.b.op("add.u64", source, source, self.b.registers[f"kv_advance{part.bytes}"])
+            self.b.op("add.u64", source, source, self._advance[part.bytes])
 
     def exists(self, end: Reg | int) -> None:
         """Whether the tile to bring lies below `end`."""
@@ -126,8 +128,9 @@ class Stages:
     def bring_older(self) -> None:
         """Start all stages' tiles but the one that holds the newest position: it is only brought nearer, and noted."""
         b = self.b
-        newest = b.op("sub.s32", "newest_tile", self.task.tile_end, 1)
-        held, number = b.reg("newest_held", "pred"), b.op("mov.u32", "newest_stage", self.shape.stages)
+        newest = self.newest_tile = b.op("sub.s32", "newest_tile", self.task.tile_end, 1)
+        held = self.newest_held = b.reg("newest_held", "pred")
+        number = self.newest_stage = b.op("mov.u32", "newest_stage", self.shape.stages)
         for stage in range(self.shape.stages):
             if stage:
                 self.step()
@@ -142,8 +145,8 @@ class Stages:
     def bring_newest(self) -> None:
         """Start the copies of the tile that holds the newest position, if it is one of the warp's first."""
         b = self.b
-        number, newest = b.registers["newest_stage"], b.registers["newest_tile"]
-        held = b.op("setp.lt.u32", b.registers["newest_held"], number, self.shape.stages)
+        number, newest = self.newest_stage, self.newest_tile
+        held = b.op("setp.lt.u32", self.newest_held, number, self.shape.stages)
         b.op("and.pred", held, held, self.leads)
         b.op("mad.lo.u32", self.stage, number, self.size, self.first_stage)
         b.op("mad.lo.u32", self.bell, number, BELL, self.first_bell)
@@ -169,11 +172,11 @@ class Stages:
     def begin(self) -> None:
         """At the first stage; where a lane's pieces lie in any."""
         b = self.b
-        token = b.op("shl.b32", "lane_token", self.q, 1)
+        self.token = b.op("shl.b32", "lane_token", self.q, 1)
         b.op("mov.b32", self.stage, self.first_stage)
         b.op("mov.b32", self.bell, self.first_bell)
         b.op("mov.u32", self.parity, 0)
-        rows, across = {"k": self.g, "v": token}, {"k": self.q, "v": self.g}
+        rows, across = {"k": self.g, "v": self.token}, {"k": self.q, "v": self.g}
         offsets = {part.rows: part.offset for part in self.parts}
         layout = self.ring.layout
         for block in (*layout.k_blocks, *layout.v_blocks):
@@ -185,7 +188,7 @@ class Stages:
             name = f"kv_{block.kind}{block.width}{'r' if block.repeats else ''}"
             start = offsets[f"{block.kind}_rows"]
             self.lanes[_key(block)] = self._lane(
-                name, rows[block.kind], self.attention.row_bytes, column, block.width, start
+                name, rows[block.kind], self.rows[block.kind].bytes, column, block.width, start
             )
 
     def _lane(self, name: str, row: Reg, row_bytes: int, column: Reg, column_bytes: int, start: int) -> Reg:
@@ -223,7 +226,7 @@ class Stages:
             for row, distance in enumerate(block.rows):
                 words = tuple(self.register(position, placed, block.word(row, i)) for i in range(block.words))
                 vector = f".v{len(words)}.b32" if len(words) > 1 else ".b32" if block.width == 4 else ".u16"
-                place = lane[distance * self.attention.row_bytes + block.base]
+                place = lane[distance * self.rows[block.kind].bytes + block.base]
                 self.b.op(f"ld.shared{vector}", words if len(words) > 1 else words[0], place)
 
     def register(self, position: int, placed: Placed, index: int) -> Reg:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.bounds import tile_bounds
-from ptxgen.attention.decode.contract import Attention, LoopShape, Task
+from collections.abc import Iterator, Sequence
+
+from ptxgen.attention.decode.bounds import Bounds
+from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma import convert as mma_convert
 from ptxgen.attention.decode.loops.mma.layout import TILE, Placed, Ring
 from ptxgen.attention.decode.loops.mma.load import Loader
 from ptxgen.attention.decode.loops.mma.query import Query
 from ptxgen.attention.decode.loops.mma.stages import Stages
-from ptxgen.attention.softmax import LOG2E, soften
+from ptxgen.attention.problem import Attention
+from ptxgen.attention.variant import PerHead
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.reduce import over_lanes
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
 MINUS_INFINITY = float("-inf")
@@ -52,8 +56,8 @@ class Step:
         self.run_sum: RegArray = b.array("run_sum", "f32", 4 * self.tiles)
         self.ones = b.reg("run_ones", "b32")
         self.zero = b.reg("score_zero", "f32")
-        self.left = b.reg("tile_left", "s32")
-        self.edge = b.reg("tile_edge", "pred")
+        self.bounds = Bounds(b, task, TILE)
+        self._per_head: dict[PerHead, RegArray] = {}
 
     def start(self) -> None:
         """What the first tile finds: no token seen yet, and constants."""
@@ -63,7 +67,7 @@ class Step:
         for register in self.run_limit:
             self.b.op("mov.f32", register, MINUS_INFINITY)
         self.b.op("mov.b32", self.ones, _ONES[self.query.dtype.name], note="1, 1")
-        mma_convert.constants(self.b, self.attention.kv_dtype)
+        mma_convert.constants(self.b, self.attention.cache.dtype)
 
     def nothing(self) -> None:
         """The softmax over no token."""
@@ -93,7 +97,7 @@ class Step:
         for row, name in enumerate(("score_k", "score_k8_")):
             words = [self.loader.register(position, placed, block.word(row, i)) for i in range(block.words)]
             scale = self.loader.register(position, placed, block.scale(row)) if block.scaled else None
-            rows.append(mma_convert.k_pairs(b, self.attention.kv_dtype, words, block.elements, scale, name))
+            rows.append(mma_convert.k_pairs(b, self.attention.cache.dtype, words, block.elements, scale, name))
         for step in range(block.steps):
             for tile in range(self.tiles):
                 into = self.odd if self.chains == 2 and done % 2 else self.score.regs
@@ -113,70 +117,70 @@ class Step:
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 
-    def bounds(self) -> None:
-        """How many positions from the tile's first are below the length, and whether some of its own are hidden."""
-        tile_bounds(self.b, self.task, TILE, self.left, self.edge)
-
     def finish_scores(self) -> None:
-        """Scores to the log2 domain, through cap and slopes."""
-        b, attention = self.b, self.attention
-        if attention.soft_cap:
-            soften(b, self.score, attention.soft_cap, attention.score_scale * 2 * LOG2E)
-        else:
-            for score in self.score:
-                b.op("mul.f32", score, score, attention.score_scale)
-        if attention.alibi:
-            self._slopes()
+        """Products to scores."""
+        self.attention.variant.apply(self.b, self)
 
-    def _slopes(self) -> None:
-        b = self.b
+    @property
+    def registers(self) -> Sequence[Reg]:
+        """The lane's scores."""
+        return self.score
+
+    def heads(self, value: PerHead) -> Iterator[tuple[Reg, Sequence[Reg]]]:
+        """What a head brings, and its scores of both tokens."""
+        for column, register in enumerate(self._per_head[value]):
+            base = 4 * (column // 2) + column % 2
+            yield register, (self.score[base], self.score[base + 2])
+
+    def positions(self, value: PerHead) -> Iterator[tuple[Reg, Reg, Reg]]:
+        """Every score with what its head brings, and how far behind the newest position it is."""
+        b, distances = self.b, []
         behind = scratch(b, "score_behind", "s32")
         for row in (0, 8):
-            distance = scratch(b, f"score_distance{row}", "f32")
-            b.op("sub.s32", behind, b.registers["lane_g"], self.left)
+            distances.append(scratch(b, f"score_distance{row}", "f32"))
+            b.op("sub.s32", behind, self.loader.g, self.bounds.left)
             b.op("add.s32", behind, behind, row + 1)
-            b.op("cvt.rn.f32.s32", distance, behind)
+            b.op("cvt.rn.f32.s32", distances[-1], behind)
+        values = self._per_head[value]
         for index, score in enumerate(self.score):
-            distance = b.registers[f"score_distance{8 * (index // 2 % 2)}"]
-            b.op("fma.rn.f32", score, b.arrays["score_slope"][index // 4 * 2 + index % 2], distance, score)
+            yield score, values[index // 4 * 2 + index % 2], distances[index // 2 % 2]
 
-    def load_slopes(self, shape: LoopShape) -> None:
-        """The lane's heads' slopes, in the log2 domain."""
+    def load_per_head(self, shape: LoopShape) -> None:
+        """What the lane's heads bring to the variant's steps; heads that the group does not have repeat its last."""
         b, task = self.b, self.task
-        assert task.slopes is not None
-        slopes = b.array("score_slope", "f32", 2 * self.tiles)
-        head, address = b.reg("score_head", "s32"), b.reg("score_slope_address", "u64")
-        last: Reg | int = shape.heads - 1
-        if task.heads_left is not None:
-            last = b.op("sub.s32", "score_last_head", task.heads_left, 1)
-            b.op("min.s32", last, last, shape.heads - 1)
-        for index, slope in enumerate(slopes):
-            b.op("mad.lo.s32", head, b.registers["lane_q"], 2, 8 * (index // 2) + index % 2)
-            b.op("min.s32", head, head, last)
-            b.op("mad.wide.s32", address, head, 4, task.slopes)
-            b.op("ld.global.f32", slope, address[0])
-            b.op("mul.f32", slope, slope, LOG2E)
+        for value, source in task.per_head.items():
+            registers = self._per_head[value] = b.array(value.name, "f32", 2 * self.tiles)
+            head, address = scratch(b, "score_head", "s32"), scratch(b, f"{value.name}_address", "u64")
+            last: Reg | int = shape.heads - 1
+            if task.heads_left is not None:
+                last = scratch(b, "score_last_head", "s32")
+                b.op("sub.s32", last, task.heads_left, 1)
+                b.op("min.s32", last, last, shape.heads - 1)
+            for index, register in enumerate(registers):
+                b.op("mad.lo.s32", head, self.loader.q, 2, 8 * (index // 2) + index % 2)
+                b.op("min.s32", head, head, last)
+                b.op("mad.wide.s32", address, head, 4, source)
+                b.op("ld.global.f32", register, address[0])
+                if value.factor != 1.0:
+                    b.op("mul.f32", register, register, value.factor)
 
     def mask(self) -> None:
         """Scores of invisible positions to −inf, by selection: K's rows there may hold anything."""
         b = self.b
         for row in (0, 8):
-            visible = self._visible(b.registers["lane_g"], row, f"row_k{row}_visible")
+            visible = self._visible(self.loader.g, row, f"row_k{row}_visible")
             for tile in range(self.tiles):
                 for column in (0, 1):
                     score = self.score[4 * tile + row // 4 + column]
                     b.op("selp.f32", score, score, MINUS_INFINITY, visible)
 
     def _visible(self, lane: Reg, row: int, name: str) -> Reg:
-        b = self.b
-        visible, place = scratch(b, name, "pred"), lane
-        if row:
-            place = scratch(b, "row_place", "s32")
-            b.op("add.s32", place, lane, row)
-        b.op("setp.lt.s32", visible, place, self.left)
-        if self.task.start is not None:
-            b.op("setp.ge.and.s32", visible, place, b.registers["tile_hidden"], visible)
-        return visible
+        scratch(self.b, name, "pred")
+        if not row:
+            return self.bounds.visible(name, lane)
+        place = scratch(self.b, "row_place", "s32")
+        self.b.op("add.s32", place, lane, row)
+        return self.bounds.visible(name, place)
 
     def maximum(self) -> None:
         """Whether any score exceeds its head's maximum by so much that the sums must be rescaled: one vote."""
@@ -220,10 +224,7 @@ class Step:
 
     def _over_tokens(self, column: int) -> None:
         """A head's top score over the lanes that have its tokens."""
-        b, other, top = self.b, scratch(self.b, "score_other", "f32"), self.top[column]
-        for distance in (4, 8, 16):
-            b.op("shfl.sync.bfly.b32", other, top, distance, 31, -1)
-            b.op("max.f32", top, top, other)
+        over_lanes(self.b, "max.f32", self.top[column], (4, 8, 16), scratch(self.b, "score_other", "f32"))
 
     def output(self, number: int, tile: int) -> tuple[Reg, ...]:
         """The four accumulators of an output tile of 16 dims and a head tile."""
@@ -259,7 +260,7 @@ class Step:
         """V's invisible rows to zero: their weight is zero, but zero times NaN is not. int8: their scales to zero."""
         for row in range(4):
             distance = (0, 1, 8, 9)[row]
-            visible = self._visible(self.b.registers["lane_token"], distance, f"row_v{distance}_visible")
+            visible = self._visible(self.loader.token, distance, f"row_v{distance}_visible")
             for index in group:
                 position = turn * len(self.ring.units) + index
                 for placed in self.ring.units[index].blocks:
@@ -290,7 +291,7 @@ class Step:
         scales = [self.loader.register(position, placed, block.scale(r)) for r in range(4)] if block.scaled else None
         before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.index])
         for step in range(block.steps):
-            a = mma_convert.v_fragments(self.b, self.attention.kv_dtype, rows, step, scales)
+            a = mma_convert.v_fragments(self.b, self.attention.cache.dtype, rows, step, scales)
             for tile in range(self.tiles):
                 acc = self.output(before + step, tile)
                 self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], self._before(acc))

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ptxgen.attention.decode.contract import Attention
+from ptxgen.attention.problem import Attention
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -38,10 +38,11 @@ BUDGETS = {"sm_75": Budget(140, 128), "sm_90": Budget(220, 320)}
 
 @dataclass(frozen=True)
 class Lanes:
-    """One way to share out a tile. `element` and `piece` are bytes; `tokens` positions a lane has of a tile; `staged`:
-    the query is read from shared memory, not kept in registers; `slopes`: every head has an ALiBi slope."""
+    """One way to share out a tile of rows of `dim` elements. `element` and `piece` are bytes; `tokens` positions a lane
+    has of a tile; `staged`: the query is read from shared memory, not kept in registers; `per_head`: values that every
+    head brings to the variant's steps."""
 
-    head_dim: int
+    dim: int
     element: int
     quantised: bool
     heads: int
@@ -49,7 +50,7 @@ class Lanes:
     dim_lanes: int
     tokens: int
     staged: bool
-    slopes: bool = False
+    per_head: int = 0
 
     @property
     def token_lanes(self) -> int:
@@ -74,7 +75,7 @@ class Lanes:
     @property
     def row_pieces(self) -> int:
         """Pieces of a row."""
-        return self.head_dim * self.element // self.piece
+        return self.dim * self.element // self.piece
 
     @property
     def pieces(self) -> int:
@@ -102,7 +103,7 @@ class Lanes:
         query = 4 if self.staged else self.heads * self.dims
         scales = 2 * self.tokens * self.pieces if self.quantised else 0
         widened = 0 if self.element == 4 else (self.elements + 1) * (self.tokens if self.staged else 1) + 12
-        scores = (self.tokens + (3 if self.slopes else 2)) * self.heads
+        scores = (self.tokens + 2 + self.per_head) * self.heads
         widened += 8 if self.uneven else 0
         return _BOOKKEEPING + self.heads * self.dims + query + 2 * self.kv_registers + scales + widened + scores
 
@@ -114,7 +115,7 @@ class Lanes:
         loads = 2 * self.pieces + (self.heads * self.dims / 2 / self.tokens if self.staged else 0)
         tile = 30 + 6 * self.heads
         slots = (products + sums + 5 * self.heads + widening + loads) / self.token_lanes + tile / self.tile
-        in_parts = self.dim_lanes * self.piece < min(_LINE, self.head_dim * self.element)
+        in_parts = self.dim_lanes * self.piece < min(_LINE, self.dim * self.element)
         waiting: float = max(1.0, in_flight / (8 * self.kv_registers)) ** 0.5
         return slots * waiting * (1.3 if in_parts else 1.0)
 
@@ -126,14 +127,14 @@ def budget_of(target: Target) -> Budget:
 
 def lanes_of(attention: Attention, target: Target) -> Lanes:
     """The best way for an attention; as many of a group's heads as registers allow, in equal parts."""
-    budget = budget_of(target)
-    visible = min(attention.max_len, attention.window) if attention.window else attention.max_len
+    budget, cache = budget_of(target), attention.cache
+    visible = min(cache.max_len, attention.variant.window or cache.max_len)
     enough = 1 << (visible - 1).bit_length()  # a tile that holds all
-    most_tile = 16 if attention.page_size else min(max(enough, _WHOLE), _MOST_TILE)
-    for parts in range(-(-attention.group // MOST_HEADS), attention.group + 1):
-        heads = -(-attention.group // parts)
+    most_tile = 16 if cache.page_size else min(max(enough, _WHOLE), _MOST_TILE)
+    for parts in range(-(-attention.problem.group // MOST_HEADS), attention.problem.group + 1):
+        heads = -(-attention.problem.group // parts)
         one = Lanes(
-            attention.head_dim, attention.kv_dtype.bytes, attention.quantised, heads, 8, 1, 1, False, attention.alibi
+            cache.k_dim, cache.dtype.bytes, cache.quantised, heads, 8, 1, 1, False, len(attention.variant.per_head)
         )
         found = _best(one, most_tile, budget)
         if found is not None:
@@ -147,7 +148,7 @@ def _best(one: Lanes, most_tile: int, budget: Budget) -> Lanes | None:
     fitting = [
         lanes
         for piece in (16, 8)
-        if one.head_dim * one.element % piece == 0
+        if one.dim * one.element % piece == 0
         for dim_lanes in (1, 2, 4, 8, 16, 32)
         for tokens in (1, 2, 4, 8, 16)
         for staged in (False, True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.cache import RowLayout
+from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.simt.layout import Lanes
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
@@ -20,6 +22,7 @@ class Rows:
 
     pointer: Reg
     words: RegArray
+    side: RowLayout
     scale_pointer: Reg | None
     scales: RegArray | None
     lane: Reg | None = None  # of pages: the lane's offset from row 0 of page 0
@@ -37,14 +40,17 @@ class Loader:
         self.next = b.reg("tile_next", "s32")
         self.live = b.reg("tile_live", "pred")
         self.has_last = b.reg("row_has_last", "pred") if lanes.uneven else None
-        self.page = b.reg("tile_page", "s32") if attention.page_size else None
-        self.k, self.v = (self._rows(kind) for kind in "kv")
+        self.page = b.reg("tile_page", "s32") if attention.cache.page_size else None
+        self.k, self.v = (self._rows(kind, side) for kind, side in attention.cache.sides.items())
+        self._advance: dict[int, Reg] = {}
+        self._live: list[Reg] = []  # of each token of a lane, or of all
+        self._live_last: list[Reg] = []  # of these, where the lane has the row's last piece
 
-    def _rows(self, kind: str) -> Rows:
+    def _rows(self, kind: str, side: RowLayout) -> Rows:
         b, lanes = self.b, self.lanes
         word = "f32" if lanes.element == 4 else "b32"
-        rows = Rows(b.reg(f"kv_{kind}_row", "u64"), b.array(f"kv_{kind}", word, lanes.kv_registers), None, None)
-        if self.attention.quantised:
+        rows = Rows(b.reg(f"kv_{kind}_row", "u64"), b.array(f"kv_{kind}", word, lanes.kv_registers), side, None, None)
+        if self.attention.cache.quantised:
             rows.scale_pointer = b.reg(f"kv_{kind}_scale_row", "u64")
             rows.scales = b.array(f"kv_{kind}_scale", "b16", lanes.tokens * lanes.pieces)
         return rows
@@ -52,7 +58,7 @@ class Loader:
     @property
     def ragged(self) -> bool:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        return self.attention.max_len % self.lanes.tile != 0 and not self.attention.page_size
+        return self.attention.cache.max_len % self.lanes.tile != 0 and not self.attention.cache.page_size
 
     def words(self, rows: Rows, token: int, piece: int) -> tuple[Reg, ...]:
         """Registers of a piece of one position."""
@@ -78,19 +84,19 @@ class Loader:
             last = lanes.row_pieces - (lanes.pieces - 1) * lanes.dim_lanes
             b.op("setp.lt.u32", self.has_last, self.dim_lane, last)
         scale_lane = None
-        if attention.quantised:
+        if attention.cache.quantised:
             scale_lane = b.op("mul.lo.u32", "row_scale_lane", self.dim_lane, lanes.elements)
             b.op("shr.u32", scale_lane, scale_lane, SCALE_GROUP.bit_length() - 1)
         sides = ((self.k, task.k_rows, task.k_scales), (self.v, task.v_rows, task.v_scales))
         for rows, base, scales in sides:
-            b.op("mad.wide.u32", rows.pointer, self.token, attention.row_bytes, base)
+            b.op("mad.wide.u32", rows.pointer, self.token, rows.side.bytes, base)
             b.op("mad.wide.u32", rows.pointer, self.dim_lane, lanes.piece, rows.pointer)
             if rows.scale_pointer is not None:
                 assert scales is not None
                 assert scale_lane is not None
-                b.op("mad.wide.u32", rows.scale_pointer, self.token, 2 * attention.scale_groups, scales)
+                b.op("mad.wide.u32", rows.scale_pointer, self.token, rows.side.scale_bytes, scales)
                 b.op("mad.wide.u32", rows.scale_pointer, scale_lane, 2, rows.scale_pointer)
-        if attention.page_size:
+        if attention.cache.page_size:
             self._keep_lane_offsets()
         if self.ragged or lanes.uneven:
             b.note("what a lane does not load counts as zero")
@@ -109,10 +115,10 @@ class Loader:
         b, task, attention = self.b, self.task, self.attention
         end: Reg | int = task.tile_end
         if task.early and not task.late_newest:
-            end = -(-attention.max_len // self.lanes.tile)
+            end = -(-attention.cache.max_len // self.lanes.tile)
         b.op("mov.b32", self.next, task.tile)
         b.op("setp.lt.s32", self.live, self.next, end)
-        if attention.page_size:
+        if attention.cache.page_size:
             self._fetch_page(self.next, self.live)
             self._point_into_page()
         else:
@@ -122,9 +128,12 @@ class Loader:
 
     def strides(self) -> None:
         """What carries a pointer from one of the warp's tiles to its next."""
-        if not self.attention.page_size:
+        if not self.attention.cache.page_size:
             for stride in sorted({stride for _, stride in self._strides()}):
-                self.b.op("mul.wide.u32", f"kv_advance{stride}", self.task.tile_step, self.lanes.tile * stride)
+                advance = f"kv_advance{stride}"
+                self._advance[stride] = self.b.op(
+                    "mul.wide.u32", advance, self.task.tile_step, self.lanes.tile * stride
+                )
 
     # -- every tile ------------------------------------------------------------------------------------------------
 
@@ -133,11 +142,11 @@ class Loader:
         b = self.b
         b.op("add.s32", self.next, self.next, self.task.tile_step)
         b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
-        if self.attention.page_size:
+        if self.attention.cache.page_size:
             self._point_into_page()
         else:
             for pointer, stride in self._strides():
-                b.op("add.u64", pointer, pointer, b.registers[f"kv_advance{stride}"])
+                b.op("add.u64", pointer, pointer, self._advance[stride])
         self._guard_rows()
 
     def issue(self, rows: Rows) -> None:
@@ -147,45 +156,43 @@ class Loader:
             offset = token * lanes.token_lanes
             for piece in range(lanes.pieces):
                 words = self.words(rows, token, piece)
-                at = rows.pointer[offset * self.attention.row_bytes + piece * lanes.dim_lanes * lanes.piece]
+                at = rows.pointer[offset * rows.side.bytes + piece * lanes.dim_lanes * lanes.piece]
                 guard = self._guard(token, piece)
                 self.b.op(f"{self.load}.v{len(words)}.{words[0].type}", words, at, pred=guard)
                 if rows.scale_pointer is not None:
                     group = piece * lanes.dim_lanes * lanes.elements // SCALE_GROUP
-                    at = rows.scale_pointer[2 * (offset * self.attention.scale_groups + group)]
+                    at = rows.scale_pointer[offset * rows.side.scale_bytes + 2 * group]
                     self.b.op(f"{self.load}.b16", self.scale(rows, token, piece), at, pred=guard)
 
     def _guard(self, token: int, piece: int) -> Reg:
         last = self.has_last is not None and piece == self.lanes.pieces - 1
-        name = f"row{token}" if self.ragged else "tile"
-        if not last:
-            return self.b.registers[f"{name}_live"]
-        return self.b.registers[f"{name}_live_last"]
+        return (self._live_last if last else self._live)[token if self.ragged else 0]
 
     def _guard_rows(self) -> None:
         """Predicates of what there is to load: the tile, where it may reach past the cache its rows, the last piece."""
         b, lanes = self.b, self.lanes
-        names = ["tile"]
+        names, self._live = ["tile"], [self.live]
         if self.ragged:
-            left, names = scratch(b, "row_left", "s32"), []
-            b.op("mad.lo.s32", left, self.next, -lanes.tile, self.attention.max_len)
+            left, names, self._live = scratch(b, "row_left", "s32"), [], []
+            b.op("mad.lo.s32", left, self.next, -lanes.tile, self.attention.cache.max_len)
             b.op("sub.s32", left, left, self.token)
             for token in range(lanes.tokens):
                 exists = scratch(b, f"row{token}_live", "pred")
                 b.op("setp.gt.and.s32", exists, left, token * lanes.token_lanes, self.live)
                 names.append(f"row{token}")
+                self._live.append(exists)
         if self.has_last is not None:
-            for name in names:
-                last = scratch(b, f"{name}_live_last", "pred")
-                b.op("and.pred", last, b.registers[f"{name}_live"], self.has_last)
+            self._live_last = [scratch(b, f"{name}_live_last", "pred") for name in names]
+            for last, exists in zip(self._live_last, self._live, strict=True):
+                b.op("and.pred", last, exists, self.has_last)
 
     def _strides(self) -> list[tuple[Reg, int]]:
         """Every pointer with the bytes of a position."""
         out = []
         for rows in (self.k, self.v):
-            out.append((rows.pointer, self.attention.row_bytes))
+            out.append((rows.pointer, rows.side.bytes))
             if rows.scale_pointer is not None:
-                out.append((rows.scale_pointer, 2 * self.attention.scale_groups))
+                out.append((rows.scale_pointer, rows.side.scale_bytes))
         return out
 
     # -- pages -----------------------------------------------------------------------------------------------------
@@ -196,7 +203,7 @@ class Loader:
         assert self.page is not None
         assert task.page_row is not None
         entry, address = scratch(b, "tile_entry", "u32"), scratch(b, "tile_entry_address", "u64")
-        b.op("div.u32", entry, tile, self.attention.page_size // self.lanes.tile)
+        b.op("div.u32", entry, tile, self.attention.cache.page_size // self.lanes.tile)
         b.op("mad.wide.u32", address, entry, 4, task.page_row)
         b.op("ld.global.s32", self.page, address[0], pred=guard)
 
@@ -206,16 +213,16 @@ class Loader:
         assert self.page is not None
         b.note("the page of this tile, and its place in the page")
         place, wide = scratch(b, "tile_place", "u32"), scratch(b, "tile_wide_page", "u64")
-        b.op("rem.u32", place, self.next, attention.page_size // lanes.tile)
+        b.op("rem.u32", place, self.next, attention.cache.page_size // lanes.tile)
         b.op("cvt.u64.u32", wide, self.page, pred=self.live)
         for rows in (self.k, self.v):
             for pointer, lane, stride in (
-                (rows.pointer, rows.lane, attention.row_bytes),
-                (rows.scale_pointer, rows.scale_lane, 2 * attention.scale_groups),
+                (rows.pointer, rows.lane, rows.side.bytes),
+                (rows.scale_pointer, rows.scale_lane, rows.side.scale_bytes),
             ):
                 if pointer is None or lane is None:
                     continue
-                page_bytes = attention.n_kv_heads * attention.page_size * stride
+                page_bytes = attention.problem.n_kv_heads * attention.cache.page_size * stride
                 b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
                 b.op("mad.wide.u32", pointer, place, lanes.tile * stride, pointer, pred=self.live)
         later, ahead = scratch(b, "tile_later", "s32"), scratch(b, "tile_ahead", "pred")

@@ -7,11 +7,12 @@ that is loaded. K of the next tile loads from when the scores are done, V from w
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.contract import Attention, LoopShape, Partials, Task
+from ptxgen.attention.decode.contract import LoopShape, Partials, Task
 from ptxgen.attention.decode.loops.simt.layout import lanes_of
 from ptxgen.attention.decode.loops.simt.load import Loader
 from ptxgen.attention.decode.loops.simt.query import Query
 from ptxgen.attention.decode.loops.simt.step import Step
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
@@ -23,15 +24,17 @@ MOST_WARPS = 8  # for which `simt_layout` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 
-def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape:
-    """How this loop runs an attention; it runs all, without stages."""
+def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
+    """How this loop runs an attention, without stages; it runs all whose rows of K and V are of one width."""
+    if attention.cache.k_dim != attention.cache.v_dim:
+        return None
     lanes = lanes_of(attention, target)
-    warps, tiles = min(warps, MOST_WARPS), -(-attention.max_len // lanes.tile)
+    warps, tiles = min(warps, MOST_WARPS), -(-attention.cache.max_len // lanes.tile)
     while warps > 1 and warps > tiles:
         warps //= 2
     staged = Query.staged_bytes(attention, lanes)
     limit = min(_PARTIALS_LIMIT, target.shared_limit * 3 // 4) - staged  # the merges want some, too
-    while warps > 1 and Partials(warps, lanes.heads, attention.head_dim).bytes > limit:
+    while warps > 1 and Partials(warps, lanes.heads, attention.problem.v_dim).bytes > limit:
         warps //= 2
     return LoopShape(warps, lanes.heads, lanes.tile, staged)
 
@@ -53,8 +56,7 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
     with b.fragment("run_start"):
         loader.strides()
         step.start()
-        if attention.alibi:
-            step.load_slopes()
+        step.load_per_head()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
     _tile(b, attention, task, loader, step)
     if lanes.token_lanes > 1:
@@ -82,7 +84,7 @@ def _query(b: Builder, query: Query, shape: LoopShape, arena: Shared, *, early: 
 def _tile(b: Builder, attention: Attention, task: Task, loader: Loader, step: Step) -> None:
     with b.fragment("tile_scores"):
         step.dot()
-        step.bounds()
+        step.bounds.find()
         step.finish_scores()
     with b.fragment("tile_keys_ahead"):
         loader.next_tile()

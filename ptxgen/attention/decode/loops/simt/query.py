@@ -3,10 +3,10 @@ all of it in shared memory."""
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.contract import Attention, Task
+from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.simt.layout import Lanes
 from ptxgen.attention.decode.loops.simt.load import Loader
-from ptxgen.attention.softmax import LOG2E
+from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
@@ -19,29 +19,29 @@ class Query:
 
     def __init__(self, b: Builder, attention: Attention, task: Task, lanes: Lanes, loader: Loader) -> None:
         self.b, self.attention, self.task, self.lanes, self.loader = b, attention, task, lanes, loader
+        self._last_head: Reg | None = None
         self.q = b.array("q_dim", "f32", lanes.elements if lanes.staged else lanes.heads * lanes.dims)
-        # cap · tanh takes 2·x in the log2 domain (see `simt_step`)
-        self.factor = attention.score_scale * (2 * LOG2E if attention.soft_cap else 1.0)
+        self.factor = attention.variant.factor
 
     @property
     def pitch(self) -> int:
         """Bytes between staged heads."""
-        return 4 * self.attention.head_dim
+        return 4 * self.attention.problem.qk_dim
 
     @staticmethod
     def staged_bytes(attention: Attention, lanes: Lanes) -> int:
         """Shared memory of a staged query."""
-        return 4 * attention.head_dim * lanes.heads if lanes.staged else 0
+        return 4 * attention.problem.qk_dim * lanes.heads if lanes.staged else 0
 
     def _left_at_least(self) -> int:
         """Heads of the group that every CTA has."""
-        return (self.attention.group - 1) % self.lanes.heads + 1
+        return (self.attention.problem.group - 1) % self.lanes.heads + 1
 
     # -- in registers ------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """The lane's dims of every head; heads that the group does not have become copies of the last."""
-        b, lanes, size = self.b, self.lanes, self.attention.q_dtype.bytes
+        b, lanes, size = self.b, self.lanes, self.attention.problem.q_dtype.bytes
         raw = b.array("q_raw", "b32", lanes.elements * size // 4) if size < 4 else None
         for head in range(lanes.heads):
             row = self._head_row(head)
@@ -52,7 +52,7 @@ class Query:
                 values = self.q[first : first + lanes.elements]
                 words = values if raw is None else raw
                 convert.load_words(b, words, address)
-                convert.unpack(b, values, words, self.attention.q_dtype)
+                convert.unpack(b, values, words, self.attention.problem.q_dtype)
                 for value in values:
                     b.op("mul.f32", value, value, self.factor)
 
@@ -61,7 +61,7 @@ class Query:
         if head == 0:
             return task.q_row
         row = convert.scratch(b, "q_head_row", "u64")
-        pitch = self.attention.head_dim * self.attention.q_dtype.bytes
+        pitch = self.attention.problem.query_bytes
         if task.heads_left is None or head < self._left_at_least():
             b.op("add.u64", row, task.q_row, head * pitch)
             return row
@@ -74,8 +74,9 @@ class Query:
         """The last head of this CTA that the group has."""
         b = self.b
         assert self.task.heads_left is not None
-        found = b.registers.get("q_last_head")
-        return found if found is not None else b.op("sub.s32", "q_last_head", self.task.heads_left, 1)
+        if self._last_head is None:
+            self._last_head = b.op("sub.s32", "q_last_head", self.task.heads_left, 1)
+        return self._last_head
 
     def _piece(self, piece: int) -> Reg:
         """Which piece of a row this is in this lane; a lane without a last piece takes the row's last."""
@@ -93,25 +94,26 @@ class Query:
     @property
     def chunks(self) -> int:
         """Chunks of 8 elements that the CTA stages."""
-        return self.lanes.heads * self.attention.head_dim // CHUNK
+        return self.lanes.heads * self.attention.problem.qk_dim // CHUNK
 
     def stage_start(self) -> None:
         """The thread's first chunk, and the last one that the group has."""
         b, task = self.b, self.task
-        chunk = b.op("mov.u32", "q_chunk", task.tid)
+        self.chunk = b.op("mov.u32", "q_chunk", task.tid)
         if task.heads_left is not None:
-            last = b.op("mul.lo.u32", "q_last_chunk", task.heads_left, self.attention.head_dim // CHUNK)
+            chunks = self.attention.problem.qk_dim // CHUNK
+            last = self.last_chunk = b.op("mul.lo.u32", "q_last_chunk", task.heads_left, chunks)
             b.op("sub.u32", last, last, 1)
-        b.op("setp.lt.u32", "q_more", chunk, self.chunks)
+        self.more = b.op("setp.lt.u32", "q_more", self.chunk, self.chunks)
 
     def stage(self, arena: Shared, threads: int) -> None:
         """One chunk of the query, from global to shared memory; past the group's heads its last chunk."""
-        b, have = self.b, self.attention.q_dtype
-        chunk, values = b.registers["q_chunk"], b.array("q_value", "f32", CHUNK)
+        b, have = self.b, self.attention.problem.q_dtype
+        chunk, values = self.chunk, b.array("q_value", "f32", CHUNK)
         raw = convert.word_array(b, "q_raw", values, have)
         source = chunk
         if self.task.heads_left is not None:
-            source = b.op("min.u32", "q_source", chunk, b.registers["q_last_chunk"])
+            source = b.op("min.u32", "q_source", chunk, self.last_chunk)
         address = b.op("mad.wide.u32", "q_address", source, CHUNK * have.bytes, self.task.q_row)
         convert.load_words(b, raw, address)
         convert.unpack(b, values, raw, have)
@@ -121,7 +123,7 @@ class Query:
         b.op("mad.lo.u32", place, chunk, 4 * CHUNK, place)
         convert.store_words(b, place, values, space="shared")
         b.op("add.u32", chunk, chunk, threads)
-        b.op("setp.lt.u32", b.registers["q_more"], chunk, self.chunks)
+        b.op("setp.lt.u32", self.more, chunk, self.chunks)
 
     def locate_staged(self, arena: Shared) -> None:
         """Where this lane's pieces lie."""

@@ -6,16 +6,20 @@ branch; sums and outputs are the lane's own until the end.
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.bounds import tile_bounds
-from ptxgen.attention.decode.contract import Attention, Partials, Task
+from collections.abc import Iterator, Sequence
+
+from ptxgen.attention.decode.bounds import Bounds
+from ptxgen.attention.decode.contract import Partials, Task
 from ptxgen.attention.decode.loops.simt.layout import Lanes
 from ptxgen.attention.decode.loops.simt.load import Loader, Rows
 from ptxgen.attention.decode.loops.simt.query import Query
-from ptxgen.attention.softmax import LOG2E, soften
+from ptxgen.attention.problem import Attention
+from ptxgen.attention.variant import PerHead
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg, Shared
+from ptxgen.builder.values import Reg, RegArray, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.reduce import halves, over_lanes
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much
 MINUS_INFINITY = float("-inf")
@@ -33,13 +37,13 @@ class Step:
         self.scores = b.array("score", "f32", lanes.tokens * lanes.heads)
         self.run_max = b.array("run_max", "f32", lanes.heads)
         self.run_sum = b.array("run_sum", "f32", lanes.heads)
-        self.left = b.reg("tile_left", "s32")
-        self.edge = b.reg("tile_edge", "pred")
+        self.bounds = Bounds(b, task, lanes.tile)
+        self._per_head: dict[PerHead, RegArray] = {}
         self.raises = b.reg("run_raises", "pred")
         slots = lanes.tokens if lanes.staged else 1  # pieces that are widened at a time
         if lanes.element < 4:
             self.wide = b.array("row_wide", "f32", lanes.elements * slots)
-        if attention.quantised:
+        if attention.cache.quantised:
             self.factors, self.product = b.array("row_scale", "f32", slots), b.reg("score_product", "f32")
 
     def start(self) -> None:
@@ -49,19 +53,21 @@ class Step:
         for register in self.run_max:
             self.b.op("mov.f32", register, MINUS_INFINITY)
 
-    def load_slopes(self) -> None:
-        """ALiBi slopes of the heads, in the log2 domain; heads that the group does not have repeat its last."""
+    def load_per_head(self) -> None:
+        """What heads bring to the variant's steps; heads that the group does not have repeat its last."""
         b, task = self.b, self.task
-        assert task.slopes is not None
-        for head, slope in enumerate(b.array("score_slope", "f32", self.lanes.heads)):
-            if task.heads_left is None:
-                b.op("ld.global.f32", slope, task.slopes[4 * head])
-            else:
-                index, address = scratch(b, "score_head", "s32"), scratch(b, "score_slope_address", "u64")
-                b.op("min.s32", index, self.query.last_head(), head)
-                b.op("mad.wide.s32", address, index, 4, task.slopes)
-                b.op("ld.global.f32", slope, address[0])
-            b.op("mul.f32", slope, slope, LOG2E)
+        for value, source in task.per_head.items():
+            registers = self._per_head[value] = b.array(value.name, "f32", self.lanes.heads)
+            for head, register in enumerate(registers):
+                if task.heads_left is None:
+                    b.op("ld.global.f32", register, source[4 * head])
+                else:
+                    index, address = scratch(b, "score_head", "s32"), scratch(b, f"{value.name}_address", "u64")
+                    b.op("min.s32", index, self.query.last_head(), head)
+                    b.op("mad.wide.s32", address, index, 4, source)
+                    b.op("ld.global.f32", register, address[0])
+                if value.factor != 1.0:
+                    b.op("mul.f32", register, register, value.factor)
 
     def _score(self, token: int, head: int) -> Reg:
         return self.scores[token * self.lanes.heads + head]
@@ -84,12 +90,7 @@ class Step:
                     for head in range(lanes.heads):
                         self._dot(token, head, piece, self.query.piece(head, piece), wide, 0)
         b, other = self.b, scratch(self.b, "score_other", "f32")
-        distance = lanes.dim_lanes // 2
-        while distance:
-            for score in self.scores:
-                b.op("shfl.sync.bfly.b32", other, score, distance, 31, -1)
-                b.op("add.f32", score, score, other)
-            distance //= 2
+        over_lanes(b, "add.f32", self.scores, halves(lanes.dim_lanes), other)
 
     def _widened(self, rows: Rows, token: int, piece: int, slot: int) -> tuple[Reg, ...]:
         """The f32 values of a piece: the registers of the load themselves, or converted into `slot` with the scale."""
@@ -98,8 +99,8 @@ class Step:
             return words
         count = self.lanes.elements
         values: tuple[Reg, ...] = self.wide[slot * count : (slot + 1) * count]
-        convert.unpack(self.b, values, words, self.attention.kv_dtype)
-        if self.attention.quantised:
+        convert.unpack(self.b, values, words, self.attention.cache.dtype)
+        if self.attention.cache.quantised:
             self.b.op("cvt.f32.f16", self.factors[slot], self.loader.scale(rows, token, piece))
         return values
 
@@ -107,7 +108,7 @@ class Step:
         self, token: int, head: int, piece: int, query: tuple[Reg, ...], values: tuple[Reg, ...], slot: int
     ) -> None:
         b, score = self.b, self._score(token, head)
-        if not self.attention.quantised:
+        if not self.attention.cache.quantised:
             for index, (q, k) in enumerate(zip(query, values, strict=True)):
                 if piece == index == 0:
                     b.op("mul.f32", score, q, k)
@@ -124,25 +125,31 @@ class Step:
         else:
             b.op("fma.rn.f32", score, self.product, self.factors[slot], score)
 
-    def bounds(self) -> None:
-        """Positions from the tile's first to the length, and whether some of the tile are not visible."""
-        tile_bounds(self.b, self.task, self.lanes.tile, self.left, self.edge)
-
     def finish_scores(self) -> None:
-        """Scores through cap and slopes; the query has brought them to the log2 domain."""
-        b, attention = self.b, self.attention
-        if attention.soft_cap:
-            soften(b, self.scores, attention.soft_cap)
-        if attention.alibi:
-            behind, distance = scratch(b, "score_behind", "s32"), scratch(b, "score_distance", "f32")
-            b.op("sub.s32", behind, self.loader.token, self.left)
-            b.op("add.s32", behind, behind, 1)
-            for token in range(self.lanes.tokens):
-                b.op("cvt.rn.f32.s32", distance, behind)
-                for head, slope in enumerate(b.arrays["score_slope"]):
-                    score = self._score(token, head)
-                    b.op("fma.rn.f32", score, slope, distance, score)
-                b.op("add.s32", behind, behind, self.lanes.token_lanes)
+        """Products to scores; the query has brought the factor."""
+        self.attention.variant.apply(self.b, self, factored=True)
+
+    @property
+    def registers(self) -> Sequence[Reg]:
+        """The lane's scores."""
+        return self.scores
+
+    def heads(self, value: PerHead) -> Iterator[tuple[Reg, Sequence[Reg]]]:
+        """What a head brings, and its scores of all the lane's positions."""
+        for head, register in enumerate(self._per_head[value]):
+            yield register, [self._score(token, head) for token in range(self.lanes.tokens)]
+
+    def positions(self, value: PerHead) -> Iterator[tuple[Reg, Reg, Reg]]:
+        """Every score with what its head brings, and how far behind the newest position it is."""
+        b = self.b
+        behind, distance = scratch(b, "score_behind", "s32"), scratch(b, "score_distance", "f32")
+        b.op("sub.s32", behind, self.loader.token, self.bounds.left)
+        b.op("add.s32", behind, behind, 1)
+        for token in range(self.lanes.tokens):
+            b.op("cvt.rn.f32.s32", distance, behind)
+            for head, register in enumerate(self._per_head[value]):
+                yield self._score(token, head), register, distance
+            b.op("add.s32", behind, behind, self.lanes.token_lanes)
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 
@@ -155,13 +162,10 @@ class Step:
                 self.b.op("selp.f32", score, score, MINUS_INFINITY, visible)
 
     def _visible(self, token: int) -> Reg:
-        b, place = self.b, scratch(self.b, "row_place", "s32")
-        visible = scratch(b, "row_visible", "pred")
-        b.op("add.s32", place, self.loader.token, token * self.lanes.token_lanes)
-        b.op("setp.lt.s32", visible, place, self.left)
-        if self.task.start is not None:
-            b.op("setp.ge.and.s32", visible, place, b.registers["tile_hidden"], visible)
-        return visible
+        place = scratch(self.b, "row_place", "s32")
+        scratch(self.b, "row_visible", "pred")
+        self.b.op("add.s32", place, self.loader.token, token * self.lanes.token_lanes)
+        return self.bounds.visible("row_visible", place)
 
     def maximum(self) -> None:
         """Whether any score exceeds its head's maximum by so much that the sums must be rescaled: one vote."""
@@ -193,9 +197,7 @@ class Step:
         raised = scratch(b, "run_raised", "f32")
         for head in range(lanes.heads):
             b.op("max.f32", raised, self._top(head), self.run_max[head])
-            for distance in self._token_distances():
-                b.op("shfl.sync.bfly.b32", other, raised, distance, 31, -1)
-                b.op("max.f32", raised, raised, other)
+            over_lanes(b, "max.f32", raised, self._token_distances(), other)
             b.op("sub.f32", factor, self.run_max[head], raised)
             b.op("ex2.approx.ftz.f32", factor, factor)
             b.op("mov.f32", self.run_max[head], raised)
@@ -229,7 +231,7 @@ class Step:
         for token in range(self.lanes.tokens):
             visible = self._visible(token)
             for piece in range(self.lanes.pieces):
-                if self.attention.quantised:
+                if self.attention.cache.quantised:
                     scale = loader.scale(loader.v, token, piece)
                     b.op("selp.b16", scale, scale, 0, visible)
                     continue
@@ -239,7 +241,7 @@ class Step:
     def values(self) -> None:
         """Add weights · V to the output."""
         b, lanes = self.b, self.lanes
-        weight = scratch(b, "score_weight", "f32") if self.attention.quantised else None
+        weight = scratch(b, "score_weight", "f32") if self.attention.cache.quantised else None
         for token in range(lanes.tokens):
             for piece in range(lanes.pieces):
                 wide = self._widened(self.loader.v, token, piece, 0)
@@ -256,15 +258,13 @@ class Step:
 
     def collect_start(self) -> None:
         """The least distance of lanes whose positions lie side by side."""
-        self.b.op("mov.u32", scratch(self.b, "acc_distance", "u32"), self.lanes.dim_lanes)
+        self.distance = self.b.op("mov.u32", scratch(self.b, "acc_distance", "u32"), self.lanes.dim_lanes)
 
     def collect(self) -> None:
         """Sums and outputs over the lanes at `%acc_distance` from each other, and the next distance: a loop's body."""
         b, other = self.b, scratch(self.b, "score_other", "f32")
-        distance = b.registers["acc_distance"]
-        for register in (*self.run_sum, *self.acc):
-            b.op("shfl.sync.bfly.b32", other, register, distance, 31, -1)
-            b.op("add.f32", register, register, other)
+        distance = self.distance
+        over_lanes(b, "add.f32", (*self.run_sum, *self.acc), (distance,), other)
         b.op("shl.b32", distance, distance, 1)
         b.op("setp.lt.u32", "acc_more", distance, 32)
 

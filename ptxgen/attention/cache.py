@@ -1,0 +1,131 @@
+"""Where rows of K and V lie: one cache, one a sequence, or pages of one; with int8 the scales beside them.
+
+Owns strides and the shapes of the parameters; the instructions that find a row are the loops' loaders'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.dtypes import DType, f16, s8, s32
+from ptxgen.launch import Extent, Param, buffer
+from ptxgen.scales import scale_groups
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Rows of K, or of V: `dim` elements, `bytes` from a position to the next, int8 with scales beside them."""
+
+    dim: int
+    dtype: DType
+    bytes: int
+
+    @property
+    def scale_groups(self) -> int:
+        """Scales of a row."""
+        return scale_groups(self.dim)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes from a position's scales to the next's."""
+        return f16.bytes * self.scale_groups
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Rows of `k_dim` and `v_dim` elements of `dtype`, for `n_kv_heads` heads and positions 0 … max_len − 1.
+
+    K and V are `[n_kv_heads, max_len, dim]`; `batched`: `["batch", n_kv_heads, max_len, dim]`; `page_size`:
+    `["pages", n_kv_heads, page_size, dim]` with `page_table ["batch", ceil(max_len / page_size)]`. A `max_len` of 0:
+    rows as they come from a projection, `["n_keys", n_kv_heads, dim]` (`by_token`) or `[n_kv_heads, "n_keys", dim]`.
+    """
+
+    n_kv_heads: int
+    k_dim: int
+    v_dim: int
+    dtype: DType
+    max_len: int
+    batched: bool = False
+    page_size: int = 0
+    by_token: bool = False
+
+    @property
+    def quantised(self) -> bool:
+        """Whether rows carry scales."""
+        return self.dtype == s8
+
+    @property
+    def k(self) -> RowLayout:
+        """K's rows."""
+        return RowLayout(self.k_dim, self.dtype, self.k_dim * self.dtype.bytes)
+
+    @property
+    def v(self) -> RowLayout:
+        """V's rows."""
+        return RowLayout(self.v_dim, self.dtype, self.v_dim * self.dtype.bytes)
+
+    @property
+    def sides(self) -> dict[str, RowLayout]:
+        """Both, by name."""
+        return {"k": self.k, "v": self.v}
+
+    @property
+    def pages(self) -> int:
+        """Entries of a sequence's page table."""
+        return -(-self.max_len // self.page_size)
+
+    @property
+    def rows_per_position(self) -> int:
+        """Rows from a head's position to its next."""
+        return self.n_kv_heads if self.by_token else 1
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """The shape of K and V but for a row's elements."""
+        if self.page_size:
+            return ("pages", self.n_kv_heads, self.page_size)
+        if self.by_token:
+            return ("n_keys", self.n_kv_heads)
+        return (*(("batch",) if self.batched else ()), self.n_kv_heads, self.max_len or "n_keys")
+
+    def params(self, suffix: str = "_cache") -> Iterator[Param]:
+        """K and V, with int8 their scales, with pages the page table."""
+        for name, rows in self.sides.items():
+            yield buffer(f"{name}{suffix}", self.dtype, *self.extents, rows.dim)
+        if self.quantised:
+            for name, rows in self.sides.items():
+                yield buffer(f"{name}_scales", f16, *self.extents, rows.scale_groups, align=2)
+        if self.page_size:
+            yield buffer("page_table", s32, "batch", self.pages, align=4)
+
+    # -- of an example -------------------------------------------------------------------------------------------------
+
+    def given_scales(self, rng: np.random.Generator, sizes: Any, low: float, high: float) -> dict[str, np.ndarray]:
+        """Scales of int8 rows, equally likely between `low` and `high`; nothing for other types."""
+        import numpy as np
+
+        if not self.quantised:
+            return {}
+        rows = tuple(sizes[e] if isinstance(e, str) else e for e in self.extents)
+        return {
+            f"{name}_scales": rng.uniform(low, high, (*rows, side.scale_groups)).astype(np.float16)
+            for name, side in self.sides.items()
+        }
+
+    def given_table(self, rng: np.random.Generator, sizes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:
+        """Pages in random order, shared where there are too few, and −1 where a sequence has none."""
+        import numpy as np
+
+        if not self.page_size:
+            return {}
+        numbers = rng.permutation(sizes["pages"]).astype(np.int32)
+        table = np.resize(numbers, (sizes["batch"], self.pages))
+        used = -(-np.clip(lengths, 0, self.max_len) // self.page_size)
+        return {"page_table": np.where(np.arange(self.pages) < used[:, None], table, -1).astype(np.int32)}
