@@ -21,7 +21,6 @@ from ptxgen.weights import weight_format
 
 STEPS = ("decode", "batch", "prefill")
 QKV = ("q_proj", "k_proj", "v_proj")
-CAPPED = 4096  # logits that a CTA caps at most
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
 
 
@@ -143,8 +142,7 @@ class _Step(Draft):
         logits = self.tensor("logits", "output", (rows, vocab))
         self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
         if model.soft_cap:
-            part = largest_divisor(vocab, CAPPED)
-            self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows * vocab // part}, dim=part, cap=model.soft_cap)
+            self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
         self.op("arg_max", "choose", {"x": logits, "out": self._tokens()}, {"rows": rows}, n=vocab, dtype="f32")
         if self.step == "decode":
             given = {"position": self._state("position"), "length": self._state("length")}
@@ -291,8 +289,3 @@ class _Step(Draft):
         self._rms(post_norm, post_norm, out, normed)
         self.op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
 
-
-def largest_divisor(n: int, most: int) -> int:
-    """The largest divisor of n that is at most `most`; n itself where that is 1."""
-    found = next(d for d in range(min(n, most), 0, -1) if n % d == 0)
-    return found if found > 1 else n

@@ -12,7 +12,7 @@ from ptxgen import SpecError
 from ptxgen.dtypes import f32, s32
 from ptxgen.kernels import Advance
 from ptxgen.models.arena import ALIGN, lives, plan_arena
-from ptxgen.models.decode import STEPS, largest_divisor, step_program
+from ptxgen.models.decode import STEPS, step_program
 from ptxgen.models.memory import memory_plan
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.weights import weight_format
@@ -122,10 +122,6 @@ def test_memory_is_what_the_formats_need() -> None:
     assert plan.formats[""] == 4 * sum(shape[0] for shape in spec.tensors().values() if len(shape) == 1)
     assert plan.cache == 2 * spec.shape.n_layers * spec.kv_width * spec.shape.max_len * 2
     assert plan.total == plan.weights + plan.cache + plan.scratch + plan.other
-
-
-def test_largest_divisor() -> None:
-    assert [largest_divisor(n, 4096) for n in (256000, 131, 8191, 4096)] == [4000, 131, 8191, 4096]
 
 
 def test_a_value_is_plain_data() -> None:
