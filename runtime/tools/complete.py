@@ -62,6 +62,7 @@ class Completion:
             room = max(len(self.tokens) + max_tokens, _LEAST_CONTEXT)
             self.file = open_model(path, min(longest, 1 << (room - 1).bit_length()))
         self.figures = Figures(len(self.tokens))
+        self.written: list[int] = []
 
     def load(self, device: Device, kv_dtype: object = "f16", progress: Progress | None = None, **options: Any) -> Model:
         """The model on a device."""
@@ -70,7 +71,7 @@ class Completion:
         return Model(self.file, device, kv_dtype, progress=progress, **options)
 
     def run(self, model: Model, **options: Any) -> Iterator[str]:
-        """The text after the prompt as it comes; `options` are those of `Model.tokens`. Fills `figures`."""
+        """The text after the prompt as it comes; `options` are those of `Model.tokens`. Fills `figures` and `written`."""
         stream = self.text.stream(continues=True)
         started = time.perf_counter()
         first = started
@@ -78,6 +79,7 @@ class Completion:
             now = time.perf_counter()
             if not self.figures.tokens:
                 first, self.figures.prompt_s = now, now - started
+            self.written.append(token)
             self.figures.tokens += 1
             self.figures.seconds = now - first
             if piece := stream.push(token):
