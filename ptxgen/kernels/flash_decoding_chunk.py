@@ -12,6 +12,7 @@ from ptxgen.attention.decode.chunks import STEP, Cut
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
+from ptxgen.attention.decode.parts import place_loop
 from ptxgen.attention.decode.plan import CtaPlan, cta_plan
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, widen
@@ -172,13 +173,15 @@ class FlashDecodingChunk(KernelType):
         task, where = self._locate(b, plan)
         bounds = self._bounds(b, plan, task, where)
         stats = self._leave_empty(b, plan, task, where, bounds)
-        b.expose(main_loop=f"{plan.loop.template}.ptx.j2", plan=plan)
-        plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena)
+        b.expose(plan=plan)
+        place_loop(b, plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena))
         elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads, task.tid)
         merged = merge.partial(b, "merged")
         if self.programmatic:  # no sooner: CTAs of the kernels that follow would take room from those still to start
             with b.fragment("let_go"):
                 b.op("griddepcontrol.launch_dependents")
+        else:
+            b.without("let_go")
         with b.fragment("warps_start"):
             elements.start(task.tid, elements.count)
             partials = b.ld_param("partials")

@@ -112,6 +112,8 @@ class RopeKvAppend(RotatingRows, KernelType):
         if self.kv_dtype == s8:
             with b.fragment("quantise"):
                 scale = kv_cache.quantise(b, values)
+        else:
+            b.without("quantise")
         with b.fragment("append"):
             cache_row = kv_cache.cache_row(b, self, row, place.head, position, place.has_chunk)
             kv_cache.store_chunk(b, self, is_v, cache_row, place.chunk, values, place.has_chunk)

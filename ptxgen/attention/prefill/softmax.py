@@ -78,6 +78,7 @@ class Softmax:
     def vary(self, tile_start: Reg) -> None:
         """Fragment `vary`, where a score is more than q·k times a factor: what it goes through."""
         if self.variant.plain:
+            self.b.without("vary")
             return
         with self.b.fragment("vary"):
             if self.variant.soft_cap:
