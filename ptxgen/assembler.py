@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import AssembleError, TargetError
+from ptxgen.sources import quoted
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -245,12 +246,5 @@ def parse_resources(log: str) -> dict[str, Resources]:
 
 
 def _failure(text: str, log: str, target: Target, assembler: Assembler, name: str) -> str:
-    """The assembler's message with the PTX lines that it names."""
-    lines = text.splitlines()
-    shown = [f"{name or 'PTX'}: {assembler} refused it for {target}"]
-    for said in log.splitlines():
-        shown.append(f"  {said.strip()}")
-        number = re.search(r"\bline (\d+)", said)
-        if number and 0 < int(number[1]) <= len(lines):
-            shown.append(f"    {number[1]} | {lines[int(number[1]) - 1].strip()}")
-    return "\n".join(shown)
+    """The assembler's message with the PTX lines that it names, and where they come from."""
+    return f"{name or 'PTX'}: {assembler} refused it for {target}\n{quoted(text, log)}"

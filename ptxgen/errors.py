@@ -11,6 +11,10 @@ class SpecError(PtxgenError, ValueError):
     """A kernel specialisation is not legal; the text gives every reason and the nearest legal choice."""
 
 
+class FileError(PtxgenError, ValueError):
+    """A model file is damaged, or holds what is not covered; the text names the file, the place and the value."""
+
+
 class TargetError(PtxgenError, ValueError):
     """A target name is unknown, or a target lacks what was asked of it."""
 
@@ -60,6 +64,7 @@ __all__ = [
     "CapacityError",
     "CudaError",
     "ExecutionError",
+    "FileError",
     "IsaError",
     "ModuleLoadError",
     "PtxgenError",

@@ -15,6 +15,7 @@ from ptxgen.nodes import Module
 from ptxgen.parser import parse
 from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
+from ptxgen.sources import SourceMap, remember
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import in_force
@@ -33,6 +34,7 @@ class Ptx:
     requires: Requirements
     digest: str
     module: Module = field(repr=False, compare=False)
+    source_map: SourceMap = field(default_factory=SourceMap, repr=False, compare=False)
 
     def workspace_bytes(self, **capacities: int) -> int:
         """Exact size of all workspace buffers together, for these capacities."""
@@ -81,24 +83,27 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     launch = spec.launch(target)
     _check_shared(b, launch)
     entry, template = spec.kernel_name, spec.template(target)
-    body = render_entry(b, entry, template, launch)
+    body, runs = render_entry(b, entry, template, launch)
     first_line = f"{spec!r} for {target}"
 
-    def whole(version: tuple[int, int]) -> str:
-        return render_module(
-            first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body
+    def whole(version: tuple[int, int]) -> tuple[str, SourceMap]:
+        text, lines = render_module(
+            first_line=first_line, version=f"{version[0]}.{version[1]}", target=target.name, body=body, runs=runs
         )
+        source_map = SourceMap(lines)
+        remember(text, source_map)
+        return text, source_map
 
     # The header depends on the instructions: parse under the target's own lowest version, then raise it if needed.
-    text = whole(target.lowest_ptx)
-    module = parse(text, f"{entry}.ptx", f"kernel {entry} (templates/{template}.ptx.j2)")
+    text, source_map = whole(target.lowest_ptx)
+    module = parse(text, f"{entry}.ptx", f"kernel {entry}")
     requires = requirements(module)
     if requires.ptx != target.lowest_ptx:
-        text = whole(requires.ptx)
+        text, source_map = whole(requires.ptx)
         module.version, module.source = requires.ptx, text
     check(module, target, lint=True, limits=_index_limits(launch))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module)
+    return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module, source_map)
 
 
 def _index_limits(launch: Launch) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
+from ptxgen.marks import LineMarks, marked_lines
 from ptxgen.packages import OURS, package_of, template_folders
+from ptxgen.sources import Place, Run, shown_path
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -56,6 +58,7 @@ def environment() -> Environment:
         auto_reload=False,
         cache_size=-1,  # all of them, without a lock, which a fork could find held
         finalize=_place,
+        extensions=[LineMarks],
     )
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
@@ -90,8 +93,11 @@ def _unless(predicate: object) -> str:
     return f"@{~_predicate(predicate)}"
 
 
-def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
-    """The text of the `.entry` function. Raises `TemplateError` naming kernel, template and line."""
+def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple[str, list[Run]]:
+    """The text of the `.entry` function, and where its lines come from.
+
+    Raises `TemplateError` naming kernel, template and line.
+    """
     about = f"kernel {entry} (templates/{template}.ptx.j2)"
     clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
     if clash:
@@ -123,51 +129,76 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> str:
         raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}{_nearest(str(wrong), context)}") from wrong
     except (JinjaError, TemplateError, TypeError) as wrong:
         raise TemplateError(f"{about}: {_template_lines(wrong)}: {wrong}") from wrong
-    return "\n".join(_with_fragments(b, about, template, text)) + "\n"
+    lines, runs = _with_fragments(b, about, template, text)
+    return "\n".join(lines) + "\n", runs
 
 
-def _with_fragments(b: Builder, about: str, template: str, text: str) -> Iterator[str]:
-    """The lines of a rendered skeleton, with the instructions of fragments where they are placed."""
+def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[list[str], list[Run]]:
+    """The lines of a rendered skeleton and where they come from, with fragments' lines where they are placed."""
     placed = dict.fromkeys(b.fragments, 0)
-    for line in text.split("\n"):
+    lines: list[str] = []
+    runs: list[Run] = []
+    for line, mark in marked_lines(text):
         if MARK in line:
             name = line.strip().strip(MARK)
             if name not in placed:  # part of a line, or changed by a filter
-                names = [each for each in b.fragments if f"{MARK}{each}{MARK}".lower() in line.lower()]
                 shown = line.strip().replace(MARK, "")
-                where = _placement(template, names[0]) if names else f"{template}.ptx.j2"
+                where = f"{shown_path(mark[0])}:{mark[1]}" if mark else f"{template}.ptx.j2"
                 raise TemplateError(f"{about}: {where}: a fragment stands on a line of its own (got {shown!r})")
             placed[name] += 1
-            yield from b.fragments[name].lines
+            fragment = b.fragments[name]
+            if fragment.lines:
+                lines += fragment.lines
+                runs.append((mark, name, fragment.sites))
         elif "/*" in line:
-            raise TemplateError(f"{about}: {template}.ptx.j2: comments are // lines (got {line.strip()!r})")
+            where = f"{shown_path(mark[0])}:{mark[1]}" if mark else f"{template}.ptx.j2"
+            raise TemplateError(f"{about}: {where}: comments are // lines (got {line.strip()!r})")
         elif line.strip():
-            yield line
+            lines.append(line)
+            runs.append((mark, "", ()))
     lost = [f for f in b.fragments.values() if placed[f.name] < f.placed]
     if lost:
-        places = ", ".join(f"{f.name!r} ({_placement(template, f.name)})" for f in lost)
-        raise TemplateError(f"{about}: placed, but its text is thrown away: fragment {places}")
+        names = ", ".join(f"{f.name!r} ({f.built_at}; {placement(template, f.name)})" for f in lost)
+        raise TemplateError(f"{about}: placed, but its text is thrown away: fragment {names}")
     unplaced = [f for f in b.fragments.values() if not placed[f.name]]
     if unplaced:
-        names = [f"{f.name!r} ({f.built_at})" for f in unplaced]
-        raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {', '.join(names)}")
+        listed = ", ".join(f"{f.name!r} ({f.built_at})" for f in unplaced)
+        raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {listed}")
+    return lines, runs
 
 
-def _placement(template: str, name: str) -> str:
-    """The line of a skeleton that places a fragment; the skeleton alone where an included part does."""
-    env = environment()
-    source = env.loader.get_source(env, f"{template}.ptx.j2")[0] if env.loader else ""
-    for number, line in enumerate(source.splitlines(), 1):
-        if re.search(rf"{{{{[^}}]*\b{re.escape(name)}\b", line):
-            return f"{template}.ptx.j2:{number}"
-    return f"{template}.ptx.j2"
+def placement(template: str, name: str) -> Place | None:
+    """The line of a skeleton, or of a template that it names, that places a fragment; None where none is found."""
+    env, seen, todo = environment(), set(), [f"{template}.ptx.j2"]
+    while todo and env.loader:
+        each = todo.pop(0)
+        seen.add(each)
+        try:
+            source, file, _ = env.loader.get_source(env, each)
+        except TemplateNotFound:
+            continue
+        for number, line in enumerate(source.splitlines(), 1):
+            if re.search(rf"{{{{[^}}]*\b{re.escape(name)}\b", line):
+                return Place(file or each, number)
+        todo += [found for found in re.findall(r"""["']([\w/]+\.ptx\.j2)["']""", source) if found not in seen]
+    return None
 
 
-def render_module(*, first_line: str, version: str, target: str, body: str) -> str:
-    """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry."""
-    return environment().get_template("module.ptx.j2").render(
-        first_line=first_line, version=version, target=target, body=body
+def render_module(
+    *, first_line: str, version: str, target: str, body: str, runs: list[Run]
+) -> tuple[str, list[Run]]:
+    """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry; where its lines come from."""
+    text = (
+        environment()
+        .get_template("module.ptx.j2")
+        .render(first_line=first_line, version=version, target=target, body=body)
     )
+    head, _, tail = text.partition(body)
+    before, after = (list(marked_lines(part)) for part in (head, tail))
+    lines = [line for line, _ in before[:-1]]
+    marks: list[Run] = [(mark, "", ()) for _, mark in before[:-1]]
+    ends: list[Run] = [(mark, "", ()) for _, mark in after[:-1]]
+    return "\n".join([*lines, body + "\n".join(line for line, _ in after)]), [*marks, *runs, *ends]
 
 
 def _declarations(b: Builder) -> Iterable[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.builder.fragment import ABSENT, MARK, Absent, Fragment
@@ -15,6 +16,7 @@ from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
 from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Shared, Sink, Table
 from ptxgen.errors import IsaError
 from ptxgen.isa import Slot, lookup, special_register, storage_type
+from ptxgen.sources import Origin, Site, places
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -42,7 +44,10 @@ class Builder:
         self._types: dict[str, str] = {}  # of every declared register, those of arrays included
         self._current: Fragment | None = None
         self._written: set[str] = set()
-        self._read: dict[str, tuple[str, str]] = {}  # register -> fragment and source line of its first use
+        self._read: dict[str, tuple[Fragment, int]] = {}  # register -> where it is used first: a line of a fragment
+        self._driver = sys._getframe(1).f_code  # what calls `build`
+        self._outermost: FrameType | None = None  # of `build`, while a fragment is open: it ends later
+        self._attempt: tuple[Any, ...] = ()  # the instruction that is being checked: guard, opcode, operands
 
     # -- declarations -------------------------------------------------------------------------------------------
 
@@ -55,11 +60,13 @@ class Builder:
             raise self._error(f"fragment {name!r} is built twice")
         if name in self.absent:
             raise self._error(f"fragment {name!r} is built, and declared to be absent")
-        self._current = self.fragments[name] = Fragment(name, self._where()[1])
+        self._current = self.fragments[name] = Fragment(name, self._site())
+        caller = sys._getframe(2)  # behind this generator and its context manager
+        self._outermost = self._outer(caller)
         try:
             yield self._current
         finally:
-            self._current = None
+            self._current = self._outermost = None
 
     def without(self, *names: str) -> None:
         """Declare fragments that this text lacks: a skeleton places nothing for them, and may ask `{% if name %}`."""
@@ -119,6 +126,7 @@ class Builder:
         """
         if self._current is None:
             raise self._error(f"{opcode}: outside of a fragment")
+        site, self._attempt = self._site(), (pred, opcode, operands)
         try:
             form = lookup(opcode)
         except IsaError as unknown:
@@ -153,7 +161,8 @@ class Builder:
         if note:
             self._check_note(note)
         comment = ", ".join(filter(None, [note, *floats]))
-        self._current.lines.append(f"{line}  // {comment}" if comment else line)
+        self._current.add(f"{line}  // {comment}" if comment else line, site)
+        self._attempt = ()
         return result
 
     def note(self, text: str) -> None:
@@ -161,7 +170,7 @@ class Builder:
         if self._current is None:
             raise self._error("note: outside of a fragment")
         self._check_note(text)
-        self._current.lines.append(f"    // {text}")
+        self._current.add(f"    // {text}", self._site())
 
     def special(self, name: str) -> Reg:
         """A special register, by its PTX name without `%` (`"tid.x"`)."""
@@ -189,8 +198,10 @@ class Builder:
             return operand
         if isinstance(operand, str):
             if not slot.writes or slot.vector:
-                raise self._error(f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
-                                  "a scalar destination")
+                raise self._error(
+                    f"{opcode}: operand {index + 1} is a source; a name (got {operand!r}) declares only "
+                    "a scalar destination"
+                )
             operand = self.reg(operand, storage_type(slot.type))
         elif isinstance(operand, RegArray):
             operand = operand.regs
@@ -233,28 +244,59 @@ class Builder:
             self._written.add(reg.name)
 
     def _note_read(self, reg: Reg) -> None:
-        if reg.name not in self._read and reg.name in self._types:
-            self._read[reg.name] = self._where()
+        if reg.name not in self._read and reg.name in self._types and self._current is not None:
+            self._read[reg.name] = self._current, len(self._current.lines)
 
     def finish(self) -> None:
-        """Refuse registers that are read but that no instruction writes."""
-        for name, where in self._read.items():
-            if name not in self._written:
-                what = f"register %{name} is read but no instruction writes it"
-                raise IsaError(f"{self.spec.kernel_name}{where[0]}: {what} ({where[1]})")
+        """Refuse registers that are read but that no instruction writes: a line for each."""
+        unwritten = {name: place for name, place in self._read.items() if name not in self._written}
+        if unwritten:
+            raise IsaError("\n".join(
+                self._finding(f"register %{name} is read but no instruction writes it", fragment,
+                              fragment.sites[line], fragment.lines[line])
+                for name, (fragment, line) in unwritten.items()
+            ))  # fmt: skip
 
     def _error(self, what: str) -> IsaError:
-        """An IsaError that names the kernel, the fragment and the line of the kernel type's own source."""
-        fragment, line = self._where()
-        return IsaError(f"{self.spec.kernel_name}{fragment}: {what} ({line})")
+        """An IsaError that names the kernel, the fragment, the lines that called, and the instruction."""
+        attempt, self._attempt = self._attempt, ()
+        return IsaError(self._finding(what, self._current, self._site(), _shown(*attempt) if attempt else ""))
 
-    def _where(self) -> tuple[str, str]:
-        """The open fragment, and the line of source that called the builder."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename in _OWN_FILES:
+    def _finding(self, what: str, fragment: Fragment | None, site: Site, line: str) -> str:
+        from ptxgen.render import placement
+
+        name = fragment.name if fragment else ""
+        template = placement(self.spec.template(self.target), name) if name else None
+        source = Origin(name, *places(site), template)
+        shown = f" | {line.strip()}" if line else ""
+        return f"kernel {self.spec.kernel_name}, {source}: {what}{shown}"
+
+    def _site(self) -> Site:
+        """The line that calls the builder, and the line of the kernel type's `build` that it comes from."""
+        frame = sys._getframe(2)
+        while frame.f_code.co_filename in _OWN_FILES and frame.f_back is not None:
             frame = frame.f_back
-        fragment = f", fragment {self._current.name!r}" if self._current else ""
-        return fragment, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        outer = self._outermost or self._outer(frame) or frame
+        return frame.f_code, frame.f_lasti, outer.f_code, outer.f_lasti
+
+    def _outer(self, frame: FrameType) -> FrameType | None:
+        """The frame of `build` that a frame belongs to; None where the builder is used without one."""
+        outer, back = frame, frame.f_back
+        while back is not None and back.f_code is not self._driver:
+            outer, back = back, back.f_back
+        return None if back is None else outer
+
+
+def _shown(pred: Any, opcode: str, operands: tuple[Any, ...]) -> str:
+    """An instruction that was refused, as far as it can be printed."""
+
+    def word(operand: Any) -> str:
+        if isinstance(operand, (tuple, list, RegArray)):
+            return "{" + ", ".join(map(word, operand)) + "}"
+        return f"%{operand}" if isinstance(operand, str) else str(operand)
+
+    guard = "" if pred is None else f"@{pred} "
+    return f"{guard}{opcode} {', '.join(map(word, operands))}".rstrip() + ";"
 
 
 _OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen.errors import TemplateError
+from ptxgen.sources import Place, Site, places
 
 MARK = "\x1a"  # around a fragment's name in a rendered skeleton, where its lines will stand
 
@@ -25,16 +26,27 @@ ABSENT = Absent()
 class Fragment:
     """A named list of instructions, which a skeleton places; it is no text that a skeleton could change."""
 
-    __slots__ = ("built_at", "lines", "name", "placed")
+    __slots__ = ("lines", "name", "opened", "placed", "sites")
 
-    def __init__(self, name: str, built_at: str) -> None:
+    def __init__(self, name: str, opened: Site) -> None:
         self.name = name
-        self.built_at = built_at  # file:line
+        self.opened = opened  # where Python opened it
         self.lines: list[str] = []
+        self.sites: list[Site] = []  # who emitted each line
         self.placed = 0
 
     def __str__(self) -> str:
         raise TemplateError(f"a fragment is placed as it is: no filter, no operator (got one around {self.name!r})")
+
+    @property
+    def built_at(self) -> Place:
+        """The line of Python that opened it."""
+        return places(self.opened)[0]
+
+    def add(self, line: str, site: Site) -> None:
+        """Append a line that this call emitted."""
+        self.lines.append(line)
+        self.sites.append(site)
 
     def place(self) -> str:
         """The mark of its place, which is counted."""

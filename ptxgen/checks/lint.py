@@ -39,12 +39,12 @@ def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]
     if not _may_be_large(items, limits):  # most texts: nothing to follow
         return
     flow = Flow(items, limits)
-    found: dict[int, str] = {}
+    found: dict[int, Finding] = {}  # by the product's line: one finding each, at the first access
     for item, _, marks in _marked(flow):
         for base in _global_bases(item) if marks else ():
             if base in marks:
-                found[item.line] = marks[base].reason()
-    yield from sorted(found.items())
+                found.setdefault(marks[base].item.line, (item.line, marks[base].reason()))
+    yield from sorted(found.values())
 
 
 def _may_be_large(items: list[Instruction | Label], limits: Mapping[str, int]) -> bool:
@@ -93,13 +93,13 @@ class _Mark:
 
     def reason(self) -> str:
         """Why an address that holds the product is refused, and what to do."""
-        said = [self._factor(*factor) for factor in zip(self.item.operands[1:3], self.factors, strict=True)]
-        worst = max(range(2), key=lambda i: self.factors[i].largest)
-        adds = "mad.wide" if self.item.opcode.startswith("mad") else "mul.wide"
-        remedy = f"multiply in 64 bits ({adds}.{self.item.opcode[-3:]} of the same factors)"
-        return (f"the address holds line {self.item.line}'s 32-bit product; {remedy}, or bound "
-                f"{self.item.operands[1 + worst]} before it (min, and, rem, or a compare that guards it): "
-                f"{' and '.join(said)}, so the product may pass 2^31")  # fmt: skip
+        factors = self.item.operands[1:3]
+        said = [self._factor(*factor) for factor in zip(factors, self.factors, strict=True)]
+        worst = max(range(2), key=lambda i: (isinstance(factors[i], Register), self.factors[i].largest))
+        word = f"{'mad' if self.item.opcode.startswith('mad') else 'mul'}.wide.{self.item.opcode[-3:]}"
+        return (f"the address holds line {self.item.line}'s 32-bit product; multiply in 64 bits ({word} of the same "
+                f"factors, into a 64-bit register), or bound {factors[worst]} before it (min, and, rem, or a compare "
+                f"that guards it): {' and '.join(said)}, so the product may pass 2^31")  # fmt: skip
 
     def _factor(self, operand: Operand, bound: Bound) -> str:
         if isinstance(operand, Immediate):

@@ -14,16 +14,20 @@ from ptxgen.idioms.convert import scratch
 from ptxgen.isa import type_bits
 
 WARP = 32
-ALL_LANES = (16, 8, 4, 2, 1)
 _FULL = -1  # the mask of all lanes
 _REDUX = ("add", "min", "max")
+
+
+def halves(lanes: int) -> tuple[int, ...]:
+    """The distances that reduce over groups of `lanes`, a power of two, the largest first."""
+    return tuple(1 << bit for bit in reversed(range(lanes.bit_length() - 1)))
 
 
 def over_lanes(
     b: Builder,
     operation: str,
     values: Reg | Sequence[Reg],
-    distances: Iterable[int] = ALL_LANES,
+    distances: Iterable[int | Reg] = (16, 8, 4, 2, 1),
     other: Reg | None = None,
 ) -> None:
     """Combine each value with that of the lane at each distance, by an opcode such as `"add.f32"` or `"max.u64"`.
@@ -37,7 +41,7 @@ def over_lanes(
             _exchange(b, operation, value, distance, other)
 
 
-def _exchange(b: Builder, operation: str, value: Reg, distance: int, other: Reg | None) -> None:
+def _exchange(b: Builder, operation: str, value: Reg, distance: int | Reg, other: Reg | None) -> None:
     if type_bits(value.type) == WARP:
         theirs = other or scratch(b, f"lane_{value.type}", value.type)
         b.op("shfl.sync.bfly.b32", theirs, value, distance, 31, _FULL)

@@ -1,4 +1,4 @@
-"""What the kernel types share that go over rows: a CTA a row, whose threads load, combine and store it in passes.
+"""What the kernel types share that go over rows: CTAs of a row, whose threads load, combine and store it in passes.
 
 Owns the fragments `depends` and `locate`; what happens to the elements is the kernel types'.
 """
@@ -27,11 +27,11 @@ class RowKernel:
 
     dim: int
     programmatic: bool
-    heads: int = 0
+    heads = 0
 
     @property
     def share(self) -> RowShare:
-        """How the threads of a CTA share a row."""
+        """How a CTA's threads share a row; override where elements do not need each other and several CTAs may."""
         return RowShare.of(self.dim, f32.bytes)
 
     def row(self, name: str, dtype: DType = f32, access: str = "in", elements: int = 0) -> Param:
@@ -48,8 +48,9 @@ class RowKernel:
         yield from programmatic_rules(self.programmatic, target)
 
     def launch(self, target: Target) -> Launch:
-        """A CTA a row."""
-        return Launch(("rows", max(1, self.heads), 1), (self.share.threads, 1, 1), programmatic=self.programmatic)
+        """The CTAs of a row."""
+        grid = ("rows", max(1, self.heads), self.share.ctas)
+        return Launch(grid, (self.share.threads, 1, 1), programmatic=self.programmatic)
 
     def rows(self, b: Builder) -> Rows:
         """Find this CTA's row in every buffer."""
@@ -76,7 +77,9 @@ class Rows:
                     elements = param.shape[-1] if len(param.shape) > 1 else 1
                     assert isinstance(elements, int), f"{name}: elements of a row"
                     b.op("mad.lo.u64", base, index, elements * param.dtype.bytes, base)
-            self.walk.begin(self.thread)
+            several = share.ctas > 1
+            self._cta = b.op("mov.u32", "cta_of_row", b.special("ctaid.z")) if several else None
+            self.begin()
 
     def array(self, name: str) -> RegArray:
         """Registers for the thread's elements of a pass."""
@@ -84,7 +87,7 @@ class Rows:
 
     def begin(self) -> None:
         """Go before the first pass again."""
-        self.walk.begin(self.thread)
+        self.walk.begin(self.thread, self._cta)
 
     def step(self) -> None:
         """Take up a pass; first in its fragment."""
@@ -109,6 +112,13 @@ class Rows:
         for i, part in enumerate(parts):
             part.narrow(self.b, values[i * self.share.vector : (i + 1) * self.share.vector])
         self.walk.store(at, parts)
+
+    def only(self, values: Sequence[Reg]) -> None:
+        """Make zero what is beyond the row."""
+        for i, value in enumerate(values):
+            exists = self.walk.exists[i // self.share.vector]
+            if exists is not None:
+                self.b.op("selp.f32", value, value, 0.0, exists)
 
     def _pieces(self, name: str, dtype: DType, values: Sequence[Reg]) -> tuple[Elements, ...]:
         """The values as vectors of a buffer; the registers that move them are the buffer's, once declared."""

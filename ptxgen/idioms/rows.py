@@ -15,6 +15,7 @@ from ptxgen.idioms.threads import ceil_div
 
 MOST_THREADS = 512
 ELEMENTS = 16  # of a thread in a pass at most
+SPREAD_THREADS, SPREAD_ELEMENTS = 256, 8  # of a CTA, and of a thread, where many CTAs take a row
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class RowShare:
         threads = min(most, ceil_div(part, 2 * vector * 32) * 32)
         flight = min(ceil_div(part, threads * vector), max(1, ELEMENTS // vector))
         return cls(dim, vector, threads, flight, ctas)
+
+    @classmethod
+    def spread(cls, dim: int, bytes: int) -> RowShare:
+        """For rows whose elements do not need each other: CTAs of one pass, so that one row keeps many of them busy."""
+        vector = widest(dim, bytes)
+        threads = min(SPREAD_THREADS, ceil_div(dim, vector * 32) * 32)
+        flight = max(1, min(ceil_div(dim, threads * vector), SPREAD_ELEMENTS // vector))
+        return cls(dim, vector, threads, flight, ceil_div(dim, threads * vector * flight))
 
     @property
     def warps(self) -> int:
@@ -67,10 +76,10 @@ class RowWalk:
     """A thread's way through its row. `index[i]` is the first element of its vector i, `exists[i]` whether there is one
     (None: always); both belong to the current pass.
 
-    Registers are named after `name`. `guarded`: vectors are asked whether they exist even where all do.
+    Names of its registers begin with `name`. `guarded`: vectors are asked whether they exist even where all do.
     """
 
-    def __init__(self, b: Builder, share: RowShare, *, name: str = "", guarded: bool = False) -> None:
+    def __init__(self, b: Builder, share: RowShare, *, name: str = "pass_", guarded: bool = False) -> None:
         self.b, self.share, self._name = b, share, name
         self.index = b.array(f"{name}index", "u32", share.flight)
         self.exists: Sequence[Reg | None] = [None] * share.flight

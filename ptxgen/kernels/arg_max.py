@@ -85,7 +85,7 @@ class ArgMax(KernelType):
 
     def build(self, b: Builder) -> None:
         wait_for_producer(b, self.programmatic)
-        walk = RowWalk(b, self.share, guarded=True)
+        walk = RowWalk(b, self.share, name="", guarded=True)
         with b.fragment("locate"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))

@@ -50,6 +50,7 @@ class Embedding(KernelType):
         dict(vocab=33, dim=131, weights="e4m3_channel"),
         dict(vocab=20, dim=256, weights="q6_k", programmatic=True),
     )
+    golden_targets = ("sm_75", "sm_90")
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("vocab", self.vocab, 1, 1 << 20)

@@ -16,10 +16,11 @@ from ptxgen.attention.decode.parts import place_loop
 from ptxgen.attention.decode.plan import CtaPlan, cta_plan
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, widen
-from ptxgen.attention.variant import LOG2E, Variant
+from ptxgen.attention.variant import Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer

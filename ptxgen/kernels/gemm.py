@@ -40,6 +40,7 @@ class Gemm(Product):
         dict(n=33, k=2080, weights="q8_0", bias=True),
     )
 
+    golden_targets = ("sm_75", "sm_90")
     most_tokens = 4
 
     def row_extent(self) -> Extent:

@@ -14,9 +14,10 @@ class Gemv(Product):
     · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this order: `bias` f32 `[n]`, `activation`, for
     `gated` the product with a second matrix, `residual`: out is added to.
 
-    `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean square. `norm_offset`: added to the norm's
-    weights (1 for Gemma). `activation`: "", silu, gelu_tanh or gelu. `gated`: out = activation(gate · x) · (up · x);
-    `weight` holds the records of gate and up in turn (`ptxgen.weights.format.interleave`).
+    `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean
+    square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh or gelu.
+    `gated`: out = activation(gate · x) · (up · x); `weight` holds the records of gate and up in turn
+    (`ptxgen.weights.format.interleave`).
     """
 
     sizes = {}
@@ -36,3 +37,4 @@ class Gemv(Product):
         dict(n=16, k=128, weights="int4_g64"),
         dict(n=16, k=384, weights="int4_g128"),
     )
+    golden_targets = ("sm_75", "sm_90")

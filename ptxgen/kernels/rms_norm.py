@@ -9,7 +9,7 @@ from ptxgen import rules
 from ptxgen.idioms.dot import add, dot
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.row_kernel import RowKernel
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Param
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class RmsNorm(RowKernel, KernelType):
     normalised. `heads`: of every row so many heads are normalised, each by itself: all are `[rows, heads, dim]`.
     """
 
-    dim: int
-    eps: float = 1e-6
-    offset: float = 0.0
-    residual: bool = False
-    heads: int = 0
+    dim: int = field(doc="elements of a row")
+    eps: float = field(default=1e-6, draws=(1e-6, 1e-5), refuses=(0.0,), doc="added to the mean of squares")
+    offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the weights: 1 in Gemma")
+    residual: bool = field(default=False, doc="x is added to the residual stream first")
+    heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
     programmatic: bool = False
 
     sizes = {"rows": 2}

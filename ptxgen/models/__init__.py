@@ -22,7 +22,8 @@ _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that share kernels. `window` is the number of latest positions a query sees; 0 is all."""
+    """Layers that share kernels. `window` is the number of latest positions a query sees; 0 is all. `rope` None:
+    queries and keys do not rotate."""
 
     name: str
     layers: tuple[int, ...]
@@ -65,6 +66,13 @@ def load_config(path: str | Path, max_len: int | None = None) -> ModelShape:
 
 def model_shape(config: object, source: str = "config", max_len: int | None = None) -> ModelShape:
     """The shape that a parsed `config.json` describes; `source` names it in errors."""
+    read, family = config_fields(config, source)
+    return _shape(read, str(read.values["model_type"]), family, max_len)
+
+
+def config_fields(config: object, source: str) -> tuple[Fields, Family]:
+    """The values of a parsed `config.json` with its family's defaults, the text model's where it holds several; and the
+    family. `model_type` is the outer one."""
     if not isinstance(config, dict):
         raise SpecError(f"{source}: must be a JSON object (got {type(config).__name__})")
     name = config.get("model_type")
@@ -76,10 +84,10 @@ def model_shape(config: object, source: str = "config", max_len: int | None = No
         if not isinstance(inner, dict):
             raise SpecError(f"{source}: {family.nested}: must be a JSON object (got {brief(inner)})")
         config = {"torch_dtype": config.get("torch_dtype"), "dtype": config.get("dtype")} | inner
-    return _shape(Fields({**family.defaults, **config}, source), str(name), family, max_len)
+    return Fields({**family.defaults, **config, "model_type": name}, source), family
 
 
-def _shape(read: Fields, name: str, family: _Family, max_len: int | None) -> ModelShape:
+def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
     max_len = max_len or read.count("max_position_embeddings")
     n_layers = read.count("num_hidden_layers", most=_MOST_LAYERS)
     n_heads = read.count("num_attention_heads")
@@ -104,18 +112,26 @@ def _shape(read: Fields, name: str, family: _Family, max_len: int | None) -> Mod
         dtype=_dtype(read),
         scale=query_scalar**-0.5 if query_scalar not in (0.0, float(head_dim)) else None,
         soft_cap=read.number("attn_logit_softcapping", 0.0) if family.query_scalar else 0.0,
-        kinds=_kinds(family.windows(read, n_layers), max_len, rope),
+        kinds=_kinds(family.windows(read, n_layers), family.rotates(read, n_layers), max_len, rope),
     )
 
 
-def _kinds(windows: list[int], max_len: int, rope: Callable[[bool], RopeSettings]) -> tuple[LayerKind, ...]:
+def _kinds(
+    windows: list[int], rotates: list[bool], max_len: int, rope: Callable[[bool], RopeSettings]
+) -> tuple[LayerKind, ...]:
     """Layers by window and RoPE; a window that holds the whole cache is none."""
     settings = {slides: rope(slides) for slides in {window > 0 for window in windows}}
-    kinds: dict[tuple[int, RopeSettings], list[int]] = {}
-    for layer, window in enumerate(windows):
-        kinds.setdefault((window if window < max_len else 0, settings[window > 0]), []).append(layer)
-    names = ["sliding" if windows[layers[0]] else "full" for layers in kinds.values()] if len(kinds) > 1 else ["all"]
-    return tuple(LayerKind(name, tuple(layers), *key) for name, (key, layers) in zip(names, kinds.items(), strict=True))
+    kinds: dict[tuple[int, RopeSettings | None], list[int]] = {}
+    for layer, (window, turns) in enumerate(zip(windows, rotates, strict=True)):
+        key = (window if window < max_len else 0, settings[window > 0] if turns else None)
+        kinds.setdefault(key, []).append(layer)
+
+    def name(layers: list[int]) -> str:
+        if len(kinds) == 1:
+            return "all"
+        return ("sliding" if windows[layers[0]] else "full") + ("" if rotates[layers[0]] else "_unrotated")
+
+    return tuple(LayerKind(name(layers), tuple(layers), *key) for key, layers in kinds.items())
 
 
 def _head_dim(read: Fields, n_heads: int) -> int:
@@ -158,6 +174,14 @@ def _qwen_window(read: Fields, n_layers: int) -> list[int]:
     return _typed(read, n_layers, lambda layer: layer >= read.count("max_window_layers", n_layers, least=0))
 
 
+def _smollm3_window(read: Fields, n_layers: int) -> list[int]:
+    """Only with `use_sliding_window`, and in layers that do not rotate."""
+    if not read.flag("use_sliding_window"):
+        return [0] * n_layers
+    rotates = _smollm3_rotates(read, n_layers)
+    return _typed(read, n_layers, lambda layer: not rotates[layer])
+
+
 def _gemma2_window(read: Fields, n_layers: int) -> list[int]:
     """Every other layer, from the first."""
     return _typed(read, n_layers, lambda layer: layer % 2 == 0)
@@ -180,16 +204,37 @@ def _typed(read: Fields, n_layers: int, slides: Callable[[int], bool]) -> list[i
     return [window if one == "sliding_attention" else 0 for one in types]
 
 
+# -- layers that rotate ----------------------------------------------------------------------------------------------
+
+Rotates = Callable[["Fields", int], "list[bool]"]
+
+
+def _every_layer(read: Fields, n_layers: int) -> list[bool]:
+    return [True] * n_layers
+
+
+def _smollm3_rotates(read: Fields, n_layers: int) -> list[bool]:
+    """`no_rope_layers` holds 1 for a layer that rotates; without it every fourth layer does not."""
+    listed = read.values.get("no_rope_layers")
+    if listed is None:
+        interval = read.count("no_rope_layer_interval", 4)
+        return [(layer + 1) % interval != 0 for layer in range(n_layers)]
+    if not isinstance(listed, list) or len(listed) != n_layers or any(one not in (0, 1) for one in listed):
+        raise read.error("no_rope_layers", f"must list 0 or 1 for {n_layers} layers")
+    return [one == 1 for one in listed]
+
+
 # -- the families ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
     """`rotary`: the default part of a head that rotates; `query_scalar`: logits scale by query_pre_attn_scalar^-0.5
     and may be capped; `local_theta`: sliding layers have a RoPE base of their own; `nested`: where a multimodal config
-    keeps the text model, whose `defaults` it leaves out."""
+    keeps the text model, whose `defaults` it leaves out; `rotates`: which layers have RoPE."""
 
     windows: Windows = _no_window
+    rotates: Rotates = _every_layer
     rotary: float = 1.0
     query_scalar: bool = False
     local_theta: bool = False
@@ -205,22 +250,24 @@ _GEMMA3_TEXT = {
     "vocab_size": 262208,
     "sliding_window": 4096,
 }
-_FAMILIES: dict[str, _Family] = {
-    "llama": _Family(),
-    "qwen2": _Family(_qwen_window),
-    "qwen3": _Family(_qwen_window, defaults={"head_dim": 128}),
-    "mistral": _Family(_one_window),
-    "gemma": _Family(defaults={"head_dim": 256}),
-    "gemma2": _Family(
+_FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "qwen2": Family(_qwen_window),
+    "qwen3": Family(_qwen_window, defaults={"head_dim": 128}),
+    "mistral": Family(_one_window),
+    "gemma": Family(defaults={"head_dim": 256}),
+    "gemma2": Family(
         _gemma2_window,
         query_scalar=True,
         defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0},
     ),
-    "gemma3_text": _Family(_gemma3_window, query_scalar=True, local_theta=True, defaults=_GEMMA3),
-    "gemma3": _Family(
+    "gemma3_text": Family(_gemma3_window, query_scalar=True, local_theta=True, defaults=_GEMMA3),
+    "gemma3": Family(
         _gemma3_window, query_scalar=True, local_theta=True, nested="text_config", defaults=_GEMMA3 | _GEMMA3_TEXT
     ),
-    "phi": _Family(rotary=0.5),
-    "phi3": _Family(_one_window),
+    "phi": Family(rotary=0.5),
+    "phi3": Family(_one_window),
+    "smollm3": Family(_smollm3_window, _smollm3_rotates),
+    "olmo2": Family(),
 }
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)

@@ -24,26 +24,37 @@ from ptxgen.targets import target as parse_target
 
 @dataclass(frozen=True)
 class Role:
-    """What a kernel does in a model. `step`: it runs in the decode step of one sequence."""
+    """What a kernel does in a model. `step`: it runs in the decode step of one sequence; `unrotated`: there, too, in
+    layers without RoPE. `rotates`: layers without RoPE do without it."""
 
     name: str
     kernel: str
     options: Mapping[str, object]
     step: bool = False
+    unrotated: bool = False
+    rotates: bool = False
+
+    def serves(self, kind: LayerKind) -> bool:
+        """Whether these layers need it."""
+        return kind.rope is not None or not self.rotates
+
+    def in_step(self, kind: LayerKind) -> bool:
+        """Whether it runs in the decode step of these layers."""
+        return self.step or (self.unrotated and kind.rope is None)
 
 
 # In the order in which they run.
 ROLES: tuple[Role, ...] = (
-    Role("rotate q and k, append k and v", "rope_kv_append", {"indirect": True}, step=True),
+    Role("rotate q and k, append k and v", "rope_kv_append", {"indirect": True}, step=True, rotates=True),
     Role("decode attention", "incremental_attention", {"indirect": True}, step=True),
     Role("choose the token", "arg_max", {"dtype": "f32"}, step=True),
-    Role("rotate q and k, append k and v, batched", "rope_kv_append", {"batched": True}),
+    Role("rotate q and k, append k and v, batched", "rope_kv_append", {"batched": True}, rotates=True),
     Role("decode attention, batched", "incremental_attention", {"batched": True}),
     Role("split decode attention", "flash_decoding_chunk", {}),
     Role("merge of splits", "flash_decoding_reduce", {}),
     Role("prefill attention", "multi_head_attention", {"causal": True, "indirect": True}),
-    Role("rotate", "rope", {}),
-    Role("append k and v", "kv_cache_scatter", {"indirect": True}),
+    Role("rotate", "rope", {}, rotates=True),
+    Role("append k and v", "kv_cache_scatter", {"indirect": True}, unrotated=True),
     Role("copy a cache to a slot", "kv_cache_gather", {"direction": "to_slot", "indirect": True}),
     Role("copy a slot to a cache", "kv_cache_gather", {"direction": "from_slot", "indirect": True}),
 )
@@ -51,12 +62,14 @@ ROLES: tuple[Role, ...] = (
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel of a model on a target: the role it plays, and the layers that it serves."""
+    """A kernel of a model on a target: the role it plays, the layers that it serves, and those in whose decode step of
+    one sequence it runs."""
 
     role: Role
     layers: tuple[int, ...]
     spec: KernelType
     target: Target
+    step_layers: tuple[int, ...] = ()
 
 
 def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
@@ -68,7 +81,7 @@ def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -
     steps: dict[tuple[type, KernelType], Step] = {}
     refused: dict[str, set[str]] = {}  # reason → kernel types, none where the reason names its own
     for role in ROLES:
-        for kind in shape.kinds:
+        for kind in filter(role.serves, shape.kinds):
             try:
                 spec = _spec(role, shape, kind, kv_dtype or shape.dtype)
             except SpecError as wrong:
@@ -78,7 +91,9 @@ def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -
                 refused.setdefault(reason, set()).add(type(spec).__name__)
             known = steps.get((type(spec), spec))
             layers = tuple(sorted({*(known.layers if known else ()), *kind.layers}))
-            steps[type(spec), spec] = Step(known.role if known else role, layers, spec, where)
+            in_step = {*(known.step_layers if known else ()), *(kind.layers if role.in_step(kind) else ())}
+            named = known.role if known else role
+            steps[type(spec), spec] = Step(named, layers, spec, where, tuple(sorted(in_step)))
     if refused:
         lines = (".".join((*of, reason)) if len(of) == 1 else reason for reason, of in refused.items())
         raise SpecError("\n".join(lines))
@@ -126,7 +141,7 @@ def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
         entries.append(
             {
                 "role": step.role.name,
-                "in_decode_step": step.role.step,
+                "in_decode_step": bool(step.step_layers),
                 "layers": list(step.layers),
                 "kernel_type": step.spec.kernel_name,
                 "spec": spec_fields(step.spec),

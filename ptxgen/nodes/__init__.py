@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ptxgen.nodes.operand import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
+from ptxgen.sources import in_brackets, origin
 
 
 @dataclass(slots=True)
@@ -182,11 +183,12 @@ class Function:
 
 
 def finding(source: str, file: str, about: str, line: int, what: str) -> str:
-    """The one form of everything that is found in a text: `about, FILE:LINE: what | the line's text`."""
+    """The one form of everything that is found in a text: `about, origin, FILE:LINE: what | the line's text`."""
     lines = source.splitlines()
+    places = ", ".join(str(part) for part in (about, origin(source, line), f"{file}:{line}") if part)
     text = lines[line - 1].strip() if 0 < line <= len(lines) else "end of text"
     shown = f" | {text}" if source else ""  # a module of nodes that were never text has none
-    return f"{about}{', ' if about else ''}{file}:{line}: {what}{shown}"
+    return f"{places}: {what}{shown}"
 
 
 @dataclass(slots=True)
@@ -221,6 +223,11 @@ class Module:
     def finding(self, line: int, what: str, function: Function | None = None) -> str:
         """What is wrong in a line: `kernel K (templates/x.ptx.j2), FILE:LINE: what | the line's text`."""
         return finding(self.source, self.file, self.about or (function.title if function else ""), line, what)
+
+    def refusal(self, line: int, what: str, text: str = "") -> str:
+        """Why an executor cannot run a line: `FILE:LINE: what: the line's text [origin]`; `text` where it has none."""
+        shown = self.source_line(line) or text
+        return f"{self.file}:{line}: {what}{f': {shown}' if shown else ''}{in_brackets(origin(self.source, line))}"
 
     def line_of(self, directive: str) -> int:
         """The line that `.version` or `.target` stands in."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.idioms.softmax import LOG2E
+from ptxgen.idioms.log2 import LOG2E
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+FEW_WORDS = 22  # of a tile: with more, sums of two matrices leave registers for half of the tokens
+
+
 @dataclass(frozen=True, eq=False)
 class Product(KernelType):
     """out = x · weightᵀ with what stands around it; see Gemv."""
@@ -87,9 +90,9 @@ class Product(KernelType):
     def geometry(self, target: Target) -> Geometry:
         """How the work is shared out."""
         kind = self.kind
-        return choose(
-            kind.records(self.n), kind.tiles(self.k), self.most_tokens, 4 * self.padded_k, target.shared_limit
-        )
+        crowded = self.gated and kind.words > FEW_WORDS
+        tokens = max(1, self.most_tokens // 2) if crowded else self.most_tokens
+        return choose(kind.records(self.n), kind.tiles(self.k), tokens, 4 * self.padded_k, target.shared_limit)
 
     def row_extent(self) -> Extent:
         """Rows of x and out."""

@@ -37,8 +37,7 @@ def refused(code: Callable[[Builder], object], where: str = "sm_90") -> str:
     with pytest.raises(IsaError) as error:
         build(code, where)
     text = str(error.value)
-    assert text.startswith("demo, fragment 'body': "), text
-    place = re.search(r"\((\S+):(\d+)\)$", text)
+    place = re.match(r"kernel demo, fragment 'body', (\S+\.py):(\d+): ", text)
     assert place, text
     source, first = inspect.getsourcelines(code)
     assert Path(place[1]).name == Path(__file__).name
@@ -137,7 +136,7 @@ def test_too_few_and_too_many_operands() -> None:
 
 
 def test_an_instruction_outside_of_a_fragment() -> None:
-    with pytest.raises(IsaError, match=r"demo: add\.u32: outside of a fragment"):
+    with pytest.raises(IsaError, match=r"kernel demo, \S+\.py:\d+: add\.u32: outside of a fragment"):
         builder().op("add.u32", "x", 1, 2)
 
 

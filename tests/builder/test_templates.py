@@ -146,7 +146,8 @@ def with_line(line: str) -> str:
 )
 def test_text_that_is_not_legal_names_kernel_and_line(line: str, what: str) -> None:
     message = refused(with_line(line), IsaError)
-    assert re.match(r"kernel demo \(templates/demo\.ptx\.j2\), demo\.ptx:\d+: ", message), message
+    at = line_of(with_line(line), line)
+    assert re.match(rf"kernel demo, \S+demo\.ptx\.j2:{at}, demo\.ptx:\d+: ", message), message
     assert what in message
     assert message.splitlines()[0].endswith(f" | {line}")
 
@@ -154,7 +155,7 @@ def test_text_that_is_not_legal_names_kernel_and_line(line: str, what: str) -> N
 def test_an_instruction_of_the_template_that_the_target_lacks() -> None:
     template = with_line("barrier.cluster.arrive.release.aligned;")
     message = refused(template, IsaError, where="sm_80")
-    assert message.startswith("kernel demo (templates/demo.ptx.j2), demo.ptx:")
+    assert re.match(r"kernel demo, \S+demo\.ptx\.j2:\d+, demo\.ptx:\d+: ", message), message
     assert "sm_90" in message
     assert "barrier.cluster.arrive" in text(template)
 
@@ -168,7 +169,7 @@ def test_a_fragment_that_is_placed_before_what_it_reads() -> None:
 
 def test_text_that_is_not_ascii() -> None:
     message = refused(with_line("// √n"), IsaError)
-    assert re.match(r"kernel demo .*, demo\.ptx:\d+: PTX is ASCII, comments too \(got '√'\) \| // √n", message)
+    assert re.match(r"kernel demo, .*, demo\.ptx:\d+: PTX is ASCII, comments too \(got '√'\) \| // √n", message)
 
 
 def test_a_block_that_no_launch_can_have() -> None:
@@ -295,7 +296,8 @@ def test_control_flow_is_flows_and_absence_is_declared(path: Path) -> None:
 
 def test_an_absent_fragment_is_nothing_where_it_is_placed_and_false() -> None:
     placed = TEMPLATE.replace("{{ store }}", "{{ scaled }}\n{% if scaled %}\n    // scaled\n{% endif %}\n{{ store }}")
-    assert text(placed, Demo(more=lambda b: b.without("scaled"))) == text()
+    without = text(placed, Demo(more=lambda b: b.without("scaled")))
+    assert without.splitlines()[1:] == text().splitlines()[1:]
     assert "'scaled' is undefined" in refused(placed)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_checks import ADDRESS, linted
+from tests.checks.test_checks import ADDRESS, linted
 
 LOAD = "ld.global.u32 %r1, [%rd1];"
 SAFE = {
@@ -83,7 +83,7 @@ def test_a_product_that_the_next_turn_of_a_loop_uses_is_found() -> None:
 
 def test_the_message_names_the_factors_where_they_come_from_and_the_remedy() -> None:
     (found,) = linted(f"{LOAD} mov.u32 %r2, %tid.x; mul.lo.u32 %r3, %r1, %r2; {ADDRESS}")
-    assert "multiply in 64 bits (mul.wide.u32 of the same factors)" in found
+    assert "multiply in 64 bits (mul.wide.u32 of the same factors, into a 64-bit register)" in found
     assert "or bound %r1 before it (min, and, rem, or a compare that guards it)" in found
     assert "%r1 may be anything up to 2^32-1 since line" in found
     assert "(ld.global.u32 %r1, [%rd1];)" in found
@@ -99,6 +99,12 @@ def test_the_message_names_the_step_of_a_loop_without_a_bound() -> None:
 def test_a_sum_with_a_product_is_told_to_use_mad_wide() -> None:
     (found,) = linted(f"{LOAD} mad.lo.s32 %r3, %r1, 128, 7; {ADDRESS}")
     assert "mad.wide.s32" in found
+
+
+def test_one_product_is_one_finding_and_a_number_is_not_what_to_bound() -> None:
+    (found,) = linted(f"mov.u32 %r1, %ctaid.y; mul.lo.u32 %r3, %r1, 131072; {ADDRESS} ld.global.f32 %f2, [%rd4];")
+    assert "bound %r1 before it" in found
+    assert "%r1 is at most 65534 and 131072 is a number, so the product may pass 2^31" in found
 
 
 def test_the_launchs_limit_bounds_a_special_register_that_is_read_in_a_loop() -> None:

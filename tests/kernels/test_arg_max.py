@@ -87,7 +87,7 @@ def test_a_negative_nan_counts_as_nan(device: Device) -> None:
 
 def test_a_row_longer_than_one_pass_of_all_its_ctas(device: Device) -> None:
     spec = ArgMax(300_000, "f16", with_value=True)
-    assert spec.passes == 2
+    assert spec.share.passes == 2
     for where in (0, 262_143, 262_144, 299_999):
         x = np.zeros((1, spec.n), np.float16)
         x[0, where] = 1
@@ -127,7 +127,7 @@ _CPU = open_device("cpu")
 
 def test_one_launch_about_a_cta_a_multiprocessor() -> None:
     spec = ArgMax(128_256)
-    assert (spec.splits, spec.passes, spec.vector) == (63, 1, 4)
+    assert (spec.splits, spec.share.passes, spec.share.vector) == (63, 1, 4)
     ptx = generate(spec, "sm_90")
     assert ptx.launch.at({"rows": 2}).grid == (2, 63, 1)
     assert ptx.workspace_bytes(rows=2) == 2 * (8 + 4)

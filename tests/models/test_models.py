@@ -47,6 +47,8 @@ KNOWN = {
     "phi-2": (32, 32, 80, 51200, 2048, [("all", 32, 0, 1e4)]),
     "phi-3-mini-4k": (32, 32, 96, 32064, 4096, [("all", 32, 2047, 1e4)]),
     "phi-4": (40, 10, 128, 100352, 16384, [("all", 40, 0, 2.5e5)]),
+    "smollm3-3b": (16, 4, 128, 128256, 65536, [("full", 27, 0, 5e6)]),  # and 9 layers without RoPE
+    "olmo-2-7b": (32, 32, 128, 100352, 4096, [("all", 32, 0, 5e5)]),
 }
 
 
@@ -193,23 +195,28 @@ REFUSED = {
     ),
     "a billion layers": (config(num_hidden_layers=10**9), "num_hidden_layers: must be an integer from 1 to 10000"),
     "head_dim no kernel has": (
-        config(head_dim=100), "head_dim: must be a multiple of 8 from 8 to 512 (got 100; nearest: 96 or 104)"
+        config(head_dim=100),
+        "head_dim: must be a multiple of 8 from 8 to 512 (got 100; nearest: 96 or 104)",
     ),
     "yarn without a base": (
-        config(rope_theta=1.0, rope_scaling={"type": "yarn", "factor": 4.0}), "rope_theta: must be a number above 1,"
+        config(rope_theta=1.0, rope_scaling={"type": "yarn", "factor": 4.0}),
+        "rope_theta: must be a number above 1,",
     ),
     "yarn of a huge beta": (
-        config(rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 1e308}), "rope_scaling: beta_fast: must be "
+        config(rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 1e308}),
+        "rope_scaling: beta_fast: must be ",
     ),
     "longrope from one position": (
         config(original_max_position_embeddings=1, rope_scaling={"type": "longrope"}),
         "original_max_position_embeddings: must be an integer from 2 ",
     ),
     "infinite factors": (
-        config(rope_scaling={"type": "longrope", "short_factor": [10**400] * 32}), "rope_scaling: short_factor: must be"
+        config(rope_scaling={"type": "longrope", "short_factor": [10**400] * 32}),
+        "rope_scaling: short_factor: must be",
     ),
     "more than a head rotates": (
-        config(partial_rotary_factor=1e17), "partial_rotary_factor: must be a number of .*, at most 1 "
+        config(partial_rotary_factor=1e17),
+        "partial_rotary_factor: must be a number of .*, at most 1 ",
     ),
     "nothing rotates": (
         config(partial_rotary_factor=1e-9),

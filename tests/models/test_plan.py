@@ -68,11 +68,11 @@ def test_no_kernel_of_a_model_spills(index: int, model: str) -> None:
 def test_a_decode_step_takes_few_modules_and_serves_every_layer(model: str) -> None:
     """At most 20 modules a decode step; and each layer has its append and its attention once."""
     shape = load_config(CONFIGS / f"{model}.json")
-    in_step = [s for s in plan(shape, "sm_90") if s.role.step]
+    in_step = [s for s in plan(shape, "sm_90") if s.step_layers]
     assert len(in_step) <= 20
-    for kernel in ("rope_kv_append", "incremental_attention"):
-        served = sorted(layer for s in in_step if s.spec.kernel_name == kernel for layer in s.layers)
-        assert served == list(range(shape.n_layers)), kernel
+    for kernels in (("rope_kv_append", "kv_cache_scatter"), ("incremental_attention",)):
+        served = sorted(layer for s in in_step if s.spec.kernel_name in kernels for layer in s.step_layers)
+        assert served == list(range(shape.n_layers)), kernels
 
 
 def test_llama_takes_its_facts_to_the_specs() -> None:
@@ -101,6 +101,15 @@ def test_gemma3_rotates_its_kinds_of_layers_differently() -> None:
     sliding, full = [s.spec for s in steps("gemma-3-4b")["rope_kv_append"] if not s.spec.batched]
     assert fields(sliding, "theta", "scaling") == (10000.0, "default")
     assert fields(full, "theta", "scaling", "factor") == (1000000.0, "linear", 8.0)
+
+
+def test_layers_without_rope_only_append() -> None:
+    (scatter,) = steps("smollm3-3b")["kv_cache_scatter"]
+    assert scatter.step_layers == (3, 7, 11, 15, 19, 23, 27, 31, 35)
+    (append, _) = steps("smollm3-3b")["rope_kv_append"]
+    assert not set(append.layers) & set(scatter.step_layers)
+    (llama,) = steps("llama-3.1-8b")["kv_cache_scatter"]
+    assert llama.step_layers == ()
 
 
 def test_phi_rotates_a_part_of_a_head() -> None:

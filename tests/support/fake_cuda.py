@@ -120,6 +120,7 @@ class Binding(Order):
         self.functions: dict[int, tuple[str, str]] = {}
         self.contexts: list[int] = []
         self.driver_compiles = True
+        self.refuses_line = 5  # where it does not
         self.execute: Callable[[str, Launched], None] = lambda text, launch: None
         self._native = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
         self._keep: list[Any] = []
@@ -266,7 +267,7 @@ class Binding(Order):
         assert data.endswith(b"\0")
         assert size == len(data)
         if not self.driver_compiles:
-            said = b"ptxas application ptx input, line 5; fatal : Unsupported .version"
+            said = f"ptxas application ptx input, line {self.refuses_line}; fatal : Unsupported .version".encode()
             self._log[: len(said)] = said
             return real.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION
         self._image = b"CUBIN" + data[:-1]

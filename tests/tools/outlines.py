@@ -43,8 +43,8 @@ class Outline:
             self.spec.build(b)
             b.finish()
             for fragment in b.fragments.values():
-                fragment.lines = [f"    <{fragment.name}>"]
-            entry = render_entry(b, self.spec.kernel_name, self.spec.template(to), self.spec.launch(to))
+                fragment.lines, fragment.sites = [f"    <{fragment.name}>"], [fragment.opened]
+            entry, _ = render_entry(b, self.spec.kernel_name, self.spec.template(to), self.spec.launch(to))
         body = (line for line in entry.splitlines() if not line.startswith("    .reg "))
         return "\n".join([f"// {self.spec!r} for {to}", *body]) + "\n"
 

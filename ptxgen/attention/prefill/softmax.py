@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.variant import LOG2E, SINK, PerHead, take_sink
+from ptxgen.attention.variant import SINK, PerHead, take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
+from ptxgen.idioms.reduce import halves, over_lanes
 
 # A maximum is raised only when a score exceeds it by 2^8: until then probabilities stay below 256, far within f16, and
 # the accumulators need no rescaling. The result is the same softmax.
@@ -189,11 +191,7 @@ class Softmax:
 
     def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
         """Reduce over the lanes that share a row; every lane gets the same bits."""
-        distance = 1
-        while distance < self.lanes:
-            self.b.op("shfl.sync.bfly.b32", other, value, distance, 31, -1)
-            self.b.op(operation, value, value, other)
-            distance *= 2
+        over_lanes(self.b, operation, value, reversed(halves(self.lanes)), other)
 
     def raise_maxima(self, accumulators: Sequence[Sequence[Reg]]) -> None:
         """Fragments `look_for_raise`, which sets `raised` for the warp, and `rescale`.

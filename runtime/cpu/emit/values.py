@@ -72,8 +72,7 @@ class Values:
         """An `IsaError` with file, line and text of the current instruction."""
         if what.startswith(self.module.file):
             return IsaError(what)
-        text = self.module.source_line(self.op.line) or self.op.text
-        return IsaError(f"{self.module.file}:{self.op.line}: {what}: {text}")
+        return IsaError(self.module.refusal(self.op.line, what, self.op.text))
 
     def unsupported(self, what: str = "") -> IsaError:
         """The error for a form that this executor lacks."""

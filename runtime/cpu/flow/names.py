@@ -110,14 +110,12 @@ class Names:
 
     def where(self, line: int, what: str) -> str:
         """The text of an `IsaError` about a line."""
-        text = self.module.source_line(line)
-        return f"{self.module.file}:{line}: {what} is not supported by the CPU executor" + (f": {text}" if text else "")
+        return self.module.refusal(line, f"{what} is not supported by the CPU executor")
 
     def _register(self, name: str, op: Op) -> Reg:
         found = op.scope.find(name)
         if not isinstance(found, Reg):
-            text = self.module.source_line(op.line)
-            raise IsaError(f"{self.module.file}:{op.line}: register {name} is not declared: {text}")
+            raise IsaError(self.module.refusal(op.line, f"register {name} is not declared"))
         return found
 
     # uses -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ptxgen.runtime.cpu.native.layout import CTA, THREAD, WARP
 from ptxgen.runtime.cpu.report.address_names import Places
 from ptxgen.runtime.cpu.run.native_state import Gang, Worker
 from ptxgen.runtime.cpu.support import faults
+from ptxgen.sources import in_brackets, origin
 
 _TITLES = {
     faults.FAULT_BOUNDS: "out of bounds",
@@ -65,13 +66,13 @@ class Source:
     """Where the text of lines comes from."""
 
     def __init__(self, file: str, text: str) -> None:
-        self.file = file
+        self.file, self._text = file, text
         self._lines = text.splitlines()
 
     def at(self, line: int, fallback: str = "") -> str:
-        """`file:12: ld.global.f32 %f1, [%rd4];`"""
+        """`file:12: ld.global.f32 %f1, [%rd4]; [fragment 'load', a.py:7, templates/k.ptx.j2:3]`"""
         text = self._lines[line - 1].strip() if 0 < line <= len(self._lines) else fallback
-        return f"{self.file}:{line}: {text}"
+        return f"{self.file}:{line}: {text}{in_brackets(origin(self._text, line))}"
 
 
 def lanes_text(mask: int) -> str:

@@ -16,6 +16,7 @@ from ptxgen.attention.variant import PerHead
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.reduce import over_lanes
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much; 2⁸ still fits an f16
 MINUS_INFINITY = float("-inf")
@@ -223,10 +224,7 @@ class Step:
 
     def _over_tokens(self, column: int) -> None:
         """A head's top score over the lanes that have its tokens."""
-        b, other, top = self.b, scratch(self.b, "score_other", "f32"), self.top[column]
-        for distance in (4, 8, 16):
-            b.op("shfl.sync.bfly.b32", other, top, distance, 31, -1)
-            b.op("max.f32", top, top, other)
+        over_lanes(self.b, "max.f32", self.top[column], (4, 8, 16), scratch(self.b, "score_other", "f32"))
 
     def output(self, number: int, tile: int) -> tuple[Reg, ...]:
         """The four accumulators of an output tile of 16 dims and a head tile."""

@@ -19,6 +19,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.reduce import halves, over_lanes
 
 SLACK = 8.0  # log2: the maximum is raised only when a score exceeds it by this much
 MINUS_INFINITY = float("-inf")
@@ -89,12 +90,7 @@ class Step:
                     for head in range(lanes.heads):
                         self._dot(token, head, piece, self.query.piece(head, piece), wide, 0)
         b, other = self.b, scratch(self.b, "score_other", "f32")
-        distance = lanes.dim_lanes // 2
-        while distance:
-            for score in self.scores:
-                b.op("shfl.sync.bfly.b32", other, score, distance, 31, -1)
-                b.op("add.f32", score, score, other)
-            distance //= 2
+        over_lanes(b, "add.f32", self.scores, halves(lanes.dim_lanes), other)
 
     def _widened(self, rows: Rows, token: int, piece: int, slot: int) -> tuple[Reg, ...]:
         """The f32 values of a piece: the registers of the load themselves, or converted into `slot` with the scale."""
@@ -201,9 +197,7 @@ class Step:
         raised = scratch(b, "run_raised", "f32")
         for head in range(lanes.heads):
             b.op("max.f32", raised, self._top(head), self.run_max[head])
-            for distance in self._token_distances():
-                b.op("shfl.sync.bfly.b32", other, raised, distance, 31, -1)
-                b.op("max.f32", raised, raised, other)
+            over_lanes(b, "max.f32", raised, self._token_distances(), other)
             b.op("sub.f32", factor, self.run_max[head], raised)
             b.op("ex2.approx.ftz.f32", factor, factor)
             b.op("mov.f32", self.run_max[head], raised)
@@ -270,9 +264,7 @@ class Step:
         """Sums and outputs over the lanes at `%acc_distance` from each other, and the next distance: a loop's body."""
         b, other = self.b, scratch(self.b, "score_other", "f32")
         distance = self.distance
-        for register in (*self.run_sum, *self.acc):
-            b.op("shfl.sync.bfly.b32", other, register, distance, 31, -1)
-            b.op("add.f32", register, register, other)
+        over_lanes(b, "add.f32", (*self.run_sum, *self.acc), (distance,), other)
         b.op("shl.b32", distance, distance, 1)
         b.op("setp.lt.u32", "acc_more", distance, 32)
 

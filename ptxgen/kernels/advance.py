@@ -1,0 +1,62 @@
+"""Count a position: what a decode step does at its end, so that the next one needs no word from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.dtypes import s32
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer, grid3
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+
+@kernel_type
+class Advance(KernelType):
+    """position[r] += 1 and length[r] += 1 where position[r] is not negative; both s32 `[rows]`."""
+
+    programmatic: bool = False
+
+    sizes = {"rows": 3}
+    goldens = (dict(), dict(programmatic=True))
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+
+    def params(self) -> tuple[Param, ...]:
+        return tuple(buffer(name, s32, "rows", access="inout", align=4) for name in ("position", "length"))
+
+    def launch(self, target: Target) -> Launch:
+        return Launch(grid3("rows"), (1, 1, 1), programmatic=self.programmatic)
+
+    def build(self, b: Builder) -> None:
+        wait_for_producer(b, self.programmatic)
+        with b.fragment("locate"):
+            row = b.op("mov.u32", "row", b.special("ctaid.x"))
+            places = [b.ld_param(name) for name in ("position", "length")]
+            for place in places:
+                b.op("mad.wide.u32", place, row, s32.bytes, place)
+        with b.fragment("count"):
+            values = [b.reg(name, "s32") for name in ("position_now", "length_now")]
+            for value, place in zip(values, places, strict=True):
+                b.op("ld.global.s32", value, place[0])
+            counts = b.op("setp.ge.s32", "counts", values[0], 0)
+            for value, place in zip(values, places, strict=True):
+                b.op("add.s32", value, value, 1)
+                b.op("st.global.s32", place[0], value, pred=counts)
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        positions = rng.integers(-1, 100, sizes["rows"], np.int32)
+        return {"position": positions, "length": positions + np.int32(1)}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        step = (a["position"] >= 0).astype(a["position"].dtype)
+        return {name: a[name] + step for name in ("position", "length")}

@@ -1,0 +1,125 @@
+"""Layer normalisation of rows: mean and variance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.builder.values import RegArray
+from ptxgen.idioms.dot import add, dot
+from ptxgen.idioms.reduce import over_cta
+from ptxgen.idioms.row_kernel import RowKernel, Rows
+from ptxgen.kernel import KernelType, field, kernel_type
+from ptxgen.launch import Param
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+
+
+@kernel_type
+class LayerNorm(RowKernel, KernelType):
+    """out = (x - mean(x)) / sqrt(var(x) + eps) · weight + bias, row by row; out may be x itself.
+
+    x, out f32 `[rows, dim]`, weight, bias f32 `[dim]`; the variance is that around the mean, not a difference of sums.
+    `residual`: residual `[rows, dim]` becomes residual + x, and that is normalised. `heads`: of every row so many heads
+    are normalised, each by itself: all are `[rows, heads, dim]`.
+    """
+
+    dim: int = field(doc="elements of a row")
+    eps: float = field(default=1e-5, draws=(1e-6, 1e-5), refuses=(0.0,), doc="added to the variance")
+    bias: bool = field(default=True, doc="a bias is added")
+    residual: bool = field(default=False, doc="x is added to the residual stream first")
+    heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
+    programmatic: bool = False
+
+    sizes = {"rows": 2}
+    goldens = (
+        dict(dim=1024),
+        dict(dim=77, residual=True, bias=False),
+        dict(dim=64, heads=3, eps=1e-6, programmatic=True),
+        dict(dim=20000, residual=True),
+    )
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("dim", self.dim, 1, 1 << 20)
+        yield from rules.between("eps", self.eps, 1e-12, 1.0)
+        yield from rules.between("heads", self.heads, 0, 1024)
+
+    def params(self) -> tuple[Param, ...]:
+        bias = (self.common("bias"),) if self.bias else ()
+        residual = (self.row("residual", access="inout"),) if self.residual else ()
+        return self.row("x"), self.common("weight"), *bias, *residual, self.row("out", access="out")
+
+    def build(self, b: Builder) -> None:
+        rows = self.rows(b)
+        values, gains, shifts = rows.array("value"), rows.array("gain"), rows.array("shift") if self.bias else None
+        mean, square = b.reg("mean", "f32"), b.reg("square", "f32")
+        with b.fragment("begin"):
+            b.op("mov.f32", mean, 0.0)
+            b.op("mov.f32", square, 0.0)
+            if self.share.passes == 1:  # the weights wait for no kernel before this one
+                rows.step()
+                self._load_weights(rows, gains, shifts)
+        with b.fragment("load"):
+            rows.step()
+            rows.load("x", values)
+            if self.residual:
+                rows.load("residual", rows.array("before"))
+                add(b, values, b.arrays["before"])
+                rows.store("residual", values)
+            for value in values:
+                b.op("add.f32", mean, mean, value)
+            rows.advance("more_sums")
+        over_cta(b, "sums", "add.f32", [mean], rows.thread, self.share.warps)
+        with b.fragment("divide"):
+            b.op("mul.f32", mean, mean, 1 / self.dim)
+            rows.begin()
+        with b.fragment("centre"):
+            self._centred(b, rows, values)
+            rows.only(values)
+            dot(b, square, values, values)
+            rows.advance("more_squares")
+        over_cta(b, "squares", "add.f32", [square], rows.thread, self.share.warps)
+        with b.fragment("deviation"):
+            factor = b.op("fma.rn.f32", "factor", square, 1 / self.dim, self.eps)
+            b.op("rsqrt.approx.f32", factor, factor)
+            rows.begin()
+        with b.fragment("scale"):
+            rows.step()
+            if self.share.passes > 1:
+                self._centred(b, rows, values)
+                self._load_weights(rows, gains, shifts)
+            for i, value in enumerate(values):
+                b.op("mul.f32", value, value, factor)
+                if shifts is None:
+                    b.op("mul.f32", value, value, gains[i])
+                else:
+                    b.op("fma.rn.f32", value, value, gains[i], shifts[i])
+            rows.store("out", values)
+            rows.advance("more_outputs")
+
+    def _load_weights(self, rows: Rows, gains: RegArray, shifts: RegArray | None) -> None:
+        rows.load("weight", gains)
+        if shifts is not None:
+            rows.load("bias", shifts)
+
+    def _centred(self, b: Builder, rows: Rows, values: RegArray) -> None:
+        """The elements of a pass less the mean; where one pass takes the row they are still in registers."""
+        rows.step()
+        if self.share.passes > 1:
+            rows.load("residual" if self.residual else "x", values)
+        for value in values:
+            b.op("sub.f32", value, value, b.registers["mean"])
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        out = {"residual": a["residual"] + a["x"]} if self.residual else {}
+        x = out.get("residual", a["x"]).astype(np.float64)
+        centred = x - x.mean(-1, keepdims=True)
+        factor = 1 / np.sqrt((centred * centred).mean(-1, keepdims=True) + self.eps)
+        result = centred * factor * a["weight"] + (a["bias"] if self.bias else 0.0)
+        return {**out, "out": result.astype(np.float32)}

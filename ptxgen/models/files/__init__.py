@@ -1,0 +1,40 @@
+"""Model files: GGUF, Hugging Face checkpoints and llama2.c's, all as one `ModelFile`. Owns no packing and no device.
+
+`open_model` reads headers and maps the rest; every fault and everything that is not covered is a `FileError` (or a
+`SpecError` of the configuration) here, before a weight is touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ptxgen.errors import FileError
+from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo
+
+
+def open_model(path: str | Path, max_len: int | None = None) -> ModelFile:
+    """The model at `path`: a .gguf file, a folder or .safetensors file with `config.json` beside it, or a llama2.c
+    checkpoint (.bin). `max_len` replaces the longest context of its configuration.
+
+    Raises `FileError` for a damaged file and for what is not covered, `SpecError` for a configuration's values.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir() or path.suffix == ".safetensors":
+            from ptxgen.models.files.checkpoint import open_checkpoint
+
+            return open_checkpoint(path, max_len)
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as wrong:
+        raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
+    if path.suffix == ".bin" and magic != b"GGUF":
+        from ptxgen.models.files.llama2c import open_llama2c
+
+        return open_llama2c(path, max_len)
+    from ptxgen.models.files.gguf_model import open_gguf
+
+    return open_gguf(path, max_len)
+
+
+__all__ = ["ModelFile", "Source", "TensorInfo", "open_model"]

@@ -1,0 +1,213 @@
+"""A Hugging Face checkpoint as a `ModelFile`: config.json, shards through `safetensors`, and the parts that make a
+weight (scales, zero points). Owns no unpacking of 4-bit codes: `packed_int4.py` does it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxgen.errors import FileError, brief
+from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
+from ptxgen.models.spec import ModelSpec, model_spec
+
+if TYPE_CHECKING:
+    from ptxgen.models.text import Text
+
+_LARGEST_JSON = 64 << 20
+_INDEX = "model.safetensors.index.json"
+# Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
+FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+# Scales of activations and of a quantised cache: what they scale is f32 here, or has a type of its own.
+_UNUSED = ("input_scale", "k_scale", "v_scale", "rotary_emb.inv_freq")
+# Parts of a multimodal model that its text model does without.
+_OTHERS = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
+_PARTS = ("weight", "bias", "weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "g_idx")
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_OUTER = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)?")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a shard: its type and shape there, and its bytes, a view of the mapped file."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    raw: np.ndarray
+
+
+def open_checkpoint(path: Path, max_len: int | None = None) -> ModelFile:
+    """The model of a folder, or of one .safetensors file with `config.json` beside it."""
+    folder = path if path.is_dir() else path.parent
+    config = read_json(folder / "config.json")
+    spec = model_spec(config, str(folder / "config.json"), max_len)
+    stored = {one.name: one for shard in _shards(path, folder) for one in _read_shard(shard)}
+    spec = _with_tying(spec, stored)
+    return assemble(
+        path, "safetensors", spec, _held(folder, spec, stored, _quantization(config)), lambda: _text(folder)
+    )
+
+
+def _text(folder: Path) -> Text:
+    from ptxgen.models.text.json_file import text_of
+
+    return text_of(folder)
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a sane size."""
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise FileError(f"{path}: must be at most {_LARGEST_JSON >> 20} MiB (got {path.stat().st_size} bytes)")
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as wrong:
+        raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
+    except (ValueError, RecursionError) as wrong:
+        raise FileError(f"{path}: must be JSON ({str(wrong).splitlines()[0]})") from None
+
+
+def _quantization(config: Any) -> dict[str, Any]:
+    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    return found if isinstance(found, dict) else {}
+
+
+def _with_tying(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:
+    """Files of models with tied embeddings hold the head once, or twice."""
+    from dataclasses import replace
+
+    heads = ("lm_head.weight", "language_model.lm_head.weight")
+    return replace(spec, tied=False) if spec.tied and any(name in stored for name in heads) else spec
+
+
+# -- shards ----------------------------------------------------------------------------------------------------------
+
+
+def _shards(path: Path, folder: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if not (folder / _INDEX).exists():
+        found = sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise FileError(f"{folder}: holds no .safetensors file")
+        return found
+    index = read_json(folder / _INDEX)
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise FileError(f"{folder / _INDEX}: weight_map: must give a file name for each tensor (got {brief(names)})")
+    if wrong := [name for name in names.values() if Path(name).name != name]:
+        raise FileError(f"{folder / _INDEX}: weight_map: must name files of the same folder (got {brief(wrong[0])})")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def _read_shard(path: Path) -> list[Stored]:
+    """Every tensor of a shard. `safetensors` checks the header: types, sizes, no gap, nothing outside the file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "numpy") as shard, path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+            slices = {name: shard.get_slice(name) for name in shard.offset_keys()}
+            found = {name: (str(part.get_dtype()), tuple(part.get_shape())) for name, part in slices.items()}
+    except (SafetensorError, OSError, ValueError) as wrong:
+        raise FileError(f"{path}: is no safetensors file ({str(wrong).splitlines()[0]})") from None
+    data = np.asarray(np.memmap(path, np.uint8, "r"))
+    stored, at = [], 8 + header
+    for name, (kind, shape) in found.items():
+        end = at + math.prod(shape) * _BITS.get(kind, 0) // 8
+        stored.append(Stored(name, kind, shape, data[at:end]))
+        at = end
+    return stored
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _held(
+    folder: Path, spec: ModelSpec, stored: Mapping[str, Stored], quantization: Mapping[str, Any]
+) -> dict[str, Held]:
+    """Every tensor by our name, its parts joined; fused products taken apart."""
+    groups: dict[str, dict[str, Stored]] = {}
+    for one in stored.values():
+        base, _, part = _OUTER.sub("", one.name).rpartition(".")
+        if one.name.endswith(_UNUSED) or (spec.shape.family == "gemma3" and one.name.startswith(_OTHERS)):
+            continue
+        if part not in _PARTS:
+            raise FileError(f"{folder}: {one.name} ({one.type}): is not covered")
+        ours = base.replace(".self_attn.", ".").replace(".mlp.", ".")
+        groups.setdefault(f"{ours}.bias" if part == "bias" else ours, {})[part] = one
+    held: dict[str, Held] = {}
+    for name, parts in groups.items():
+        whole = _matrix(folder, name, parts, quantization)
+        layer, _, last = name.rpartition(".")
+        if last not in _FUSED:
+            held[name] = whole
+            continue
+        rows = [spec.products()[product][0] for product in _FUSED[last]]
+        if sum(rows) != whole.info.rows:
+            raise FileError(f"{folder}: {whole.name}: must have {sum(rows)} rows (got {whole.info.rows})")
+        for index, product in enumerate(_FUSED[last]):
+            start = sum(rows[:index])
+            read = sliced(whole.read, whole.info.rows, start, start + rows[index], f"{folder}: {whole.name}")
+            held[f"{layer}.{product}"] = Held(
+                TensorInfo(whole.info.format, rows[index], whole.info.cols), read, whole.name
+            )
+    return held
+
+
+def _matrix(folder: Path, name: str, parts: Mapping[str, Stored], quantization: Mapping[str, Any]) -> Held:
+    """One tensor from its parts; what they are decides the format."""
+    if "qweight" in parts:
+        from ptxgen.models.files.packed_int4 import int4
+
+        return int4(folder, parts, quantization)
+    one = parts.get("bias") or parts.get("weight")
+    if one is None:
+        found = next(iter(parts.values()))
+        raise FileError(f"{folder}: {found.name} ({found.type}): stands without its weight")
+    where = f"{folder}: {one.name}"
+    if one.type not in FORMATS:
+        raise FileError(f"{where}: {one.type} is not covered; {', '.join(FORMATS)} are, and int4 of AWQ and GPTQ")
+    if not 1 <= len(one.shape) <= 2 or 0 in one.shape or (is_vector(name) and len(one.shape) != 1):
+        raise FileError(f"{where}: must be a {'vector' if is_vector(name) else 'matrix'} (got shape {list(one.shape)})")
+    rows, cols = (1, *one.shape)[-2:]
+    shape = (cols,) if is_vector(name) else (rows, cols)
+    format, scale = FORMATS[one.type], parts.get("weight_scale") or parts.get("weight_scale_inv")
+    if format != "e4m3":
+        if scale is not None:
+            raise FileError(f"{where}: {one.type} with {scale.name} is not covered")
+        return Held(TensorInfo(format, rows, cols), partial(plain, one.raw, format, shape), one.name)
+    if scale is None or scale.type not in ("F32", "F16", "BF16"):
+        raise FileError(f"{where}: F8_E4M3 needs weight_scale or weight_scale_inv in F32, F16 or BF16")
+    format = _scaled(where, scale.shape, rows, cols)
+    return Held(TensorInfo(format, rows, cols), partial(_read_e4m3, one, scale), one.name)
+
+
+def _scaled(where: str, scale: tuple[int, ...], rows: int, cols: int) -> str:
+    """The format that a scale's shape makes of e4m3 weights."""
+    if math.prod(scale) == 1:
+        return "e4m3"
+    if scale in ((rows,), (rows, 1)):
+        return "e4m3_channel"
+    if scale == (-(-rows // 128), -(-cols // 128)):
+        return "e4m3_block"
+    raise FileError(f"{where}: scales must be one, one a row, or one of 128 x 128 (got shape {list(scale)})")
+
+
+def _read_e4m3(weight: Stored, scale: Stored) -> Source:
+    factors = plain(scale.raw, FORMATS[scale.type], (max(math.prod(scale.shape), 1),))["weight"]
+    shape = () if factors.size == 1 else (weight.shape[0],) if len(factors) == weight.shape[0] else scale.shape
+    return plain(weight.raw, "e4m3", weight.shape) | {"scale": factors.reshape(shape)}

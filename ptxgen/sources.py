@@ -1,0 +1,173 @@
+"""Where the lines of a text come from: fragment, Python line, template line. Kept beside the text, never in it.
+
+A generated text has a `SourceMap`; of any other the `.loc` directives tell, where it has some.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from types import CodeType
+from weakref import WeakValueDictionary
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file. `str()` shortens the file's path for reading."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{shown_path(self.file)}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one line comes from. `code` emitted it (a kernel type's line, or an idiom's); `caller` is the line of the
+    kernel type's `build` that called the idiom, None where that is the same; `template` placed it."""
+
+    fragment: str = ""
+    code: Place | None = None
+    caller: Place | None = None
+    template: Place | None = None
+
+    def __str__(self) -> str:
+        python = f"{self.code} from {self.caller}" if self.caller else self.code
+        named = f"fragment {self.fragment!r}" if self.fragment else ""
+        return ", ".join(str(part) for part in (named, python, self.template) if part)
+
+
+Site = tuple[CodeType, int, CodeType, int]  # a call of the builder as the interpreter knows it, and the one in `build`
+Places = tuple[Place, Place | None]  # of a call: its line, and the line of `build` it comes from where that is another
+
+
+def places(site: Site | Places) -> Places:
+    """The lines of a call, which are looked up when somebody asks."""
+    if len(site) == 2:
+        return site
+    code, caller = _place(site[0], site[1]), _place(site[2], site[3])
+    return code, caller if caller != code else None
+
+
+def _place(code: CodeType, at: int) -> Place:
+    return Place(code.co_filename, next((n for a, b, n in code.co_lines() if a <= at < b and n), code.co_firstlineno))
+
+
+Mark = tuple[str, int]  # a template's file and line
+Run = tuple[Mark | None, str, Sequence[Site | Places]]
+"""Lines that follow each other: what placed them, their fragment, who emitted each. Without a fragment: one line."""
+
+
+class SourceMap:
+    """The origins of a text's lines, by their 1-based numbers."""
+
+    __slots__ = ("__weakref__", "_runs", "_starts", "lines")
+
+    def __init__(self, runs: Sequence[Run] = ()) -> None:
+        self._runs = runs
+        self._starts = list(accumulate((len(sites) or 1 for _, _, sites in runs), initial=1))
+        self.lines = self._starts[-1] - 1
+
+    def at(self, line: int) -> Origin | None:
+        """The origin of a line; None where it has none."""
+        if not 0 < line <= self.lines:
+            return None
+        index = bisect_right(self._starts, line) - 1
+        mark, fragment, sites = self._runs[index]
+        template = Place(*mark) if mark else None
+        if sites:
+            return Origin(fragment, *places(sites[line - self._starts[index]]), template)
+        return Origin(template=template) if template else None
+
+    def __reduce__(self) -> tuple[type[SourceMap], tuple[list[Run]]]:
+        """For a pickle, with lines in the place of code objects."""
+        return SourceMap, ([(mark, name, tuple(map(places, sites))) for mark, name, sites in self._runs],)
+
+    def spread(self, lines: Iterable[int]) -> SourceMap:
+        """The map of a text whose lines come from these lines of this one; 0: from none."""
+        runs: list[Run] = []
+        for line in lines:
+            source = self.at(line)
+            mark = (source.template.file, source.template.line) if source and source.template else None
+            sites = [(source.code, source.caller)] if source and source.code else []
+            runs.append((mark, source.fragment if source else "", sites))
+        return SourceMap(runs)
+
+
+_KNOWN: WeakValueDictionary[str, SourceMap] = WeakValueDictionary()
+
+
+def remember(text: str, source_map: SourceMap) -> None:
+    """Find this map for that text from now on, as long as somebody holds the map."""
+    _KNOWN[text] = source_map
+
+
+def forget(text: str) -> None:
+    """Do not find a map for that text any more."""
+    _KNOWN.pop(text, None)
+
+
+def origin(text: str, line: int) -> Origin | None:
+    """Where a line of a text comes from: by the map of a generated text, else by the `.loc` before it."""
+    known = _KNOWN.get(text)
+    return known.at(line) if known is not None else _by_loc(text, line)
+
+
+_FILE = re.compile(r'^[ \t]*\.file\s+(\d+)\s+"([^"\n]*)"', re.MULTILINE)
+_LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+_ENDS = re.compile(r"\s*[})]|.*\.(?:entry|func)\b")
+
+
+def _by_loc(text: str, line: int) -> Origin | None:
+    if ".loc" not in text:
+        return None
+    for before in reversed(text.splitlines()[: line - 1]):
+        found = _LOC.match(before)
+        if found:
+            files = dict(_FILE.findall(text))
+            code, caller = ((files.get(found[i]), found[i + 1]) for i in (1, 3))
+            places = [Place(file, int(number)) if file else None for file, number in (code, caller)]
+            return Origin("", *places) if places[0] else None
+        if _ENDS.match(before):
+            return None
+    return None
+
+
+_NAMED = re.compile(r"\bline\s+(\d+)")
+
+
+def quoted(text: str, said: str) -> str:
+    """What an assembler said, and behind each line of it the PTX line that it names, with its origin."""
+    lines = text.splitlines()
+    shown = []
+    for sentence in said.splitlines():
+        shown.append(f"  {sentence.strip()}")
+        found = _NAMED.search(sentence)
+        if found and 0 < int(found[1]) <= len(lines):
+            number = int(found[1])
+            shown.append(f"    {number} | {lines[number - 1].strip()}{in_brackets(origin(text, number))}")
+    return "\n".join(shown)
+
+
+def in_brackets(source: Origin | None) -> str:
+    """` [fragment 'store', a.py:12, templates/k.ptx.j2:3]`, or nothing."""
+    return f" [{source}]" if source else ""
+
+
+def shown_path(file: str) -> str:
+    """The path as messages show it: from the package's folder on, else from the working directory on, else whole."""
+    path = Path(file)
+    if path.is_relative_to(_PACKAGE / "templates"):
+        return path.relative_to(_PACKAGE).as_posix()
+    for root in (_PACKAGE.parent, Path.cwd()):
+        if path.is_relative_to(root):
+            return path.relative_to(root).as_posix()
+    return os.fspath(path)

@@ -1,0 +1,104 @@
+"""`Batch`: several sequences of a model at once, which join and leave between steps. Owns their cache and their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen.dtypes import f32, s32
+from ptxgen.errors import CapacityError, SpecError
+from ptxgen.runtime.kv.batched import BatchedKvCache
+from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.program.arena import plan_arena
+from ptxgen.runtime.program.step import Step
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.program.model import Model
+
+
+class Batch:
+    """Up to `slots` sequences, one graph launch for a token of each.
+
+    `invariant`: a sequence has the same bits whatever the others are. A prompt goes through the model's own sequence,
+    which a `join` therefore overwrites, and from there into the slot.
+    """
+
+    def __init__(self, model: Model, slots: int, invariant: bool = False) -> None:
+        self.model = model
+        self.slots = within("Batch: slots", slots, 1, 1 << 16)
+        device, shape = model.device, model.shape
+        self.cache = BatchedKvCache(model.cache, self.slots)
+        self._next: dict[int, int] = {}  # slot → the token that it goes on with
+        self._fresh: set[int] = set()  # slots whose token the device has not seen
+        self._tokens = device.zeros(self.slots, s32)
+        self._logits = device.empty((self.slots, shape.vocab), f32)
+        self._tokens_out = device.pinned(self.slots, s32)
+        program = model.program("batch", self.slots, batch_invariant=invariant)
+        buffers = {**model.weights, "tokens": self._tokens, "logits": self._logits}
+        buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}
+        for layer in range(shape.n_layers):
+            buffers |= {f"layers.{layer}.{name}": held for name, held in self.cache.buffers(layer).items()}
+        from ptxgen.runtime.program.model import own_states
+
+        buffers |= own_states(device, program, buffers)
+        self._step = Step(device, program, buffers, device.empty(plan_arena(program).nbytes or 1, "u8"))
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The slots that hold a sequence."""
+        return tuple(sorted(self._next))
+
+    def join(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """A sequence that begins with a prompt: its slot, and its first token. Raises `CapacityError` when no slot is
+        free."""
+        free = next((slot for slot in range(self.slots) if slot not in self._next), None)
+        if free is None:
+            raise CapacityError(f"Batch: all {self.slots} slots are taken; leave one first")
+        self.model.reset()
+        token = self.model.prefill(prompt)
+        self.cache.scatter_from(self.model.cache, free, self.model.length)
+        self._next[free] = token
+        self._fresh.add(free)
+        return free, token
+
+    def leave(self, slot: int) -> None:
+        """Let a sequence go; its slot is free for another."""
+        self._held(slot)
+        del self._next[slot]
+        self._fresh.discard(slot)
+        self.cache.set_length(slot, 0)
+
+    def length(self, slot: int) -> int:
+        """Positions of a sequence."""
+        return self.cache.length(self._held(slot))
+
+    def step(self) -> dict[int, int]:
+        """One more token of every sequence, by slot. A full one must leave before."""
+        if not self._next:
+            raise SpecError("Batch.step: no sequence has joined")
+        stream = self.model.stream
+        self.cache.step(self.active, stream)
+        for slot in sorted(self._fresh):
+            self._tokens[slot : slot + 1].copy_from(np.array([self._next[slot]], np.int32), stream)
+        self._fresh.clear()
+        if self.model.deterministic:
+            self._step.run(stream)
+        else:
+            self._step.graph.launch(stream)
+        self._tokens.numpy(self._tokens_out, stream)
+        stream.synchronize()
+        for slot in self._next:
+            self._next[slot] = int(self._tokens_out[slot])
+        return {slot: self._next[slot] for slot in self.active}
+
+    def logits(self) -> np.ndarray:
+        """Those of the last step, `[slots, vocab]`; rows of free slots mean nothing."""
+        return self._logits.numpy()
+
+    def _held(self, slot: object) -> int:
+        at = within("Batch: slot", slot, 0, self.slots - 1)
+        if at not in self._next:
+            raise SpecError(f"Batch: slot {at} holds no sequence")
+        return at

@@ -1,0 +1,336 @@
+"""`Model`: a whole model on a device. Owns its weights, the cache of one sequence, the steps, and where the sequence is.
+
+One graph launch and one copy of 4 bytes a token: the step reads the token that the step before left, and counts its
+position itself. The host says them only where they are others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxgen.dtypes import dtype, f32, s32
+from ptxgen.errors import CapacityError, SpecError, brief
+from ptxgen.models import ModelShape
+from ptxgen.models.decode import step_program
+from ptxgen.models.program import Program
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.kvcache import KvCache
+from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.program.arena import plan_arena
+from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.program.weights import Progress, WeightSource, formats_of, load_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.kv.snapshot import Snapshot
+    from ptxgen.runtime.program.batch import Batch
+    from ptxgen.runtime.program.profile import Profile
+
+CHUNK = 64  # positions of a prompt that one step takes
+
+
+class Model:
+    """A model that decodes: `forward` gives logits, `forward_to_token` and `generate` tokens.
+
+    `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`: a
+    prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host.
+
+    One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        device: Device | None = None,
+        kv_dtype: object = "f16",
+        *,
+        chunk: int = CHUNK,
+        deterministic: bool | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if device is None:
+            from ptxgen.runtime.opening import open_device
+
+            device = open_device()
+        if chunk < 1 or chunk & (chunk - 1):
+            raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
+        self.device, self.source, self.spec = device, source, source.spec
+        self.kv_dtype = dtype(kv_dtype)
+        self.chunk = min(chunk, 1 << (self.shape.max_len.bit_length() - 1))
+        given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
+        self.deterministic = given if deterministic is None else deterministic
+        self.stream = device.default_stream
+        decode, prefill = self.program("decode"), self.program("prefill", self.chunk)
+        self.weights = load_weights(device, tuple(decode.tensors.values()), source, progress)
+        shape = self.shape
+        self._cache = KvCache(
+            device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype
+        )
+        self._arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill)) or 1, "u8")
+        self._counters = device.zeros(2, s32)  # position, length
+        self._tokens = device.zeros(1, s32)
+        self._logits = device.empty((1, shape.vocab), f32)
+        self._token_out = device.pinned(1, s32)
+        self._steps: dict[int, Step] = {}  # 0: decode; n: a chunk of n positions
+        self._length = 0
+        self._known: tuple[int, int] | None = None  # the token and the position that the device goes on with
+        self._decode = self._steps[0] = self._bind(decode)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: object = None, kv_dtype: object = "f16", max_len: int | None = None, **options: Any
+    ) -> Model:
+        """The model of a file: GGUF, a folder with safetensors and config.json, a llama2.c checkpoint.
+
+        `device` is a `Device` or the name of one (None: CUDA where there is one, else the CPU executor); `max_len`
+        replaces the longest context; `options` are the constructor's. Raises `FileError` before anything is allocated
+        for what is damaged or not covered.
+        """
+        from ptxgen.models.files import open_model
+        from ptxgen.runtime.core.device import Device
+        from ptxgen.runtime.opening import open_device
+
+        source = open_model(path, max_len)
+        return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
+
+    # programs ---------------------------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> ModelShape:
+        """The spec's attention shape."""
+        return self.spec.shape
+
+    def program(self, step: str = "decode", rows: int = 1, **options: Any) -> Program:
+        """The Program of a step of this model on this device."""
+        target = self.device.target
+        overlaps = not self.deterministic and target.includes_any(("sm_90",))
+        return step_program(
+            self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype, target=target.name,
+            programmatic=overlaps, **options,
+        )  # fmt: skip
+
+    def _bind(self, program: Program) -> Step:
+        """A step over the weights, the cache and the counters."""
+        buffers = {**self.weights, "tokens": self._tokens, "logits": self._logits}
+        buffers |= {"position": self._counters[:1], "length": self._counters[1:]}
+        for layer in range(self.shape.n_layers):
+            buffers |= {f"layers.{layer}.{name}": held for name, held in self._cache.buffers(layer).items()}
+        buffers |= own_states(self.device, program, buffers)
+        return Step(self.device, program, buffers, self._arena)
+
+    def _prefill_step(self, rows: int) -> Step:
+        if rows not in self._steps:
+            self._steps[rows] = self._bind(self.program("prefill", rows))
+        return self._steps[rows]
+
+    # the sequence -----------------------------------------------------------------------------------------------------
+    @property
+    def length(self) -> int:
+        """Positions of the sequence."""
+        return self._length
+
+    @property
+    def cache(self) -> KvCache:
+        """The sequence's keys and values, with lengths as they are now."""
+        for layer in range(self.shape.n_layers):
+            self._cache.set_length(layer, self._length)
+        return self._cache
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.rollback(0)
+
+    def rollback(self, position: int) -> None:
+        """Forget the positions from `position` on; never lengthens the sequence."""
+        self._length = min(self._length, within("Model.rollback: position", position, 0, self.shape.max_len))
+
+    def snapshot(self) -> Snapshot:
+        """Keys and values of the sequence, on the host: a prompt that can be restored."""
+        self.stream.synchronize()
+        return self.cache.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot."""
+        self._cache.restore(snapshot)
+        self._length = self._cache.length(0)
+
+    def _place(self, token: int, position: int) -> None:
+        """Let the device go on with this token at this position."""
+        known = self._known
+        if known is None or known[1] != position:
+            self._counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
+        if known is None or known[0] != token:
+            self._tokens.copy_from(np.array([token], np.int32), self.stream)
+
+    def _check(self, token: object, position: object) -> tuple[int, int]:
+        at = self._length if position is None else position
+        if self._length >= self.shape.max_len and at == self._length:
+            raise CapacityError(f"Model: the sequence has all {self.shape.max_len} positions; rollback or reset make room")
+        place = within("Model: position", at, 0, min(self._length, self.shape.max_len - 1))
+        return within("Model: token", token, 0, self.shape.vocab - 1), place
+
+    # one token --------------------------------------------------------------------------------------------------------
+    def forward(self, token: int, position: int | None = None) -> np.ndarray:
+        """Append a token at `position` (None: at the end; an earlier one forgets what lay from there on); the logits
+        `[vocab]` of the next, float32."""
+        token, place = self._check(token, position)
+        self._step(token, place)
+        logits = self._logits.numpy()[0]
+        self._known = None  # the device has chosen a token that we have not seen
+        return logits
+
+    def forward_to_token(self, token: int, position: int | None = None) -> int:
+        """The same; the likeliest next token, the lowest among equals."""
+        if self.deterministic:
+            return int(np.argmax(self.forward(token, position)))
+        known, place = self._known, self._length
+        if known is None or token != known[0] or position not in (None, place) or place != known[1]:
+            token, place = self._check(token, position)
+        elif place >= self.shape.max_len:
+            self._check(token, position)
+        self._step(token, place)
+        return self._take_token()
+
+    def _step(self, token: int, place: int) -> None:
+        """One decode step."""
+        self._place(token, place)
+        self._known = None  # until it has been submitted
+        if self.deterministic:
+            self._decode.run(self.stream)
+        else:
+            self._decode.graph.launch(self.stream)
+        self._length = place + 1
+
+    def _take_token(self) -> int:
+        """The token that the last step chose."""
+        self._tokens.numpy(self._token_out, self.stream)
+        self.stream.synchronize()
+        token = int(self._token_out[0])
+        self._known = (token, self._length)
+        return token
+
+    # a prompt ---------------------------------------------------------------------------------------------------------
+    def prefill(self, prompt: Sequence[int], position: int | None = None) -> int:
+        """Append a prompt, in chunks; the likeliest token after it."""
+        self._prefill(prompt, position)
+        if self.deterministic:
+            return int(np.argmax(self._logits.numpy()[0]))
+        return self._take_token()
+
+    def _prefill(self, prompt: Sequence[int], position: int | None) -> None:
+        tokens = self._tokens_of(prompt)
+        start = self._length if position is None else position
+        place = within("Model: position", start, 0, self._length)
+        if place + len(tokens) > self.shape.max_len:
+            raise CapacityError(
+                f"Model: {len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}; nothing was changed"
+            )
+        self._known = None
+        for rows, at in chunks(len(tokens), self.chunk):
+            self._run_chunk(tokens[at : at + rows], place + at)
+            self._length = place + at + rows
+
+    def _run_chunk(self, tokens: np.ndarray, position: int) -> None:
+        step = self._prefill_step(len(tokens))
+        step.write("prompt", tokens, self.stream)
+        step.write("q_len", np.array([len(tokens)], np.int32), self.stream)
+        step.write("kv_len", np.array([position + len(tokens)], np.int32), self.stream)
+        self._counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
+        if self.deterministic:
+            step.run(self.stream)
+        else:
+            step.graph.launch(self.stream)
+
+    def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
+        """A prompt as s32, every token within the vocabulary."""
+        tokens = np.asarray(prompt)
+        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
+            raise SpecError(f"Model: a prompt must be a list of at least one token (got {brief(prompt)})")
+        if tokens.min() < 0 or tokens.max() >= self.shape.vocab:
+            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {tokens.min()} … {tokens.max()})")
+        return tokens.astype(np.int32)
+
+    # text -------------------------------------------------------------------------------------------------------------
+    def generate(self, prompt: Sequence[int], max_new_tokens: int, **options: Any) -> list[int]:
+        """The prompt and the tokens after it; `options` are those of `tokens`."""
+        return [*map(int, prompt), *self.tokens(prompt, max_new_tokens, **options)]
+
+    def tokens(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int | None = None,
+        *,
+        stop_ids: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        decode: Any = None,
+        keep: bool = False,
+    ) -> Iterator[int]:
+        """Tokens after a prompt, one by one, until `max_new_tokens`, a full cache, one of `stop_ids` (which is not
+        given), or text that holds one of `stop`; `decode` turns tokens into text. `keep`: the prompt goes on where the
+        sequence is, which otherwise begins anew."""
+        if stop and decode is None:
+            raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
+        if not keep:
+            self.reset()
+        token, found = self.prefill(prompt), []
+        while max_new_tokens is None or len(found) < max_new_tokens:
+            if token in stop_ids:
+                return
+            found.append(token)
+            yield token
+            if stop and any(one in decode(found) for one in stop):
+                return
+            if self._length >= self.shape.max_len or len(found) == max_new_tokens:
+                return
+            token = self.forward_to_token(token)
+
+    # more -------------------------------------------------------------------------------------------------------------
+    def batch(self, slots: int, **options: Any) -> Batch:
+        """Decode up to `slots` sequences at once, which join and leave between steps."""
+        from ptxgen.runtime.program.batch import Batch
+
+        return Batch(self, slots, **options)
+
+    def profile(self, token: int = 0, position: int | None = None, repeats: int = 5) -> Profile:
+        """Time and bytes of every op of a step, run `repeats` times; the sequence stays as it is."""
+        from ptxgen.runtime.program.profile import profile
+
+        return profile(self, token, position, repeats)
+
+    def attention_with_cache(
+        self, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, k: np.ndarray, v: np.ndarray, layer: int = 0
+    ) -> np.ndarray:
+        """Attention of one token in a layer from host arrays, float32: q `[n_heads · head_dim]`; k, v, its own key and
+        value, `[n_kv_heads · head_dim]`; caches of the positions before it, `[positions, n_kv_heads · head_dim]`.
+
+        Gives `[n_heads · head_dim]`; rotation is the caller's. The model's own sequence has no part in it.
+        """
+        from ptxgen.runtime.program.hosted import attention_with_cache
+
+        return attention_with_cache(self.device, self.spec, layer, q, (k_cache, v_cache), (k, v))
+
+    def __repr__(self) -> str:
+        shape = self.shape
+        return f"<Model {shape.family} {shape.n_layers} × {self.spec.dim}, {self._length} of {shape.max_len}, {self.device.name}>"
+
+
+def own_states(device: Device, program: Program, given: dict[str, Buffer]) -> dict[str, Buffer]:
+    """Memory of the states and inputs of a program that nobody shares, zeroed where that is asked for."""
+    tensors = [t for t in program.tensors.values() if t.kind in ("state", "input", "output") and t.name not in given]
+    return {t.name: (device.zeros if t.zeroed else device.empty)(t.shape, t.dtype) for t in tensors}
+
+
+def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:
+    """`count` positions as powers of two up to `most`: how many, and from where."""
+    at = 0
+    while at < count:
+        rows = min(most, 1 << ((count - at).bit_length() - 1))
+        yield rows, at
+        at += rows
+

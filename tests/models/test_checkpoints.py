@@ -1,0 +1,272 @@
+"""Hugging Face folders and llama2.c checkpoints: every family against transformers' logits, every covered type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from ptxgen.errors import FileError
+from ptxgen.models.files import ModelFile, open_model
+from ptxgen.models.reference import ReferenceModel
+from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.model_files import write_checkpoint, write_folder
+from tests.tools.record_families import PROMPT, RECORD, torch_name
+
+RECORDED = dict(np.load(RECORD))
+TIE = 3e-5
+
+
+def reference(model: ModelFile) -> ReferenceModel:
+    return ReferenceModel(model.spec, {name: model.values(name) for name in model.tensors})
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_read_from_its_folder_has_transformers_logits(family: str, tmp_path: Path) -> None:
+    model = open_model(write_checkpoint(tmp_path / family, family, shards=3))
+    logits = reference(model).forward(PROMPT)
+    np.testing.assert_allclose(logits, RECORDED[f"{family}.logits"], rtol=0, atol=TIE)
+
+
+@pytest.mark.parametrize(("dtype", "format"), [(np.float16, "f16"), (ml_dtypes.bfloat16, "bf16")])
+def test_halves_are_the_files_own(dtype: type, format: str, tmp_path: Path) -> None:
+    model = open_model(write_checkpoint(tmp_path, "gemma3_text", dtype=dtype))
+    for name, values in random_weights(small_spec("gemma3_text")).items():
+        assert model.tensors[name].format == format
+        assert np.array_equal(model.values(name), values.astype(dtype).astype(np.float32)), name
+
+
+def test_one_file_with_its_config_beside_it(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    assert open_model(folder / "model.safetensors").spec == open_model(folder).spec
+
+
+def test_a_multimodal_models_text_is_read_without_its_eyes(tmp_path: Path) -> None:
+    inner = CONFIGS["gemma3_text"]
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("gemma3_text")).items()}
+    outer = {f"language_model.{name}": values for name, values in arrays.items()}
+    outer["vision_tower.encoder.weight"] = np.zeros((2, 2), np.float32)
+    model = open_model(write_folder(tmp_path, {"model_type": "gemma3", "text_config": inner}, outer))
+    np.testing.assert_allclose(reference(model).forward(PROMPT), RECORDED["gemma3_text.logits"], rtol=0, atol=TIE)
+
+
+def test_a_head_that_a_tied_model_holds_is_used(tmp_path: Path) -> None:
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
+    arrays["lm_head.weight"] = np.ones((131, 64), np.float32)
+    model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
+    assert not model.spec.tied
+    assert (model.values("lm_head") == 1).all()
+
+
+# -- quantised checkpoints -------------------------------------------------------------------------------------------
+
+
+def changed(
+    tmp_path: Path, parts: dict[str, np.ndarray], quantization: dict[str, object], **config: object
+) -> ModelFile:
+    """A llama whose layer 1 has `parts` in place of its gate_proj."""
+    spec = small_spec("llama", mlp_bias=False, **config)
+    arrays = {torch_name(n): v for n, v in random_weights(spec).items()}
+    del arrays["model.layers.1.mlp.gate_proj.weight"]
+    arrays |= {f"model.layers.1.mlp.gate_proj.{name}": part for name, part in parts.items()}
+    settings = CONFIGS["llama"] | config | {"mlp_bias": False, "quantization_config": quantization}
+    return open_model(write_folder(tmp_path, settings, arrays))
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "format"),
+    [
+        (np.array(0.5, np.float32), "weight_scale", "e4m3"),
+        (np.linspace(0.1, 2, 160, dtype=np.float32).reshape(160, 1), "weight_scale", "e4m3_channel"),
+        (np.arange(1, 5, dtype=np.float32).reshape(2, 2), "weight_scale_inv", "e4m3_block"),
+    ],
+)
+def test_fp8_weights_are_multiplied_by_their_scales(scale, name: str, format: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    weight = np.random.default_rng(0).standard_normal((160, 192)).astype(ml_dtypes.float8_e4m3fn)
+    model = changed(
+        tmp_path, {"weight": weight, name: scale}, {"quant_method": "fp8"}, hidden_size=192, intermediate_size=160
+    )
+    assert model.tensors["layers.1.gate_proj"].format == format
+    spread = scale
+    if format == "e4m3_block":
+        spread = np.repeat(np.repeat(scale, 128, 0), 128, 1)[:160, :192]
+    assert np.array_equal(model.values("layers.1.gate_proj"), weight.astype(np.float32) * spread)
+
+
+def packed(codes: np.ndarray, axis: int, order: tuple[int, ...]) -> np.ndarray:
+    """Eight codes along `axis` in an int32; nibble i holds code `order[i]`."""
+    codes = np.moveaxis(codes, axis, -1)
+    words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32)
+    out = np.zeros(words.shape[:-1], np.uint32)
+    for nibble, place in enumerate(order):
+        out |= words[..., place] << np.uint32(4 * nibble)
+    return np.ascontiguousarray(np.moveaxis(out, -1, axis)).view(np.int32)
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("method", ["awq", "gptq", "gptq_v2"])
+def test_int4_weights_are_code_less_zero_times_scale(method: str, size: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(size)
+    cols, rows = 256, 96
+    codes, zeros = rng.integers(0, 16, (cols, rows)), rng.integers(0, 15, (cols // size, rows))
+    scales = rng.random((cols // size, rows)).astype(np.float16)
+    order = (0, 2, 4, 6, 1, 3, 5, 7) if method == "awq" else tuple(range(8))
+    stored = zeros if method != "gptq" else (zeros - 1) & 15
+    parts = {
+        "qweight": packed(codes, 1 if method == "awq" else 0, order),
+        "qzeros": packed(stored, 1, order),
+        "scales": scales,
+    }
+    if method != "awq":
+        parts["g_idx"] = (np.arange(cols) // size).astype(np.int32)
+    settings = {"quant_method": method[:4].rstrip("_"), "bits": 4, "checkpoint_format": method}
+    model = changed(tmp_path, parts, settings, hidden_size=cols)
+    want = (codes - np.repeat(zeros, size, 0)).astype(np.float32) * np.repeat(scales.astype(np.float32), size, 0)
+    assert model.tensors["layers.1.gate_proj"].format == f"int4_g{size}"
+    assert np.array_equal(model.values("layers.1.gate_proj"), want.T)
+
+
+def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> None:
+    spec = small_spec("phi3", hidden_size=128, intermediate_size=128)
+    arrays = {torch_name(n): v for n, v in random_weights(spec).items()}
+    weight = np.random.default_rng(0).standard_normal((256, 128)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.array([[2.0], [3.0]], np.float32)
+    at = "model.layers.0.mlp.gate_up_proj."
+    arrays |= {f"{at}weight": weight, f"{at}weight_scale_inv": scale}
+    config = CONFIGS["phi3"] | {"hidden_size": 128, "intermediate_size": 128}
+    model = open_model(write_folder(tmp_path, config, arrays))
+    assert np.array_equal(model.values("layers.0.gate_proj"), weight[:128].astype(np.float32) * 2)
+    assert np.array_equal(model.values("layers.0.up_proj"), weight[128:].astype(np.float32) * 3)
+
+
+BAD_PARTS = {
+    "another type": ({"weight": np.zeros((96, 64), np.int8)}, {}, r"gate_proj.weight: I8 is not covered; F32, F16"),
+    "fp8 without a scale": (
+        {"weight": np.zeros((96, 64), ml_dtypes.float8_e4m3fn)}, {}, r"gate_proj.weight: F8_E4M3 needs weight_scale",
+    ),
+    "scales of another shape": (
+        {"weight": np.zeros((96, 64), ml_dtypes.float8_e4m3fn), "weight_scale": np.ones(5, np.float32)}, {},
+        r"gate_proj.weight: scales must be one, one a row, or one of 128 x 128 \(got shape \[5\]\)",
+    ),
+    "a part of another method": ({"weight_packed": np.zeros((4, 4), np.int32)}, {}, r"weight_packed \(I32\): is not"),
+    "int4 without its method": (
+        {"qweight": np.zeros((64, 12), np.int32)}, {}, r"qweight: quantization_config: must be awq \(gemm\) or gptq",
+    ),
+    "8 bits": (
+        {"qweight": np.zeros((16, 96), np.int32)}, {"quant_method": "gptq", "bits": 8}, r"of 4 bits \(got 'gptq', 8\)",
+    ),
+    "int4 without scales": (
+        {"qweight": np.zeros((64, 12), np.int32)}, {"quant_method": "awq"}, r"stands without qzeros, scales",
+    ),
+    "groups of 16": (
+        {"qweight": np.zeros((64, 12), np.int32), "qzeros": np.zeros((4, 12), np.int32),
+         "scales": np.ones((4, 96), np.float16)}, {"quant_method": "awq"},
+        r"groups must have 32, 64, 128 columns \(got 4 of 64\)",
+    ),
+    "columns out of order": (
+        {"qweight": np.zeros((8, 96), np.int32), "qzeros": np.zeros((2, 12), np.int32),
+         "scales": np.ones((2, 96), np.float16), "g_idx": np.arange(64, dtype=np.int32)[::-1] // 32},
+        {"quant_method": "gptq"}, r"columns out of order \(desc_act\) are not covered",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_PARTS)
+def test_what_is_not_covered_is_named(what: str, tmp_path: Path) -> None:
+    parts, quantization, text = BAD_PARTS[what]
+    with pytest.raises(FileError, match=text):
+        changed(tmp_path, {n: np.ascontiguousarray(p) for n, p in parts.items()}, quantization)
+
+
+# -- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_folders_that_lack_something_say_what(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"config.json: cannot be read"):
+        open_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    with pytest.raises(FileError, match=r"holds no .safetensors file"):
+        open_model(tmp_path)
+    safetensors.numpy.save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "a.safetensors")
+    with pytest.raises(FileError, match=r"lacks embed_tokens, .* and \d+ more, which this llama model needs"):
+        open_model(tmp_path)
+
+
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    index = folder / "model.safetensors.index.json"
+    for name in ("../model.safetensors", "/etc/passwd", 7):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(FileError, match=r"weight_map: must "):
+            open_model(folder)
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
+    with pytest.raises(FileError, match=r"absent.safetensors: is no safetensors file"):
+        open_model(folder)
+
+
+# -- llama2.c --------------------------------------------------------------------------------------------------------
+
+
+def write_llama2c(path: Path, version: int, tied: bool, n_layers: int = 2) -> dict[str, np.ndarray]:
+    """A checkpoint of random weights: dim 32, hidden 48, 4 heads, 2 KV heads, vocabulary 259, 16 positions."""
+    head = [32, 48, n_layers, 4, 2, 259, 16]
+    shapes = {
+        "input_layernorm": (32,), "post_attention_layernorm": (32,), "q_proj": (32, 32), "k_proj": (16, 32),
+        "v_proj": (16, 32), "o_proj": (32, 32), "gate_proj": (48, 32), "down_proj": (32, 48), "up_proj": (48, 32),
+    }  # fmt: skip
+    rng = np.random.default_rng(version)
+    weights = {
+        f"layers.{n}.{name}": rng.standard_normal(shape).astype("<f4")
+        for name, shape in shapes.items() for n in range(n_layers)
+    }  # fmt: skip
+    weights |= {"embed_tokens": rng.standard_normal((259, 32)).astype("<f4"), "norm": np.ones(32, "<f4")}
+    if not tied:
+        weights["lm_head"] = rng.standard_normal((259, 32)).astype("<f4")
+    norms, rest = list(shapes)[:2], list(shapes)[2:]
+    if version:
+        order = [*norms, "norm", "embed_tokens", *rest[:4], "gate_proj", "down_proj", "up_proj"]
+        header = np.array([0x616B3432, 1, *head], "<i4").tobytes() + bytes([tied])
+        header = header.ljust(256, b"\0")
+    else:
+        order = ["embed_tokens", norms[0], *rest[:4], norms[1], "gate_proj", "down_proj", "up_proj", "norm", "rope"]
+        header = np.array([*head[:5], 259 if tied else -259, 16], "<i4").tobytes()
+    body = b""
+    for name in (*order, *(() if tied else ("lm_head",))):
+        if name == "rope":
+            body += bytes(4 * 16 * 8)
+        elif name in weights:
+            body += weights[name].tobytes()
+        else:
+            body += b"".join(weights[f"layers.{n}.{name}"].tobytes() for n in range(n_layers))
+    path.write_bytes(header + body)
+    return weights
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("version", [0, 1])
+def test_llama2c_checkpoints_give_their_weights(version: int, tied: bool, tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    weights = write_llama2c(path, version, tied)
+    model = open_model(path)
+    assert model.spec.rope_style == "norm"
+    assert model.spec.tied == tied
+    assert model.tensors.keys() == weights.keys()
+    for name, values in weights.items():
+        assert np.array_equal(model.values(name), values), name
+
+
+def test_a_llama2c_checkpoint_of_another_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    write_llama2c(path, 0, True)
+    data = path.read_bytes()
+    for size, text in ((len(data) - 4, "lies behind the end|must be"), (len(data) + 4, "must be"), (100, "too short")):
+        path.write_bytes(data.ljust(size, b"\0")[:size])
+        with pytest.raises(FileError, match=text):
+            open_model(path)
+    path.write_bytes(np.array([0x616B3432, 2], "<i4").tobytes() + data)
+    with pytest.raises(FileError, match=r"version: must be 0 or 1 \(got 2\)"):
+        open_model(path)

@@ -1,0 +1,237 @@
+"""Damaged and hostile model files: a clear error, no crash, no large allocation, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import FileError, PtxgenError
+from ptxgen.models.files import open_model
+from ptxgen.models.text.llama2c import text_of
+from tests.models.test_checkpoints import write_llama2c
+from tests.support.families import CONFIGS
+from tests.support.model_files import add_vocabulary, write_checkpoint, write_gguf
+
+MUTATIONS = 300
+MOST_BYTES = 4 << 20  # on top of what Python's own objects for so small a file take
+HOSTILE = (0, 1, 0x7F, 0xFF, 1 << 15, 1 << 31, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1)
+
+
+def mutations(data: bytes, header: int, seed: int) -> Iterator[bytes]:
+    """Copies of a file with flipped bits, other numbers and lengths, and pieces moved, in the first `header` bytes."""
+    rng = np.random.default_rng(seed)
+    for _ in range(MUTATIONS):
+        copy = bytearray(data)
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(0, header - 8))
+            match int(rng.integers(0, 5)):
+                case 0:
+                    copy[at] ^= 1 << int(rng.integers(0, 8))
+                case 1:
+                    copy[at : at + 8] = struct.pack("<Q", HOSTILE[int(rng.integers(0, len(HOSTILE)))])
+                case 2:
+                    copy[at : at + 4] = struct.pack("<I", HOSTILE[int(rng.integers(0, 8))])
+                case 3:
+                    del copy[int(rng.integers(0, len(copy))) :]
+                    copy = copy.ljust(header, b"\0")
+                case 4:
+                    other, n = int(rng.integers(0, header - 40)), int(rng.integers(1, 32))
+                    copy[at : at + n] = data[other : other + n]
+        yield bytes(copy)
+
+
+def opens_or_says_why(path: Path) -> bool:
+    """Whether the file opens, with all that is in it; it may refuse with an error of ours, and takes little."""
+    tracemalloc.start()
+    try:
+        model = open_model(path)
+        for name in model.tensors:
+            model.read(name)
+        model.text()
+    except PtxgenError:
+        return False
+    else:
+        return True
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < MOST_BYTES + 40 * path.stat().st_size
+
+
+def small_gguf(path: Path) -> bytes:
+    import gguf
+
+    original = gguf.GGUFWriter.write_header_to_file
+
+    def with_vocabulary(writer: gguf.GGUFWriter, *arguments: object) -> None:
+        if "tokenizer.ggml.model" not in writer.kv_data[0]:
+            add_vocabulary(writer, {f"w{n}": -float(n) for n in range(41)})
+        original(writer, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_vocabulary)
+        sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=300)
+        return write_gguf(path, "llama", head_dim=8, **sizes).read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gguf_header_of_random_faults(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    data = small_gguf(path)
+    assert opens_or_says_why(path)
+    header = data.index(b"output_norm.weight") + 64
+    refused = 0
+    for copy in mutations(data, header, seed):
+        path.write_bytes(copy)
+        refused += not opens_or_says_why(path)
+    assert refused > MUTATIONS // 3
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_safetensors_header_of_random_faults(seed: int, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "qwen2", num_hidden_layers=1)
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + struct.unpack_from("<Q", data)[0]
+    refused = 0
+    for copy in mutations(data, header, seed):
+        path.write_bytes(copy)
+        tracemalloc.start()
+        try:
+            model = open_model(folder)
+            for name in model.tensors:
+                model.read(name)
+        except PtxgenError:
+            refused += 1
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < MOST_BYTES + 4 * len(copy)
+    assert refused > MUTATIONS // 3
+
+
+def test_a_llama2c_header_of_random_faults(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    write_llama2c(path, 1, True)
+    for copy in mutations(path.read_bytes(), 64, 0):
+        path.write_bytes(copy)
+        assert not opens_or_says_why(path)  # at the least, it has no tokenizer
+
+
+def gguf_bytes(version: int = 3, tensors: int = 0, entries: int = 0, rest: bytes = b"") -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, entries) + rest
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def tensor(name: str, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+ONE = text("t") + struct.pack("<I", 1)
+HEADERS = {
+    "empty": (b"", "is too short"),
+    "another magic": (b"GGML" + bytes(40), "is no GGUF file"),
+    "version 1": (gguf_bytes(1), r"version: must be 2 or 3 \(got 1\)"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), r"version: must be 2 or 3 \(got a big-endian file\)"),
+    "a count of tensors": (gguf_bytes(tensors=1 << 60), r"'tensor count': 1152921504606846976 cannot be"),
+    "a count of entries": (gguf_bytes(entries=(1 << 64) - 1), r"'metadata count': 18446744073709551615 cannot be"),
+    "a key's length": (gguf_bytes(entries=1, rest=struct.pack("<Q", 1 << 62) + bytes(40)), r"length of a metadata key"),
+    "an endless array": (
+        gguf_bytes(entries=1, rest=text("a") + struct.pack("<IIQ", 9, 4, 1 << 60)), r"'a': 1152921504606846976 can",
+    ),
+    "an array of strings": (
+        gguf_bytes(entries=1, rest=text("a") + struct.pack("<IIQ", 9, 8, 1 << 40)), r"'a': 1099511627776 cannot be",
+    ),
+    "an array of arrays": (
+        gguf_bytes(entries=1, rest=text("a") + struct.pack("<IIQ", 9, 9, 1)), r"in an array no array \(got 9\)",
+    ),
+    "a metadata type": (gguf_bytes(entries=1, rest=text("a") + struct.pack("<I", 99) + bytes(9)), r"\(got 99\)"),
+    "a key twice": (
+        gguf_bytes(entries=2, rest=2 * (text("a") + struct.pack("<IB", 0, 1))), r"'a': stands twice in the metadata",
+    ),
+    "no UTF-8": (gguf_bytes(entries=1, rest=struct.pack("<Q", 2) + b"\xff\xfe" + bytes(20)), "must be UTF-8"),
+    "an alignment of 0": (
+        gguf_bytes(entries=1, rest=text("general.alignment") + struct.pack("<II", 4, 0)), "must be a power of two",
+    ),
+    "ten dimensions": (gguf_bytes(tensors=1, rest=tensor("t", (1,) * 10)), r"'t': must have 1 to 4 dimensions"),
+    "a dimension of 0": (gguf_bytes(tensors=1, rest=tensor("t", (0, 4))), r"'t': a dimension must be from 1"),
+    "a product of dimensions": (
+        gguf_bytes(tensors=1, rest=tensor("t", (1 << 40, 1 << 40, 1 << 40, 1 << 40))), r"'t': ends behind the end",
+    ),
+    "an offset behind the end": (gguf_bytes(tensors=1, rest=tensor("t", (4,), 0, 1 << 62)), "ends behind the end"),
+    "an odd offset": (gguf_bytes(tensors=1, rest=tensor("t", (4,), 0, 3)), "must be a multiple of 32"),
+    "a broken block": (gguf_bytes(tensors=1, rest=tensor("t", (33,), 8) + bytes(99)), "Q8_0 must be a multiple of 32"),
+    "a name twice": (gguf_bytes(tensors=2, rest=2 * tensor("t", (1,)) + bytes(99)), r"'t': stands twice in the file"),
+    "two tensors in one place": (
+        gguf_bytes(tensors=2, rest=tensor("t", (16,)) + tensor("u", (16,), 0, 32) + bytes(199)), r"'u': lies over 't'",
+    ),
+    "no architecture": (gguf_bytes(), r"general.architecture: must be one of llama, .* \(got None\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_gguf_header_that_lies_is_named(what: str, tmp_path: Path) -> None:
+    data, text = HEADERS[what]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    with pytest.raises(FileError, match=text):
+        open_model(path)
+
+
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    data = small_gguf(path)
+    for size in range(0, len(data) - 1, len(data) // 97):
+        path.write_bytes(data[:size])
+        with pytest.raises(FileError):
+            open_model(path)
+
+
+SHARDS = {
+    "empty": b"",
+    "a header longer than the file": struct.pack("<Q", 1 << 60) + b"{}",
+    "a header of 90 MB": struct.pack("<Q", 90 << 20) + b"{}",
+    "no JSON": struct.pack("<Q", 4) + b"{{{{",
+    "an endless nest": struct.pack("<Q", 200_000) + b'{"a":' + b"[" * 199_995,
+    "a list": struct.pack("<Q", 2) + b"[]",
+}
+
+
+@pytest.mark.parametrize("what", SHARDS)
+def test_a_safetensors_file_that_lies_is_named(what: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    (tmp_path / "model.safetensors").write_bytes(SHARDS[what])
+    with pytest.raises(FileError, match=r"model.safetensors: is no safetensors file"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 100_000, b"\xff\xfe\x00", b'{"model_type": "llama"}', b"[]", b"7"])
+def test_a_config_that_lies_is_named(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(PtxgenError, match=r"config.json"):
+        open_model(tmp_path)
+
+
+def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.bin"
+    for data, text in (
+        (b"", r"ends within token 0 of 300"),
+        (struct.pack("<ifi", 1, 0.0, -1), r"token 0: -1 bytes cannot be"),
+        (struct.pack("<ifi", 1, 0.0, 1 << 30), r"token 0: 1073741824 bytes cannot be"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(FileError, match=text):
+            text_of([path], 300)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"absent.gguf: cannot be read \(No such file"):
+        open_model(tmp_path / "absent.gguf")

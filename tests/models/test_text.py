@@ -1,0 +1,243 @@
+"""Tokenizers: a vocabulary splits as `tokenizers` and SentencePiece split it, and text comes back piecewise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from ptxgen.errors import FileError
+from ptxgen.models.files import open_model
+from ptxgen.models.text import Text
+from ptxgen.models.text.bytelevel import CUTS
+from ptxgen.models.text.gguf import text_of
+from ptxgen.models.text.json_file import text_of as json_text_of
+from ptxgen.models.text.llama2c import text_of as llama2c_text_of
+from tests.support.model_files import WORDS
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "examples" / "models"
+SAMPLES = (
+    "In the beginning God created the heaven and the earth.",
+    "And God said, Let there be light: and there was light.\nAnd God saw the light, that it was good.",
+    "it's  we'll\tthey'VE don't 12345 3.14 x=1;\r\n\n  indented\n",
+    "naïve café, Ünïcödé, 日本語のテキスト, Привет мир, مرحبا, 👩‍👩‍👧 emoji",
+    "   leading and trailing   ",
+    "\u00a0no-break\u2028line\u0000nul",
+    "",
+    "a",
+)
+_AT = "tokenizer.ggml."
+
+
+# -- byte-level --------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_vocabulary_splits_as_its_tokenizer_json() -> None:
+    theirs = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    for kind in ("f16", "q8_0"):
+        text = open_model(SHIPPED / f"kjv-{kind}.gguf").text()
+        for sample in SAMPLES:
+            assert text.encode(sample) == theirs.encode(sample).ids, sample
+            assert text.decode(text.encode(sample)) == sample
+
+
+def trained(name: str) -> tuple[dict[str, Any], Tokenizer]:
+    """A small byte-level vocabulary cut as `tokenizer.ggml.pre` = name says, as metadata and as tokenizers has it."""
+    from tokenizers import Regex
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=CUTS[name].whole_words))
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in CUTS[name].patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False, initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator(SAMPLES * 3, trainer)
+    data = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(data["vocab"], key=data["vocab"].get)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in data["merges"]]
+    kinds = np.array([3, *([1] * (len(tokens) - 1))], np.int32)
+    fields = {"model": "gpt2", "pre": name, "tokens": tokens, "merges": merges, "token_type": kinds, "eos_token_id": 0}
+    return {_AT + key: value for key, value in fields.items()}, tokenizer
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_byte_level_vocabulary_splits_as_tokenizers_does(name: str) -> None:
+    fields, theirs = trained(name)
+    text = text_of(fields, "m.gguf")
+    for sample in SAMPLES:
+        assert text.split(sample) == theirs.encode(sample).ids
+        assert text.decode(text.split(sample)) == sample
+
+
+def test_control_tokens_are_found_in_a_prompt_and_print_nothing() -> None:
+    fields, _ = trained("gpt-2")
+    text = text_of(fields, "m.gguf")
+    assert text.split("a<|endoftext|>a") == [*text.split("a"), 0, *text.split("a")]
+    assert text.decode([0, *text.split("abc"), 0]) == "abc"
+    assert text.stops == {0}
+
+
+def test_a_prompt_opens_with_bos_where_the_file_or_its_kind_says_so() -> None:
+    for name, said, want in (
+        ("gpt-2", None, None),
+        ("llama-bpe", None, 0),
+        ("gpt-2", True, 0),
+        ("llama-bpe", False, None),
+    ):
+        fields, _ = trained(name)
+        fields[f"{_AT}bos_token_id"] = 0
+        if said is not None:
+            fields[f"{_AT}add_bos_token"] = said
+        assert text_of(fields, "m.gguf").bos == want
+
+
+# -- pieces with scores ------------------------------------------------------------------------------------------------
+
+
+def pieces(samples: tuple[str, ...] = SAMPLES) -> tuple[dict[str, Any], Tokenizer]:
+    """A SentencePiece-style vocabulary: as metadata with scores, and as tokenizers' BPE with the merges it has."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(vocab_size=460, special_tokens=WORDS, show_progress=False, limit_alphabet=60)
+    tokenizer.train_from_iterator(samples, trainer)
+    data = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(data["vocab"], key=data["vocab"].get)
+    rank = {"".join(merge): n for n, merge in enumerate(data["merges"])}
+    tokenizer = Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"added_tokens": []}))
+    scores = np.array([-float(rank.get(token, 1000)) for token in tokens], np.float32)
+    kinds = np.array([2, 3, 3, *([6] * 256), *([1] * (len(tokens) - 259))], np.int32)
+    fields = {
+        "model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return {_AT + key: value for key, value in fields.items()}, tokenizer
+
+
+def test_pieces_are_merged_as_tokenizers_merges_them() -> None:
+    fields, theirs = pieces()
+    text = text_of(fields, "m.gguf")
+    for sample in filter(None, SAMPLES):
+        assert text.split(sample) == theirs.encode(sample).ids, sample
+        assert text.encode(sample)[0] == 1
+        assert text.decode(text.encode(sample)) == sample
+
+
+def test_without_a_space_prefix_a_text_begins_as_it_is() -> None:
+    fields, _ = pieces()
+    text = text_of(fields | {f"{_AT}add_space_prefix": False}, "m.gguf")
+    assert text.decode(text.encode(" the")) == " the"
+    assert text.split("the") != text_of(fields, "m.gguf").split("the")
+
+
+def test_a_continuation_keeps_its_leading_space() -> None:
+    text = text_of(pieces()[0], "m.gguf")
+    tokens = text.split("the heaven")
+    assert text.decode(tokens) == "the heaven"
+    stream = text.stream(continues=True)
+    assert "".join(map(stream.push, tokens)) == " the heaven"
+
+
+def test_a_character_appears_with_the_last_of_its_bytes() -> None:
+    text = text_of(pieces()[0], "m.gguf")
+    stream = text.stream(continues=True)
+    said = [stream.push(3 + byte) for byte in "é👧".encode()]
+    assert said == ["", "é", "", "", "", "👧"]
+    assert [stream.push(3 + 0xE2), stream.push(3 + ord("x")), stream.push(3 + 0xF0), stream.end()] == [
+        "",
+        "\ufffdx",
+        "",
+        "\ufffd",
+    ]
+
+
+# -- other files -------------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, tokenizer: Tokenizer, **config: object) -> Text:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(config))
+    return json_text_of(folder)
+
+
+def test_a_tokenizer_json_of_either_kind_streams_its_bytes(tmp_path: Path) -> None:
+    theirs = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    text = written(tmp_path, theirs, eos_token_id=[0, 7, 99999])
+    assert text.stops == {0, 7}
+    for sample in SAMPLES:
+        assert text.encode(sample) == theirs.encode(sample).ids
+        assert text.decode(text.encode(sample)) == sample
+    fields, other = pieces()
+    text = written(tmp_path, other)
+    for sample in filter(None, SAMPLES):
+        assert text.encode(sample) == text_of(fields, "m.gguf").split(sample)
+        assert text.decode(text.encode(sample)) == other.decode(other.encode(sample).ids)
+
+
+def test_llama2c_tokenizers_are_read(tmp_path: Path) -> None:
+    import struct
+
+    fields, _ = pieces()
+    tokens, scores = fields[f"{_AT}tokens"], fields[f"{_AT}scores"]
+    spelt = [token.replace("▁", " ").encode() for token in tokens]
+    spelt[1:3] = [b"\n<s>\n", b"\n</s>\n"]
+    data = b"".join(struct.pack("<fi", float(s), len(t)) + t for s, t in zip(scores, spelt, strict=True))
+    (tmp_path / "tokenizer.bin").write_bytes(struct.pack("<i", 20) + data)
+    text, want = (
+        llama2c_text_of([tmp_path / "absent.bin", tmp_path / "tokenizer.bin"], len(tokens)),
+        text_of(fields, "m"),
+    )
+    for sample in filter(None, SAMPLES):
+        assert text.encode(sample) == want.encode(sample)
+        assert text.decode(text.encode(sample)) == sample
+
+
+def test_a_real_tokenizers_text_comes_back() -> None:
+    folder = ROOT.parent / "shared" / "models"
+    if not (folder / "tok512.bin").exists():
+        pytest.skip("needs tok512.bin, which is not part of the project")
+    expected = json.loads((folder / "aidreams260K.expected.json").read_text())
+    text = open_model(folder / "aidreams260K.bin").text()
+    stream = text.stream(continues=True)
+    assert "".join(map(stream.push, expected["tokens"])) == expected["text"]
+    assert text.encode(expected["text"].removeprefix(" ")) == [expected["start"], *expected["tokens"]]
+
+
+DAMAGED = {
+    "tokens": ([], r"tokens: must be a list of strings"),
+    "token_type": (np.ones(3, np.int32), r"token_type: must be \d+ integers"),
+    "model": ("bert", r"model: must be llama or gpt2 \(got 'bert'\)"),
+    "pre": ("poro-chat", r"pre: must be one of gpt-2, .* \(got 'poro-chat'\)"),
+    "merges": (["ab"], r"merges: must be a list of pairs"),
+    "bos_token_id": (4000, r"bos_token_id: must be a token from 0 to \d+ \(got 4000\)"),
+    "eos_token_id": (-1, r"eos_token_id: must be a token"),
+}
+
+
+@pytest.mark.parametrize("key", DAMAGED)
+def test_a_damaged_vocabulary_is_named(key: str) -> None:
+    value, text = DAMAGED[key]
+    fields, _ = trained("gpt-2")
+    with pytest.raises(FileError, match=text):
+        text_of(fields | {_AT + key: value}, "m.gguf")
+
+
+def test_a_merge_of_no_token_and_scores_of_another_length_are_named() -> None:
+    fields, _ = trained("gpt-2")
+    with pytest.raises(FileError, match=r"tokenizer.ggml.merges: "):
+        text_of(fields | {f"{_AT}merges": ["no token"]}, "m.gguf")
+    fields, _ = pieces()
+    with pytest.raises(FileError, match=r"scores: must be \d+ numbers"):
+        text_of(fields | {f"{_AT}scores": np.ones(3, np.float32)}, "m.gguf")
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"tokenizer.json: is no tokenizer"):
+        json_text_of(tmp_path)
