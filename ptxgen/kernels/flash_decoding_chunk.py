@@ -13,7 +13,7 @@ from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
 from ptxgen.attention.decode.parts import place_loop
-from ptxgen.attention.decode.plan import CtaPlan, cta_plan
+from ptxgen.attention.decode.plan import CtaPlan, chip_of, cta_plan
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import Variant
@@ -86,6 +86,11 @@ class FlashDecodingChunk(KernelType):
         dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=2, max_chunks=2, q_dtype=f16, kv_dtype=f16),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, max_chunks=2, kv_dtype=s8, window=20),
     )
+
+    @classmethod
+    def that_fills(cls, target: Target, **fields: Any) -> FlashDecodingChunk:
+        """The spec whose chunks keep all of a target's multiprocessors busy; the other fields are given."""
+        return cls(ctas=chip_of(target).sms, **fields)
 
     # -- what is legal -------------------------------------------------------------------------------------------------
 
