@@ -1,8 +1,8 @@
 """Records what llama.cpp makes of the shipped model and of small vocabularies.
 
-`python -m tests.tools.record_llama_cpp` writes tests/data/llama_cpp.json. Needs llama_cpp, from its source for the CPU:
-`pip install --no-binary llama-cpp-python llama-cpp-python`. The tests compare with the record, and with llama.cpp itself
-where it is installed.
+`python -m tests.tools.record_llama_cpp` writes tests/data/llama_cpp.json. Needs llama_cpp, built from its source for
+the CPU: `pip install --no-binary llama-cpp-python llama-cpp-python`. The tests compare with the record, and with
+llama.cpp itself where it is installed.
 """
 
 from __future__ import annotations
