@@ -68,6 +68,8 @@ def domain(cls: type[KernelType], name: str) -> Domain:
     known: dict[str, Any] = {**SHARED.get(name, {}), **found.metadata}
     if not known.keys() >= {"draws", "refuses"}:
         known = {**_by_rules(cls, found), **known}
+    if not callable(known["draws"]) and not str(found.type).replace(" ", "").endswith("|None"):
+        known["draws"] = tuple(value for value in known["draws"] if value is not None)
     return Domain(**{**known, "refuses": tuple(known["refuses"])})
 
 

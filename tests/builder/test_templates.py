@@ -11,12 +11,13 @@ import pytest
 from ptxgen.builder import Builder
 from ptxgen.errors import IsaError, SpecError, TemplateError
 from ptxgen.generator import _generate
-from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.kernel import KernelType
 from ptxgen.launch import Launch
 from ptxgen.render import _SHARED, TEMPLATES, render_entry
 from ptxgen.targets import Target, target
 from tests.support import demo_kernel
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
+from tests.support.kernels import TYPES
 
 SM_90 = target("sm_90")
 
@@ -256,7 +257,7 @@ def test_dynamic_shared_memory_that_the_launch_does_not_ask_for() -> None:
 
 
 def _cases() -> Iterator[KernelType]:
-    for cls in kernel_types().values():
+    for cls in TYPES.values():
         for fields in cls.goldens:
             yield cls(**fields)  # type: ignore[arg-type]
 
