@@ -84,7 +84,8 @@ class Alibi:
 
     def reference(self, scores: np.ndarray, distance: np.ndarray, arguments: Any) -> np.ndarray:
         slopes: np.ndarray = arguments[self.slope.param].astype("float64")
-        return scores + slopes[:, None, None] * distance
+        found: np.ndarray = scores + slopes[:, None, None] * distance
+        return found
 
 
 @dataclass(frozen=True)

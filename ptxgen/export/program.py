@@ -47,13 +47,15 @@ def export_program(
     kernels = {spec: generate(spec, where) for spec in program.specs()}
     files = {spec: f"kernels/{number:02d}_{spec.kernel_name}" for number, spec in enumerate(kernels)}
     places, blocks = _places(program)
-    listing = {
+    sizes: dict[str, dict[str, Any]] = {name: {"bytes": nbytes} for name, nbytes in blocks.items()}
+    sizes["weights"]["file"] = WEIGHTS
+    listing: dict[str, Any] = {
         "format": FORMAT,
         "model": {"family": source.spec.shape.family, "vocab": source.spec.shape.vocab,
                   "max_len": source.spec.shape.max_len},
         "target": where.name,
-        "driver": driver_text(max(driver_for_ptx(ptx.module.version) for ptx in kernels.values())),
-        "memory": {name: {"bytes": nbytes} for name, nbytes in blocks.items()},
+        "driver": driver_text(driver_for_ptx(max(ptx.module.version for ptx in kernels.values()))),
+        "memory": sizes,
         "kernels": [_kernel(ptx, files[spec], out, cubin) for spec, ptx in kernels.items()],
         "tensors": {
             name: {"kind": t.kind, "dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.nbytes,
@@ -63,7 +65,6 @@ def export_program(
         },
         "launches": list(_launches(program, kernels, places)),
     }  # fmt: skip
-    listing["memory"]["weights"]["file"] = WEIGHTS
     _write_weights(program, source, places, out / WEIGHTS)
     (out / LISTING).write_text(json.dumps(listing, indent=1) + "\n")
     return listing

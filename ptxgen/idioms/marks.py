@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.threads import ceil_div
 
 
@@ -56,16 +57,11 @@ class Marks:
     def read(self, first: Reg, exists: Reg | None) -> Reg:
         """The marks of numbers `first`, first + 1, … within its word, from the lowest bit on; part of a fragment."""
         b = self.b
-        bits, at = (b.registers.get(name, name) for name in ("mark_bits", "mark_place"))
-        at = b.op("shr.u32", at, first, 5)
-        b.op(
-            "mad.lo.u32",
-            at,
-            at,
-            4,
-            b.op("mov.u32", b.registers.get("mark_base", "mark_base"), b.shared_variables["marks"]),
-        )
-        bits = b.op("mov.u32", bits, 0)
+        at, base, bits = (scratch(b, name, "u32") for name in ("mark_place", "mark_base", "mark_bits"))
+        b.op("shr.u32", at, first, 5)
+        b.op("mov.u32", base, b.shared_variables["marks"])
+        b.op("mad.lo.u32", at, at, 4, base)
+        b.op("mov.u32", bits, 0)
         b.op("ld.shared.u32", bits, at[0], pred=exists)
         b.op("and.b32", at, first, 31)
         b.op("shr.u32", bits, bits, at)

@@ -190,7 +190,8 @@ class Model:
         self._step(token, place)
         logits = self._logits.numpy()[0]
         self._known = None  # the device has chosen a token that we have not seen
-        return logits
+        found: np.ndarray = logits
+        return found
 
     def forward_to_token(self, token: int, position: int | None = None) -> int:
         """The same; the likeliest next token, the lowest among equals."""
@@ -287,7 +288,8 @@ class Model:
             raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
         if not keep:
             self.reset()
-        token, found = self.prefill(prompt), []
+        token = self.prefill(prompt)
+        found: list[int] = []
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return

@@ -84,9 +84,9 @@ def test_matrices_of_several_formats_stay_apart_and_a_gate_needs_its_up_alike() 
     program = step_program(spec, formats)
     assert program.tensors["layers.1.v_proj"].format == "q8_0"
     assert {"layers.0.qkv", "layers.1.q_proj"} <= program.tensors.keys()
-    with pytest.raises(SpecError, match="its parts must have one format .got layers.0.gate_proj in f16, .* in q8_0"):
+    with pytest.raises(SpecError, match=r"its parts must have one format .got layers.0.gate_proj in f16, .* in q8_0"):
         step_program(spec, formats | {"layers.0.up_proj": "q8_0"})
-    with pytest.raises(SpecError, match="layers.2.down_proj: is not in the file"):
+    with pytest.raises(SpecError, match=r"layers.2.down_proj: is not in the file"):
         step_program(spec, {name: kind for name, kind in formats.items() if name != "layers.2.down_proj"})
 
 

@@ -43,7 +43,9 @@ class ArrayFile:
         for name, info in self.tensors.items():
             source = self.read(name)
             vector = self._weights[name].ndim == 1
-            found[name] = source["weight"] if vector else weight_format(info.format).dequantise(source, info.rows, info.cols)
+            found[name] = (
+                source["weight"] if vector else weight_format(info.format).dequantise(source, info.rows, info.cols)
+            )
         return found
 
 

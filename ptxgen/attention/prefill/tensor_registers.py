@@ -25,6 +25,7 @@ class TensorRegisters:
         self.columns = -(-spec.dim // 8 // tile.column_groups)  # accumulator tiles of a warp
         self.rows = Rows(b, spec, tile.rows, tile.keys)
         self.owns_first: Reg | None = None  # of two column groups this is the first
+        self.column_group: Reg  # which of the warps that share rows this is, where several do
 
     def declare(self) -> None:
         b, t = self.b, self.tile
