@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -123,7 +123,7 @@ def cublas(run: Run, m: int, n: int, k: int) -> None:
     nbytes = 2 * n * k
     matrices = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(min(40, sets_for(nbytes)))]
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    calls: list[Callable[[], Any]] = [lambda w=w: torch.mm(x, w.t()) for w in matrices]
+    calls: list[Callable[[], Any]] = [partial(torch.mm, x, w.t()) for w in matrices]
     us = graph_us(calls * max(1, 20 // len(calls)))
     run.add({"m": m, "n": n, "k": k, "weights": "bf16"}, "cublas", us=us, bytes=nbytes, tbs=nbytes / us / 1e6)
 

@@ -259,7 +259,7 @@ def test_dynamic_shared_memory_that_the_launch_does_not_ask_for() -> None:
 def _cases() -> Iterator[KernelType]:
     for cls in TYPES.values():
         for fields in cls.goldens:
-            yield cls(**fields)  # type: ignore[arg-type]
+            yield cls(**fields)
 
 
 @pytest.mark.parametrize("spec", list(_cases()), ids=lambda spec: f"{spec.kernel_name}-{spec.slug}")

@@ -25,7 +25,7 @@ SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke([]) == 0
     listed = capsys.readouterr().out
-    for name in root.list_commands(None):  # type: ignore[arg-type]
+    for name in root.list_commands(None):
         assert f"  {name} " in listed
         assert invoke([name, "--help"]) == 0
         shown = capsys.readouterr().out

@@ -105,7 +105,8 @@ def test_launches_where_another_context_is_current_fail_first_only_once(
     assert [r.levelname for r in caplog.records] == ["WARNING"], "slower launches are said, once"
     binding.contexts[:] = [0xC0]
     bound.launch()
-    assert bound._launcher._calls[None].func is device.native_launch, "with our context the fast path is back"
+    calls = bound._launcher._calls  # type: ignore[attr-defined]
+    assert calls[None].func is device.native_launch, "with our context the fast path is back"
     binding.contexts[:] = [0xDD]
     binding.fail["cuLaunchKernelEx"] = [400, 400]
     with pytest.raises(DriverError, match="a handle"):

@@ -185,7 +185,9 @@ class Binding(Order):
         from ptxgen.runtime.cpu.native.tensormap_bytes import encode
 
         dims, strides, box, steps = (tuple(map(int, numbers)) for numbers in lists_and_modes[:4])
-        tables = (tensormap.INTERLEAVES, tensormap.SWIZZLES, tensormap.PROMOTIONS, tensormap.FILLS)
+        tables: list[dict[Any, int]] = [
+            tensormap.INTERLEAVES, tensormap.SWIZZLES, tensormap.PROMOTIONS, tensormap.FILLS
+        ]  # fmt: skip
         modes = [
             {number: name for name, number in table.items()}[int(mode)]
             for table, mode in zip(tables, lists_and_modes[4:], strict=True)

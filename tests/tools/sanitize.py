@@ -241,7 +241,7 @@ def save(rows: dict[str, dict[str, int | float]], part: str) -> None:
     from benchmarks.report.rows import Run
     from ptxgen.runtime import open_device
 
-    kept = Run("sanitizer", open_device("cuda").model)  # type: ignore[attr-defined]
+    kept = Run("sanitizer", open_device("cuda").model)
     for tool, row in rows.items():
         kept.add({"tool": tool, "part": part}, "ptxgen", **row)
     print(kept.save())
