@@ -21,7 +21,6 @@ from ptxgen.idioms.threads import ceil_div
 from ptxgen.idioms.threshold import search
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
-from ptxgen.lengths import Past
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,10 +130,6 @@ class Sample(KernelType):
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {**super().ranges(sizes), "rows": (1, MOST_ROWS), "history_len": (0, self.history)}
-
-    def past(self, arguments: dict[str, np.ndarray]) -> Past:
-        for row, length in enumerate(arguments["history_len"] if self.history else ()):
-            yield arguments["history"], (row, slice(max(0, length), None))
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
