@@ -146,7 +146,7 @@ class _Step(Draft):
         self.op("arg_max", "choose", {"x": logits, "out": self._tokens()}, {"rows": rows}, n=vocab, dtype="f32")
         if self.step == "decode":
             given = {"position": self._state("position"), "length": self._state("length")}
-            self.op("advance", "advance", given, {"rows": 1})
+            self.op("advance", "advance", given, {"rows": 1}, max_len=model.shape.max_len)
 
     def _state(self, name: str) -> str:
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""

@@ -20,7 +20,7 @@ from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, random_weights, small_spec
 
 COUNTERS = {"position": Tensor("position", s32, (1,), "state"), "length": Tensor("length", s32, (1,), "state")}
-ADVANCE = Op(Advance(), {name: Ref(name) for name in COUNTERS}, {"rows": 1}, role="advance")
+ADVANCE = Op(Advance(max_len=64), {name: Ref(name) for name in COUNTERS}, {"rows": 1}, role="advance")
 
 
 def changed(op: Op = ADVANCE, **tensors: Tensor) -> Program:
