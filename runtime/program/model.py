@@ -100,7 +100,6 @@ class Model:
         for what is damaged or not covered.
         """
         from ptxgen.models.files import open_model
-
         from ptxgen.runtime.core.device import Device
         from ptxgen.runtime.opening import open_device
 

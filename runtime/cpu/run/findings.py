@@ -11,7 +11,7 @@ from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
 from ptxgen.runtime.cpu.flow.calls import ASSERTION
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.layout import CTA, THREAD, WARP
-from ptxgen.runtime.cpu.report.address_names import Places
+from ptxgen.runtime.cpu.run.address_names import Places
 from ptxgen.runtime.cpu.run.native_state import Gang, Worker
 from ptxgen.runtime.cpu.support import faults
 from ptxgen.sources import in_brackets, origin

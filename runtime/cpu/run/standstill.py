@@ -5,8 +5,8 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.layout import CTA, PARK, PARK_NAMES, SHARED_BASE, WARP
-from ptxgen.runtime.cpu.report.address_names import readable
-from ptxgen.runtime.cpu.report.findings import DIVERGED, Source, lanes_text
+from ptxgen.runtime.cpu.run.address_names import readable
+from ptxgen.runtime.cpu.run.findings import DIVERGED, Source, lanes_text
 from ptxgen.runtime.cpu.run.native_state import Gang
 from ptxgen.runtime.cpu.support import mbarrier
 
