@@ -107,6 +107,7 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
         **b.arrays,
         **b.exposed,
         **b.fragments,
+        **b.absent,
         "spec": b.spec,
         "target": b.target,
         "entry": entry,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.builder.fragment import MARK, Fragment
+from ptxgen.builder.fragment import ABSENT, MARK, Absent, Fragment
 from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
 from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Shared, Sink, Table
 from ptxgen.errors import IsaError
@@ -35,6 +35,7 @@ class Builder:
         self.target = target
         self.params: dict[str, Param] = {p.name: p for p in spec.params()}
         self.fragments: dict[str, Fragment] = {}
+        self.absent: dict[str, Absent] = {}
         self.registers: dict[str, Reg] = {}
         self.arrays: dict[str, RegArray] = {}
         self.shared_variables: dict[str, Shared] = {}
@@ -58,6 +59,8 @@ class Builder:
             raise self._error(f"fragment {name!r} opened inside {self._current.name!r}; fragments do not nest")
         if name in self.fragments:
             raise self._error(f"fragment {name!r} is built twice")
+        if name in self.absent:
+            raise self._error(f"fragment {name!r} is built, and declared to be absent")
         self._current = self.fragments[name] = Fragment(name, self._site())
         caller = sys._getframe(2)  # behind this generator and its context manager
         self._outermost = self._outer(caller)
@@ -65,6 +68,13 @@ class Builder:
             yield self._current
         finally:
             self._current = self._outermost = self._emitter = None
+
+    def without(self, *names: str) -> None:
+        """Declare fragments that this text lacks: a skeleton places nothing for them, and may ask `{% if name %}`."""
+        for name in names:
+            if name in self.fragments:
+                raise self._error(f"fragment {name!r} is built, and declared to be absent")
+            self.absent[name] = ABSENT
 
     def reg(self, name: str, type: str) -> Reg:
         """Declare one register; `name` without the `%`."""

@@ -17,6 +17,21 @@ _HAS_DOCSTRING = 0x4000000  # of code objects from Python 3.13 on
 MARK = "\x1a"  # around a fragment's name in a rendered skeleton, where its lines will stand
 
 
+class Absent:
+    """Stands for a fragment that a text does not have: false, and nothing where it is placed."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return ""
+
+
+ABSENT = Absent()
+
+
 class Fragment:
     """A named list of instructions, which a skeleton places; it is no text that a skeleton could change."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ptxgen.models.files.gguf_model import FORMATS
 from ptxgen.models.files.modelfile import is_vector, unfused
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.models.spec import ModelSpec
-from tests.support.model_files import ARCHS, as_type, for_gguf, gguf_model, write_gguf
+from tests.support.model_files import ARCHS, as_type, for_gguf, gguf_model, write_checkpoint, write_gguf
 
 PROMPT = (1, 77, 5, 130, 42, 9, 63, 21, 21, 100, 8, 3)
 
@@ -202,3 +203,14 @@ def test_a_value_of_the_metadata_is_held_to_the_rules_of_a_configuration(tmp_pat
 def test_a_shorter_context_can_be_asked_for(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama")
     assert open_model(path, max_len=16).spec.shape.max_len == 16
+
+
+@pytest.mark.parametrize("name", ["gguf", "safetensors"])
+def test_a_package_that_is_not_installed_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama") if name == "gguf" else write_checkpoint(tmp_path / "m", "llama")
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+    with pytest.raises(
+        FileError, match=rf"needs the package {name}.*, which is not installed: pip install 'ptx"
+    ):
+        open_model(path)

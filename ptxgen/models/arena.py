@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ptxgen.models.program import Program
@@ -41,10 +41,26 @@ def lives(program: Program) -> tuple[Life, ...]:
     return tuple(Life(t.name, first[t.name], last[t.name], -(-t.nbytes // ALIGN) * ALIGN) for t in scratch)
 
 
+_ORDERS: tuple[Callable[[Life], tuple[object, ...]], ...] = (
+    lambda life: (-life.nbytes, life.first, life.name),
+    lambda life: (life.first - life.last, -life.nbytes, life.first, life.name),
+    lambda life: (life.first, -life.nbytes, life.name),
+    lambda life: (-life.nbytes * (1 + life.last - life.first), life.first, life.name),
+)
+
+
 def plan_arena(program: Program) -> Arena:
-    """Place the largest first, each at the lowest offset that no tensor alive at the same time has."""
+    """Place tensors one by one, each at the lowest offset that none alive at the same time has; of several orders (the
+    largest first, the longest, the earliest, …) that which needs least."""
+    alive = lives(program)
+    placed = min((_place(sorted(alive, key=order)) for order in _ORDERS), key=_end)
+    at_once = [sum(life.nbytes for life in alive if life.first <= i <= life.last) for i in range(len(program.ops))]
+    return Arena({life.name: offset for offset, life in placed}, _end(placed), max(at_once, default=0))
+
+
+def _place(alive: Sequence[Life]) -> list[tuple[int, Life]]:
     placed: list[tuple[int, Life]] = []
-    for life in sorted(lives(program), key=lambda one: (-one.nbytes, one.first, one.name)):
+    for life in alive:
         taken = sorted(_beside(life, placed))
         offset = 0
         for at, end in taken:
@@ -52,10 +68,12 @@ def plan_arena(program: Program) -> Arena:
                 break
             offset = max(offset, end)
         placed.append((offset, life))
-    nbytes = max((offset + life.nbytes for offset, life in placed), default=0)
-    steps = range(len(program.ops))
-    alive = [sum(life.nbytes for _, life in placed if life.first <= step <= life.last) for step in steps]
-    return Arena({life.name: offset for offset, life in placed}, nbytes, max(alive, default=0))
+    return placed
+
+
+def _end(placed: Sequence[tuple[int, Life]]) -> int:
+    """The bytes that a placement needs."""
+    return max((offset + life.nbytes for offset, life in placed), default=0)
 
 
 def _beside(life: Life, placed: list[tuple[int, Life]]) -> list[tuple[int, int]]:
