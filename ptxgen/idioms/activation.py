@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
 
 if TYPE_CHECKING:
     import numpy as np
 
-LOG2E = math.log2(math.e)
 _TANH = math.sqrt(2 / math.pi)
 _CUBE = 0.044715
 _ERF = 0.3275911

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ptxgen.attention.variant import LOG2E
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
+from ptxgen.idioms.log2 import LOG2E
 
 if TYPE_CHECKING:
     import numpy as np

@@ -137,6 +137,7 @@ class Product(KernelType):
 
     def tokens_of(self, b: Builder, at: Geometry) -> tuple[Any, Any]:
         """First row of x of this CTA, and how many rows there are; None where there is one row."""
+        b.without("rows")
         return None, None
 
     # -- example and reference -----------------------------------------------------------------------------------------

@@ -285,3 +285,27 @@ def test_templates_hold_shape_and_no_numbers(path: Path) -> None:
         assert ".reg" not in source
 
 
+@pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.ptx.j2")), ids=lambda path: path.name)
+def test_control_flow_is_flows_and_absence_is_declared(path: Path) -> None:
+    """No label or branch outside the flow macros; no question whether a name exists; a dozen conditions at most."""
+    source = re.sub(r"\{#.*?#\}", "", path.read_text(), flags=re.DOTALL)
+    if path.name != "flow.ptx.j2":
+        assert not re.search(r"\bbra\b|^\s*\$\w*:|bar\.sync|cp\.async", source, re.MULTILINE)
+    assert not re.search(r"\bis (not )?defined\b", source)
+    assert len(re.findall(r"\{%\s*(?:el)?if\b|\{\{[^}]*\sif\s", source)) <= 12
+
+
+def test_an_absent_fragment_is_nothing_where_it_is_placed_and_false() -> None:
+    placed = TEMPLATE.replace("{{ store }}", "{{ scaled }}\n{% if scaled %}\n    // scaled\n{% endif %}\n{{ store }}")
+    without = text(placed, Demo(more=lambda b: b.without("scaled")))
+    assert without.splitlines()[1:] == text().splitlines()[1:]
+    assert "'scaled' is undefined" in refused(placed)
+
+
+def test_a_fragment_is_built_or_absent_not_both() -> None:
+    with pytest.raises(IsaError, match="fragment 'store' is built, and declared to be absent"):
+        text(spec=Demo(more=lambda b: b.without("store")))
+    with pytest.raises(IsaError, match="fragment 'locate' is built, and declared to be absent"):
+        text(spec=Demo(more=lambda b: b.without("locate")))
+
+
