@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-
 @dataclass(frozen=True)
 class PerHead:
     """An f32 that every query head brings: the parameter `[n_heads]`, the array its registers are called, a factor."""
