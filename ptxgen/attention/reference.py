@@ -67,7 +67,7 @@ def attend(
     problem, variant = attention.problem, attention.variant
     queries, keys = q.shape[1], k.shape[1]
     distance = first_key + np.arange(keys) - (newest + 1 - queries + np.arange(queries))[:, None]
-    seen = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
+    seen: np.ndarray = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
     if variant.window:
         seen = seen & (distance > -variant.window)
     group = (problem.n_kv_heads, problem.group)
