@@ -159,5 +159,8 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "ctas": dict(doc="CTAs that keep the GPU busy: sequences are cut for no more"),
     "alibi": dict(doc="scores take a slope per head and distance, from a parameter"),
     "layout": dict(doc="order of the axes: tokens (token, head, element) or heads (head, token, element)"),
+    "eps": dict(doc="added to the mean of squares", silent="beside squares about 1 it is less than a comparison tells"),
+    "residual": dict(doc="the residual stream is added"),
+    "bias": dict(doc="a vector is added to every row"),
     "lse": dict(doc="also write the log-sum-exp of each row"),
 }  # fmt: skip

@@ -146,7 +146,7 @@ class _Step(Draft):
         self.op("arg_max", "choose", {"x": logits, "out": self._tokens()}, {"rows": rows}, n=vocab, dtype="f32")
         if self.step == "decode":
             given = {"position": self._state("position"), "length": self._state("length")}
-            self.op("advance", "advance", given, {"rows": 1})
+            self.op("advance", "advance", given, {"rows": 1}, max_len=model.shape.max_len)
 
     def _state(self, name: str) -> str:
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""
@@ -234,8 +234,10 @@ class _Step(Draft):
         """Rotate, where these layers do, and append."""
         shape, batched = self.model.shape, self.step == "batch"
         given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
-        fields = {"max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
-                  "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched}  # fmt: skip
+        fields: dict[str, Any] = {
+            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
+            "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched,
+        }  # fmt: skip
         if kind.rope is None:
             self.op("kv_cache_scatter", "append", given, {"rows": self.rows}, **fields)
             return
@@ -251,17 +253,18 @@ class _Step(Draft):
             "soft_cap": shape.soft_cap, "window": kind.window,
         }  # fmt: skip
         caches = self._caches()
+        given: dict[str, str | Ref] = {"q": q, "out": out}
         if self.step == "prefill":
             lengths = {name: self.tensor(name, "input", (1,), s32) for name in ("q_len", "kv_len")}
-            given = {"q": q, "out": out, **{n.removesuffix("_cache"): c for n, c in caches.items()}, **lengths}
+            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()} | lengths
             self.op("multi_head_attention", "attention", given, {"n_tokens": self.rows}, indirect=True, **fields)
         elif self.step == "batch":
             lengths = {"seq_lens": self.tensor("lengths", "input", (self.rows,), s32)}
             fields |= {"batched": True, "batch_invariant": self.batch_invariant}
-            given = {"q": q, "out": out, **caches, **lengths}
+            given |= caches | lengths
             self.op("incremental_attention", "attention", given, {"batch": self.rows}, **fields)
         else:
-            given = {"q": q, "out": out, **caches, "seq_len": self._state("length")}
+            given |= caches | {"seq_len": self._state("length")}
             self.op("incremental_attention", "attention", given, {}, indirect=True, **fields)
 
     def _mlp(self, x: str) -> None:
@@ -270,7 +273,7 @@ class _Step(Draft):
         parts = [self._part(name) for name in ("gate_proj", "up_proj")]
         weight = self.matrix(self.at("gate_up"), parts, model.dim, gated=True)
         out = self.scratch("gate_up.out", model.hidden)
-        fields = {"activation": model.activation, "gated": True}
+        fields: dict[str, Any] = {"activation": model.activation, "gated": True}
         self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)

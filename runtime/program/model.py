@@ -188,9 +188,8 @@ class Model:
         `[vocab]` of the next, float32."""
         token, place = self._check(token, position)
         self._step(token, place)
-        logits = self._logits.numpy()[0]
         self._known = None  # the device has chosen a token that we have not seen
-        return logits
+        return np.asarray(self._logits.numpy()[0])
 
     def forward_to_token(self, token: int, position: int | None = None) -> int:
         """The same; the likeliest next token, the lowest among equals."""
@@ -287,7 +286,8 @@ class Model:
             raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
         if not keep:
             self.reset()
-        token, found = self.prefill(prompt), []
+        found: list[int] = []
+        token = self.prefill(prompt)
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ptxgen.cli._main import invoke
+from ptxgen.cli.complete import _bar
 from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import open_device
@@ -94,3 +96,21 @@ def test_wrong_use_is_one_sentence(words: list[str], text: str, capsys: pytest.C
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert re.search(text, err)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_many_weights_have_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, shown in ((128 << 20, True), (1 << 20, False)):
+        monkeypatch.setattr("sys.stderr", terminal := Terminal())
+        with _bar() as told:
+            assert told is not None
+            told(total // 2, total)
+            told(total, total)
+        assert ("128.0/128.0 MiB" in terminal.getvalue()) == shown
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with _bar() as told:
+        assert told is None

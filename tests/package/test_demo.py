@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ptxgen import demo
+from ptxgen.models.program import Program
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.program import model
 from ptxgen.runtime.tools.complete import Completion
@@ -37,8 +38,8 @@ def test_the_demo_writes_and_says_what_ran(tmp_path: Path, capsys: pytest.Captur
 def test_the_demo_fails_on_what_check_mode_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def unfilled(device: Device, tensors: Any, *rest: Any) -> dict[str, Any]:
-        return {tensor.name: device.empty(tensor.shape, tensor.dtype) for tensor in tensors if tensor.kind == "weight"}
+    def unfilled(device: Device, program: Program, *rest: Any) -> dict[str, Any]:
+        return {tensor.name: device.empty(tensor.shape, tensor.dtype) for tensor in program.of_kind("weight")}
 
     def opened(name: str, **options: Any) -> Device:
         monkeypatch.setattr(model, "load_weights", unfilled)

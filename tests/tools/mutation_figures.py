@@ -75,9 +75,9 @@ def tried(subject: Subject) -> tuple[tuple[Mutation, Noticed | None], ...]:
 
 def equivalent(subject: Subject, mutation: Mutation) -> bool:
     """Whether a stride belongs to an index that is always 0, so that any would do; or a line of the corpus is dead."""
-    if isinstance(subject, CorpusSubject):
-        return not subject.reaches(mutation)
-    return mutation.kind == "stride" and not subject.noticed(far_off(subject.ptx.text, mutation))
+    if isinstance(subject, SpecSubject):
+        return mutation.kind == "stride" and not subject.noticed(far_off(subject.ptx.text, mutation))
+    return isinstance(subject, CorpusSubject) and not subject.reaches(mutation)
 
 
 def reason_of(subject: Subject, mutation: Mutation) -> str | None:
