@@ -45,6 +45,14 @@ def choose(records: int, tiles: int, tokens: int, token_bytes: int, shared_limit
     return Geometry(k_warps, row_warps, tokens, groups, min(groups, MOST_CTAS))
 
 
+def choose_for_tensor_cores(records: int, tiles: int, tokens: int) -> Geometry:
+    """The same where x is not in shared memory, for exactly so many rows of x a CTA."""
+    k_warps = min(next(warps for least, warps in K_WARPS if records >= least), _power_below(tiles))
+    row_warps = min(WARPS // k_warps, _power_below(records))
+    groups = -(-records // row_warps)
+    return Geometry(k_warps, row_warps, tokens, groups, min(groups, MOST_CTAS))
+
+
 def _power_below(n: int) -> int:
     """The largest power of two that is not above n."""
     return 1 << (n.bit_length() - 1)

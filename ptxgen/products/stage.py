@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_warp
 from ptxgen.products.geometry import Geometry
+from ptxgen.products.loop import Tokens
 
 if TYPE_CHECKING:
     from ptxgen.products.product import Product
@@ -16,10 +18,11 @@ MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
 
 
 class Stage:
-    """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`."""
+    """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is `[warp, token]`."""
 
     def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
         self.b, self.spec, self.at = b, spec, at
+        self.warps = at.warps  # partial sums of a token
         self.width = next(v for v in (4, 2, 1) if spec.k % v == 0)
         self.reach = at.threads * self.width  # columns of one load of all threads
         loads = -(-spec.padded_k // self.reach)
@@ -29,28 +32,27 @@ class Stage:
         self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
 
-    def build(self, tokens: tuple[Reg | None, Reg | None], thread: Reg) -> None:
-        """`tokens`: the first row of x of this CTA and the number of rows, or None where there is one row."""
+    def build(self, tokens: Tokens | None, thread: Reg) -> None:
+        """All fragments."""
         b, spec, at = self.b, self.spec, self.at
-        first, count = tokens
         with b.fragment("begin_stage"):
             column = b.op("mul.lo.u32", "stage_column", thread, self.width)
             source = b.ld_param("x")
-            if first is not None:
-                wide = b.op("mul.wide.u32", "first_row_offset", first, 4 * spec.k)
+            if tokens is not None:
+                wide = b.op("mul.wide.u32", "first_row_offset", tokens.first, 4 * spec.k)
                 b.op("add.u64", source, source, wide)
                 exists = b.array("row_exists", "pred", at.tokens)
                 row = b.reg("row_of_cta", "u32")
                 for token in range(at.tokens):
-                    b.op("add.u32", row, first, token)
-                    b.op("setp.lt.u32", exists[token], row, count)
+                    b.op("add.u32", row, tokens.first, token)
+                    b.op("setp.lt.u32", exists[token], row, tokens.count)
             norm = b.ld_param("norm_weight") if spec.norm else None
             target = b.op("mov.u32", "stage_to", self.vector)
             b.op("mad.lo.u32", target, column, 4, target)
             if spec.norm:
                 sums = b.array("square_sum", "f32", at.tokens)
                 convert.clear(b, sums)
-        self._stage(column, source, norm, target, first is not None)
+        self._stage(column, source, norm, target, tokens is not None)
         if self.passes > 1:
             with b.fragment("next_stage"):
                 b.op("add.u32", column, column, self.flight * self.reach)
@@ -106,12 +108,9 @@ class Stage:
         b, at = self.b, self.at
         assert self.squares is not None
         with b.fragment("sum_squares"):
-            other, lane = b.reg("other_sum", "f32"), b.registers["lane"]
-            is_first = b.op("setp.eq.u32", "is_first_lane", lane, 0)
+            is_first = b.op("setp.eq.u32", "is_first_lane", b.registers["lane"], 0)
             slot = b.op("mov.u32", "squares_slot", self.squares)
             b.op("mad.lo.u32", slot, b.registers["warp"], 4 * at.tokens, slot)
             for token, total in enumerate(b.arrays["square_sum"]):
-                for distance in (16, 8, 4, 2, 1):
-                    b.op("shfl.sync.bfly.b32", other, total, distance, 31, 0xFFFFFFFF)
-                    b.op("add.f32", total, total, other)
+                over_warp(b, "add.f32", total)
                 b.op("st.shared.f32", slot[4 * token], total, pred=is_first)

@@ -22,11 +22,14 @@ from ptxgen.weights.format import (
     Piece,
     Source,
     WeightFormat,
+    constant,
     cut,
+    fragment,
     from_fragments,
     from_rows,
     join,
     pair,
+    pair_of_bf16,
     to_fragments,
     to_rows,
 )
@@ -120,6 +123,20 @@ class E4m3(WeightFormat):
 
     def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
         convert.unpack(b, out, (words[2 * chunk + half],), e4m3)
+
+    def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
+        """Sign and magnitude where bf16 has them: 2^-120 of the value, denormals included."""
+        out, sign = fragment(b), convert.scratch(b, "a_sign", "b32")
+        scale, zero = constant(b, "e4m3_unit", pair_of_bf16(2.0**120)), constant(b, "no_pair", pair_of_bf16(-0.0))
+        for half in (0, 1):
+            for register, selector in zip(out[half::2], (0x1404, 0x3424), strict=True):
+                b.op("prmt.b32", register, words[2 * chunk + half], 0, selector)
+                b.op("and.b32", sign, register, 0x80008000)
+                b.op("shr.u32", register, register, 4)
+                b.op("and.b32", register, register, 0x07F007F0)
+                b.op("or.b32", register, register, sign)
+                b.op("fma.rn.bf16x2", register, register, scale, zero)
+        return (out,)
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")

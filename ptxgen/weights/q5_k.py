@@ -25,10 +25,9 @@ from ptxgen.weights.blocks import (
     whole_blocks,
 )
 from ptxgen.weights.format import (
+    ByteCodes,
     Piece,
     Source,
-    WeightFormat,
-    bytes_to_f32,
     cut,
     from_fragments,
     join,
@@ -45,7 +44,7 @@ BLOCK_BYTES = 176
 _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 
 
-class Q5K(WeightFormat):
+class Q5K(ByteCodes):
     """Q5_K."""
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -79,13 +78,17 @@ class Q5K(WeightFormat):
         codes = q4_k.codes_of(field(blocks, 48, 128)) | (fifth << 4)
         return codes, scales, mins, field(blocks, 0, 2, np.float16)
 
-    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+    @property
+    def scale_chunks(self) -> int:
+        return 2
+
+    def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
         code, fifth = low_nibbles(b, words[chunk], half), convert.scratch(b, "fifth_bits", "b32")
         b.op("shr.u32", fifth, words[16 + chunk // 4], chunk % 4 + 4 * half)
         b.op("and.b32", fifth, fifth, 0x01010101)
         b.op("shl.b32", fifth, fifth, 4)
         b.op("or.b32", code, code, fifth)
-        bytes_to_f32(b, out, code)
+        return code
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.sub_block_scales(b, words[20:], chunk)
