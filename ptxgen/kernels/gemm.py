@@ -9,6 +9,7 @@ from ptxgen.dtypes import s32
 from ptxgen.kernel import kernel_type
 from ptxgen.launch import Extent, Param, buffer, scalar
 from ptxgen.products.loop import Tokens
+from ptxgen.products.mma import TOKENS
 from ptxgen.products.product import Product
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Gemm(Product):
 
     golden_targets = ("sm_75", "sm_90")
     most_tokens = 4
+    tensor_tokens = TOKENS
     group_axis = "ctaid.y"
 
     def row_extent(self) -> Extent:

@@ -16,8 +16,7 @@ from ptxgen.products import mma
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
 from ptxgen.products.geometry import Geometry, choose, choose_for_tensor_cores
-from ptxgen.products.loop import Tokens
-from ptxgen.products.mma import MmaLoop
+from ptxgen.products.loop import TileLoop, Tokens
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.weights import weight_format, weight_formats
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+KEPT_FREE = 16384  # of shared memory, for sums
 FEW_WORDS = 22  # of a tile: with more, sums of two matrices leave registers for half of the tokens
 
 
@@ -50,6 +50,7 @@ class Product(KernelType):
     programmatic: bool = False
 
     most_tokens = 1  # rows of x that a CTA without tensor cores takes at most
+    tensor_tokens = 1  # and with them, exactly
     group_axis = "ctaid.x"  # of the grid, along which groups of records are counted
 
     def rules(self) -> Iterator[str]:
@@ -71,8 +72,8 @@ class Product(KernelType):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
-        most = (target.shared_limit - 16384) // 4
-        if self.k > most and not self.on_tensor_cores(target):
+        most = (target.shared_limit - KEPT_FREE) // 4
+        if self.k > most and self.stages(target):
             yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
 
     # -- what follows from the fields ------------------------------------------------------------------------------
@@ -96,12 +97,16 @@ class Product(KernelType):
         """Whether tensor cores multiply."""
         return False
 
+    def staged_bytes(self, digits: bool) -> int:
+        """Bytes of a row of x in shared memory, as f32 or as digits."""
+        return (2 * mma.DIGITS if digits else 4) * self.padded_k
+
     def geometry(self, target: Target) -> Geometry:
         """How the work is shared out."""
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.on_tensor_cores(target):
-            return choose_for_tensor_cores(records, tiles, mma.TOKENS)
+            return choose_for_tensor_cores(records, tiles, self.tensor_tokens)
         crowded = self.gated and kind.words > FEW_WORDS
         tokens = max(1, self.most_tokens // 2) if crowded else self.most_tokens
         return choose(records, tiles, tokens, 4 * self.padded_k, target.shared_limit)
@@ -126,18 +131,17 @@ class Product(KernelType):
         return (at.ctas, 1, 1)
 
     def launch(self, target: Target) -> Launch:
-        at = self.geometry(target)
-        shared = 0 if self.on_tensor_cores(target) else at.tokens * 4 * self.padded_k
+        at, tensor = self.geometry(target), self.on_tensor_cores(target)
+        shared = at.tokens * self.staged_bytes(tensor) if self.stages(target) else 0
         return Launch(self.grid(at), (at.threads, 1, 1), shared, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         return "product"
 
     def build(self, b: Builder) -> None:
-        at = self.geometry(b.target)
-        tensor = self.on_tensor_cores(b.target)
-        stage = None if tensor else Stage(b, self, at)
-        loop = MmaLoop(b, self, at) if stage is None else FmaLoop(b, self, at, stage.vector)
+        at, tensor = self.geometry(b.target), self.on_tensor_cores(b.target)
+        stage = Stage(b, self, at, digits=tensor) if self.stages(b.target) else None
+        loop = self._loop(b, at, stage)
         loop.locate(self.group_axis)
         if self.programmatic:
             with b.fragment("depends"):
@@ -154,6 +158,15 @@ class Product(KernelType):
         epilogue.build(loop, norm, tokens)
         passes = 0 if stage is None else stage.passes
         b.expose(geometry=at, one_group=loop.one_group, stage_passes=passes, again=loop.more, turns=epilogue.turns)
+
+    def _loop(self, b: Builder, at: Geometry, stage: Stage | None) -> TileLoop:
+        if stage is None:
+            return mma.TokenLoop(b, self, at)
+        return (mma.DigitLoop if stage.digits else FmaLoop)(b, self, at, stage.vector)
+
+    def stages(self, target: Target) -> bool:
+        """Whether x is brought to shared memory."""
+        return self.tensor_tokens == 1 or not self.on_tensor_cores(target)
 
     def tokens_of(self, b: Builder, at: Geometry) -> Tokens | None:
         """The rows of x of this CTA; None where there is one row."""

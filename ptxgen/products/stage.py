@@ -1,4 +1,4 @@
-"""Rows of x into shared memory as f32, filled up with zeros; times the norm's weights, and their sums of squares."""
+"""Rows of x into shared memory, filled up with zeros; times the norm's weights, and their sums of squares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
+from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry
 from ptxgen.products.loop import Tokens
+from ptxgen.products.mma import DIGIT_BYTES, DIGITS, split_digits
+from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
     from ptxgen.products.product import Product
@@ -18,9 +21,12 @@ MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
 
 
 class Stage:
-    """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is `[warp, token]`."""
+    """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is `[warp, token]`.
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
+    `vector` is `[token, padded k]` f32; with `digits`, of one token, what `DigitLoop` reads.
+    """
+
+    def __init__(self, b: Builder, spec: Product, at: Geometry, *, digits: bool) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.warps = at.warps  # partial sums of a token
         self.width = next(v for v in (4, 2, 1) if spec.k % v == 0)
@@ -28,7 +34,10 @@ class Stage:
         loads = -(-spec.padded_k // self.reach)
         self.flight = min(loads, max(1, MOST_IN_FLIGHT // at.tokens))
         self.passes = -(-loads // self.flight)
-        self.row_bytes = 4 * spec.padded_k
+        self.digits = digits
+        self.row_bytes = spec.staged_bytes(digits)
+        # bytes that all threads together write for one load
+        self.stride = DIGITS * DIGIT_BYTES * at.threads // OWN if digits else 4 * self.reach
         self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
 
@@ -48,7 +57,13 @@ class Stage:
                     b.op("setp.lt.u32", exists[token], row, tokens.count)
             norm = b.ld_param("norm_weight") if spec.norm else None
             target = b.op("mov.u32", "stage_to", self.vector)
-            b.op("mad.lo.u32", target, column, 4, target)
+            if self.digits:
+                chunk, quad = split(b, "stage_chunk", "stage_quad", thread, CHUNK // OWN)
+                b.op("mad.lo.u32", target, chunk, DIGITS * DIGIT_BYTES, target)
+                b.op("mad.lo.u32", target, quad, 2 * OWN, target)
+                self.split = b.array("staged_digit", "b32", 2 * DIGITS)
+            else:
+                b.op("mad.lo.u32", target, column, 4, target)
             if spec.norm:
                 sums = b.array("square_sum", "f32", at.tokens)
                 convert.clear(b, sums)
@@ -56,7 +71,7 @@ class Stage:
         if self.passes > 1:
             with b.fragment("next_stage"):
                 b.op("add.u32", column, column, self.flight * self.reach)
-                b.op("add.u32", target, target, 4 * self.flight * self.reach)
+                b.op("add.u32", target, target, self.flight * self.stride)
                 b.op("setp.lt.u32", "stage_again", column, spec.padded_k)
         if spec.norm:
             self._sum_squares(thread)
@@ -91,8 +106,16 @@ class Stage:
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     if factors is not None:
                         self._normalise(words, factors[width * i : width * (i + 1)], token)
-                    offset = token * self.row_bytes + 4 * i * self.reach
-                    convert.store_words(b, target, words, offset, space="shared", pred=there[i])
+                    self._keep(words, target, token * self.row_bytes + i * self.stride, there[i])
+
+    def _keep(self, words: tuple[Reg, ...], target: Reg, offset: int, pred: Reg) -> None:
+        if not self.digits:
+            convert.store_words(self.b, target, words, offset, space="shared", pred=pred)
+            return
+        digits = [self.split[2 * i : 2 * i + 2] for i in range(DIGITS)]
+        split_digits(self.b, words, digits)
+        for i, digit in enumerate(digits):
+            convert.store_words(self.b, target, digit, offset + DIGIT_BYTES * i, space="shared", pred=pred)
 
     def _normalise(self, words: tuple[Reg, ...], factors: tuple[Reg, ...], token: int) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""
