@@ -45,8 +45,14 @@ class TileLoop(ABC):
         self.b, self.spec, self.at, self.kind = b, spec, at, spec.kind
         self.reader = TileReader(b, spec.kind, spec.k, spec.parts)
         self.tiles = spec.kind.tiles(spec.k)
-        self.next, self.words = (b.array(name, "b32", spec.kind.words) for name in ("ahead", "word"))
+        self.words = b.array("word", "b32", spec.kind.words)
+        self.next = self.words if self.late else b.array("ahead", "b32", spec.kind.words)
         self.one_group = at.groups <= at.ctas
+
+    @property
+    def late(self) -> bool:
+        """Whether a tile is asked for when the one before is multiplied, not before: for want of registers."""
+        return False
 
     def locate(self, cta: str) -> None:
         """Which tiles are this warp's; the first is asked for. `cta`: the special register that counts groups."""
@@ -81,7 +87,8 @@ class TileLoop(ABC):
             self.begin(tokens)
             convert.clear(b, self.sums)
         with b.fragment("take"):
-            self._take()
+            if not self.late:
+                self._take()
             self.find_x()
             self.out_group = b.op("mov.u32", "out_group", self.group)
         if spec.gated:
@@ -89,8 +96,9 @@ class TileLoop(ABC):
                 self.reader.load(b, self.next, 1)
             with b.fragment("multiply_gate"):
                 self.multiply(0)
-            with b.fragment("take_up"):
-                self._take()
+            if not self.late:
+                with b.fragment("take_up"):
+                    self._take()
         with b.fragment("advance"):
             b.op("add.u32", self.step, self.step, at.k_warps)
             ends = b.op("setp.ge.u32", "ends_record", self.step, self.tiles)

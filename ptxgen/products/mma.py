@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ptxgen.products.product import Product
 
 TOKENS = 8
+FEW_WORDS = 22  # of a tile: of two matrices with more, no second tile fits into registers
 DIGITS = 3
+ASKED_TOGETHER = 2  # chunks of a `late` loop whose x is asked for at once
 DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk in shared memory
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 Fragments = Sequence[Sequence[Reg]]
@@ -103,6 +105,10 @@ class TokenLoop(MmaLoop):
     Rows past the last are read as the last, and stored by nobody.
     """
 
+    @property
+    def late(self) -> bool:
+        return self.spec.gated and self.kind.words > FEW_WORDS
+
     def begin(self, tokens: Tokens | None) -> None:
         assert tokens is not None
         super().begin(tokens)
@@ -127,9 +133,12 @@ class TokenLoop(MmaLoop):
 
     def own_digits(self, chunk: int) -> Fragments:
         b, x = self.b, self.own_x
+        if self.late and chunk and chunk % ASKED_TOGETHER == 0:
+            b.note("keeps loads of later chunks from being moved up, for want of registers")
+            b.op("bar.warp.sync", -1)
         self._load(x, self.x_at, chunk, "global")
         if self.own_norm is not None:
-            self._load(self.own_norm, self.norm_at, chunk, "global.nc")
+            self._load(self.own_norm, self.norm_at, chunk, "global")
             for value, factor in zip(x, self.own_norm, strict=True):
                 if self.spec.norm_offset:
                     b.op("add.f32", factor, factor, self.spec.norm_offset)

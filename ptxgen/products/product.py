@@ -158,6 +158,7 @@ class Product(KernelType):
         epilogue.build(loop, norm, tokens)
         passes = 0 if stage is None else stage.passes
         b.expose(geometry=at, one_group=loop.one_group, stage_passes=passes, again=loop.more, turns=epilogue.turns)
+        b.expose(late=loop.late)
 
     def _loop(self, b: Builder, at: Geometry, stage: Stage | None) -> TileLoop:
         if stage is None:
