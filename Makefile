@@ -6,7 +6,13 @@ STAMP := $(VENV)/.installed
 # Two workers where there are two cores, else none.
 WORKERS := $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -ge 2 && echo 2 || echo 0)
 
-.PHONY: test lint golden demo ci clean
+# Under a minute on two cores: the DSL, the parser, the table, the checks, the committed PTX, documents, a few launches.
+QUICK := tests/builder tests/parser tests/isa/test_isa.py tests/checks tests/golden/test_golden.py \
+	tests/models/test_models.py \
+	tests/package/test_requires.py tests/package/test_parity.py tests/docs/test_links.py tests/benchmarks/test_rows.py \
+	tests/runtime/test_kvcache.py tests/cpu/test_control.py tests/cpu/test_calls.py
+
+.PHONY: test quick lint golden demo ci clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version.split()[0])'
@@ -16,6 +22,9 @@ $(STAMP): pyproject.toml
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+quick: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) $(QUICK) $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

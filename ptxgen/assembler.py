@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import AssembleError, TargetError
-from ptxgen.sources import quoted
+from ptxgen.sources import has_line_info, quoted
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -176,7 +176,8 @@ def _binary_version(path: str) -> tuple[int, int] | None:
 
 def _by_nvjitlink(_: Assembler, text: str, target: Target) -> tuple[bytes, str, bool]:
     nvjitlink = _nvjitlink()
-    handle = nvjitlink.create(2, [f"-arch={target}", "-verbose"])
+    options = [f"-arch={target}", "-verbose", *_line_info(text)]
+    handle = nvjitlink.create(len(options), options)
     try:
         data = text.encode()
         try:
@@ -192,6 +193,11 @@ def _by_nvjitlink(_: Assembler, text: str, target: Target) -> tuple[bytes, str, 
         nvjitlink.destroy(handle)
 
 
+def _line_info(text: str) -> list[str]:
+    """The option that keeps the lines of a text's `.loc` in the cubin; it changes no code."""
+    return ["-lineinfo"] if has_line_info(text) else []
+
+
 def _log(handle: int, size_of: Any, fill: Any) -> str:
     buffer = bytearray(size_of(handle))
     if len(buffer) > 1:
@@ -203,7 +209,7 @@ def _by_binary(assembler: Assembler, text: str, target: Target) -> tuple[bytes, 
     with tempfile.TemporaryDirectory(prefix="ptxgen-") as directory:
         source, cubin = Path(directory, "ptx.ptx"), Path(directory, "ptx.cubin")
         source.write_text(text, encoding="utf-8")
-        done = _run([assembler.path, f"-arch={target}", "-v", str(source), "-o", str(cubin)])
+        done = _run([assembler.path, f"-arch={target}", "-v", *_line_info(text), str(source), "-o", str(cubin)])
         log = (done.stdout + done.stderr).replace(str(source), "ptx").strip()
         failed = done.returncode != 0 or not cubin.is_file()
         return (b"" if failed else cubin.read_bytes()), log, failed

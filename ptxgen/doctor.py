@@ -25,6 +25,9 @@ _PARTS = {
     "cuda-bindings": ("cuda-bindings", "cuda: runs kernels on a GPU"),
     "llvmlite": ("llvmlite", "cpu: runs kernels without a GPU"),
     "nvidia-nvjitlink": ("nvidia-nvjitlink", "ptxas: assembles without a CUDA toolkit"),
+    "gguf": ("gguf", "models: reads GGUF files"),
+    "safetensors": ("safetensors", "models: reads Hugging Face checkpoints"),
+    "tokenizers": ("tokenizers", "models: splits text into tokens"),
     "ml_dtypes": ("ml_dtypes", "bf16 and fp8 arrays in NumPy"),
 }
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76  # CUdevice_attribute of the driver API

@@ -68,6 +68,8 @@ def domain(cls: type[KernelType], name: str) -> Domain:
     known: dict[str, Any] = {**SHARED.get(name, {}), **found.metadata}
     if not known.keys() >= {"draws", "refuses"}:
         known = {**_by_rules(cls, found), **known}
+    if not callable(known["draws"]) and not str(found.type).replace(" ", "").endswith("|None"):
+        known["draws"] = tuple(value for value in known["draws"] if value is not None)
     return Domain(**{**known, "refuses": tuple(known["refuses"])})
 
 
@@ -157,5 +159,8 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "ctas": dict(doc="CTAs that keep the GPU busy: sequences are cut for no more"),
     "alibi": dict(doc="scores take a slope per head and distance, from a parameter"),
     "layout": dict(doc="order of the axes: tokens (token, head, element) or heads (head, token, element)"),
+    "eps": dict(doc="added to the mean of squares", silent="beside squares about 1 it is less than a comparison tells"),
+    "residual": dict(doc="the residual stream is added"),
+    "bias": dict(doc="a vector is added to every row"),
     "lse": dict(doc="also write the log-sum-exp of each row"),
 }  # fmt: skip

@@ -56,21 +56,29 @@ class Ptx:
         return f"<Ptx {self.spec!r} for {self.target}: {len(self.text.splitlines())} lines, {self.digest[:12]}>"
 
 
-_CACHE: dict[tuple[type, KernelType, Target, str], Ptx] = {}
+_CACHE: dict[tuple[type, KernelType, Target, str, bool], Ptx] = {}
 
 
-def generate(spec: KernelType, target: str | Target) -> Ptx:
+def generate(spec: KernelType, target: str | Target, *, line_info: bool = False) -> Ptx:
     """The PTX of a spec for a target; the same spec, target and tuning table give the same object.
+
+    `line_info`: with `.file` and `.loc`, so that profilers and debuggers show the lines of Python and of templates.
 
     Raises `SpecError` when the target cannot run the spec (every reason), `IsaError` or `TemplateError` when the kernel
     type itself is wrong.
     """
     where = parse_target(target)
-    key = (type(spec), spec, where, in_force().digest)
+    key = (type(spec), spec, where, in_force().digest, line_info)
     found = _CACHE.get(key)
     if found is None:
-        found = _CACHE[key] = _generate(spec, where)
+        found = _CACHE[key] = _with_line_info(generate(spec, where)) if line_info else _generate(spec, where)
     return found
+
+
+def _with_line_info(ptx: Ptx) -> Ptx:
+    from ptxgen.lineinfo import with_line_info
+
+    return with_line_info(ptx)
 
 
 def _generate(spec: KernelType, target: Target) -> Ptx:

@@ -6,6 +6,7 @@ A kernel type is a frozen dataclass; an instance is a *spec*: one specialisation
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -160,12 +161,40 @@ _REGISTRY: dict[str, type[KernelType]] = {}
 K = TypeVar("K", bound=KernelType)
 
 
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """In a kernel type's body, `name: ClassVar[Spread] = Spread(Group)`: the fields of the dataclass stand here.
+
+    `defaults` replaces defaults of the group; a default of None admits None.
+    """
+
+    group: type
+    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+def _spread(cls: type) -> None:
+    """Put the fields of groups in the places of their `Spread`."""
+    annotations: dict[str, Any] = {}
+    for name, annotation in inspect.get_annotations(cls).items():
+        marked = cls.__dict__.get(name)
+        if not isinstance(marked, Spread):
+            annotations[name] = annotation
+            continue
+        delattr(cls, name)
+        for each in dataclasses.fields(marked.group):
+            default = marked.defaults.get(each.name, each.default)
+            annotations[each.name] = f"{each.type} | None" if default is None else each.type
+            setattr(cls, each.name, default)
+    cls.__annotations__ = annotations
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
 
     Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
     """
+    _spread(cls)
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)  # equality and hash are the base's
     for each in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(each.type, str):  # a module that does not postpone its annotations

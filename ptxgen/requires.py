@@ -146,6 +146,8 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
             for word, demand in _PRAGMAS.items():
                 if statement.name == "pragma" and word in statement.text:
                     yield statement.line, f'.pragma "{word}"', demand
+            if statement.name == "loc" and "inlined_at" in statement.text:
+                yield statement.line, ".loc with inlined_at", Demand((7, 2), ())
         elif isinstance(statement, Variable):
             names.declare(statement, set())
             if statement.type == "b128":

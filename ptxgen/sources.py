@@ -141,6 +141,12 @@ def _by_loc(text: str, line: int) -> Origin | None:
     return None
 
 
+def has_line_info(text: str) -> bool:
+    """Whether a text has `.loc`, which assemblers keep when they are asked to."""
+    return _HAS_LOC.search(text) is not None
+
+
+_HAS_LOC = re.compile(r"^[ \t]*\.loc\s", re.MULTILINE)
 _NAMED = re.compile(r"\bline\s+(\d+)")
 
 

@@ -18,6 +18,7 @@ _WHERE = {
     "Graph": "core.graph",
     "Kernel": "core.kernel",
     "KvCache": "kv.kvcache",
+    "Model": "program.model",
     "Module": "core.module",
     "ModuleCache": "core.modulecache",
     "Snapshot": "kv.snapshot",

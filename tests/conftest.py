@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ import pytest
 from ptxgen.runtime import Device, open_device
 
 if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
     from ptxgen.golden import Goldens
 
 
@@ -25,6 +28,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {reason}"))
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """One line: how many tests were skipped, and for which reasons."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(reason_of(report.longrepr) for report in skipped)
+    if reasons:
+        listed = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"{len(skipped)} skipped: {listed}")
+
+
+def reason_of(longrepr: object) -> str:
+    """Why a test was skipped, on one line: pytest keeps (file, line, "Skipped: reason")."""
+    text = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr)
+    return " ".join(text.removeprefix("Skipped: ").split())
 
 
 @pytest.fixture(autouse=True, scope="session")

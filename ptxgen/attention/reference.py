@@ -69,7 +69,7 @@ def attend(
     if variant.window:
         seen = seen & (distance > -variant.window)
     group = (problem.n_kv_heads, problem.group)
-    wide = q.astype(np.float64).reshape(*group, queries, -1)
+    wide = q.astype(np.float64).reshape(*group, queries, problem.qk_dim)
     scores = (wide @ k[:, None].swapaxes(-1, -2)).reshape(problem.n_heads, queries, keys) * variant.scale
     if variant.soft_cap:
         scores = variant.soft_cap * np.tanh(scores / variant.soft_cap)

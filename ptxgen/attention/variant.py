@@ -16,12 +16,12 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
 from ptxgen.launch import Param, buffer
 
 if TYPE_CHECKING:
     import numpy as np
 
-LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)

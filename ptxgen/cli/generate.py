@@ -33,12 +33,24 @@ def _kernel_options() -> list[click.Option]:
     return [
         *_options("DIR|FILE|-", "A directory, a file ending in .ptx, or - for stdout, which is the default."),
         click.Option(["--manifest"], is_flag=True, help="Also write the launch contract, as JSON."),
+        click.Option(["--annotate"], is_flag=True, help="Behind each instruction: where it comes from, as a comment."),
+        click.Option(["--line-info"], is_flag=True, help="With .file and .loc, for profilers and debuggers."),
     ]
 
 
-def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest: bool, as_json: bool) -> None:
+def _one(
+    spec: KernelType,
+    targets: Sequence[str],
+    output: str | None,
+    manifest: bool,
+    annotate: bool,
+    line_info: bool,
+    as_json: bool,
+) -> None:
     """Generate one spec for its targets."""
     wanted = _targets(targets)
+    if annotate and (line_info or manifest):
+        raise click.UsageError("--annotate: is a listing to read; it goes with neither --line-info nor --manifest")
     if output == "":
         raise click.UsageError("-o: must be a directory, a file ending in .ptx, or - for stdout (got '')")
     to_directory = output not in (None, "-") and not str(output).endswith(".ptx")
@@ -49,7 +61,7 @@ def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest:
     files: dict[str, str] = {}
     for where in wanted:
         name = golden_file(spec, where) if to_directory else Path(str(output)).name
-        text, contract = _texts(spec, where)
+        text, contract = _texts(spec, where, annotate, line_info)
         files[name] = text
         if manifest:
             files[name.removesuffix(".ptx") + ".json"] = contract
@@ -64,12 +76,13 @@ def _one(spec: KernelType, targets: Sequence[str], output: str | None, manifest:
         say(f"wrote {path}")
 
 
-def _texts(spec: KernelType, where: Target) -> tuple[str, str]:
+def _texts(spec: KernelType, where: Target, annotate: bool, line_info: bool) -> tuple[str, str]:
     """The PTX, and the manifest."""
     from ptxgen.generator import generate
+    from ptxgen.lineinfo import annotated
 
-    ptx = generate(spec, where)
-    return ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"
+    ptx = generate(spec, where, line_info=line_info)
+    return annotated(ptx) if annotate else ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"
 
 
 def _targets(names: Sequence[str]) -> list[Target]:

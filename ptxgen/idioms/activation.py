@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
 
 if TYPE_CHECKING:
     import numpy as np
 
-LOG2E = math.log2(math.e)
 _TANH = math.sqrt(2 / math.pi)
 _CUBE = 0.044715
 _ERF = 0.3275911
@@ -92,7 +92,8 @@ def reference(kind: str, x: np.ndarray) -> np.ndarray:
 
     x = x.astype(np.float64)
     if kind == "silu":
-        return x / (1 + np.exp(-x))
+        with np.errstate(over="ignore"):  # to infinity, and the quotient to 0
+            return np.asarray(x / (1 + np.exp(-x)))
     if kind == "gelu":
         return np.asarray(0.5 * x * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))))
     if kind == "gelu_tanh":

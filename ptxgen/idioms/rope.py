@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray, Table
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.idioms.threads import CHUNK
 
 if TYPE_CHECKING:
@@ -46,47 +47,46 @@ class Rotation:
     """
 
     head_dim: int
-    rotary_dim: int
     style: str
-    theta: float
-    scaling: str
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_len: int
-    freq_factors: tuple[float, ...]
-    attention_factor: float
     precise: bool
+    settings: RopeSettings
 
     @classmethod
-    def of(cls, spec: object) -> Rotation:
+    def of(cls, spec: Any) -> Rotation:
         """The rotation that a kernel type's fields of these names describe; no `rotary_dim`: the whole head."""
-        values = {field.name: getattr(spec, field.name) for field in fields(cls)}
-        return cls(**{**values, "rotary_dim": values["rotary_dim"] or values["head_dim"]})
+        values = {field.name: getattr(spec, field.name) for field in fields(RopeSettings)}
+        settings = RopeSettings(**{**values, "rotary_dim": values["rotary_dim"] or spec.head_dim})
+        return cls(spec.head_dim, spec.style, spec.precise, settings)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that rotate."""
+        return self.settings.rotary_dim
 
     def rules(self) -> Iterator[str]:
         """Reasons against these fields."""
+        at = self.settings
         yield from rules.one_of("style", self.style, STYLES)
         if self.rotary_dim != self.head_dim:
             yield from rules.multiple_of("rotary_dim", self.rotary_dim, 8, 8, max(8, self.head_dim // 8 * 8))
-        yield from rules.one_of("scaling", self.scaling, SCALINGS)
-        yield from rules.between("theta", self.theta, 1.0, 1e12)
-        yield from rules.between("factor", self.factor, 1e-3, 1e6)
-        yield from rules.between("attention_factor", self.attention_factor, 1e-3, 1e3)
-        if self.scaling == "llama3":
-            yield from rules.between("low_freq_factor", self.low_freq_factor, 1e-3, 1e6)
-            yield from rules.between("original_max_len", self.original_max_len, 1, 1 << 30)
-            if self.high_freq_factor <= self.low_freq_factor:
-                yield (f"high_freq_factor: must be above low_freq_factor={self.low_freq_factor} "
-                       f"(got {self.high_freq_factor})")  # fmt: skip
-        elif self.scaling == "default" and self.factor != 1.0:
-            yield f"factor: must be 1 with scaling default (got {self.factor}; nearest: scaling linear)"
-        if self.freq_factors and len(self.freq_factors) != self.rotary_dim // 2:
-            yield f"freq_factors: must be {self.rotary_dim // 2} divisors, one a pair (got {len(self.freq_factors)})"
-        if self.freq_factors and self.scaling != "default":
-            yield f"freq_factors: must be empty with scaling {self.scaling} (got {len(self.freq_factors)})"
-        if any(not 1e-6 <= f <= 1e6 for f in self.freq_factors):
-            extremes = f"{min(self.freq_factors)} … {max(self.freq_factors)}"
+        yield from rules.one_of("scaling", at.scaling, SCALINGS)
+        yield from rules.between("theta", at.theta, 1.0, 1e12)
+        yield from rules.between("factor", at.factor, 1e-3, 1e6)
+        yield from rules.between("attention_factor", at.attention_factor, 1e-3, 1e3)
+        if at.scaling == "llama3":
+            yield from rules.between("low_freq_factor", at.low_freq_factor, 1e-3, 1e6)
+            yield from rules.between("original_max_len", at.original_max_len, 1, 1 << 30)
+            if at.high_freq_factor <= at.low_freq_factor:
+                yield (f"high_freq_factor: must be above low_freq_factor={at.low_freq_factor} "
+                       f"(got {at.high_freq_factor})")  # fmt: skip
+        elif at.scaling == "default" and at.factor != 1.0:
+            yield f"factor: must be 1 with scaling default (got {at.factor}; nearest: scaling linear)"
+        if at.freq_factors and len(at.freq_factors) != self.rotary_dim // 2:
+            yield f"freq_factors: must be {self.rotary_dim // 2} divisors, one a pair (got {len(at.freq_factors)})"
+        if at.freq_factors and at.scaling != "default":
+            yield f"freq_factors: must be empty with scaling {at.scaling} (got {len(at.freq_factors)})"
+        if any(not 1e-6 <= f <= 1e6 for f in at.freq_factors):
+            extremes = f"{min(at.freq_factors)} … {max(at.freq_factors)}"
             yield f"freq_factors: each must be from 1e-6 to 1e6 (got {extremes})"
 
     @property
@@ -111,20 +111,20 @@ def _frequencies(r: Rotation) -> tuple[Decimal, ...]:
     """In decimal arithmetic, which is the same on every platform: the text must be, too."""
     with localcontext() as context:
         context.prec = 40
-        ratio = (Decimal(r.theta).ln() * -2 / r.rotary_dim).exp()
+        ratio = (Decimal(r.settings.theta).ln() * -2 / r.rotary_dim).exp()
         plain = [Decimal(1)]
         while len(plain) < r.half:
             plain.append(plain[-1] * ratio)
-        factor = Decimal(r.factor)
-        if r.freq_factors:
-            return tuple(f / Decimal(divisor) for f, divisor in zip(plain, r.freq_factors, strict=True))
-        if r.scaling == "llama3":
-            low, high = Decimal(r.low_freq_factor), Decimal(r.high_freq_factor)
+        factor = Decimal(r.settings.factor)
+        if r.settings.freq_factors:
+            return tuple(f / Decimal(divisor) for f, divisor in zip(plain, r.settings.freq_factors, strict=True))
+        if r.settings.scaling == "llama3":
+            low, high = Decimal(r.settings.low_freq_factor), Decimal(r.settings.high_freq_factor)
             # How many wavelengths the original context holds, from low (all of the factor) to high (none of it).
-            kept = [(r.original_max_len * f / _TWO_PI - low) / (high - low) for f in plain]
+            kept = [(r.settings.original_max_len * f / _TWO_PI - low) / (high - low) for f in plain]
             kept = [min(max(k, Decimal(0)), Decimal(1)) for k in kept]
             return tuple(f * (k + (1 - k) / factor) for f, k in zip(plain, kept, strict=True))
-        return tuple(f / factor for f in plain) if r.scaling == "linear" else tuple(plain)
+        return tuple(f / factor for f in plain) if r.settings.scaling == "linear" else tuple(plain)
 
 
 def turns_table(b: Builder, r: Rotation) -> Table:
@@ -229,9 +229,9 @@ def _cos_sin(b: Builder, r: Rotation, position: Reg, turn: Reg) -> tuple[Reg, Re
         b.op("mul.f32", angle, angle, _RADIANS)
         b.op("cos.approx.f32", cos, angle)
         b.op("sin.approx.f32", sin, angle)
-    if r.attention_factor != 1.0:
-        b.op("mul.f32", cos, cos, r.attention_factor)
-        b.op("mul.f32", sin, sin, r.attention_factor)
+    if r.settings.attention_factor != 1.0:
+        b.op("mul.f32", cos, cos, r.settings.attention_factor)
+        b.op("mul.f32", sin, sin, r.settings.attention_factor)
     return cos, sin
 
 
@@ -275,7 +275,7 @@ def rotate_rows(r: Rotation, rows: np.ndarray, positions: np.ndarray) -> np.ndar
     import numpy as np
 
     angles = np.asarray(positions, np.float64)[:, None, None] * r.frequencies()
-    cos, sin = np.cos(angles) * r.attention_factor, np.sin(angles) * r.attention_factor
+    cos, sin = np.cos(angles) * r.settings.attention_factor, np.sin(angles) * r.settings.attention_factor
     out = rows.astype(np.float64)
     first, second = (slice(0, r.rotary_dim, 2), slice(1, r.rotary_dim, 2))
     if r.style == "neox":

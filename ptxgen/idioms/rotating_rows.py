@@ -15,11 +15,16 @@ from ptxgen.dtypes import DType
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place
+from ptxgen.kernel import Spread
 from ptxgen.launch import Launch
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target
+
+
+ROPE_FIELDS = Spread(RopeSettings, {"theta": 10000.0, "rotary_dim": None})
 
 
 class RotatingRows:

@@ -1,13 +1,14 @@
-"""Count a position: what a decode step does at its end, so that the next one needs no word from the host."""
+"""Count positions: what a decode step does at its end, so that the next one needs no word from the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ptxgen import rules
 from ptxgen.dtypes import s32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
 
 if TYPE_CHECKING:
@@ -19,12 +20,18 @@ if TYPE_CHECKING:
 
 @kernel_type
 class Advance(KernelType):
-    """position[r] += 1 and length[r] += 1 where position[r] is not negative; both s32 `[rows]`."""
+    """position[r] += by and length[r] += by where 0 ≤ position[r] < max_len; both s32 `[rows]`."""
 
+    max_len: int
+    by: int = field(default=1, draws=(1, 3), refuses=(0,), doc="positions that were taken")
     programmatic: bool = False
 
     sizes = {"rows": 3}
-    goldens = (dict(), dict(programmatic=True))
+    goldens = (dict(max_len=64), dict(max_len=4096, by=4, programmatic=True))
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("max_len", self.max_len, 1, 1 << 24)
+        yield from rules.between("by", self.by, 1, 1 << 24)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -46,17 +53,19 @@ class Advance(KernelType):
             values = [b.reg(name, "s32") for name in ("position_now", "length_now")]
             for value, place in zip(values, places, strict=True):
                 b.op("ld.global.s32", value, place[0])
-            counts = b.op("setp.ge.s32", "counts", values[0], 0)
+            b.note("one unsigned comparison refuses negative positions too")
+            counts = b.op("setp.lt.u32", "counts", values[0], self.max_len)
             for value, place in zip(values, places, strict=True):
-                b.op("add.s32", value, value, 1)
+                b.op("add.s32", value, value, self.by)
                 b.op("st.global.s32", place[0], value, pred=counts)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np
 
-        positions = rng.integers(-1, 100, sizes["rows"], np.int32)
+        positions = rng.integers(-1, self.max_len, sizes["rows"], np.int32, endpoint=True)
         return {"position": positions, "length": positions + np.int32(1)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
-        step = (a["position"] >= 0).astype(a["position"].dtype)
+        position = a["position"]
+        step = self.by * ((position >= 0) & (position < self.max_len)).astype(position.dtype)
         return {name: a[name] + step for name in ("position", "length")}

@@ -80,6 +80,11 @@ class Embedding(KernelType):
         """Threads of a CTA: whole warps."""
         return min(MOST_THREADS, ceil_div(self.lanes, 32) * 32)
 
+    @property
+    def cta_tiles(self) -> int:
+        """Tiles that a CTA takes at once."""
+        return self.threads // LANES
+
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
         return (

@@ -12,13 +12,15 @@ from ptxgen.attention.decode.chunks import STEP, Cut
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
-from ptxgen.attention.decode.plan import CtaPlan, cta_plan
+from ptxgen.attention.decode.parts import place_loop
+from ptxgen.attention.decode.plan import CtaPlan, chip_of, cta_plan
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, widen
-from ptxgen.attention.variant import LOG2E, Variant
+from ptxgen.attention.variant import Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
@@ -84,6 +86,11 @@ class FlashDecodingChunk(KernelType):
         dict(max_len=32, head_dim=16, n_heads=2, n_kv_heads=2, max_chunks=2, q_dtype=f16, kv_dtype=f16),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, max_chunks=2, kv_dtype=s8, window=20),
     )
+
+    @classmethod
+    def that_fills(cls, target: Target, **fields: Any) -> FlashDecodingChunk:
+        """The spec whose chunks keep all of a target's multiprocessors busy; the other fields are given."""
+        return cls(ctas=chip_of(target).sms, **fields)
 
     # -- what is legal -------------------------------------------------------------------------------------------------
 
@@ -172,13 +179,15 @@ class FlashDecodingChunk(KernelType):
         task, where = self._locate(b, plan)
         bounds = self._bounds(b, plan, task, where)
         stats = self._leave_empty(b, plan, task, where, bounds)
-        b.expose(main_loop=f"{plan.loop.template}.ptx.j2", plan=plan)
-        plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena)
+        b.expose(plan=plan)
+        place_loop(b, plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena))
         elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads, task.tid)
         merged = merge.partial(b, "merged")
         if self.programmatic:  # no sooner: CTAs of the kernels that follow would take room from those still to start
             with b.fragment("let_go"):
                 b.op("griddepcontrol.launch_dependents")
+        else:
+            b.without("let_go")
         with b.fragment("warps_start"):
             elements.start(task.tid, elements.count)
             partials = b.ld_param("partials")

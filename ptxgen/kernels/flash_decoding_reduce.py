@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
@@ -25,6 +26,21 @@ QUAD = 4  # f32 values of a 16-byte access: what a thread owns of head_dim
 THREADS = 256
 MOST_GROUPS = 8  # groups of threads that share a head's partials
 IN_FLIGHT, MOST_IN_FLIGHT = 4, 8  # partials that a thread loads at once; the latter where that is all of them
+
+
+@dataclass(frozen=True)
+class Where:
+    """Registers: the thread, its four columns and its group of threads, whether the columns exist; the row among all
+    sequences' heads; and of the partial that the group is at the number and the addresses."""
+
+    thread: Reg
+    quad: Reg
+    group: Reg
+    has_quad: Reg
+    row: Reg
+    chunk: Reg
+    partials: Reg
+    stats: Reg
 
 
 @kernel_type
@@ -106,70 +122,77 @@ class FlashDecodingReduce(KernelType):
 
     def build(self, b: Builder) -> None:
         merged = Partial(b.reg("merged_max", "f32"), b.reg("merged_sum", "f32"), b.array("merged", "f32", QUAD).regs)
-        self._locate(b, merged)
-        if self.per_turn < self.max_chunks:
-            self._merge_turn(b, merged, partials(b, "part", self.in_flight))
+        at = self._locate(b, merged)
+        turns = self.per_turn < self.max_chunks
+        b.expose(takes_turns=turns)
+        if turns:
+            self._merge_turn(b, at, merged, partials(b, "part", self.in_flight))
         else:
-            self._merge_all(b, merged, partials(b, "part", self.in_flight - 1))
+            self._merge_all(b, at, merged, partials(b, "part", self.in_flight - 1))
         if self.groups > 1:
-            self._meet(b, merged)
-        self._finish(b, merged)
+            self._meet(b, at, merged)
+        else:
+            b.without("leave")
+        self._finish(b, at, merged)
 
-    def _locate(self, b: Builder, merged: Partial) -> None:
+    def _locate(self, b: Builder, merged: Partial) -> Where:
+        """Fragment `locate`: the row, the group and the lane of this thread, and its first partial."""
         with b.fragment("locate"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             lane = b.op("and.b32", b.reg("quad", "u32"), thread, self.lanes - 1)
             group = b.op("shr.u32", "group", thread, self.lanes.bit_length() - 1)
-            b.op("setp.lt.u32", "has_quad", lane, self.head_dim // QUAD)
+            has_quad = b.op("setp.lt.u32", "has_quad", lane, self.head_dim // QUAD)
             head = b.op("mov.u32", "head", b.special("ctaid.x"))
             sequence = b.op("mov.u32", "sequence", b.special("ctaid.y"))
-            b.op("mul.wide.u32", "row", sequence, self.n_heads)
+            row = b.op("mul.wide.u32", "row", sequence, self.n_heads)
             wide_head = b.op("cvt.u64.u32", "wide_head", head)
-            b.op("add.u64", b.registers["row"], b.registers["row"], wide_head)
+            b.op("add.u64", row, row, wide_head)
             acc, stats = b.ld_param("partials"), b.ld_param("stats")
-            b.op("mad.lo.u64", acc, b.registers["row"], self.max_chunks * self.head_dim * 4, acc)
+            b.op("mad.lo.u64", acc, row, self.max_chunks * self.head_dim * 4, acc)
             b.op("mad.wide.u32", acc, group, self.head_dim * 4, acc)
             b.op("mad.wide.u32", acc, lane, QUAD * 4, acc)
-            b.op("mad.lo.u64", stats, b.registers["row"], self.max_chunks * 8, stats)
+            b.op("mad.lo.u64", stats, row, self.max_chunks * 8, stats)
             b.op("mad.wide.u32", stats, group, 8, stats)
-            b.op("mov.u32", "chunk", group)
+            chunk = b.op("mov.u32", "chunk", group)
             empty(b, merged)
             if self.programmatic:
                 b.op("griddepcontrol.wait")
+        return Where(thread, lane, group, has_quad, row, chunk, acc, stats)
 
-    def _merge_turn(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
+    def _merge_turn(self, b: Builder, where: Where, merged: Partial, loaded: tuple[Partial, ...]) -> None:
         """Fragment `merge`, a loop's body: the group's next partials into `merged`; the accumulators of used slots only
         are read."""
-        chunk, acc, stats = (b.registers[x] for x in ("chunk", "partials", "stats"))
+        chunk, acc, stats = where.chunk, where.partials, where.stats
         exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
         with b.fragment("merge"):
             for i, part in enumerate(loaded):
                 empty(b, part)
-                self._load_statistics(b, part, i, exists[i])
+                self._load_statistics(b, where, part, i, exists[i])
             for i, part in enumerate(loaded):
                 b.op("setp.neu.and.f32", used[i], part.total, 0.0, exists[i])
-                self._load_values(b, part, i, used[i])
+                self._load_values(b, where, part, i, used[i])
             combine(b, merged, (merged, *loaded))
             b.op("add.u32", chunk, chunk, self.per_turn)
             b.op("add.u64", acc, acc, self.per_turn * self.head_dim * 4)
             b.op("add.u64", stats, stats, self.per_turn * 8)
-            first = b.op("sub.u32", "turn_start", chunk, b.registers["group"])
-            b.expose(more=b.op("setp.lt.u32", "more_chunks", first, self.max_chunks))
+            first = b.op("sub.u32", "turn_start", chunk, where.group)
+            b.op("setp.lt.u32", "more_chunks", first, self.max_chunks)
 
-    def _merge_all(self, b: Builder, merged: Partial, loaded: tuple[Partial, ...]) -> None:
+    def _merge_all(self, b: Builder, where: Where, merged: Partial, loaded: tuple[Partial, ...]) -> None:
         """Fragments `merge`: the group's first partial, read without waiting to know whether it is used, which it is if
         any is; and `merge_later`, for groups of which more are used."""
         exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
+        later = used[1] if len(loaded) == 1 else None
         with b.fragment("merge"):
             for i, part in enumerate((merged, *loaded)):
                 if i:
                     empty(b, part)
-                self._load_statistics(b, part, i, exists[i])
+                self._load_statistics(b, where, part, i, exists[i])
                 if i == 0:
-                    likely = b.op("and.pred", "first_exists", exists[0], b.registers["has_quad"])
-                    b.op("ld.global.v4.f32", merged.values, b.registers["partials"][0], pred=likely)
+                    likely = b.op("and.pred", "first_exists", exists[0], where.has_quad)
+                    b.op("ld.global.v4.f32", merged.values, where.partials[0], pred=likely)
             b.op("setp.neu.and.f32", used[0], merged.total, 0.0, exists[0])
             b.op("selp.f32", merged.maximum, merged.maximum, float("-inf"), used[0])
             for value in merged.values:
@@ -177,37 +200,39 @@ class FlashDecodingReduce(KernelType):
             for i, part in enumerate(loaded, 1):
                 b.op("setp.neu.and.f32", used[i], part.total, 0.0, exists[i])
                 if i == 2:
-                    b.op("or.pred", "later_used", used[1], used[2])
+                    later = b.op("or.pred", "later_used", used[1], used[2])
                 elif i > 2:
-                    b.op("or.pred", b.registers["later_used"], b.registers["later_used"], used[i])
+                    b.op("or.pred", later, later, used[i])
         if not loaded:
+            b.without("merge_later")
             return
-        b.expose(any_later=b.registers.get("later_used", used[1]))
+        b.expose(any_later=later)
         with b.fragment("merge_later"):
             for i, part in enumerate(loaded, 1):
-                self._load_values(b, part, i, used[i])
+                self._load_values(b, where, part, i, used[i])
             combine(b, merged, (merged, *loaded))
 
-    def _load_statistics(self, b: Builder, part: Partial, i: int, exists: Reg) -> None:
+    def _load_statistics(self, b: Builder, where: Where, part: Partial, i: int, exists: Reg) -> None:
         """Maximum and sum of the group's partial number i of this turn, if there is such a slot."""
-        b.op("setp.lt.u32", exists, b.registers["chunk"], self.max_chunks - i * self.groups)
-        at = b.registers["stats"][i * self.groups * 8]
+        b.op("setp.lt.u32", exists, where.chunk, self.max_chunks - i * self.groups)
+        at = where.stats[i * self.groups * 8]
         b.op("ld.global.v2.f32", (part.maximum, part.total), at, pred=exists)
 
-    def _load_values(self, b: Builder, part: Partial, i: int, used: Reg) -> None:
+    def _load_values(self, b: Builder, where: Where, part: Partial, i: int, used: Reg) -> None:
         """Its accumulator where it is used; a partial that is not has the maximum of nothing."""
         b.op("selp.f32", part.maximum, part.maximum, float("-inf"), used)
-        b.op("and.pred", used, used, b.registers["has_quad"])
-        b.op("ld.global.v4.f32", part.values, b.registers["partials"][i * self.groups * self.head_dim * 4], pred=used)
+        b.op("and.pred", used, used, where.has_quad)
+        at = where.partials[i * self.groups * self.head_dim * 4]
+        b.op("ld.global.v4.f32", part.values, at, pred=used)
 
-    def _meet(self, b: Builder, merged: Partial) -> None:
+    def _meet(self, b: Builder, where: Where, merged: Partial) -> None:
         """Fragments `leave`, for groups after the first, and `collect`, by the first group."""
         size = (QUAD + 2) * 4
         meeting = b.shared("meeting", (self.groups - 1) * self.lanes * size)
         with b.fragment("leave"):
             b.note(f"{self.groups} groups of {self.lanes} threads shared the partials; the first merges what they have")
-            first = b.op("setp.eq.u32", "first_group", b.registers["group"], 0)
-            thread = b.registers["thread"]
+            first = b.op("setp.eq.u32", "first_group", where.group, 0)
+            thread = where.thread
             at = b.op("mov.u32", "meeting_at", meeting)
             b.op("mad.lo.u32", at, thread, QUAD * 4, at)
             pair_at = b.op("mov.u32", "pair_at", meeting)
@@ -222,27 +247,28 @@ class FlashDecodingReduce(KernelType):
                 b.op("ld.shared.v2.f32", (other.maximum, other.total), pair_at[pairs + i * self.lanes * 8])
             combine(b, merged, (merged, *others))
 
-    def _finish(self, b: Builder, merged: Partial) -> None:
+    def _finish(self, b: Builder, where: Where, merged: Partial) -> None:
         with b.fragment("store"):
-            writes: Reg = b.registers["has_quad"]
             nothing = b.op("setp.eq.f32", "nothing", merged.total, 0.0)
             inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
             b.op("selp.f32", inverse, 0.0, inverse, nothing)
             for value in merged.values:
                 b.op("mul.f32", value, value, inverse)
             out = b.ld_param("out")
-            b.op("mad.lo.u64", out, b.registers["row"], self.head_dim * self.q_dtype.bytes, out)
-            b.op("mad.wide.u32", out, b.registers["quad"], QUAD * self.q_dtype.bytes, out)
-            words = convert.word_array(b, "out_word", b.arrays["merged"], self.q_dtype)
+            b.op("mad.lo.u64", out, where.row, self.head_dim * self.q_dtype.bytes, out)
+            b.op("mad.wide.u32", out, where.quad, QUAD * self.q_dtype.bytes, out)
+            words: Sequence[Reg] = merged.values
+            if self.q_dtype != f32:
+                words = b.array("out_word", "b32", convert.words_of(self.q_dtype, QUAD)).regs
             convert.pack(b, words, merged.values, self.q_dtype)
-            convert.store_words(b, out, words, pred=writes)
+            convert.store_words(b, out, words, pred=where.has_quad)
             if self.lse:
-                first = b.op("setp.eq.u32", "first_quad", b.registers["quad"], 0)
+                first = b.op("setp.eq.u32", "first_quad", where.quad, 0)
                 value = b.op("lg2.approx.f32", "lse_value", merged.total)
                 b.op("add.f32", value, value, merged.maximum)
                 b.op("mul.f32", value, value, math.log(2))
                 lse = b.ld_param("lse")
-                b.op("mad.lo.u64", lse, b.registers["row"], 4, lse)
+                b.op("mad.lo.u64", lse, where.row, 4, lse)
                 b.op("st.global.f32", lse[0], value, pred=first)
 
     # -- example and reference -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ptxgen.attention.decode import place as locate
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
 from ptxgen.attention.decode.merge.records import RECORD_FLOATS
+from ptxgen.attention.decode.parts import parts_of, place_loop
 from ptxgen.attention.decode.plan import CHIPS, Plan, plan
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
@@ -198,8 +199,10 @@ class IncrementalAttention(KernelType):
         # ptxas may put the length's load behind those of the first tile, on their scoreboard: who asks for the length
         # waits for the tile. So the cluster meets before, unless splits leave by the length, or loads need it.
         meets_early = plan.cluster > 1 and plan.most_splits == 1 and blind and not self.programmatic
-        b.expose(plan=plan, main_loop=f"{plan.loop.template}.ptx.j2", meets_early=meets_early)
-        plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
+        loop = plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
+        parts = parts_of(plan, programmatic=self.programmatic, meets_early=meets_early, drains=loop.drains)
+        place_loop(b, loop, parts.meet)
+        b.expose(plan=plan, parts=parts)
         build_merges(b, attention, plan, where, task, arena, lse=self.lse, sinks=self.sinks)
 
     # -- behaviour ---------------------------------------------------------------------------------------------------

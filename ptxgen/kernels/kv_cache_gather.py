@@ -112,6 +112,8 @@ class KvCacheGather(KernelType):
         self._copy(b, "", self.row_bytes, is_v, head, slot_head, first, length)
         if self.kv_dtype == s8:
             self._copy(b, "_scales", 2 * scale_groups(self.head_dim), is_v, head, slot_head, first, length)
+        else:
+            b.without("begin_scales")
 
     def _copy(
         self, b: Builder, what: str, row_bytes: int, is_v: Reg, head: Reg, slot_head: Reg, first: Reg, length: Reg

@@ -104,6 +104,8 @@ class KvCacheScatter(KernelType):
         if self.kv_dtype == s8:
             with b.fragment("store_scale"):
                 kv_cache.store_scale(b, self, is_v, cache_row, place.chunk, scale, place.has_chunk)
+        else:
+            b.without("store_scale")
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes)}

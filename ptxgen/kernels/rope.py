@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import RotatingRows
+from ptxgen.idioms.rotating_rows import ROPE_FIELDS, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.launch import Param, buffer
 
 if TYPE_CHECKING:
@@ -36,15 +36,7 @@ class Rope(RotatingRows, KernelType):
     n_kv_heads: int = 0
     dtype: DType = f32
     style: str = "neox"
-    theta: float = 10000.0
-    rotary_dim: int | None = None
-    scaling: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 8192
-    freq_factors: tuple[float, ...] = ()
-    attention_factor: float = 1.0
+    rope: ClassVar[Spread] = ROPE_FIELDS
     precise: bool = False
     in_place: bool = True
     indirect: bool = False

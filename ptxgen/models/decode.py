@@ -7,23 +7,21 @@ below 0 takes no part. "prefill": `rows` positions of one sequence from `positio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ptxgen.dtypes import DType, dtype, f32, s32, u8
+from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32
 from ptxgen.errors import SpecError
-from ptxgen.kernel import KernelType, find_kernel_type, supports
-from ptxgen.launch import evaluate
 from ptxgen.models import LayerKind
-from ptxgen.models.program import Op, Part, Program, Ref, Tensor
+from ptxgen.models.draft import Draft, Formats
+from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
+from ptxgen.scales import scale_groups
 from ptxgen.weights import weight_format
 
 STEPS = ("decode", "batch", "prefill")
 QKV = ("q_proj", "k_proj", "v_proj")
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
-Formats = str | Mapping[str, str]
 
 
 def step_program(
@@ -46,104 +44,36 @@ def step_program(
         raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")
     if rows < 1 or (step == "decode" and rows != 1):
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
-    maker = _Maker(model, formats, step, rows, dtype(kv_dtype), target, programmatic, batch_invariant)
-    maker.make()
-    return Program(maker.tensors, tuple(maker.ops))
+    if {"gate_proj", "up_proj"} & set(model.biases):
+        raise SpecError("step_program: biases of gate_proj and up_proj are not covered (got mlp_bias)")
+    made = _Step(
+        model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
+        programmatic=programmatic, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    made.make()
+    return made.program()
 
 
-@dataclass
-class _Maker:
-    """A Program as it grows."""
+@dataclass(kw_only=True)
+class _Step(Draft):
+    """A step of `model`, one part of it a method."""
 
     model: ModelSpec
-    formats: Formats
     step: str
-    rows: int
     kv_dtype: DType
-    target: str
-    programmatic: bool
     batch_invariant: bool
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    ops: list[Op] = field(default_factory=list)
-    layer: int = -1
-
-    # tensors ----------------------------------------------------------------------------------------------------------
-    def _tensor(self, name: str, kind: str, shape: tuple[int, ...], of: DType = f32, **more: Any) -> str:
-        self.tensors.setdefault(name, Tensor(name, of, shape, kind, **more))
-        return name
-
-    def _at(self, name: str) -> str:
-        return name if self.layer < 0 else f"layers.{self.layer}.{name}"
-
-    def _scratch(self, name: str, width: int, rows: int = 0) -> str:
-        return self._tensor(self._at(name), "scratch", (rows or self.rows, width))
-
-    def _format(self, file_name: str) -> str:
-        name = self.formats if isinstance(self.formats, str) else self.formats.get(file_name)
-        if name is None:
-            raise SpecError(f"{file_name}: is not in the file")
-        return name
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
-        return Part(self._at(name), self.model.products()[name][0])
+        return Part(self.at(name), self.model.products()[name][0])
 
     def _bias(self, name: str) -> Part:
         """Its bias."""
-        return Part(f"{self._at(name)}.bias", self.model.products()[name][0])
-
-    def _matrix(self, name: str, parts: Sequence[Part], cols: int, gated: bool = False) -> str:
-        """A weight of one or several matrices of one format."""
-        kinds = {part.name: self._format(part.name) for part in parts}
-        if len(set(kinds.values())) > 1:
-            found = ", ".join(f"{part} in {kind}" for part, kind in kinds.items())
-            raise SpecError(f"{name}: its parts must have one format (got {found})")
-        chosen = weight_format(next(iter(kinds.values())))
-        for part in parts:
-            for reason in chosen.rules(part.rows, cols):
-                raise SpecError(f"{part.name}: {chosen.name}: {reason}")
-        size = sum(chosen.nbytes(part.rows, cols) for part in parts)
-        more = {"format": chosen.name, "cols": cols, "parts": tuple(parts), "gated": gated}
-        return self._tensor(name, "weight", (size,), u8, **more)
-
-    def _vector(self, name: str, *parts: Part) -> str:
-        return self._tensor(name, "weight", (sum(part.rows for part in parts),), parts=parts)
+        return Part(f"{self.at(name)}.bias", self.model.products()[name][0])
 
     def _norm_weight(self, name: str) -> str:
         width = self.model.norms()[name] if self.layer >= 0 else self.model.dim
-        return self._vector(self._at(name), Part(self._at(name), width))
-
-    # ops --------------------------------------------------------------------------------------------------------------
-    def _op(
-        self, kernel: str, role: str, given: Mapping[str, str | Ref], sizes: Mapping[str, int], **fields: Any
-    ) -> None:
-        """Append an op. Scratch memory that the kernel asks for becomes a tensor: one of a spec where it must begin as
-        zeros, as ops run one after the other; else one of the op."""
-        spec = self._spec(kernel, fields)
-        refs = {name: ref if isinstance(ref, Ref) else Ref(ref) for name, ref in given.items()}
-        for param in spec.params():
-            if param.access == "workspace" and param.name not in refs:
-                shape = tuple(evaluate(extent, sizes) for extent in param.shape)
-                if param.zeroed:
-                    name = f"workspace.{kernel}.{self._number(spec)}.{param.name}"
-                    self._tensor(name, "state", shape, param.dtype, zeroed=True)
-                else:
-                    name = self._tensor(self._at(f"{role}.{param.name}"), "scratch", shape, param.dtype)
-                refs[param.name] = Ref(name)
-        self.ops.append(Op(spec, refs, dict(sizes), {}, role, self.layer))
-
-    def _number(self, spec: KernelType) -> int:
-        """Which of the specs of its type this is."""
-        alike = list(dict.fromkeys(op.spec for op in self.ops if type(op.spec) is type(spec)))
-        return alike.index(spec) if spec in alike else len(alike)
-
-    def _spec(self, kernel: str, fields: Mapping[str, Any]) -> KernelType:
-        cls = find_kernel_type(kernel)
-        if self.programmatic and "programmatic" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
-            overlapping = cls(**fields, programmatic=True)  # type: ignore[call-arg]
-            if supports(overlapping, self.target):
-                return overlapping
-        return cls(**fields)
+        return self.vector(self.at(name), Part(self.at(name), width))
 
     def _product(
         self, role: str, weight: str | Ref, n: int, k: int, x: str | Ref, out: str | Ref, *, norm: str = "",
@@ -159,20 +89,20 @@ class _Maker:
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
-        self._op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+        self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _rms(self, role: str, norm: str, x: str | Ref, out: str | Ref, rows: int = 0, **fields: Any) -> None:
         weight = self._norm_weight(norm)
         width, model = self.tensors[weight].size, self.model
         given = {"x": x, "weight": weight, "out": out}
         fields |= {"dim": width, "eps": model.norm_eps, "offset": model.block.norm_offset}
-        self._op("rms_norm", role, given, {"rows": rows or self.rows}, **fields)
+        self.op("rms_norm", role, given, {"rows": rows or self.rows}, **fields)
 
     def _normed(self, norm: str, x: str) -> tuple[str, str]:
         """What a product reads, and the norm that it applies itself: several rows are normed once, before."""
         if not norm or self.rows == 1:
             return x, norm
-        out = self._scratch(f"{norm}.out", self.model.dim)
+        out = self.scratch(f"{norm}.out", self.model.dim)
         self._rms(norm, norm, x, out)
         return out, ""
 
@@ -181,13 +111,13 @@ class _Maker:
         """All of it."""
         model, rows = self.model, self.rows
         vocab, dim = model.shape.vocab, model.dim
-        x = self._scratch("x", dim)
-        tokens = self._tensor("prompt", "input", (rows,), s32) if self.step == "prefill" else self._tokens()
-        table = self._matrix("embed_tokens", [Part("embed_tokens", vocab)], dim)
+        x = self.scratch("x", dim)
+        tokens = self.tensor("prompt", "input", (rows,), s32) if self.step == "prefill" else self._tokens()
+        table = self.matrix("embed_tokens", [Part("embed_tokens", vocab)], dim)
         kind = self.tensors[table].format
         given = {"tokens": tokens, "table": table, "out": x}
         fields = {"vocab": vocab, "dim": dim, "weights": kind, "scale": model.embedding_scale}
-        self._op("embedding", "embed_tokens", given, {"rows": rows}, **fields)
+        self.op("embedding", "embed_tokens", given, {"rows": rows}, **fields)
         for self.layer in range(model.shape.n_layers):
             self._attention(x)
             self._mlp(x)
@@ -196,7 +126,7 @@ class _Maker:
 
     def _tokens(self) -> str:
         """The tokens that a step reads, and leaves for the next one."""
-        return self._tensor("tokens", "state", (1 if self.step == "prefill" else self.rows,), s32)
+        return self.tensor("tokens", "state", (1 if self.step == "prefill" else self.rows,), s32)
 
     def _head(self, x: str) -> None:
         """Logits of the rows that count, and their likeliest tokens."""
@@ -208,29 +138,28 @@ class _Maker:
         if rows > 1:
             source, norm = self._normed("norm", x)
         name = "embed_tokens" if model.tied else "lm_head"
-        weight = self._matrix(name, [Part(name, vocab)], dim)
-        logits = self._tensor("logits", "output", (rows, vocab))
+        weight = self.matrix(name, [Part(name, vocab)], dim)
+        logits = self.tensor("logits", "output", (rows, vocab))
         self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
         if model.soft_cap:
-            given = {"x": logits}
-            self._op("soft_cap", "soft_cap", given, {"rows": rows}, n=vocab, cap=model.soft_cap)
-        self._op("arg_max", "choose", {"x": logits, "out": self._tokens()}, {"rows": rows}, n=vocab, dtype="f32")
+            self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
+        self.op("arg_max", "choose", {"x": logits, "out": self._tokens()}, {"rows": rows}, n=vocab, dtype="f32")
         if self.step == "decode":
             given = {"position": self._state("position"), "length": self._state("length")}
-            self._op("advance", "advance", given, {"rows": 1})
+            self.op("advance", "advance", given, {"rows": 1}, max_len=model.shape.max_len)
 
     def _state(self, name: str) -> str:
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""
-        return self._tensor(name, "state", (1,), s32)
+        return self.tensor(name, "state", (1,), s32)
 
     def _attention(self, x: str) -> None:
         model = self.model
         q, k, v = self._qkv(x)
         kind = model.layer(self.layer)
         self._append(kind, q, k, v)
-        out = self._scratch("attention.out", model.q_width)
+        out = self.scratch("attention.out", model.q_width)
         self._attend(kind, q, out)
-        weight = self._matrix(self._at("o_proj"), [self._part("o_proj")], model.q_width)
+        weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
     def _qkv(self, x: str) -> list[Ref]:
@@ -241,7 +170,7 @@ class _Maker:
         if model.block.qk_norm:
             for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
                 rows = self.rows * (n_heads if model.block.qk_norm == "head" else 1)
-                out = self._scratch(f"{name}_norm.out", model.products()[QKV[i]][0])
+                out = self.scratch(f"{name}_norm.out", model.products()[QKV[i]][0])
                 self._rms(f"{name}_norm", f"{name}_norm", found[i], out, rows)
                 found[i] = Ref(out)
         return found
@@ -249,7 +178,7 @@ class _Maker:
     def _stacks(self) -> bool:
         """Whether the three matrices make one: of one format, of whole records, all or none with a bias."""
         widths = [self.model.products()[name][0] for name in QKV]
-        one_format = len({self._format(self._at(name)) for name in QKV}) == 1
+        one_format = len({self.format_of(self.at(name)) for name in QKV}) == 1
         biased = len(set(QKV) & set(self.model.biases))
         return one_format and biased in (0, len(QKV)) and all(width % STACK == 0 for width in widths)
 
@@ -257,18 +186,18 @@ class _Maker:
         """One product where one row reads the matrix; else one for each third of it, so that rows lie together."""
         dim = self.model.dim
         parts = [self._part(name) for name in QKV]
-        whole = self._matrix(self._at("qkv"), parts, dim)
-        bias = self._vector(self._at("qkv.bias"), *map(self._bias, QKV)) if "q_proj" in self.model.biases else ""
+        whole = self.matrix(self.at("qkv"), parts, dim)
+        bias = self.vector(self.at("qkv.bias"), *map(self._bias, QKV)) if "q_proj" in self.model.biases else ""
         width = sum(part.rows for part in parts)
         before = [sum(part.rows for part in parts[:i]) for i in range(len(QKV))]
         if self.rows == 1:
-            out = self._scratch("qkv.out", width)
+            out = self.scratch("qkv.out", width)
             self._product("qkv", whole, width, dim, x, out, norm=norm, bias=bias)
             return [Ref(out, rows * f32.bytes) for rows in before]
         format = weight_format(self.tensors[whole].format)
         found = []
         for name, part, rows in zip(QKV, parts, before, strict=True):
-            out = self._scratch(f"{name}.out", part.rows)
+            out = self.scratch(f"{name}.out", part.rows)
             own_bias = Ref(bias, rows * f32.bytes) if bias else ""
             third = Ref(whole, format.nbytes(rows, dim) if rows else 0)
             self._product(name, third, part.rows, dim, x, out, norm=norm, bias=own_bias)
@@ -278,9 +207,9 @@ class _Maker:
     def _single_qkv(self, x: str, norm: str) -> list[Ref]:
         found = []
         for name in QKV:
-            part, out = self._part(name), self._scratch(f"{name}.out", self.model.products()[name][0])
-            bias = self._vector(self._at(f"{name}.bias"), self._bias(name)) if name in self.model.biases else ""
-            weight = self._matrix(self._at(name), [part], self.model.dim)
+            part, out = self._part(name), self.scratch(f"{name}.out", self.model.products()[name][0])
+            bias = self.vector(self.at(f"{name}.bias"), self._bias(name)) if name in self.model.biases else ""
+            weight = self.matrix(self.at(name), [part], self.model.dim)
             self._product(name, weight, part.rows, self.model.dim, x, out, norm=norm, bias=bias)
             found.append(Ref(out))
         return found
@@ -290,38 +219,31 @@ class _Maker:
         shape = self.model.shape
         lead = (self.rows,) if self.step == "batch" else ()
         rows = (*lead, shape.n_kv_heads, shape.max_len)
-        found = {
-            name: self._tensor(self._at(name), "state", (*rows, shape.head_dim), self.kv_dtype)
-            for name in ("k_cache", "v_cache")
-        }
-        if self.kv_dtype.name == "s8":
-            from ptxgen.dtypes import f16
-            from ptxgen.scales import scale_groups
-
-            groups = scale_groups(shape.head_dim)
-            found |= {
-                name: self._tensor(self._at(name), "state", (*rows, groups), f16) for name in ("k_scales", "v_scales")
-            }
-        return found
+        wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
+        if self.kv_dtype == s8:
+            wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
+        return {name: self.tensor(self.at(name), "state", (*rows, width), of) for name, width, of in wanted}
 
     def _position(self) -> dict[str, str]:
         """Where rows are appended, by parameter name."""
         if self.step == "batch":
-            return {"positions": self._tensor("positions", "input", (self.rows,), s32)}
+            return {"positions": self.tensor("positions", "input", (self.rows,), s32)}
         return {"position": self._state("position")}
 
     def _append(self, kind: LayerKind, q: Ref, k: Ref, v: Ref) -> None:
         """Rotate, where these layers do, and append."""
         shape, batched = self.model.shape, self.step == "batch"
         given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
-        fields = {"max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
-                  "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched}  # fmt: skip
+        fields: dict[str, Any] = {
+            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
+            "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched,
+        }  # fmt: skip
         if kind.rope is None:
-            self._op("kv_cache_scatter", "append", given, {"rows": self.rows}, **fields)
+            self.op("kv_cache_scatter", "append", given, {"rows": self.rows}, **fields)
             return
         rope = {name: getattr(kind.rope, name) for name in kind.rope.__dataclass_fields__}
         fields |= rope | {"n_heads": shape.n_heads, "style": self.model.rope_style, "precise": True}
-        self._op("rope_kv_append", "rope_append", {"q": q, **given}, {"rows": self.rows}, **fields)
+        self.op("rope_kv_append", "rope_append", {"q": q, **given}, {"rows": self.rows}, **fields)
 
     def _attend(self, kind: LayerKind, q: Ref, out: str) -> None:
         shape = self.model.shape
@@ -331,35 +253,29 @@ class _Maker:
             "soft_cap": shape.soft_cap, "window": kind.window,
         }  # fmt: skip
         caches = self._caches()
+        given: dict[str, str | Ref] = {"q": q, "out": out}
         if self.step == "prefill":
-            lengths = {name: self._tensor(name, "input", (1,), s32) for name in ("q_len", "kv_len")}
-            given = {"q": q, "out": out, **{n.removesuffix("_cache"): c for n, c in caches.items()}, **lengths}
-            self._op("multi_head_attention", "attention", given, {"n_tokens": self.rows}, indirect=True, **fields)
+            lengths = {name: self.tensor(name, "input", (1,), s32) for name in ("q_len", "kv_len")}
+            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()} | lengths
+            self.op("multi_head_attention", "attention", given, {"n_tokens": self.rows}, indirect=True, **fields)
         elif self.step == "batch":
-            lengths = {"seq_lens": self._tensor("lengths", "input", (self.rows,), s32)}
+            lengths = {"seq_lens": self.tensor("lengths", "input", (self.rows,), s32)}
             fields |= {"batched": True, "batch_invariant": self.batch_invariant}
-            self._op(
-                "incremental_attention",
-                "attention",
-                {"q": q, "out": out, **caches, **lengths},
-                {"batch": self.rows},
-                **fields,
-            )
+            given |= caches | lengths
+            self.op("incremental_attention", "attention", given, {"batch": self.rows}, **fields)
         else:
-            given = {"q": q, "out": out, **caches, "seq_len": self._state("length")}
-            self._op("incremental_attention", "attention", given, {}, indirect=True, **fields)
+            given |= caches | {"seq_len": self._state("length")}
+            self.op("incremental_attention", "attention", given, {}, indirect=True, **fields)
 
     def _mlp(self, x: str) -> None:
         model = self.model
         source, norm = self._normed(model.block.mlp_norm, x)
         parts = [self._part(name) for name in ("gate_proj", "up_proj")]
-        weight = self._matrix(self._at("gate_up"), parts, model.dim, gated=True)
-        biases = [self._bias(name) for name in ("gate_proj", "up_proj") if name in model.biases]
-        bias = self._vector(self._at("gate_up.bias"), *biases) if biases else ""
-        out = self._scratch("gate_up.out", model.hidden)
-        fields = {"activation": model.activation, "gated": True}
-        self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, bias=bias, **fields)
-        weight = self._matrix(self._at("down_proj"), [self._part("down_proj")], model.hidden)
+        weight = self.matrix(self.at("gate_up"), parts, model.dim, gated=True)
+        out = self.scratch("gate_up.out", model.hidden)
+        fields: dict[str, Any] = {"activation": model.activation, "gated": True}
+        self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
+        weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 
     def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
@@ -367,11 +283,12 @@ class _Maker:
         dim = self.model.dim
         bias = ""
         if name in self.model.biases:
-            bias = self._vector(self._at(f"{name}.bias"), self._bias(name))
+            bias = self.vector(self.at(f"{name}.bias"), self._bias(name))
         if not post_norm:
             self._product(name, weight, dim, k, source, x, bias=bias, residual=True)
             return
-        out, normed = self._scratch(f"{name}.out", dim), self._scratch(f"{post_norm}.out", dim)
+        out, normed = self.scratch(f"{name}.out", dim), self.scratch(f"{post_norm}.out", dim)
         self._product(name, weight, dim, k, source, out, bias=bias)
         self._rms(post_norm, post_norm, out, normed)
-        self._op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
+        self.op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
+

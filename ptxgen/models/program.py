@@ -32,8 +32,9 @@ class Tensor:
     """A named array of a Program. `kind`:
 
     "weight": read from a file: a vector in f32, its `parts` one after the other; or matrices of `cols` columns, each
-    packed in `format` by itself, one after the other (`gated`: two of them, record by record in turn). "state": kept from step to step; `zeroed` says that it begins as zeros. "input" and "output": written
-    and read by the host. "scratch": between ops of one step.
+    packed in `format` by itself, one after the other (`gated`: two of them, record by record in turn). "state": kept
+    from step to step; `zeroed` says that it begins as zeros. "input" and "output": written and read by the host.
+    "scratch": between ops of one step.
     """
 
     name: str

@@ -8,27 +8,8 @@ from dataclasses import dataclass
 
 from ptxgen import rules
 from ptxgen.errors import SpecError, brief
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.jsonfields import Fields, is_number
-
-
-@dataclass(frozen=True)
-class RopeSettings:
-    """Rotary embedding of a layer: pairs are halves of the first `rotary_dim` elements (neox style), as in every
-    checkpoint that Hugging Face's classes load.
-
-    `scaling` is "default", "linear" or "llama3"; other ways of scaling become a divisor of each frequency
-    (`freq_factors`, empty for none) and a factor of sine and cosine (`attention_factor`).
-    """
-
-    theta: float
-    rotary_dim: int
-    scaling: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 8192
-    freq_factors: tuple[float, ...] = ()
-    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ class Product(KernelType):
 
     def tokens_of(self, b: Builder, at: Geometry) -> Tokens | None:
         """The rows of x of this CTA; None where there is one row."""
+        b.without("rows")
         return None
 
     # -- example and reference -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Copy
+from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.core.stream import Stream
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ class Buffer:
 
         Elements of 8 bytes take only values of one repeated byte, such as 0.
         """
-        from ptxgen.runtime.core.arguments import pack_scalar
-
         if self.readonly:
             raise SpecError(f"Buffer.fill: the buffer must be writable (got {self!r} over read-only memory)")
         pattern = pack_scalar("Buffer.fill", value, self.dtype)
@@ -178,22 +177,22 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        from ptxgen.runtime.arrays import interop
+        from ptxgen.runtime.arrays import export
 
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError(f"__dlpack__: gives its own memory only (got copy={copy}, dl_device={dl_device})")
-        return interop.export_dlpack(self, stream, max_version)
+        return export.export_dlpack(self, stream, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from ptxgen.runtime.arrays import interop
+        from ptxgen.runtime.arrays import export
 
-        return interop.dlpack_device(self.device)
+        return export.dlpack_device(self.device)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        from ptxgen.runtime.arrays import interop
+        from ptxgen.runtime.arrays import export
 
-        return interop.export_cuda_interface(self)
+        return export.export_cuda_interface(self)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

@@ -136,12 +136,14 @@ class Device(ABC):
         )  # fmt: skip
 
     # code ---------------------------------------------------------------------------------------------------------
-    def load(self, spec: KernelType, target: object = None) -> Kernel:
+    def load(self, spec: KernelType, target: object = None, *, line_info: bool | None = None) -> Kernel:
         """The kernel of a spec for this device (or for an older `target`), through the module cache.
 
+        `line_info`: with lines of Python and of templates, which profilers and debuggers show; default: as the
+        environment's PTXGEN_LINE_INFO (0 or 1) was when the device was opened.
         Raises `SpecError` or `TargetError` where the spec has no such kernel, `ModuleLoadError` where it will not load.
         """
-        return self.modules.load(spec, target)
+        return self.modules.load(spec, target, line_info)
 
     def module(self, text: str) -> Module:
         """Any PTX text as a loaded module; raises `ModuleLoadError`."""

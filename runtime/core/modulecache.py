@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.kernel import Kernel
 
-    Key = tuple[KernelType, Target, str]  # and the digest of the tuning table
+    Key = tuple[KernelType, Target, str]  # and of which kind
     Kernels = tuple[dict[KernelType, Kernel], dict[tuple[KernelType, Target], Kernel]]
 
 log = logging.getLogger("ptxgen.runtime")
+LINE_INFO = "PTXGEN_LINE_INFO"
 _caches: WeakSet[ModuleCache] = WeakSet()
 
 
@@ -53,6 +54,19 @@ class Rendered:
     ms: float
 
 
+def line_info_by_default() -> bool:
+    """Whether PTXGEN_LINE_INFO asks for `.loc` in the texts that devices load; `SpecError` for what is not 0 or 1."""
+    value = os.environ.get(LINE_INFO, "")
+    if value not in ("", "0", "1"):
+        raise SpecError(f"{LINE_INFO}: must be 0 or 1 (got {brief(value)})")
+    return value == "1"
+
+
+def _kind(table: Table, line_info: bool) -> str:
+    """What kernels of one spec and target differ by: the tuning table that was in force, and line info."""
+    return f"{table.digest} with lines" if line_info else table.digest
+
+
 class ModuleCache:
     """Every spec is generated and loaded once per device, whichever threads ask; a hit is a dictionary look-up.
 
@@ -61,6 +75,7 @@ class ModuleCache:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.line_info = line_info_by_default()
         self.history: list[Loaded] = []
         self._kernels: dict[KernelType, Kernel] = {}  # for the device's own target, under the table
         self._all: dict[tuple[KernelType, Target], Kernel] = {}  # under the table
@@ -71,10 +86,13 @@ class ModuleCache:
         self._generating = threading.Lock()
         _caches.add(self)
 
-    def load(self, spec: KernelType, target: object = None) -> Kernel:
+    def load(self, spec: KernelType, target: object = None, line_info: bool | None = None) -> Kernel:
         """The kernel of `spec`; `target` (default: the device's) must run on the device. See `Device.load`."""
         if in_force() is not self._table:
             self._change_table()
+        if line_info is not None and line_info != self.line_info:
+            where = self.device.target if target is None else parse_target(target)  # type: ignore[arg-type]
+            return self._load(spec, where, line_info=line_info).result()
         if target is None:
             found = self._kernels.get(spec)
             return found if found is not None else self._load(spec, self.device.target).result()
@@ -116,16 +134,23 @@ class ModuleCache:
         """Go on with the kernels of the table that is in force now."""
         with self._lock:
             self._table = in_force()
-            self._kernels, self._all = self._kernels_under(self._table.digest)
+            self._kernels, self._all = self._kernels_under(_kind(self._table, self.line_info))
 
     def _kernels_under(self, table: str) -> Kernels:
         return self._by_table.setdefault(table, ({}, {}))
 
-    def _load(self, spec: KernelType, target: Target, pool: ThreadPoolExecutor | None = None) -> Future[Kernel]:
+    def _load(
+        self,
+        spec: KernelType,
+        target: Target,
+        pool: ThreadPoolExecutor | None = None,
+        line_info: bool | None = None,
+    ) -> Future[Kernel]:
         """A load, over or under way: one thread does it, the others wait. What must be compiled is left to a `pool`."""
         if not isinstance(spec, KernelType):
             raise SpecError(f"load: must be a spec, KernelType(...) with its fields (got {brief(spec)})")
-        key = (spec, target, in_force().digest)
+        with_lines = self.line_info if line_info is None else line_info
+        key = (spec, target, _kind(in_force(), with_lines))
         load: Future[Kernel] = Future()
         with self._lock:
             ready = self._kernels_under(key[2])[1].get((spec, target))
@@ -134,7 +159,7 @@ class ModuleCache:
             load.set_result(ready)
         elif first is load:
             try:
-                rendered = self._render(spec, target)
+                rendered = self._render(spec, target, with_lines)
                 others = None if pool is None or self.device._at_hand(rendered.ptx.text) else pool
             except BaseException as error:
                 self._end(key, load, error)
@@ -145,7 +170,7 @@ class ModuleCache:
                     others.submit(self._link, key, load, rendered)
         return first
 
-    def _render(self, spec: KernelType, target: Target) -> Rendered:
+    def _render(self, spec: KernelType, target: Target, line_info: bool) -> Rendered:
         from ptxgen.generator import generate
 
         device = self.device
@@ -158,7 +183,7 @@ class ModuleCache:
         try:
             with self._generating:  # Python takes turns anyway, and takes them better here
                 started = time.perf_counter()
-                ptx = generate(spec, target)
+                ptx = generate(spec, target, line_info=line_info)
         except PtxgenError:
             log.debug("%r for %s on %s: not generated", spec, target, device.name)
             raise

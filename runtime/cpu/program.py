@@ -19,7 +19,7 @@ from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.fork_safety import renewed_in_children
 from ptxgen.runtime.cpu.native.host import Host, Linked, this_host
-from ptxgen.runtime.cpu.report.findings import Source
+from ptxgen.runtime.cpu.run.findings import Source
 from ptxgen.runtime.cpu.run.geometry import Geometry, fitted
 from ptxgen.runtime.cpu.run.global_memory import Memory
 from ptxgen.runtime.cpu.run.launch import Run

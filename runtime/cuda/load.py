@@ -22,7 +22,7 @@ from ptxgen.runtime.core.backend import Resources, Slot
 from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError
-from ptxgen.sources import quoted
+from ptxgen.sources import has_line_info, quoted
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
@@ -167,7 +167,8 @@ class Loader:
         """
         digest = hashlib.sha256(text.encode()).hexdigest()
         driver = self.device.driver
-        return key_of((_FORMAT, digest, self.device.capability, driver.version, driver.build))
+        lines = ("line info",) if has_line_info(text) else ()
+        return key_of((_FORMAT, digest, self.device.capability, driver.version, driver.build, *lines))
 
     def load(self, text: str, label: str) -> CudaCode:
         """The loaded module, by the first way that works; one log line says which. See `Device._load`."""
@@ -216,6 +217,8 @@ class Loader:
             option.CU_JIT_ERROR_LOG_BUFFER: errors,
             option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: _LOG_BYTES,
         }
+        if has_line_info(text):
+            options[option.CU_JIT_GENERATE_LINE_INFO] = 1
         state = device.call("cuLinkCreate", len(options), list(options), list(options.values()))
         try:
             source = text.encode() + b"\0"

@@ -34,15 +34,15 @@ class FlashDecoding:
         programmatic: bool = False,
         **options: Any,
     ) -> None:
-        from ptxgen.attention.decode.plan import chip_of
         from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce
 
         self.device, self.cache, self.lengths = device, cache, lengths
         heads, dim = cache.n_heads, cache.head_dim
         self.programmatic = programmatic
-        wanted = FlashDecodingChunk(
+        wanted = FlashDecodingChunk.that_fills(
+            device.target,
             max_len=cache.max_len, head_dim=dim, n_heads=heads, n_kv_heads=cache.n_kv_heads, max_chunks=max_chunks,
-            ctas=chip_of(device.target).sms, q_dtype=q_dtype, kv_dtype=cache.dtype, **options,
+            q_dtype=q_dtype, kv_dtype=cache.dtype, **options,
         )  # fmt: skip
         max_chunks = wanted.chunks(batch=1)  # no room for more than are ever used
         self._chunk = replace(wanted, max_chunks=max_chunks)

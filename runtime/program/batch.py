@@ -1,4 +1,4 @@
-"""`Batch`: several sequences of a model at once, which join and leave between steps. Owns their cache and their slots."""
+"""`Batch`: several sequences of a model at once, which join and leave between steps. Owns their cache and slots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from ptxgen.dtypes import f32, s32
 from ptxgen.errors import CapacityError, SpecError
-from ptxgen.runtime.batched import BatchedKvCache
-from ptxgen.runtime.layers import within
-from ptxgen.runtime.program.arena import plan_arena
+from ptxgen.models.arena import plan_arena
+from ptxgen.runtime.kv.batched import BatchedKvCache
+from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.program.step import Step
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
     from ptxgen.models.spec import ModelSpec
-    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.core.device import Device
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -30,8 +30,8 @@ def attention_with_cache(
     rows = []
     for name, cache, new in zip(("k", "v"), caches, own, strict=True):
         if cache.ndim != 2 or cache.shape[1] != model.kv_width or new.size != model.kv_width:
-            want = f"[positions, {model.kv_width}] and [{model.kv_width}]"
-            raise SpecError(f"attention_with_cache: {name}_cache and {name} must be {want} (got {cache.shape}, {new.shape})")
+            want = f"{name}_cache and {name} must be [positions, {model.kv_width}] and [{model.kv_width}]"
+            raise SpecError(f"attention_with_cache: {want} (got {list(cache.shape)} and {list(new.shape)})")
         whole = np.concatenate([cache, new.reshape(1, -1)]).astype(np.float32)
         rows.append(device.array(whole.reshape(len(whole), shape.n_kv_heads, shape.head_dim)))
     if len(caches[0]) != len(caches[1]) or q.size != model.q_width:

@@ -1,4 +1,4 @@
-"""`Model`: a whole model on a device. Owns its weights, the cache of one sequence, the steps, and where the sequence is.
+"""`Model`: a whole model on a device. Owns its weights, the cache of one sequence, the steps, and the sequence.
 
 One graph launch and one copy of 4 bytes a token: the step reads the token that the step before left, and counts its
 position itself. The host says them only where they are others.
@@ -15,22 +15,23 @@ import numpy as np
 from ptxgen.dtypes import dtype, f32, s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
+from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
+from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
-from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.kvcache import KvCache
-from ptxgen.runtime.layers import within
-from ptxgen.runtime.program.arena import plan_arena
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.kvcache import KvCache
+from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.weights import Progress, WeightSource, formats_of, load_weights
+from ptxgen.runtime.program.weights import Progress, load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ptxgen.runtime.device import Device
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.kv.snapshot import Snapshot
     from ptxgen.runtime.program.batch import Batch
     from ptxgen.runtime.program.profile import Profile
-    from ptxgen.runtime.snapshot import Snapshot
 
 CHUNK = 64  # positions of a prompt that one step takes
 
@@ -38,8 +39,8 @@ CHUNK = 64  # positions of a prompt that one step takes
 class Model:
     """A model that decodes: `forward` gives logits, `forward_to_token` and `generate` tokens.
 
-    `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`: a
-    prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
+    `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
+    a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
     PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
@@ -68,7 +69,7 @@ class Model:
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
         decode, prefill = self.program("decode"), self.program("prefill", self.chunk)
-        self.weights = load_weights(device, tuple(decode.tensors.values()), source, progress)
+        self.weights = load_weights(device, decode, source, progress)
         shape = self.shape
         self._cache = KvCache(
             device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype
@@ -80,12 +81,17 @@ class Model:
         self._token_out = device.pinned(1, s32)
         self._steps: dict[int, Step] = {}  # 0: decode; n: a chunk of n positions
         self._length = 0
-        self._known: tuple[int, int] | None = None  # the token and the position that the device goes on with
+        self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._decode = self._steps[0] = self._bind(decode)
 
     @classmethod
     def load(
-        cls, path: str | Path, device: object = None, kv_dtype: object = "f16", max_len: int | None = None, **options: Any
+        cls,
+        path: str | Path,
+        device: object = None,
+        kv_dtype: object = "f16",
+        max_len: int | None = None,
+        **options: Any,
     ) -> Model:
         """The model of a file: GGUF, a folder with safetensors and config.json, a llama2.c checkpoint.
 
@@ -94,7 +100,7 @@ class Model:
         for what is damaged or not covered.
         """
         from ptxgen.models.files import open_model
-        from ptxgen.runtime.device import Device
+        from ptxgen.runtime.core.device import Device
         from ptxgen.runtime.opening import open_device
 
         source = open_model(path, max_len)
@@ -170,8 +176,9 @@ class Model:
 
     def _check(self, token: object, position: object) -> tuple[int, int]:
         at = self._length if position is None else position
-        if self._length >= self.shape.max_len and at == self._length:
-            raise CapacityError(f"Model: the sequence has all {self.shape.max_len} positions; rollback or reset make room")
+        most = self.shape.max_len
+        if self._length >= most and at == self._length:
+            raise CapacityError(f"Model: the sequence has all {most} positions; rollback or reset make room")
         place = within("Model: position", at, 0, min(self._length, self.shape.max_len - 1))
         return within("Model: token", token, 0, self.shape.vocab - 1), place
 
@@ -181,9 +188,8 @@ class Model:
         `[vocab]` of the next, float32."""
         token, place = self._check(token, position)
         self._step(token, place)
-        logits = self._logits.numpy()[0]
         self._known = None  # the device has chosen a token that we have not seen
-        return logits
+        return np.asarray(self._logits.numpy()[0])
 
     def forward_to_token(self, token: int, position: int | None = None) -> int:
         """The same; the likeliest next token, the lowest among equals."""
@@ -221,16 +227,17 @@ class Model:
         self._prefill(prompt, position)
         if self.deterministic:
             return int(np.argmax(self._logits.numpy()[0]))
-        return self._take_token()
+        token = self._take_token()
+        self._known = (token, -1)  # a chunk counts no position
+        return token
 
     def _prefill(self, prompt: Sequence[int], position: int | None) -> None:
         tokens = self._tokens_of(prompt)
         start = self._length if position is None else position
         place = within("Model: position", start, 0, self._length)
         if place + len(tokens) > self.shape.max_len:
-            raise CapacityError(
-                f"Model: {len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}; nothing was changed"
-            )
+            fits = f"{len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}"
+            raise CapacityError(f"Model: {fits}; nothing was changed")
         self._known = None
         for rows, at in chunks(len(tokens), self.chunk):
             self._run_chunk(tokens[at : at + rows], place + at)
@@ -253,7 +260,8 @@ class Model:
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
             raise SpecError(f"Model: a prompt must be a list of at least one token (got {brief(prompt)})")
         if tokens.min() < 0 or tokens.max() >= self.shape.vocab:
-            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {tokens.min()} … {tokens.max()})")
+            got = f"{tokens.min()} … {tokens.max()}"
+            raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {got})")
         return tokens.astype(np.int32)
 
     # text -------------------------------------------------------------------------------------------------------------
@@ -278,7 +286,8 @@ class Model:
             raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
         if not keep:
             self.reset()
-        token, found = self.prefill(prompt), []
+        found: list[int] = []
+        token = self.prefill(prompt)
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return
@@ -316,8 +325,8 @@ class Model:
         return attention_with_cache(self.device, self.spec, layer, q, (k_cache, v_cache), (k, v))
 
     def __repr__(self) -> str:
-        shape = self.shape
-        return f"<Model {shape.family} {shape.n_layers} × {self.spec.dim}, {self._length} of {shape.max_len}, {self.device.name}>"
+        size = f"{self.shape.family} {self.shape.n_layers} × {self.spec.dim}"
+        return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
 
 
 def own_states(device: Device, program: Program, given: dict[str, Buffer]) -> dict[str, Buffer]:
@@ -333,4 +342,3 @@ def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:
         rows = min(most, 1 << ((count - at).bit_length() - 1))
         yield rows, at
         at += rows
-

@@ -57,11 +57,13 @@ class Profile:
         for cost in self.by_role():
             rows.append((cost.op, cost.kernel, f"{cost.us:.1f}", f"{cost.bytes / 1e6:.2f}", f"{cost.share:.1%}"))
         total = sum(cost.bytes for cost in self.costs) / 1e6
-        rows.append((f"all, at {self.length} positions", "", f"{self.us:.1f}", f"{total:.2f}", ""))
+        rows.append((f"all, at {self.length}", "", f"{self.us:.1f}", f"{total:.2f}", ""))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = ("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-                 for row in rows)  # fmt: skip
-        return "\n".join(line.rstrip() for line in lines)
+        lines = []
+        for row in rows:
+            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
     def json(self) -> str:
         """Every op as a JSON object."""

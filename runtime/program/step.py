@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxgen.launch import evaluate
+from ptxgen.models.arena import Arena, plan_arena
 from ptxgen.models.program import Op, Program
-from ptxgen.runtime.bound import BoundKernel
-from ptxgen.runtime.buffer import Buffer
-from ptxgen.runtime.graph import Graph
-from ptxgen.runtime.program.arena import Arena, plan_arena
+from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.graph import Graph
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.device import Device
-    from ptxgen.runtime.stream import Stream
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.stream import Stream
 
 
 class Step:
@@ -74,4 +75,4 @@ class Step:
             bound.launch(stream)
             events.append(stream.record())
         stream.synchronize()
-        return [after.elapsed_us(before) for before, after in zip(events, events[1:], strict=False)]
+        return [after.elapsed_us(before) for before, after in pairwise(events)]

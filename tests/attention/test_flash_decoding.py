@@ -195,7 +195,7 @@ def whole_attention(one: FlashDecodingChunk, given: dict[str, Any]) -> tuple[np.
     for s, length in enumerate(map(int, given["seq_lens"])):
         if length:
             start = max(0, length - one.window) if one.window else 0
-            out[s], base2 = one._attend(given, s, start, length)
+            out[s], base2 = one._attend(given, s, start, length, length - 1)
             level[s] = base2 * math.log(2)
     return out, level
 

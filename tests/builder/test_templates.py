@@ -11,12 +11,13 @@ import pytest
 from ptxgen.builder import Builder
 from ptxgen.errors import IsaError, SpecError, TemplateError
 from ptxgen.generator import _generate
-from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.kernel import KernelType
 from ptxgen.launch import Launch
 from ptxgen.render import _SHARED, TEMPLATES, render_entry
 from ptxgen.targets import Target, target
 from tests.support import demo_kernel
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
+from tests.support.kernels import TYPES
 
 SM_90 = target("sm_90")
 
@@ -256,7 +257,7 @@ def test_dynamic_shared_memory_that_the_launch_does_not_ask_for() -> None:
 
 
 def _cases() -> Iterator[KernelType]:
-    for cls in kernel_types().values():
+    for cls in TYPES.values():
         for fields in cls.goldens:
             yield cls(**fields)  # type: ignore[arg-type]
 
@@ -282,5 +283,29 @@ def test_templates_hold_shape_and_no_numbers(path: Path) -> None:
         assert not re.search(r"\d\s*[*/%+-]|[*/%+-]\s*\d", inside), f"{path.name}: {inside.strip()}"
     if path.name != "entry.ptx.j2":
         assert ".reg" not in source
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.ptx.j2")), ids=lambda path: path.name)
+def test_control_flow_is_flows_and_absence_is_declared(path: Path) -> None:
+    """No label or branch outside the flow macros; no question whether a name exists; a dozen conditions at most."""
+    source = re.sub(r"\{#.*?#\}", "", path.read_text(), flags=re.DOTALL)
+    if path.name != "flow.ptx.j2":
+        assert not re.search(r"\bbra\b|^\s*\$\w*:|bar\.sync|cp\.async", source, re.MULTILINE)
+    assert not re.search(r"\bis (not )?defined\b", source)
+    assert len(re.findall(r"\{%\s*(?:el)?if\b|\{\{[^}]*\sif\s", source)) <= 12
+
+
+def test_an_absent_fragment_is_nothing_where_it_is_placed_and_false() -> None:
+    placed = TEMPLATE.replace("{{ store }}", "{{ scaled }}\n{% if scaled %}\n    // scaled\n{% endif %}\n{{ store }}")
+    without = text(placed, Demo(more=lambda b: b.without("scaled")))
+    assert without.splitlines()[1:] == text().splitlines()[1:]
+    assert "'scaled' is undefined" in refused(placed)
+
+
+def test_a_fragment_is_built_or_absent_not_both() -> None:
+    with pytest.raises(IsaError, match="fragment 'store' is built, and declared to be absent"):
+        text(spec=Demo(more=lambda b: b.without("store")))
+    with pytest.raises(IsaError, match="fragment 'locate' is built, and declared to be absent"):
+        text(spec=Demo(more=lambda b: b.without("locate")))
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.generator import generate
-from ptxgen.kernel import kernel_types, make_spec
+from ptxgen.kernel import make_spec
 from ptxgen.kernels import KvCacheScatter
+from tests.support.kernels import NAMES, TYPES
 
 SCATTER = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
 TO = ["--target", "sm_80"]
@@ -84,12 +85,12 @@ def test_a_device_file_is_written_to_and_stays(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-@pytest.mark.parametrize("name", sorted(kernel_types()))
+@pytest.mark.parametrize("name", NAMES)
 def test_help_of_every_kernel_type_says_what_each_field_means(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from ptxgen.cli._kernels import field_doc
     from ptxgen.legality import choices
 
-    cls = kernel_types()[name]
+    cls = TYPES[name]
     assert invoke(["generate", name, "--help"]) == 0
     shown = capsys.readouterr().out
     for field in dataclasses.fields(cls):

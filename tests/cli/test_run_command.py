@@ -12,11 +12,12 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.examples import ranges
-from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import trial
 from tests.support.draws import small
+from tests.support.kernels import TYPES
 
 CPU = ["--device", "cpu", "--mode", "fast"]
 ATTEND = ["incremental-attention", "--max-len", "100", "--head-dim", "64", "--n-heads", "4", "--n-kv-heads", "1"]
@@ -24,7 +25,7 @@ SPEC = IncrementalAttention(max_len=100, head_dim=64, n_heads=4, n_kv_heads=1)
 
 
 def spec_of(name: str, **fields: object) -> KernelType:
-    return small(kernel_types()[name], **fields)
+    return small(TYPES[name], **fields)
 
 
 def options(spec: KernelType) -> list[str]:
@@ -60,7 +61,7 @@ def test_the_ends_of_a_range_run(length: int) -> None:
 
 LENGTHS = [
     (name, size)
-    for name, cls in kernel_types().items()
+    for name, cls in TYPES.items()
     for size, (least, _) in ranges(small(cls), {}).items()
     if size in cls.sizes and least == 0
 ]
@@ -77,7 +78,7 @@ def test_every_length_and_position_has_a_range(name: str, size: str, capsys: pyt
 
 
 def test_every_size_has_a_range() -> None:
-    for name in kernel_types():
+    for name in TYPES:
         assert spec_of(name).sizes.keys() <= ranges(spec_of(name), {}).keys()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime import open_device
-from ptxgen.runtime.cpu.report import findings
+from ptxgen.runtime.cpu.run import findings
 from tests.cpu.test_wgmma import COMMIT, END, FENCE, START, product
 from tests.support.cpu_run import text_of
 

@@ -1,8 +1,7 @@
 """Every golden on a real GPU: what its reference says, the same bytes twice, and what the CPU executor gives.
 
 What lies past a length holds NaN. These are the launches that the sanitizers see first (tests/tools/sanitize.py): the
-goldens
-are chosen so that every branch of every template is in one of them.
+goldens are chosen so that every branch of every template is in one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ptxgen.golden import Case
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import Trial, trial
-from tests.golden.test_goldens_run import CASES, TAILS, _arguments
+from tests.golden.test_goldens_run import CASES, _arguments, has_past
 
 pytestmark = pytest.mark.gpu
 
@@ -25,8 +24,9 @@ pytestmark = pytest.mark.gpu
 def launched(case: Case, device: Device) -> Trial:
     """The golden's text on a device, with arguments that are the same for every device."""
     given: dict[str, Any] = {"seed": 7}
-    if case.spec.kernel_name in TAILS:
-        given |= TAILS[case.spec.kernel_name][0] | {"arguments": _arguments(case, poison)}
+    if has_past(case):
+        sizes = case.spec.trials[0]
+        given |= {**sizes, "arguments": _arguments(case, sizes, poison)[0]}
     return trial(case.spec, device, target=case.target, **given).require()
 
 

@@ -10,7 +10,9 @@ from tests.tools import api_reference
 
 
 def test_the_page_is_what_is_written_from_the_docstrings() -> None:
-    assert api_reference.PAGE.read_text() == api_reference.page(), "python -m tests.tools.api_reference writes it"
+    """Kernel types that it does not list yet are no difference: adding one edits no file."""
+    there = api_reference.PAGE.read_text()
+    assert there == api_reference.page(like=there), "python -m tests.tools.api_reference writes it"
 
 
 def test_a_public_name_without_a_docstring_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,13 @@ from ptxgen.export import export
 from ptxgen.export.stubs import formula
 from ptxgen.generator import Ptx, generate
 from ptxgen.golden import Case, Goldens
-from ptxgen.kernel import kernel_types, make_spec
+from ptxgen.kernel import make_spec
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.launch import evaluate
 from ptxgen.manifest import FORMAT, parameter_layout, product, total
 from ptxgen.parser import parse
+from tests.support.kernels import GOLDENS, NAMES, TYPES
 
-ROOT = Path(__file__).resolve().parents[2] / "golden_ptx"
-NAMES = sorted(kernel_types())
 SPEC = ["kv-cache-scatter", "--max-len", "64", "--head-dim", "64", "--n-kv-heads", "2"]
 TOP = {
     "format", "kernel_type", "spec", "slug", "entry", "target", "digest", "parameters", "parameter_bytes", "launch",
@@ -39,7 +38,7 @@ def kernels(name: str) -> list[Ptx]:
 
 
 def cases(name: str) -> tuple[Case, ...]:
-    return Goldens(ROOT, (name,)).cases()
+    return Goldens(GOLDENS, (name,)).cases()
 
 
 def capacities(names: list[str]) -> Iterator[dict[str, int]]:
@@ -171,7 +170,7 @@ def identifier(kernel: dict[str, Any]) -> str:
 
 def first_of_each_name() -> list[Ptx]:
     """Every golden of every kernel type, on its first target."""
-    return [p for name in NAMES for p in kernels(name) if p.target.name == kernel_types()[name].golden_targets[0]]
+    return [p for name in NAMES for p in kernels(name) if p.target.name == TYPES[name].golden_targets[0]]
 
 
 def expected_numbers(kernel: dict[str, Any], given: dict[str, int]) -> list[int]:

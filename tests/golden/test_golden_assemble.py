@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from ptxgen.assembler import assemble, available_assemblers, supported_targets
 from ptxgen.errors import AssembleError
 from ptxgen.golden import Case, Goldens
-from ptxgen.kernel import kernel_types
 from ptxgen.targets import ALL_TARGETS, driver_for_ptx
+from tests.support.kernels import GOLDENS, NAMES
 from tests.support.marks import needs_assembler
 
-ROOT = Path(__file__).resolve().parents[2] / "golden_ptx"
-NAMES = sorted(kernel_types())
 VERSIONS = [(m, n) for m in range(6, 10) for n in range(10) if driver_for_ptx((m, n))]
 
 pytestmark = needs_assembler
@@ -23,7 +20,7 @@ pytestmark = needs_assembler
 
 def cases(name: str) -> list[Case]:
     known = supported_targets(available_assemblers()[0])
-    return [case for case in Goldens(ROOT, (name,)).cases() if case.target in known]
+    return [case for case in Goldens(GOLDENS, (name,)).cases() if case.target in known]
 
 
 @pytest.mark.parametrize("name", NAMES)

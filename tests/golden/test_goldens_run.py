@@ -6,7 +6,6 @@ Outputs and workspaces hold NaN (or what no result has) before each launch, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ import pytest
 from ptxgen.dtypes import dtype
 from ptxgen.examples import poison
 from ptxgen.golden import Case, Goldens
-from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.kernel import KernelType
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
+from tests.support.kernels import GOLDENS, TYPES
 
-CASES = {case.file: case for case in Goldens(Path(__file__).resolve().parents[2] / "golden_ptx").cases()}
+CASES = {case.file: case for case in Goldens(GOLDENS).cases()}
 Arrays = dict[str, Any]
 Fill = Callable[[tuple[int, ...], Any], np.ndarray]
 
@@ -31,7 +31,7 @@ def checked() -> CpuDevice:
 
 def test_every_kernel_type_has_goldens_on_each_of_its_targets() -> None:
     there = {(case.spec.kernel_name, case.target.name) for case in CASES.values()}
-    assert there == {(name, where) for name, cls in kernel_types().items() for where in cls.golden_targets}
+    assert there == {(name, where) for name, cls in TYPES.items() for where in cls.golden_targets}
 
 
 @pytest.mark.parametrize("file", CASES)

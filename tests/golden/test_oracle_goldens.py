@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ from ptxgen.golden import Goldens
 from ptxgen.launch import evaluate
 from ptxgen.parity import compare, limit_of
 from tests.oracle import Array, Oracle
+from tests.support.kernels import GOLDENS
 
-CASES = {case.file: case for case in Goldens(Path(__file__).parents[2] / "golden_ptx").cases()}
+CASES = {case.file: case for case in Goldens(GOLDENS).cases()}
 
 
 def argument(device: Oracle, param: Any, value: Any, capacities: dict[str, int]) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ptxgen import runtime
-from ptxgen.kernel import kernel_types
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from tests.support.draws import small, swept
+from tests.support.kernels import TYPES
 
-SWEPT = [(name, field, value) for name, cls in kernel_types().items() for field, value in swept(cls)]
+SWEPT = [(name, field, value) for name, cls in TYPES.items() for field, value in swept(cls)]
 
 
 @pytest.fixture(scope="module")
@@ -20,5 +20,5 @@ def cpu() -> Device:
 
 @pytest.mark.parametrize(("name", "field", "value"), SWEPT)
 def test_every_value_agrees_with_the_reference(name: str, field: str, value: object, cpu: Device) -> None:
-    cls = kernel_types()[name]
+    cls = TYPES[name]
     trial(small(cls, **{field: value}), cpu, target="sm_80", repeat=False, **cls.trials[-1]).require()

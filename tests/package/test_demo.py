@@ -1,4 +1,4 @@
-"""`make demo`: every step matches, and the text says which positions the kernel did not write."""
+"""`make demo`: the shipped model writes, its tokens are the float64 model's, and check mode's word decides."""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ from typing import Any
 import pytest
 
 from ptxgen import demo
+from ptxgen.models.program import Program
 from ptxgen.runtime import Device, open_device
+from ptxgen.runtime.program import model
+from ptxgen.runtime.tools.complete import Completion
+
+TOKENS = 6
 
 
-def test_the_demo_says_where_skipped_positions_come_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "open_device", lambda name="cpu", **options: open_device(name, **options))
-    monkeypatch.setattr(demo, "CONTEXTS", (1, 2, 9, 10))
-    assert demo.main(tmp_path) == 0
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "TOKENS", TOKENS)
+
+
+@pytest.mark.usefixtures("short")
+def test_the_demo_writes_and_says_what_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(tmp_path, open_device("cpu")) == 0
     said = capsys.readouterr().out
-    assert demo.FILLING in said
-    assert "4 of 4 steps match" in said
-    assert "or read of uninitialised memory was found." in said
-    lines = [line.split() for line in said.splitlines() if "(limit" in line]
-    assert [(words[0], words[1]) for words in lines] == [("1", "0"), ("2", "0"), ("9", "6"), ("10", "0")]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".ptx", ".json"}
+    assert said.startswith("In the beginning of the word of the LORD")
+    assert f"{TOKENS} of {TOKENS} tokens are those of a NumPy model in float64." in said
+    assert "A token is one graph of 34 launches of 10 kernels:" in said
+    assert "the token after them is\nthe same." in said
+    assert "No GPU here" in said
+    written = sorted(path.suffix for path in tmp_path.iterdir())
+    assert written == [".json"] * 10 + [".ptx"] * 10
 
 
+@pytest.mark.usefixtures("short")
 def test_the_demo_fails_on_what_check_mode_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill = demo.Layer.fill
+    def unfilled(device: Device, program: Program, *rest: Any) -> dict[str, Any]:
+        return {tensor.name: device.empty(tensor.shape, tensor.dtype) for tensor in program.of_kind("weight")}
 
-    def opened(name: str = "cpu", **options: Any) -> Device:
-        device = open_device(name, **options)
-        if options:
-            device.array = lambda value: device.empty(value.shape, value.dtype)  # type: ignore[method-assign,misc]
-        return device
-
-    def forgotten(layer: demo.Layer, context: int) -> int:
-        layer.host["seq_len"][0] = context
-        return context if layer.device.bytes.track else fill(layer, context)  # type: ignore[attr-defined]
+    def opened(name: str, **options: Any) -> Device:
+        monkeypatch.setattr(model, "load_weights", unfilled)
+        return open_device(name, **options)
 
     monkeypatch.setattr(demo, "open_device", opened)
-    monkeypatch.setattr(demo, "CONTEXTS", (2,))
-    monkeypatch.setattr(demo.Layer, "fill", forgotten)
-    assert demo.main(tmp_path) == 1
-    said = capsys.readouterr().out
-    assert "1 of 1 steps match" in said
-    assert "Check mode found:\nread of uninitialised memory in kernel incremental_attention" in said
+    assert demo.main(tmp_path, open_device("cpu")) == 1
+    assert "Check mode found:\nread of uninitialised memory in kernel" in capsys.readouterr().out
 
 
-def test_a_context_is_what_was_appended_and_what_was_filled() -> None:
-    layer, reached = demo.Layer(open_device("cpu")), 0
-    for context in (1, 2, 9, 20):
-        reached += layer.fill(context - 1)
-        reached += 1
-        assert layer.step().context == reached == context
+def test_the_demo_fails_on_another_token(capsys: pytest.CaptureFixture[str]) -> None:
+    completion = Completion(demo.MODEL, demo.PROMPT, 3)
+    completion.written = [265, 259, 7]
+    assert not demo.agree(completion)
+    assert "of 3 tokens are those" in capsys.readouterr().out

@@ -12,11 +12,12 @@ import pytest
 import ptxgen
 from ptxgen import SpecError, generate, make_spec, supports
 from ptxgen.dtypes import DTYPES
-from ptxgen.kernel import KernelType, kernel_types
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import FlashDecodingReduce, IncrementalAttention, KvCacheScatter
 from ptxgen.legality import choices, stand_ins
+from tests.support.kernels import NAMES, TYPES
 
-ATTENTION = [name for name, cls in kernel_types().items() if "soft_cap" in cls.__dataclass_fields__]
+ATTENTION = [name for name, cls in TYPES.items() if "soft_cap" in cls.__dataclass_fields__]
 PLAIN = {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2}
 
 
@@ -28,7 +29,7 @@ PLAIN = {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2}
 def test_factors_within_the_range_give_texts_without_infinity_or_zero(name: str, target: str) -> None:
     for scale in (1e-18, 1e18, None):
         for soft_cap in (1e-18, 1e18, 0.0):
-            text = generate(kernel_types()[name](**PLAIN, scale=scale, soft_cap=soft_cap), target).text
+            text = generate(TYPES[name](**PLAIN, scale=scale, soft_cap=soft_cap), target).text
             scaled = [line for line in text.splitlines() if "mul.f32" in line and "0f7F800000" in line]
             assert not scaled
             assert not any(", 0f00000000;" in line for line in text.splitlines() if "mul.f32" in line)
@@ -97,13 +98,13 @@ WIDE = (
     ("rope", {"head_dim": 128, "n_heads": 2, "scaling": "llama3", "low_freq_factor": 8.0, "high_freq_factor": 9.0}),
     ("rope_kv_append", {"max_len": 64, "head_dim": 24, "n_heads": 24, "n_kv_heads": 8, "freq_factors": (2.0,) * 12}),
 )
-LEGAL = [*WIDE, *((name, fields) for name, cls in sorted(kernel_types().items()) for fields in cls.goldens)]
+LEGAL = [*WIDE, *((name, fields) for name, cls in TYPES.items() for fields in cls.goldens)]
 
 
 @pytest.mark.parametrize(("name", "fields"), LEGAL)
 def test_a_legal_spec_without_one_of_its_values_has_one_reason(name: str, fields: dict[str, object]) -> None:
     """Bounds that come from what stands in for the value are none of the spec's."""
-    cls = kernel_types()[name]
+    cls = TYPES[name]
     assert supports({"kernel_type": name, **fields}, "sm_90")
     for field in dataclasses.fields(cls):
         without = {key: value for key, value in fields.items() if key != field.name}
@@ -127,17 +128,17 @@ def test_what_is_wrong_besides_a_missing_field_is_said() -> None:
     assert [r.partition(":")[0] for r in reasons] == ["max_len", "head_dim", "n_heads", "soft_cap", "programmatic"]
 
 
-@pytest.mark.parametrize("name", sorted(kernel_types()))
-def test_every_needed_field_has_several_stand_ins(name: str) -> None:
-    cls = kernel_types()[name]
-    needed = [field for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
-    assert needed
-    assert all(len(set(stand_ins(cls, field))) > 1 for field in needed)
+NEEDED = [(name, f) for name, cls in TYPES.items() for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
 
 
-@pytest.mark.parametrize("name", sorted(kernel_types()))
+@pytest.mark.parametrize(("name", "field"), NEEDED, ids=lambda part: getattr(part, "name", part))
+def test_every_needed_field_has_several_stand_ins(name: str, field: dataclasses.Field) -> None:
+    assert len(set(stand_ins(TYPES[name], field))) > 1, "goldens have one value of it only"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_dtype_that_does_not_exist_is_answered_with_those_of_the_kernel(name: str) -> None:
-    cls = kernel_types()[name]
+    cls = TYPES[name]
     for field in (f for f, annotation in cls.__annotations__.items() if annotation == "DType"):
         offered = choices(cls, field)
         assert offered

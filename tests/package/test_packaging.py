@@ -125,8 +125,8 @@ def test_extras_name_what_the_code_imports() -> None:
     tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert {"cuda", "cpu", "ptxas", "dev", "all"} <= extras.keys()
-    assert extras["all"] == ["ptxgen[cuda,cpu,ptxas]"]
+    assert {"cuda", "cpu", "ptxas", "models", "dev", "all"} <= extras.keys()
+    assert extras["all"] == ["ptxgen[cuda,cpu,ptxas,models]"]
     assert any(d.startswith("llvmlite") for d in extras["cpu"])
     assert project["requires-python"] == ">=3.10"
 

@@ -9,9 +9,10 @@ import pytest
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
-from ptxgen.runtime.core.arguments import ParamBlock, pack_scalar
+from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import Slot
 from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.scalars import pack_scalar
 from ptxgen.runtime.cuda.device import CudaDevice
 from tests.support.fake_cuda import Binding, fake_device
 from tests.support.fake_spec import Generator, Sample

@@ -121,6 +121,7 @@ class Binding(Order):
         self.contexts: list[int] = []
         self.driver_compiles = True
         self.refuses_line = 5  # where it does not
+        self.link_options: set[str] = set()  # of the last link
         self.execute: Callable[[str, Launched], None] = lambda text, launch: None
         self._native = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
         self._keep: list[Any] = []
@@ -260,7 +261,9 @@ class Binding(Order):
 
     # code ---------------------------------------------------------------------------------------------------------
     def _cuLinkCreate(self, count: int, keys: list[Any], values: list[Any]) -> int:
-        self._log = dict(zip(keys, values, strict=True))[real.CUjit_option.CU_JIT_ERROR_LOG_BUFFER]
+        options = dict(zip(keys, values, strict=True))
+        self.link_options = {key.name for key in keys}
+        self._log = options[real.CUjit_option.CU_JIT_ERROR_LOG_BUFFER]
         return self.handle()
 
     def _cuLinkAddData(self, state: int, kind: Any, data: bytes, size: int, name: bytes, *_: Any) -> Any:

@@ -53,7 +53,7 @@ class Generator:
         self.fail: list[Exception] = []
         self._lock = threading.Lock()
 
-    def __call__(self, spec: Sample, target: Target) -> Ptx:
+    def __call__(self, spec: Sample, target: Target, line_info: bool = False) -> Ptx:
         with self._lock:
             self.calls.append((spec, target))
         time.sleep(self.seconds)

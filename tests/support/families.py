@@ -28,7 +28,7 @@ _GEMMA: dict[str, Any] = {"tie_word_embeddings": True, "query_pre_attn_scalar": 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": _SMALL | {"model_type": "llama", "rope_scaling": LLAMA3, "attention_bias": True, "mlp_bias": True},
+    "llama": _SMALL | {"model_type": "llama", "rope_scaling": LLAMA3, "attention_bias": True},
     "mistral": _SMALL | {"model_type": "mistral", "sliding_window": 7},
     "qwen2": _SMALL | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen3": _SMALL | {"model_type": "qwen3", "tie_word_embeddings": True},

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ptxgen.golden import Goldens
 from tests.corpus.cases import CASES
+from tests.support.kernels import GOLDENS
 from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ OTHER_HEAD = ("", *(f"{kind}: {how}" for kind in ("strides", "options")
 def unique() -> tuple[SpecSubject, ...]:
     """The goldens, without those whose text differs from an earlier one in its header only."""
     found: dict[str, SpecSubject] = {}
-    for case in Goldens(ROOT / "golden_ptx").cases():
+    for case in Goldens(GOLDENS).cases():
         subject = SpecSubject(case.spec, case.target)
         found.setdefault(re.sub(r"(?m)^(//.*|\.target.*|\.version.*)$", "", subject.ptx.text), subject)
     return tuple(found.values())
@@ -74,9 +75,9 @@ def tried(subject: Subject) -> tuple[tuple[Mutation, Noticed | None], ...]:
 
 def equivalent(subject: Subject, mutation: Mutation) -> bool:
     """Whether a stride belongs to an index that is always 0, so that any would do; or a line of the corpus is dead."""
-    if isinstance(subject, CorpusSubject):
-        return not subject.reaches(mutation)
-    return mutation.kind == "stride" and not subject.noticed(far_off(subject.ptx.text, mutation))
+    if isinstance(subject, SpecSubject):
+        return mutation.kind == "stride" and not subject.noticed(far_off(subject.ptx.text, mutation))
+    return isinstance(subject, CorpusSubject) and not subject.reaches(mutation)
 
 
 def reason_of(subject: Subject, mutation: Mutation) -> str | None:

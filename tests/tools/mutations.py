@@ -121,7 +121,7 @@ def far_off(text: str, mutation: Mutation) -> str:
 
 
 def dropped_options(spec: KernelType, target: Target) -> Iterator[Mutation]:
-    """The text without one option (a field back at its default), where the parameters stay the same."""
+    """The text without one option (a field back at its default), where the launch and the parameters stay the same."""
     for one in dataclasses.fields(spec):  # type: ignore[arg-type]
         if one.default is dataclasses.MISSING or getattr(spec, one.name) == one.default:
             continue
@@ -131,12 +131,14 @@ def dropped_options(spec: KernelType, target: Target) -> Iterator[Mutation]:
             plain = dataclasses.replace(spec, **{one.name: one.default})  # type: ignore[type-var]
         except SpecError:
             continue
-        if supports(plain, target) and _interface(plain) == _interface(spec):
+        if supports(plain, target) and _interface(plain, target) == _interface(spec, target):
             yield Mutation("option", 0, f"{one.name}={getattr(spec, one.name)}", generate(plain, target).text)
 
 
-def _interface(spec: KernelType) -> list[tuple[Any, ...]]:
-    return [(param.name, param.kind, param.dtype) for param in spec.params()]
+def _interface(spec: KernelType, target: Target) -> tuple[Any, ...]:
+    """What a launch of the one needs to be a launch of the other."""
+    launch = spec.launch(target)
+    return launch.block, launch.cluster, *((param.name, param.kind, param.dtype) for param in spec.params())
 
 
 @dataclass(frozen=True)

@@ -151,16 +151,23 @@ class Partials:
         return self.warps * (self.warp_stride + self.statistics_stride)
 
 
-class MainLoop(Protocol):
-    """A main loop. `template` is the file to include, without `.ptx.j2`. Between its first loads and its first tile it
-    includes `attention/decode/meet`, which is about other CTAs.
+@dataclass(frozen=True)
+class LoopParts:
+    """Templates of a main loop, below `attention/decode/`: `main`, its first loads, and its query.
 
-    A loop that can issue loads before the length is known exposes, when `task.early`, `early_part`, a file to include
-    there (K and V only), and may build `early_query`, which follows. They stand before `lengths`. Without them
-    everything stands in `template`.
+    `first` is placed by `main`, or `early` by the skeleton before `lengths`, where the task allows that (K and V only;
+    the fragment `early_query` follows if the loop built it). `drains`: who leaves must wait for what `first` brought.
     """
 
-    template: str
+    main: str
+    first: str
+    query: str
+    early: bool
+    drains: bool = False
+
+
+class MainLoop(Protocol):
+    """A main loop. Between its first loads and its first tile it places `meet_parts`, which are about other CTAs."""
 
     def shape(self, attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
         """How it would run this attention on this target with at most so many warps, and tiles in shared memory a warp;
@@ -168,6 +175,6 @@ class MainLoop(Protocol):
 
     def build(
         self, b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
-    ) -> None:
-        """Build every fragment that the template part places. At its end the partials stand in `arena`, and no barrier
-        has followed; the skeleton's barrier is the next thing."""
+    ) -> LoopParts:
+        """Build every fragment that its parts place. At its end the partials stand in `arena`, and no barrier has
+        followed; the skeleton's barrier is the next thing."""

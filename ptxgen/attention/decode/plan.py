@@ -80,6 +80,11 @@ class Plan(CtaPlan):
     split_tiles: int = 0
     mergers: int = 0
 
+    @property
+    def split(self) -> bool:
+        """Whether units are split, at some length."""
+        return self.most_splits > 1
+
 
 def cta_plan(attention: Attention, loop: MainLoop, shape: LoopShape) -> CtaPlan:
     """A CTA's plan alone, for a kernel type with a geometry of its own."""

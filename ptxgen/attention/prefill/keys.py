@@ -18,6 +18,7 @@ from ptxgen.dtypes import DType
 from ptxgen.idioms.convert import clear, scratch
 
 Words = tuple[Reg, ...]
+_PARTS = {1: "attention/prefill/alone.ptx.j2", 2: "attention/prefill/ahead.ptx.j2"}  # by stages
 CHUNKS_AT_ONCE = 4  # of K and as many of V, where a tile passes through registers into the only stage
 
 
@@ -69,8 +70,11 @@ class KeyTiles:
                 self.source.advance(self.rows.keys)
             if self.stages == 2 and self.copy.direct:
                 self._other_stage()
+        b.expose(two_stages=self.stages == 2, stage_part=_PARTS[self.stages])
         if self._fills:
             self._fill()
+        else:
+            b.without("fill")
 
     @property
     def _fills(self) -> bool:
@@ -168,6 +172,7 @@ class KeyTiles:
     def settle(self) -> None:
         """The fragment that converts the words of the next tile and puts them into the other stage."""
         if self.copy.direct or self.stages == 1:
+            self.b.without("settle")
             return
         with self.b.fragment("settle"):
             self.b.note(f"{self.spec.attention.cache.dtype} to {self.copy.target}, into the stage that nobody reads")

@@ -48,6 +48,7 @@ class Rows:
                 self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
                 self._clamp()
                 self._keys(self._tile_from_last(index))
+                b.without("scan")
                 return
             ragged = Ragged(b, self.thread, self.rows, self.group)
             ragged.enter(index)

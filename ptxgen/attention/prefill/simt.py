@@ -46,7 +46,7 @@ class SimtLoop:
         self._aim()
         self.queries.stage(self.base)
         self.kv.fetch()
-        self.b.expose(stages=t.stages, asynchronous=self.kv.copy.direct)
+        self.b.expose(tile_copied=self.kv.copy.direct)
         self._clear()
         self._look_ahead()
         self._scores()

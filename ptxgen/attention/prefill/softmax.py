@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.variant import LOG2E, SINK, PerHead, take_sink
+from ptxgen.attention.variant import SINK, PerHead, take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.reduce import halves, over_lanes
 
 # A maximum is raised only when a score exceeds it by 2^8: until then probabilities stay below 256, far within f16, and
@@ -79,6 +80,7 @@ class Softmax:
     def vary(self, tile_start: Reg) -> None:
         """Fragment `vary`, where a score is more than q·k times a factor: what it goes through."""
         if self.variant.plain:
+            self.b.without("vary")
             return
         with self.b.fragment("vary"):
             if self.variant.soft_cap:

@@ -33,11 +33,13 @@ class TensorLoop(TensorRegisters):
         self._aim()
         self.queries.stage(self.base)
         self.kv.fetch()
-        self.b.expose(q_copied=self.queries.copy.direct, keys_copied=self.kv.copy.direct)
+        self._tell_waits()
         self.kv.settle()
         self._clear()
         if self.q_held:
             self._load_q()
+        else:
+            self.b.without("load_q")
         self._look_ahead()
         self._scores()
         self.softmax.vary(self.tile_start)
@@ -49,6 +51,20 @@ class TensorLoop(TensorRegisters):
         output(self, self.queries, self.base)
 
     # -- fragments -----------------------------------------------------------------------------------------------------
+
+    def _tell_waits(self) -> None:
+        """Where copies must have come: of q before its registers are loaded, else with the first tile; of K and V at
+        every tile, and before out takes their place unless q's wait came first."""
+        query, keys = self.queries.copy.direct, self.kv.copy.direct
+        first = query and bool(self.q_held)
+        with_tile = keys or (query and not first)
+        name = "tensor_tile_seen" if self._skips() else "tensor_tile"
+        self.b.expose(
+            query_copied=query,
+            tile_copied=with_tile,
+            all_copied=not first and (query or keys),
+            tile_part=f"attention/prefill/{name}.ptx.j2",
+        )
 
     def _aim(self) -> None:
         """Shared memory, where this thread writes and reads it, and the rows and columns it owns."""

@@ -16,14 +16,16 @@ def output(loop: TensorRegisters, queries: QueryTile, base: Reg) -> None:
         if loop.tile.column_groups > 1:
             loop.own_column_group()
         loop.softmax.finish(loop.accumulators)
-    b.expose(staged_out=staged)
     if staged:
         _stage(loop, base)
         queries.store_out(base)
     else:
+        b.without("stage_out")
         _store(loop)
     if loop.spec.lse:
         _store_lse(loop)
+    else:
+        b.without("store_lse")
 
 
 def _stage(loop: TensorRegisters, base: Reg) -> None:

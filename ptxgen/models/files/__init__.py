@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ptxgen.errors import FileError
-from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo
+from ptxgen.models.files.modelfile import ModelFile, Source, TensorInfo, extra
 
 
 def open_model(path: str | Path, max_len: int | None = None) -> ModelFile:
@@ -20,14 +20,19 @@ def open_model(path: str | Path, max_len: int | None = None) -> ModelFile:
     """
     path = Path(path)
     try:
-        if path.is_dir() or path.suffix == ".safetensors":
-            from ptxgen.models.files.checkpoint import open_checkpoint
-
-            return open_checkpoint(path, max_len)
-        with path.open("rb") as file:
-            magic = file.read(4)
+        with extra(path):
+            return _open(path, max_len)
     except OSError as wrong:
         raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
+
+
+def _open(path: Path, max_len: int | None) -> ModelFile:
+    if path.is_dir() or path.suffix == ".safetensors":
+        from ptxgen.models.files.checkpoint import open_checkpoint
+
+        return open_checkpoint(path, max_len)
+    with path.open("rb") as file:
+        magic = file.read(4)
     if path.suffix == ".bin" and magic != b"GGUF":
         from ptxgen.models.files.llama2c import open_llama2c
 

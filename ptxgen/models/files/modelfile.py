@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +74,18 @@ class ModelFile:
 
     def text(self) -> Text:
         """The file's tokenizer. Raises `FileError` where it has none, or one that is not covered."""
-        return self.open_text()
+        with extra(self.path):
+            return self.open_text()
+
+
+@contextmanager
+def extra(path: Path) -> Iterator[None]:
+    """Say which package of the extra `models` a file needs, where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        what = f"needs the package {missing.name}, which is not installed"
+        raise FileError(f"{path}: {what}: pip install 'ptxgen[models]'") from None
 
 
 def is_vector(name: str) -> bool:

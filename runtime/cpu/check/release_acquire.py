@@ -16,13 +16,12 @@ from collections.abc import Callable
 from ptxgen.runtime.cpu.check.record_rows import known, order_block, row_of_warp, share, take
 from ptxgen.runtime.cpu.check.release_records import alone, record_at, row_of, times_of
 from ptxgen.runtime.cpu.native.ir import Code, vec
-from ptxgen.runtime.cpu.native.layout import CHECK, CTA, GANG, LAUNCH, ORDER, WARP
+from ptxgen.runtime.cpu.native.layout import ACQUIRE, CHECK, CTA, GANG, LAUNCH, ORDER, OWN_CTA, RELEASE, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.faults import resolver
 from ptxgen.runtime.cpu.support.parking import for_each_warp
 
-RELEASE, ACQUIRE, OWN_CTA = 1, 2, 4  # `how` an access synchronises; without the first two it is relaxed
 _CLOCK = vec("i32")
 
 

@@ -8,10 +8,9 @@ own, for what may be a lock or a flag.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.release_acquire import RELEASE
 from ptxgen.runtime.cpu.check.shared_cells import PARAMETERS
 from ptxgen.runtime.cpu.native.ir import Code, lanes_of, splat, vec
-from ptxgen.runtime.cpu.native.layout import CHECK, CTA, WARP
+from ptxgen.runtime.cpu.native.layout import CHECK, CTA, RELEASE, WARP
 from ptxgen.runtime.cpu.support import support
 
 _CLOCK = vec("i32")

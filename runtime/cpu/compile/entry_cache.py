@@ -12,9 +12,9 @@ from ptxgen.errors import IsaError
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
+from ptxgen.runtime.cpu.compile.variable_images import GlobalVariable, describe
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.host import Host, Linked, compile_ir
-from ptxgen.runtime.cpu.run.module_variables import GlobalVariable, describe
 
 _LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
 _EXPORTS = ["warp", "thread.run", "resume.run"]

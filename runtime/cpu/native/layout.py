@@ -92,6 +92,7 @@ ASYNC_PRODUCT = 4  # no copy: a wgmma that still reads its operands
 # a reduction that happens later (`check/deferred_reductions.py`)
 LATE = _offsets("target:8 function:8 value:8 cta:8 bytes:8")
 LATE_RECORDS = 4096
+RELEASE, ACQUIRE, OWN_CTA = 1, 2, 4  # `how` an access synchronises; without the first two it is relaxed
 # check mode's block of a CTA: clocks of the cluster barrier and of the barriers, then the arrays of
 # `check/shared_races.py`, then a clock for each 8 bytes of shared memory (at offset `clocks`)
 CHECK = _offsets(

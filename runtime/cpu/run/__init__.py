@@ -1,1 +1,1 @@
-"""One launch on this host: arguments, memory, native state, and the threads that run it."""
+"""One launch on this host: arguments, memory, native state, the threads that run it, and what a finding says."""

@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, GANG, PARKED, RUNNABLE
-from ptxgen.runtime.cpu.report import findings
-from ptxgen.runtime.cpu.report.address_names import Places
-from ptxgen.runtime.cpu.report.standstill import deadlock_text, late_text, spinning_text
+from ptxgen.runtime.cpu.run import findings
+from ptxgen.runtime.cpu.run.address_names import Places
+from ptxgen.runtime.cpu.run.standstill import deadlock_text, late_text, spinning_text
 from ptxgen.runtime.cpu.support.scheduler import MOST_ROUNDS
 
 if TYPE_CHECKING:

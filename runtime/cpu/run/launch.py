@@ -18,7 +18,7 @@ import numpy as np
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu.flow.written_params import pointers
 from ptxgen.runtime.cpu.native.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
-from ptxgen.runtime.cpu.report import findings
+from ptxgen.runtime.cpu.run import findings
 from ptxgen.runtime.cpu.run.geometry import Geometry
 from ptxgen.runtime.cpu.run.host_thread import Seen, Share
 from ptxgen.runtime.cpu.run.native_state import Gang, Worker, forget_order

@@ -5,7 +5,6 @@ A copy that lands only at its wait shows a missing wait: the reader then finds w
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.release_acquire import RELEASE
 from ptxgen.runtime.cpu.native.ir import Code
 from ptxgen.runtime.cpu.native.layout import (
     ASYNC,
@@ -19,6 +18,7 @@ from ptxgen.runtime.cpu.native.layout import (
     LAUNCH,
     PARK_MBARRIER,
     RANK_SHIFT,
+    RELEASE,
     SHARED_BASE,
     THREAD,
     WARP,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.release_acquire import ACQUIRE
 from ptxgen.runtime.cpu.native.ir import Code, vec
-from ptxgen.runtime.cpu.native.layout import CHECK, CTA, GANG, LAUNCH, PARK_CLUSTER, WARP
+from ptxgen.runtime.cpu.native.layout import ACQUIRE, CHECK, CTA, GANG, LAUNCH, PARK_CLUSTER, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.mbarrier import checking
 from ptxgen.runtime.cpu.support.parking import pop_count

@@ -20,7 +20,7 @@ from ptxgen.runtime.cpu.native.layout import (
 )
 from ptxgen.runtime.cpu.support import support
 
-# fault kinds: what the report (report/findings.py) says of each
+# fault kinds: what the report (run/findings.py) says of each
 FAULT_BOUNDS, FAULT_ALIGN, FAULT_TRAP, FAULT_UNINITIALISED, FAULT_RACE = 1, 2, 3, 4, 5
 FAULT_REGISTER, FAULT_OPERAND, FAULT_ASSERT, FAULT_READ_ONLY = 7, 8, 9, 10
 FAULT_IN_FLIGHT, FAULT_PROXY, FAULT_ORDER, FAULT_EARLY = 12, 13, 14, 15

@@ -7,9 +7,8 @@ arrival and no transaction is due.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.release_acquire import ACQUIRE, RELEASE
 from ptxgen.runtime.cpu.native.ir import CHECKING, Code
-from ptxgen.runtime.cpu.native.layout import CTA, PARK_MBARRIER, RANK_SHIFT, THREAD, WARP
+from ptxgen.runtime.cpu.native.layout import ACQUIRE, CTA, PARK_MBARRIER, RANK_SHIFT, RELEASE, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import FAULT_ALIGN, FAULT_ASSERT, FAULT_BOUNDS, resolver
 

@@ -5,6 +5,8 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.merge import finish
 from ptxgen.attention.decode.merge.cluster import Exchange
@@ -14,8 +16,16 @@ from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, Shared
 from ptxgen.attention.decode.place import Place
 from ptxgen.attention.decode.plan import Plan
 from ptxgen.attention.problem import Attention
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Fragments: the thread's first element of what its CTA merges, and its next."""
+
+    first: Fragment
+    following: Fragment
 
 
 def build_merges(
@@ -24,14 +34,18 @@ def build_merges(
     """Build the fragments of every merge of the plan, and of the output (`out`, `lse`, `sinks` are parameters)."""
     elements = Elements(b, plan.shape.heads, attention.problem.v_dim, plan.shape.threads, task.tid)
     merged = partial(b, "merged")
-    with b.fragment("warps_start"):
+    with b.fragment("warps_start") as first:
         elements.start(task.tid, elements.count)
     with b.fragment("warps_merge"):
         elements.locate()
         merge_warps(b, elements, plan.partials, arena, merged)
-    with b.fragment("warps_next"):
+    with b.fragment("warps_next") as following:
         elements.advance(elements.count)
-    exchange = _cluster(b, plan, elements, merged) if plan.cluster > 1 else None
+    walk, exchange = Walk(first, following), None
+    if plan.cluster > 1:
+        exchange, walk = _cluster(b, plan, elements, merged)
+    else:
+        b.without("exchange_prepare")
     rows = _output_rows(b, attention, where, task, lse=lse, sinks=sinks)
     with b.fragment("finish"):
         exists = None
@@ -42,8 +56,10 @@ def build_merges(
         if lse:
             finish.store_lse(b, elements, merged, rows["lse"], exists)
         finish.store_output(b, elements, merged, attention.problem.q_dtype, rows["out"], exists)
-    if plan.most_splits > 1:
-        _splits(b, plan, where, elements, merged, exchange)
+    if plan.split:
+        _splits(b, plan, where, elements, merged, exchange, walk)
+    else:
+        b.without("records_locate")
 
 
 def _output_rows(
@@ -63,7 +79,7 @@ def _output_rows(
     return rows
 
 
-def _cluster(b: Builder, plan: Plan, elements: Elements, merged: Partial) -> Exchange:
+def _cluster(b: Builder, plan: Plan, elements: Elements, merged: Partial) -> tuple[Exchange, Walk]:
     exchange = Exchange(b, elements, plan.cluster)
     with b.fragment("exchange_prepare"):
         exchange.prepare()
@@ -71,18 +87,24 @@ def _cluster(b: Builder, plan: Plan, elements: Elements, merged: Partial) -> Exc
         exchange.push(merged)
     with b.fragment("inbox_poll"):
         exchange.poll()
-    with b.fragment("slice_start"):
+    with b.fragment("slice_start") as first:
         exchange.start()
     with b.fragment("slice_merge"):
         elements.locate()
         exchange.merge(merged)
-    with b.fragment("slice_next"):
+    with b.fragment("slice_next") as following:
         elements.advance(exchange.end)
-    return exchange
+    return exchange, Walk(first, following)
 
 
 def _splits(
-    b: Builder, plan: Plan, where: Place, elements: Elements, merged: Partial, exchange: Exchange | None
+    b: Builder,
+    plan: Plan,
+    where: Place,
+    elements: Elements,
+    merged: Partial,
+    exchange: Exchange | None,
+    walk: Walk,
 ) -> None:
     assert where.splits is not None, "a plan with splits has their registers"
     assert where.active is not None
@@ -106,7 +128,8 @@ def _splits(
     with b.fragment("ticket_read"):
         ticket.read()
     if isinstance(ticket, SharedTicket):
-        _share(b, ticket, elements)
+        walk = _share(b, ticket, elements)
+    b.expose(records_first=walk.first, records_next=walk.following)
     with b.fragment("records_begin"):
         elements.locate()
         records.begin(merged)
@@ -130,8 +153,8 @@ def _ticket(
     return SharedTicket(b, active, elements.thread, plan.mergers, exchange.first, exchange.end)
 
 
-def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> None:
-    """The fragments of several mergers."""
+def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> Walk:
+    """The fragments of several mergers; the walk over a part."""
     with b.fragment("ticket_leader"):
         ticket.leads()
     with b.fragment("ticket_ask"):
@@ -140,7 +163,8 @@ def _share(b: Builder, ticket: SharedTicket, elements: Elements) -> None:
         ticket.divide()
     with b.fragment("part_take"):
         ticket.take()
-    with b.fragment("part_start"):
+    with b.fragment("part_start") as first:
         ticket.start(elements)
-    with b.fragment("part_next"):
+    with b.fragment("part_next") as following:
         elements.advance(ticket.part_end)
+    return Walk(first, following)

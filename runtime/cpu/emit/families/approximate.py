@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.emit.emitter import Emitter
-from ptxgen.runtime.cpu.emit.families.floating import FloatForm, arithmetic, flush
+from ptxgen.runtime.cpu.emit.families.float_forms import FloatForm
+from ptxgen.runtime.cpu.emit.families.floating import arithmetic, flush
 from ptxgen.runtime.cpu.emit.families.half import count_of, flush_half, narrow, widen
 from ptxgen.runtime.cpu.emit.llvm_types import splat_float, vector_of
 from ptxgen.runtime.cpu.flow.flow import Op

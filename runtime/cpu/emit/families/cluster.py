@@ -5,12 +5,11 @@ The window address of another CTA's shared memory carries its rank, plus one, ab
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.release_acquire import RELEASE
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.native.ir import splat, vec
-from ptxgen.runtime.cpu.native.layout import CTA, GANG, LAUNCH, PARK_CLUSTER, RANK_SHIFT, WARP
+from ptxgen.runtime.cpu.native.layout import CTA, GANG, LAUNCH, PARK_CLUSTER, RANK_SHIFT, RELEASE, WARP
 from ptxgen.runtime.cpu.support.faults import FAULT_OPERAND
 
 _RANK_MASK = 0xFF << RANK_SHIFT

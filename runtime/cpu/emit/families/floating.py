@@ -7,6 +7,8 @@ that switch the rounding mode.
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.emit.families.float_forms import FloatForm, extreme
+from ptxgen.runtime.cpu.emit.families.half import half_arithmetic
 from ptxgen.runtime.cpu.emit.llvm_types import splat_float, vector_of
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
@@ -14,8 +16,6 @@ from ptxgen.runtime.cpu.native.ir import splat, vec
 
 _FLOAT_KINDS = frozenset({"f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2"})
 _I32, _LANES = vec("i32"), vec("i1")
-ROUNDINGS = frozenset({"rn", "rz", "rm", "rp"})
-_SIGN = {"f32": ("i32", 31), "f64": ("i64", 63)}
 
 
 def is_float_op(op: Op) -> bool:
@@ -48,28 +48,10 @@ def saturate(e: Emitter, value: str, kind: str = "f32") -> str:
     return e.c(f"select {vec('i1')} {below}, {vector} {value}, {vector} {one}")
 
 
-class FloatForm:
-    """The modifiers of a float opcode."""
-
-    def __init__(self, op: Op) -> None:
-        self.name = op.words[0]
-        self.kind = op.words[-1]
-        words = op.words[1:-1]
-        self.ftz = "ftz" in words
-        self.sat = "sat" in words
-        self.approximate = next((w for w in ("approx", "full") if w in words), "")
-        self.nan = "NaN" in words
-        self.xorsign = "xorsign" in words
-        self.relu = "relu" in words
-        self.rounding = next((w for w in words if w in ROUNDINGS), "rn")
-
-
 def arithmetic(e: Emitter, op: Op) -> None:
     """One float instruction of any type."""
     form = FloatForm(op)
     if form.kind not in ("f32", "f64"):
-        from ptxgen.runtime.cpu.emit.families.half import half_arithmetic
-
         half_arithmetic(e, op, form)
         return
     values = [e.src(o, form.kind) for o in op.operands[1:]]
@@ -131,27 +113,6 @@ def large_divisor(e: Emitter, a: str, b: str, quotient: str) -> str:
     finite = e.c(f"fcmp olt {single} {size}, {splat('float', '0x7FF0000000000000')}")
     scaled = e.c(f"fmul {single} {quotient}, zeroinitializer")  # a zero of the quotient's sign; NaN from infinity
     return e.c(f"select {_LANES} {e.c(f'and {_LANES} {above}, {finite}')}, {single} {scaled}, {single} {quotient}")
-
-
-def extreme(e: Emitter, form: FloatForm, a: str, b: str, vector: str = "", element: str = "", bit: int = 0) -> str:
-    """min or max: a NaN loses (with `.NaN` it wins), −0 is below +0; `.xorsign.abs` compares magnitudes."""
-    if not vector:
-        vector = vector_of(form.kind)
-        element, bit = _SIGN[form.kind]
-    count = vector[1:].partition(" ")[0]
-    whole = f"<{count} x {element}>"
-    sign = None
-    if form.xorsign:
-        top = splat(element, -(1 << bit))
-        x, y = e.cast(a, vector, whole), e.cast(b, vector, whole)
-        sign = e.c(f"and {whole} {e.c(f'xor {whole} {x}, {y}')}, {top}")
-        keep = splat(element, (1 << bit) - 1)
-        a, b = (e.cast(e.c(f"and {whole} {v}, {keep}"), whole, vector) for v in (x, y))
-    name = f"extreme.{form.name}.{count}.{'f64' if element == 'i64' else 'f32'}{'.nan' if form.nan else ''}"
-    result = e.c(f"call {vector} @{name}({vector} {a}, {vector} {b})")
-    if sign is not None:
-        result = e.cast(e.c(f"or {whole} {e.cast(result, vector, whole)}, {sign}"), whole, vector)
-    return result
 
 
 @emits("fma")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.emit.emitter import Emitter
-from ptxgen.runtime.cpu.emit.families.floating import FloatForm, extreme
+from ptxgen.runtime.cpu.emit.families.float_forms import FloatForm, extreme
 from ptxgen.runtime.cpu.emit.llvm_types import splat_float, vector_of
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.native.ir import splat, vec

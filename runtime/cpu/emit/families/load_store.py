@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ptxgen import nodes
-from ptxgen.runtime.cpu.check.release_acquire import ACQUIRE, OWN_CTA, RELEASE
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.llvm_types import integer_vector
 from ptxgen.runtime.cpu.flow.flow import Op, Source
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.flow.symbols import Var, bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
-from ptxgen.runtime.cpu.native.layout import LAUNCH, LOCAL_WINDOW, WARP, WINDOW_SHIFT
+from ptxgen.runtime.cpu.native.layout import ACQUIRE, LAUNCH, LOCAL_WINDOW, OWN_CTA, RELEASE, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.support.access import address_type
 from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ptxgen.attention.decode.contract import LoopShape, Partials, Task
+from ptxgen.attention.decode.contract import LoopParts, LoopShape, Partials, Task
 from ptxgen.attention.decode.loops.mma.layout import TILE, UNIT_REGISTERS, Ring, ring_of, tile_ring
 from ptxgen.attention.decode.loops.mma.load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.attention.decode.loops.mma.query import Query
@@ -22,8 +22,6 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.targets import Target
-
-template = "attention/decode/mma/loop"
 
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128  # registers
 _LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared memory
@@ -138,11 +136,12 @@ def _needed(attention: Attention, warps: int) -> int:
     return 2 * UNIT_REGISTERS if warps <= _WARPS_OF_255 or attention.cache.dtype.bytes == 2 else whole
 
 
-def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
-    """Build the fragments that `attention/decode/mma/loop.ptx.j2` places."""
+def build(
+    b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
+) -> LoopParts:
+    """Build the fragments of the loop on loads to registers, or on stages."""
     if shape.stages:
-        _build_staged(b, attention, shape, task, partials, arena)
-        return
+        return _build_staged(b, attention, shape, task, partials, arena)
     tiles = -(-attention.cache.max_len // TILE)
     budget = min(budget_for_loads(attention, shape.heads, shape.warps, b.target), _MOST_IN_FLIGHT)
     ring = ring_of(layout_of(attention), budget, min(shape.in_flight, -(-tiles // shape.warps)))
@@ -152,7 +151,7 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
     once = shape.once and ring.ahead > 0
     step = Step(b, attention, task, ring, loader, query, once=once)
     _first_loads(b, task, ring, loader, once=once)
-    _query(b, query, arena, early=task.early)
+    query_part = _query(b, query, arena, early=task.early)
     _start(b, attention, shape, task, step)
     b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
     if once:
@@ -160,12 +159,13 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
             step.nothing()
     with b.fragment("acc_store"):
         Store(step, partials).emit(arena)
+    return LoopParts("mma/once" if once else "mma/loop", "mma/early", query_part, task.early)
 
 
 def _build_staged(
     b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
-) -> None:
-    """The same with tiles that come through shared memory: the fragments of `attention/decode/mma/staged.ptx.j2`."""
+) -> LoopParts:
+    """The same with tiles that come through shared memory."""
     ring = tile_ring(layout_of(attention), min(left_for_loads(attention, shape.heads, shape.warps), _TILE_REGISTERS))
     in_shared = stages_query(attention, shape.heads)
     start = _stages_start(Query.staged_bytes(attention, shape.heads) if in_shared else 0)
@@ -191,14 +191,12 @@ def _build_staged(
         else:
             stages.strides()
             stages.bring_rest()
-    if task.early:
-        b.expose(early_part="attention/decode/mma/staged_early.ptx.j2")
     if blind:
         with b.fragment("stage_poll_first"):
             b.expose(first_full=stages.poll_first())
     with b.fragment("stage_begin"):
         stages.begin()
-    _query(b, query, arena, early=task.early)
+    query_part = _query(b, query, arena, early=task.early)
     _start(b, attention, shape, task, step)
     with b.fragment("stage_poll"):
         stages.poll()
@@ -207,9 +205,11 @@ def _build_staged(
     with b.fragment("stage_next"):
         stages.release()
         stages.turn()
-    b.expose(turn=_turn(b, attention, task, ring, step, 0), main_loop="attention/decode/mma/staged.ptx.j2")
+    b.expose(turns=[_turn(b, attention, task, ring, step, 0)])
     with b.fragment("acc_store"):
         Store(step, partials).emit(arena)
+    main = "mma/staged" if blind else "mma/staged_known"
+    return LoopParts(main, "mma/staged_early", query_part, task.early, drains=blind)
 
 
 def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bool) -> None:
@@ -221,8 +221,6 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
     with b.fragment("kv_first_tile"):
         for position in range(min(ring.depth, units)):
             loader.issue(position, sure=True)
-    if task.early:
-        b.expose(early_part="attention/decode/mma/early.ptx.j2")
     if task.late_newest:
         with b.fragment("kv_newest"):
             loader.newest_row()
@@ -232,6 +230,8 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
                     loader.issue(position, load)
         with b.fragment("kv_all_rows"):
             loader.all_rows()
+    else:
+        b.without("kv_newest")
     if once:
         return
     with b.fragment("kv_strides"):
@@ -247,17 +247,22 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
     b.expose(kv_ahead=tuple(ahead))
 
 
-def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> None:
+def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> str:
+    """The fragments of the query; the part that places them."""
     if not query.shared:
+        b.without("q_locate", "q_load" if early else "early_query")
         with b.fragment("early_query" if early else "q_load"):
             query.load()
-        return
+        return "query/registers"
+    b.without("early_query")
+    b.expose(staged_heads=f"{query.attention.problem.group} heads a KV head")
     with b.fragment("q_start"):
         query.stage_start()
     with b.fragment("q_stage"):
         query.stage(arena)
     with b.fragment("q_locate"):
         query.locate_staged(arena)
+    return "query/staged"
 
 
 def _start(b: Builder, attention: Attention, shape: LoopShape, task: Task, step: Step) -> None:

@@ -7,7 +7,7 @@ that is loaded. K of the next tile loads from when the scores are done, V from w
 
 from __future__ import annotations
 
-from ptxgen.attention.decode.contract import LoopShape, Partials, Task
+from ptxgen.attention.decode.contract import LoopParts, LoopShape, Partials, Task
 from ptxgen.attention.decode.loops.simt.layout import lanes_of
 from ptxgen.attention.decode.loops.simt.load import Loader
 from ptxgen.attention.decode.loops.simt.query import Query
@@ -17,8 +17,6 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.targets import Target
-
-template = "attention/decode/simt/loop"
 
 MOST_WARPS = 8  # for which `simt_layout` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
@@ -39,20 +37,22 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
     return LoopShape(warps, lanes.heads, lanes.tile, staged)
 
 
-def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared) -> None:
-    """Build the fragments that `attention/decode/simt/loop.ptx.j2` places."""
+def build(
+    b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared
+) -> LoopParts:
+    """Build the fragments of `attention/decode/simt/`."""
     lanes = lanes_of(attention, b.target)
     loader = Loader(b, attention, task, lanes)
     query = Query(b, attention, task, lanes, loader)
     step = Step(b, attention, task, lanes, loader, query)
     early = task.early and not task.late_newest
-    b.expose(lanes=lanes, **({"early_part": "attention/decode/simt/early.ptx.j2"} if early else {}))
+    b.expose(lanes=lanes)
     with b.fragment("kv_first_tile"):
         loader.start()
         loader.first_tile()
         loader.issue(loader.k)
         loader.issue(loader.v)
-    _query(b, query, shape, arena, early=early)
+    query_part = _query(b, query, shape, arena, early=early)
     with b.fragment("run_start"):
         loader.strides()
         step.start()
@@ -64,21 +64,29 @@ def build(b: Builder, attention: Attention, shape: LoopShape, task: Task, partia
             step.collect_start()
         with b.fragment("acc_collect"):
             step.collect()
+    else:
+        b.without("acc_collect")
     with b.fragment("acc_store"):
         step.store(partials, arena)
+    return LoopParts("simt/loop", "simt/early", query_part, early)
 
 
-def _query(b: Builder, query: Query, shape: LoopShape, arena: Shared, *, early: bool) -> None:
+def _query(b: Builder, query: Query, shape: LoopShape, arena: Shared, *, early: bool) -> str:
+    """The fragments of the query; the part that places them."""
     if not query.lanes.staged:
+        b.without("q_locate", "q_load" if early else "early_query")
         with b.fragment("early_query" if early else "q_load"):
             query.load()
-        return
+        return "query/registers"
+    b.without("early_query")
+    b.expose(staged_heads=f"{query.lanes.heads} heads")
     with b.fragment("q_start"):
         query.stage_start()
     with b.fragment("q_stage"):
         query.stage(arena, shape.threads)
     with b.fragment("q_locate"):
         query.locate_staged(arena)
+    return "query/staged"
 
 
 def _tile(b: Builder, attention: Attention, task: Task, loader: Loader, step: Step) -> None:

@@ -1,0 +1,58 @@
+"""Buffers as arrays of other libraries: DLPack, and the CUDA array interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.runtime.arrays import dlpack
+from ptxgen.runtime.core.stream import Stream
+from ptxgen.runtime.core.stream_order import after_others
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.core.buffer import Buffer
+    from ptxgen.runtime.core.device import Device
+
+
+def export_dlpack(buffer: Buffer, stream: object, max_version: tuple[int, int] | None) -> object:
+    """`Buffer.__dlpack__`: the consumer's stream waits for all work on the buffer (None: legacy; -1: no wait)."""
+    device = buffer.device
+    if device.kind == "cuda" and stream != -1:
+        consumer = device._consumer_stream(1 if stream is None else stream)  # 1 is CU_STREAM_LEGACY
+        after_others(consumer, (buffer.allocation,))
+        buffer.allocation.used_on(consumer)
+    versioned = max_version is not None and max_version[0] >= 1
+    where = dlpack_device(device)
+    return dlpack.give(_Shared(buffer), buffer.pointer, buffer.shape, buffer.dtype, where, buffer.readonly, versioned)
+
+
+class _Shared:
+    """A buffer in a consumer's hands; it cannot be freed by hand meanwhile."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        buffer.allocation.exports += 1
+
+    def __del__(self) -> None:
+        self.buffer.allocation.exports -= 1
+
+
+def dlpack_device(device: Device) -> tuple[int, int]:
+    """(DLDeviceType, index)."""
+    return (dlpack.CUDA, device.index) if device.kind == "cuda" else (dlpack.CPU, 0)
+
+
+def export_cuda_interface(buffer: Buffer) -> dict[str, object]:
+    """`Buffer.__cuda_array_interface__`, version 3. Element types that it cannot name are an `AttributeError`."""
+    device = buffer.device
+    if device.kind != "cuda" or buffer.dtype.numpy.kind not in "iuf":
+        raise AttributeError(f"__cuda_array_interface__: not for {buffer.dtype} on {device.name}")
+    ready: Stream = device.default_stream
+    after_others(ready, (buffer.allocation,))
+    return {
+        "shape": buffer.shape,
+        "typestr": buffer.dtype.numpy.str,
+        "data": (buffer.pointer, buffer.readonly),
+        "version": 3,
+        "strides": None,
+        "stream": ready.handle,
+    }

@@ -1,0 +1,36 @@
+"""One number as the bytes of an element type: of a kernel's parameter, or of a fill's pattern."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import numpy as np
+
+from ptxgen.dtypes import DType
+from ptxgen.errors import SpecError
+
+_LAYOUTS = {
+    name: struct.Struct(f"<{letter}")
+    for name, letter in {
+        "s8": "b", "u8": "B", "s16": "h", "u16": "H", "s32": "i", "u32": "I", "s64": "q", "u64": "Q",
+        "f32": "f", "f64": "d",
+    }.items()
+}  # fmt: skip
+
+
+def pack_scalar(label: str, value: object, dtype: DType) -> bytes:
+    """One value as `dtype`; integers must fit, and must be integers. Raises `SpecError`."""
+    layout = _LAYOUTS.get(dtype.name)
+    if layout is not None and type(value) is (float if dtype.is_float else int):
+        with contextlib.suppress(struct.error, OverflowError):
+            return layout.pack(value)
+    kind = dtype.numpy
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "iufV" + "b" * (not dtype.is_float):
+        raise SpecError(f"{label}: must be one {dtype} value (got {value!r})")
+    if not dtype.is_float:
+        limits = np.iinfo(kind)
+        if array.dtype.kind not in "iub" or not limits.min <= int(array) <= limits.max:
+            raise SpecError(f"{label}: must be an integer within {limits.min} … {limits.max} (got {value!r})")
+    return array.astype(kind).tobytes()

@@ -1,0 +1,116 @@
+"""`ptxgen complete`: text to standard output, figures to standard error, one sentence for what cannot be had."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ptxgen.cli._main import invoke
+from ptxgen.cli.complete import _bar
+from ptxgen.models.files import open_model
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.runtime import open_device
+from ptxgen.runtime.tools.complete import Completion, Figures
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
+F16, Q8 = str(MODELS / "kjv-f16.gguf"), str(MODELS / "kjv-q8_0.gguf")
+CPU = ["--device", "cpu"]
+
+
+@pytest.mark.parametrize("path", [F16, Q8])
+def test_a_text_is_completed_as_the_float64_model_would(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt, count = "And it came to pass", 12
+    assert invoke(["complete", path, prompt, "--max-tokens", str(count), *CPU]) == 0
+    out, err = capsys.readouterr()
+    file = open_model(path)
+    text = file.text()
+    reference = ReferenceModel(file.spec, {name: file.values(name) for name in file.tensors})
+    assert out == prompt + text.decode(reference.generate(text.encode(prompt), count)) + "\n"
+    assert re.search(r"llama 5 × 192, context 64, on cpu; loaded in [\d.]+ s; prompt of \d+ tokens in", err)
+    assert re.search(r"; 12 tokens in [\d.]+ s, [\d.]+ tokens/s\n$", err)
+
+
+def test_the_context_has_room_for_what_was_asked() -> None:
+    assert Completion(Q8, "a", 32).file.spec.shape.max_len == 64
+    assert Completion(Q8, "a", 100).file.spec.shape.max_len == 128
+    assert Completion(Q8, "a", 5000).file.spec.shape.max_len == 512
+    assert Completion(Q8, "a", 32, max_len=40).file.spec.shape.max_len == 40
+
+
+def test_a_full_context_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["complete", Q8, "And", "--max-len", "8", "--max-tokens", "50", *CPU]) == 0
+    assert "prompt of 2 tokens" in (said := capsys.readouterr().err)
+    assert "; 7 tokens in" in said  # the last one needs no place in the cache
+
+
+def test_a_stop_token_ends_the_text_unseen() -> None:
+    completion = Completion(F16, "And God said", 8)
+    model = completion.load(open_device("cpu"))
+    whole = "".join(completion.run(model))
+    third = completion.written[2]
+    again = Completion(F16, "And God said", 8)
+    again.text = type(again.text)(again.text.pieces, again.text.split, again.text.bos, frozenset({third}))
+    assert whole.startswith("".join(again.run(model)))
+    assert again.written == completion.written[: completion.written.index(third)]
+
+
+def test_a_few_tokens_have_no_rate() -> None:
+    assert str(Figures(3, 0.5, 1)) == "prompt of 3 tokens in 0.50 s; 1 tokens"
+    assert str(Figures(3, 0.5, 5, 2.0)) == "prompt of 3 tokens in 0.50 s; 5 tokens in 2.00 s, 2.0 tokens/s"
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(Q8).read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
+    (tmp_path / "note.txt").write_text("not a model, but long enough to be read as one")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    for name, text in (
+        ("cut.gguf", "ends behind the end of the file"),
+        ("note.txt", "is no GGUF file"),
+        ("empty", "config.json: cannot be read"),
+        (".", "model_type: must be one of"),
+    ):
+        assert invoke(["complete", str(tmp_path / name), "And", *CPU]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert text in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["absent.gguf", "And"], "'absent.gguf' does not exist"),
+        ([Q8, "And " * 600], r"prompt: must be 1 to 511 tokens, the context is 512 \(got \d+\)"),
+        ([Q8, "And", "--max-tokens", "0"], "0 is not in the range"),
+        ([Q8, "And", "--kv-dtype", "f7"], "f7"),
+        ([Q8, "And", "--device", "tpu"], "tpu"),
+    ],
+)
+def test_wrong_use_is_one_sentence(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["complete", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert re.search(text, err)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_many_weights_have_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, shown in ((128 << 20, True), (1 << 20, False)):
+        monkeypatch.setattr("sys.stderr", terminal := Terminal())
+        with _bar() as told:
+            assert told is not None
+            told(total // 2, total)
+            told(total, total)
+        assert ("128.0/128.0 MiB" in terminal.getvalue()) == shown
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with _bar() as told:
+        assert told is None

@@ -1,0 +1,42 @@
+"""Links in documents lead to files and headings, and the files that they name in code are there."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"`((?:ptxgen|runtime|templates|tests|benchmarks|docs|examples|golden_ptx)/[\w./-]*)`")
+EXAMPLE = "scale_rows"  # the kernel type that docs/adding-a-kernel.md has its reader write
+COMMAND = re.compile(r"python -m ((?:benchmarks|tests|ptxgen)[\w.]*)")
+
+
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, heading = target.partition("#")
+        there = (page.parent / path) if path else page
+        assert there.exists(), target
+        if heading:
+            assert heading in map(anchor, re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_commands_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = (name for name in FILE.findall(text) if EXAMPLE not in name)
+    missing = [name for name in files if not (ROOT / name.rstrip("/.")).exists()]
+    missing += [name for name in COMMAND.findall(text) if find_spec(name.rstrip(".")) is None]
+    assert not missing

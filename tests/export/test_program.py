@@ -1,0 +1,59 @@
+"""A model in a folder: a script that reads nothing else decodes it, and what is written is what the listing says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ptxgen import SpecError
+from ptxgen.export.program import export_program
+from ptxgen.models.reference import ReferenceModel
+from tests.support.array_file import ArrayFile
+from tests.support.families import random_weights, small_spec
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "program" / "decode.py"
+
+
+@pytest.fixture(scope="module")
+def file() -> ArrayFile:
+    spec = small_spec("llama")
+    return ArrayFile(spec, random_weights(spec), "q8_0")
+
+
+@pytest.fixture(scope="module")
+def folder(file: ArrayFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "model"
+    export_program(file, "sm_90", out, kv_dtype="f32", cubin=False)
+    return out
+
+
+def test_a_script_decodes_the_folder_as_the_float64_model_does(file: ArrayFile, folder: Path) -> None:
+    command = [sys.executable, str(SCRIPT), str(folder), "--token", "1", "--count", "16", "--device", "cpu"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    expected = ReferenceModel(file.spec, file.values()).generate([1], 16)
+    assert [int(word) for word in shown.split()] == expected
+
+
+def test_the_listing_holds_all_that_a_host_needs(folder: Path) -> None:
+    listing = json.loads((folder / "program.json").read_text())
+    assert listing["format"] == 1
+    assert listing["target"] == "sm_90"
+    assert {p.name for p in folder.iterdir()} == {"program.json", "weights.bin", "kernels"}
+    assert {k["ptx"] for k in listing["kernels"]} == {f"kernels/{p.name}" for p in (folder / "kernels").iterdir()}
+    assert (folder / "weights.bin").stat().st_size == listing["memory"]["weights"]["bytes"]
+    for tensor in listing["tensors"].values():
+        assert tensor["offset"] % 256 == 0
+        assert tensor["offset"] + tensor["bytes"] <= listing["memory"][tensor["memory"]]["bytes"]
+    for launch in listing["launches"]:
+        assert launch["kernel"] < len(listing["kernels"])
+        assert all(argument.keys() >= {"name"} for argument in launch["arguments"])
+    assert {"tokens", "position", "length", "logits"} <= listing["tensors"].keys()
+
+
+def test_a_folder_with_something_in_it_is_refused(file: ArrayFile, folder: Path) -> None:
+    with pytest.raises(SpecError, match="must be a new or an empty folder"):
+        export_program(file, "sm_90", folder)

@@ -1,0 +1,132 @@
+"""A step as data: what is refused, what a family's Program holds, where scratch memory lies, what a model takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from ptxgen import SpecError
+from ptxgen.dtypes import f32, s32
+from ptxgen.kernels import Advance
+from ptxgen.models.arena import ALIGN, lives, plan_arena
+from ptxgen.models.decode import STEPS, step_program
+from ptxgen.models.memory import memory_plan
+from ptxgen.models.program import Op, Program, Ref, Tensor
+from ptxgen.weights import weight_format
+from tests.support.array_file import ArrayFile
+from tests.support.families import CONFIGS, random_weights, small_spec
+
+COUNTERS = {"position": Tensor("position", s32, (1,), "state"), "length": Tensor("length", s32, (1,), "state")}
+ADVANCE = Op(Advance(max_len=64), {name: Ref(name) for name in COUNTERS}, {"rows": 1}, role="advance")
+
+
+def changed(op: Op = ADVANCE, **tensors: Tensor) -> Program:
+    return Program(COUNTERS | tensors, (op,))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: changed(position=Tensor("position", f32, (1,), "state")), "position must be a tensor of s32"),
+        (lambda: changed(position=Tensor("position", s32, (2,), "state")), r"position must have shape \[1\] \(got"),
+        (lambda: changed(position=Tensor("position", s32, (1,), "scratch")), "position is read before it is written"),
+        (lambda: changed(position=Tensor("position", s32, (1,), "input")), "position is a input and cannot be written"),
+        (lambda: changed(position=Tensor("position", s32, (1,), "memory")), "one of weight, state, input, output"),
+        (lambda: changed(more=Tensor("more", s32, (1,), "state")), "more: no op uses it"),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={"position": Ref("position")})), "takes position, length"),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 4)})),
+         r"length must lie within length \(got 4 of 4 from 4\)"),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 2)}),
+                         length=Tensor("length", s32, (2,), "state")), "length must be aligned to 4 bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_no_program_is_refused(make: object, reason: str) -> None:
+    changed()
+    with pytest.raises(SpecError, match=reason):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_has_every_step(family: str, step: str) -> None:
+    spec = small_spec(family)
+    program = step_program(spec, "q8_0", step, rows=1 if step == "decode" else 4, kv_dtype="f16")
+    files = {part.name: part.rows for tensor in program.of_kind("weight") for part in tensor.parts}
+    plain = dataclasses.replace(spec, block=dataclasses.replace(spec.block, fused=False))
+    assert files == {name: shape[0] for name, shape in plain.tensors().items()}
+    caches = [t.name for t in program.of_kind("state") if t.name.endswith("_cache")]
+    assert len(caches) == 2 * spec.shape.n_layers
+    assert program.tensors["logits"].shape == (4 if step == "batch" else 1, spec.shape.vocab)
+
+
+def test_a_decode_step_takes_few_kernels() -> None:
+    for family in CONFIGS:
+        program = step_program(small_spec(family), "f16", target="sm_90", programmatic=True)
+        assert len(program.specs()) <= 20, family
+
+
+def test_one_product_takes_q_k_and_v_and_its_thirds_serve_many_rows() -> None:
+    spec = small_spec("qwen2")
+    one, many = step_program(spec, "f16"), step_program(spec, "f16", "prefill", rows=8)
+    assert one.tensors["layers.0.qkv"] == many.tensors["layers.0.qkv"]
+    assert [op.role for op in one.ops[1:3]] == ["qkv", "rope_append"]
+    thirds = [op.tensors["weight"] for op in many.ops if op.role in ("q_proj", "k_proj", "v_proj")][:3]
+    bytes_of = lambda rows: weight_format("f16").nbytes(rows, spec.dim)  # noqa: E731
+    assert thirds == [Ref("layers.0.qkv", bytes_of(rows)) for rows in (0, spec.q_width, spec.q_width + spec.kv_width)]
+
+
+def test_matrices_of_several_formats_stay_apart_and_a_gate_needs_its_up_alike() -> None:
+    spec = small_spec("llama")
+    formats = dict.fromkeys(spec.tensors(), "f16") | {"layers.1.v_proj": "q8_0"}
+    program = step_program(spec, formats)
+    assert program.tensors["layers.1.v_proj"].format == "q8_0"
+    assert {"layers.0.qkv", "layers.1.q_proj"} <= program.tensors.keys()
+    with pytest.raises(SpecError, match=r"its parts must have one format .got layers\.0\.gate_proj in f16, .* in q8_0"):
+        step_program(spec, formats | {"layers.0.up_proj": "q8_0"})
+    with pytest.raises(SpecError, match=r"layers\.2\.down_proj: is not in the file"):
+        step_program(spec, {name: kind for name, kind in formats.items() if name != "layers.2.down_proj"})
+
+
+def test_what_is_not_covered_is_said() -> None:
+    with pytest.raises(SpecError, match="biases of gate_proj and up_proj are not covered"):
+        step_program(small_spec("llama", mlp_bias=True), "f16")
+    with pytest.raises(SpecError, match="step must be one of decode, batch, prefill"):
+        step_program(small_spec("llama"), "f16", "train")
+    with pytest.raises(SpecError, match="rows must be 1 to decode"):
+        step_program(small_spec("llama"), "f16", rows=2)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_no_two_tensors_share_scratch_memory_while_both_live(family: str) -> None:
+    for step, rows in (("decode", 1), ("prefill", 8)):
+        program = step_program(small_spec(family), "f16", step, rows=rows)
+        arena, alive = plan_arena(program), lives(program)
+        for one in alive:
+            assert arena.offsets[one.name] % ALIGN == 0
+            assert arena.offsets[one.name] + one.nbytes <= arena.nbytes
+            for other in alive:
+                if one.name < other.name and one.first <= other.last and other.first <= one.last:
+                    a, b = arena.offsets[one.name], arena.offsets[other.name]
+                    assert a + one.nbytes <= b or b + other.nbytes <= a, (one, other)
+        assert arena.needed == arena.nbytes, (family, step)  # nothing is lost between them
+
+
+def test_memory_is_what_the_formats_need() -> None:
+    file = ArrayFile(small_spec("llama"), random_weights(small_spec("llama")), "q8_0")
+    plan, spec = memory_plan(file, "f16", chunk=8), file.spec
+    matrices = [shape for shape in spec.tensors().values() if len(shape) == 2]
+    assert plan.formats["q8_0"] == sum(weight_format("q8_0").nbytes(*shape) for shape in matrices)
+    assert plan.formats[""] == 4 * sum(shape[0] for shape in spec.tensors().values() if len(shape) == 1)
+    assert plan.cache == 2 * spec.shape.n_layers * spec.kv_width * spec.shape.max_len * 2
+    assert plan.total == plan.weights + plan.cache + plan.scratch + plan.other
+
+
+def test_a_value_is_plain_data() -> None:
+    program = step_program(small_spec("llama"), "f16")
+    again = step_program(small_spec("llama"), "f16")
+    assert program == again
+    assert json.dumps([tensor.shape for tensor in program.tensors.values()])
+    assert np.prod(program.tensors["tokens"].shape) == 1

@@ -1,0 +1,78 @@
+"""Sequences that join and leave between steps: each has the tokens of decoding it alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptxgen import CapacityError, SpecError
+from ptxgen.runtime import Model
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from tests.support.array_file import ArrayFile
+from tests.support.families import random_weights, small_spec
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return CpuDevice()
+
+
+def model_of(device: Device, family: str = "llama") -> Model:
+    spec = small_spec(family)
+    return Model(ArrayFile(spec, random_weights(spec)), device, "f32", chunk=8)
+
+
+@pytest.mark.parametrize(("family", "slots"), [("llama", 32), ("qwen3", 5), ("gemma3_text", 3), ("smollm3", 4)])
+def test_sequences_that_join_and_leave_at_random_are_as_if_alone(device: Device, family: str, slots: int) -> None:
+    rng = np.random.default_rng(slots)
+    model = model_of(device, family)
+    batch = model.batch(slots)
+    waiting = [rng.integers(0, model.shape.vocab, rng.integers(1, 14)).tolist() for _ in range(slots + 6)]
+    wanted = {index: int(rng.integers(1, 9)) for index in range(len(waiting))}
+    prompts, running, done = dict(enumerate(waiting)), {}, {}
+    while len(done) < len(prompts):
+        for index in list(prompts):
+            if index not in running and index not in done and len(running) < slots and rng.random() < 0.7:
+                slot, token = batch.join(prompts[index])
+                running[index] = (slot, [token])
+        for index, (slot, found) in list(running.items()):
+            if len(found) >= wanted[index]:
+                batch.leave(slot)
+                done[index] = found
+                del running[index]
+        if running:
+            tokens = batch.step()
+            for slot, found in running.values():
+                found.append(tokens[slot])
+    for index, prompt in prompts.items():
+        assert model.generate(prompt, len(done[index]))[len(prompt) :] == done[index], index
+
+
+def test_an_invariant_batch_has_the_same_bits_beside_any_neighbours(device: Device) -> None:
+    model = model_of(device)
+    batch = model.batch(6, invariant=True)
+    batch.join([3, 1, 4])
+    batch.step()
+    alone = batch.logits()[0].copy()
+    batch.leave(0)
+    batch.join([3, 1, 4])
+    for prompt in ([2, 7], [1], [8, 2, 8, 1, 8]):
+        batch.join(prompt)
+    batch.step()
+    np.testing.assert_array_equal(batch.logits()[0], alone)
+
+
+def test_slots_are_taken_and_given_back(device: Device) -> None:
+    batch = model_of(device).batch(2)
+    with pytest.raises(SpecError, match="no sequence has joined"):
+        batch.step()
+    assert [batch.join([5])[0], batch.join([6, 7])[0]] == [0, 1]
+    with pytest.raises(CapacityError, match="all 2 slots are taken"):
+        batch.join([1])
+    batch.step()
+    assert (batch.active, batch.length(0), batch.length(1)) == ((0, 1), 2, 3)
+    batch.leave(0)
+    with pytest.raises(SpecError, match="slot 0 holds no sequence"):
+        batch.length(0)
+    assert batch.join([9])[0] == 0

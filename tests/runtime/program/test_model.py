@@ -1,0 +1,191 @@
+"""A model decodes on the CPU executor: greedy tokens of every family as the float64 model has them, one launch a token,
+prompts in chunks, going back, and no finding in check mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import CapacityError, SpecError
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.runtime import Model
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.program.model import chunks
+from tests.support.array_file import ArrayFile
+from tests.support.families import CONFIGS, expected_tokens, llama2c, random_weights, small_spec
+from tests.tools.record_families import N_TOKENS, PROMPT, RECORD
+
+CHECKPOINT = Path(__file__).parents[4] / "shared" / "models" / "aidreams260K.bin"
+RECORDED = dict(np.load(RECORD))
+CLOSE = {"f32": 3e-5, "f16": 3e-2}  # of logits around 10
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return CpuDevice()
+
+
+def file_of(family: str, format: str = "f32") -> ArrayFile:
+    spec = small_spec(family)
+    return ArrayFile(spec, random_weights(spec), format)
+
+
+def model_of(device: Device, family: str = "llama", kv_dtype: str = "f32", **options: Any) -> Model:
+    return Model(file_of(family), device, kv_dtype, chunk=8, **options)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_greedy_tokens_are_those_of_the_float64_model(device: Device, family: str, kv_dtype: str) -> None:
+    """With float32 keys and values they are also those of transformers' own classes."""
+    model, file = model_of(device, family, kv_dtype), file_of(family)
+    reference = ReferenceModel(file.spec, file.values(), kv_dtype)
+    logits = [model.forward(token) for token in PROMPT]
+    np.testing.assert_allclose(logits, reference.forward(PROMPT), rtol=0, atol=CLOSE[kv_dtype])
+    found = [int(np.argmax(logits[-1]))]
+    while len(found) < N_TOKENS:
+        found.append(model.forward_to_token(found[-1]))
+    reference.rollback(0)
+    assert found == reference.generate(PROMPT, N_TOKENS)
+    if kv_dtype == "f32":
+        assert found == RECORDED[f"{family}.tokens"].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "smollm3", "olmo2"])
+def test_a_prompt_in_chunks_is_a_prompt_token_by_token(device: Device, family: str) -> None:
+    model = model_of(device, family)
+    for token in PROMPT:
+        expected = model.forward(token)
+    model.reset()
+    token = model.prefill(PROMPT)
+    assert (token, model.length) == (int(np.argmax(expected)), len(PROMPT))
+    model.rollback(len(PROMPT) - 1)
+    np.testing.assert_allclose(model.forward(PROMPT[-1]), expected, rtol=0, atol=CLOSE["f32"])
+    assert model.generate(PROMPT, N_TOKENS) == [*PROMPT, *RECORDED[f"{family}.tokens"].tolist()]
+
+
+@pytest.mark.parametrize("format", ["f16", "bf16", "q8_0", "q4_0"])
+def test_weights_of_other_formats(device: Device, format: str) -> None:
+    file = file_of("llama", format)
+    model, reference = Model(file, device, "f32", chunk=8), ReferenceModel(file.spec, file.values())
+    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == reference.generate(PROMPT, N_TOKENS)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+def test_a_trained_checkpoint_gives_its_tokens(device: Device, kv_dtype: str) -> None:
+    if not CHECKPOINT.exists():
+        pytest.skip(f"needs {CHECKPOINT.name}, which is not part of the project")
+    model = Model(ArrayFile(*llama2c(CHECKPOINT)), device, kv_dtype)
+    expected = expected_tokens(CHECKPOINT.with_suffix(".expected.json"))
+    assert model.generate([1], 127)[1:] == expected
+
+
+def test_a_token_is_one_graph_launch_and_one_copy_of_4_bytes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(device)
+    token = model.prefill(PROMPT)
+    token = model.forward_to_token(token)
+    calls: list[object] = []
+    graph, copy = model._decode.graph._launch, device._copy
+    monkeypatch.setattr(model._decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
+    counted = lambda one, *rest: (calls.append((one.direction, one.width)), copy(one, *rest))  # noqa: E731
+    monkeypatch.setattr(device, "_copy", counted)
+    for _ in range(3):
+        calls.clear()
+        token = model.forward_to_token(token)
+        assert calls == ["graph", ("out", 4)]
+
+
+def test_the_host_may_say_another_token_or_position(device: Device) -> None:
+    model = model_of(device)
+    first = [model.forward(token) for token in PROMPT]
+    again = model.forward(PROMPT[4], 4)  # what lay from there on is forgotten
+    np.testing.assert_array_equal(again, first[4])
+    assert model.length == 5
+    assert model.forward_to_token(PROMPT[5]) == int(np.argmax(first[5]))
+    with pytest.raises(SpecError, match="Model: position must be within 0 … 6 \\(got 7\\)"):
+        model.forward(1, 7)
+    with pytest.raises(SpecError, match="Model: token must be within 0 … 130"):
+        model.forward_to_token(131)
+
+
+def following(model: Model, token: int, count: int) -> list[int]:
+    """The tokens after one."""
+    found = []
+    for _ in range(count):
+        found.append(token := model.forward_to_token(token))
+    return found
+
+
+def test_rollback_snapshot_and_restore_go_back(device: Device) -> None:
+    model = model_of(device, kv_dtype="f16")
+    token = model.prefill(PROMPT)
+    held = model.snapshot()
+    expected = following(model, token, 4)
+    model.rollback(len(PROMPT))
+    assert following(model, token, 4) == expected
+    model.reset()
+    model.prefill(PROMPT[::-1])
+    model.restore(held)
+    assert following(model, token, 4) == expected
+
+
+def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTXGEN_DETERMINISTIC", "1")
+    model = model_of(device)
+    assert model.deterministic
+    assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == RECORDED["llama.tokens"].tolist()
+    assert model._decode._graph is None
+
+
+def test_generation_stops(device: Device) -> None:
+    model, recorded = model_of(device), RECORDED["llama.tokens"].tolist()
+    assert list(model.tokens(PROMPT, 20, stop_ids=[recorded[5]])) == recorded[: recorded.index(recorded[5])]
+    words = lambda ids: " ".join(map(str, ids))  # noqa: E731
+    stopped = list(model.tokens(PROMPT, 20, stop=[str(recorded[3])], decode=words))
+    assert stopped == recorded[: 1 + [str(recorded[3]) in str(t) for t in recorded].index(True)]
+    whole = list(model.tokens(PROMPT))  # until the cache is full
+    assert (len(whole), model.length) == (model.shape.max_len - len(PROMPT) + 1, model.shape.max_len)
+    with pytest.raises(CapacityError, match="has all 64 positions"):
+        model.forward_to_token(whole[-1])
+    with pytest.raises(CapacityError, match="65 tokens from position 0 on do not fit 64; nothing was changed"):
+        model.generate([1] * 65, 1)
+
+
+def test_a_prompt_goes_on_where_the_sequence_is(device: Device) -> None:
+    model = model_of(device)
+    model.prefill(PROMPT[:5])
+    assert list(model.tokens(PROMPT[5:], 3, keep=True)) == RECORDED["llama.tokens"].tolist()[:3]
+
+
+def test_one_token_in_check_mode_has_no_finding() -> None:
+    """Races, barriers, uninitialised memory and bounds, in every kernel of a step and of a chunk."""
+    for family in ("llama", "gemma2", "qwen3"):
+        model = Model(file_of(family), CpuDevice("check"), "f16", chunk=4)
+        token = model.prefill(PROMPT[:5])
+        assert 0 <= model.forward_to_token(token) < model.shape.vocab
+
+
+def test_attention_from_host_caches(device: Device) -> None:
+    rng = np.random.default_rng(3)
+    for family, layer in (("llama", 0), ("mistral", 1), ("gemma2", 0)):
+        model = model_of(device, family)
+        spec, n = model.spec, 11
+        widths = (spec.q_width, spec.kv_width, spec.kv_width)
+        q, *kv = (rng.standard_normal((n, width)).astype(np.float32) for width in widths)
+        found = model.attention_with_cache(q[-1], kv[0][:-1], kv[1][:-1], kv[0][-1], kv[1][-1], layer)
+        heads = [part.reshape(n, -1, spec.shape.head_dim).astype(np.float64) for part in (q, *kv)]
+        reference = ReferenceModel(spec, file_of(family).values())
+        expected = reference._attend(heads[0][-1:], heads[1], heads[2], n - 1, spec.layer(layer).window)
+        np.testing.assert_allclose(found, expected.ravel(), rtol=0, atol=1e-5)
+        with pytest.raises(SpecError, match="k_cache and k must be"):
+            model.attention_with_cache(q[-1], kv[0][:, 1:], kv[1], kv[0][-1], kv[1][-1])
+
+
+def test_chunks_are_powers_of_two_and_exact() -> None:
+    assert list(chunks(21, 8)) == [(8, 0), (8, 8), (4, 16), (1, 20)]
+    for count in range(1, 70):
+        assert sum(rows for rows, _ in chunks(count, 16)) == count

@@ -1,0 +1,58 @@
+"""What a step costs by op, as a table, as JSON and as a Chrome trace; a profile changes no sequence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ptxgen.models.memory import plan_of
+from ptxgen.runtime import Model
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.program.profile import op_bytes
+from tests.support.array_file import ArrayFile
+from tests.support.families import random_weights, small_spec
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    spec = small_spec("llama")
+    return Model(ArrayFile(spec, random_weights(spec)), CpuDevice(), "f16", chunk=8)
+
+
+def test_every_op_has_its_time_bytes_and_share(model: Model) -> None:
+    token = model.prefill([5, 6, 7])
+    profile = model.profile(token, repeats=2)
+    assert (profile.length, len(profile.costs)) == (4, len(model.program().ops))
+    assert sum(cost.share for cost in profile.costs) == pytest.approx(1)
+    assert all(cost.us > 0 for cost in profile.costs)
+    assert {cost.op for cost in profile.by_role()} >= {"embed_tokens", "qkv", "attention", "gate_up", "lm_head"}
+    told = json.loads(profile.json())
+    assert told["costs"][0]["op"] == "embed_tokens"
+    events = json.loads(profile.chrome_trace())["traceEvents"]
+    assert [event["name"] for event in events] == [cost.op for cost in profile.costs]
+    assert events[1]["ts"] == pytest.approx(events[0]["dur"])
+    lines = profile.table().splitlines()
+    assert lines[0].split() == ["op", "kernel", "µs", "MB", "share"]
+    assert lines[-1].startswith("all, at 4")
+    assert model.length == 3
+    assert model.forward_to_token(token) == model.forward_to_token(token, 3)
+
+
+def test_bytes_are_those_that_have_to_move(model: Model) -> None:
+    program, spec = model.program(), model.spec
+    by_name = {op.name: op for op in program.ops}
+    row = spec.kv_width * 2  # of a position in f16
+    q = spec.q_width * 4
+    assert op_bytes(program, by_name["layers.0.attention"], 10) == 2 * q + 2 * 10 * row + 4
+    assert op_bytes(program, by_name["layers.0.down_proj"], 10) == (
+        program.tensors["layers.0.down_proj"].nbytes + 4 * spec.hidden + 2 * 4 * spec.dim
+    )
+    assert op_bytes(program, by_name["embed_tokens"], 10) < 4 * 4 * spec.dim
+
+
+def test_memory_on_the_device_is_the_plan(model: Model) -> None:
+    plan = plan_of(model.program(), model.program("prefill", model.chunk))
+    assert sum(b.nbytes for b in model.weights.values()) == plan.weights
+    assert model.cache.nbytes == plan.cache
+    assert model._arena.nbytes == plan.scratch

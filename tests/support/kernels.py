@@ -1,0 +1,17 @@
+"""The kernel types that tests of every kernel type run over: ours, or those of another package.
+
+PTXGEN_TEST_PACKAGE=my_package PTXGEN_TEST_GOLDENS=path/to/golden_ptx pytest -k my_kernel
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ptxgen.kernel import kernel_types
+from ptxgen.packages import OURS, package_of
+
+PACKAGE = os.environ.get("PTXGEN_TEST_PACKAGE", OURS)
+GOLDENS = Path(os.environ.get("PTXGEN_TEST_GOLDENS", Path(__file__).resolve().parents[2] / "golden_ptx"))
+TYPES = {name: cls for name, cls in kernel_types().items() if package_of(cls) == PACKAGE}
+NAMES = sorted(TYPES)
