@@ -108,7 +108,7 @@ class Epilogue:
             out = b.ld_param("out")
             if self.tokens is not None and self.token is not None:
                 token = b.op("add.u32", "out_token", self.tokens.first, self.token)
-                b.op("setp.lt.and.u32", inside, token, self.tokens.count, inside)
+                b.op("setp.lt.and.u32", inside, token, self.tokens.rows, inside)
                 wide = b.op("mul.wide.u32", "out_offset", token, 4 * spec.n)
                 b.op("add.u64", out, out, wide)
             b.op("mad.wide.u32", out, out_row, 4, out)

@@ -20,13 +20,13 @@ class Tokens(NamedTuple):
     """The first row of x of a CTA, and how many rows there are in all."""
 
     first: Reg
-    count: Reg
+    rows: Reg
 
 
 def row_of(b: Builder, name: str, tokens: Tokens, token: Reg) -> Reg:
     """The row of x of a token of the CTA; past the last row that one, or row 0 where there is none."""
     wanted = b.op("add.u32", f"{name}_wanted", tokens.first, token)
-    last = b.op("max.u32", f"{name}_last", tokens.count, 1)
+    last = b.op("max.u32", f"{name}_last", tokens.rows, 1)
     b.op("sub.u32", last, last, 1)
     row: Reg = b.op("min.u32", name, wanted, last)
     return row

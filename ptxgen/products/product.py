@@ -187,7 +187,7 @@ class Product(KernelType):
             values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
             packed.append(kind.pack(kind.quantise(values), self.n, self.k))
         records = kind.records(self.n)
-        whole = interleave(*packed, records) if self.gated else packed[0]
+        whole = interleave(packed[0], packed[1], records) if self.gated else packed[0]
         return {"weight": whole.reshape(self.parts * records, -1)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:

@@ -54,7 +54,7 @@ class Stage:
                 row = b.reg("row_of_cta", "u32")
                 for token in range(at.tokens):
                     b.op("add.u32", row, tokens.first, token)
-                    b.op("setp.lt.u32", exists[token], row, tokens.count)
+                    b.op("setp.lt.u32", exists[token], row, tokens.rows)
             norm = b.ld_param("norm_weight") if spec.norm else None
             target = b.op("mov.u32", "stage_to", self.vector)
             if self.digits:
@@ -83,7 +83,6 @@ class Stage:
         inside, there = b.array("inside_row", "pred", self.flight), b.array("inside_tiles", "pred", self.flight)
         with b.fragment("stage"):
             address = b.op("mad.wide.u32", "stage_from", column, 4, source)
-            norm_at = b.op("mad.wide.u32", "norm_from", column, 4, norm) if norm is not None else None
             here, both = b.reg("stage_here", "u32"), b.reg("inside_both", "pred")
             convert.clear(b, values)
             for i in range(self.flight):
@@ -97,6 +96,7 @@ class Stage:
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     convert.load_words(b, words, address, 4 * (token * spec.k + i * self.reach), pred=guard)
             if factors is not None:
+                norm_at = b.op("mad.wide.u32", "norm_from", column, 4, norm)
                 convert.clear(b, factors)
                 for i in range(self.flight):
                     words = factors[width * i : width * (i + 1)]

@@ -47,7 +47,7 @@ def pack_bytes(values: np.ndarray, tile_k: int) -> np.ndarray:
     """8-bit values `[rows, cols]` in fragment order, `[record, tile, 32 columns, lane's 16 bytes …]`."""
     fragments = to_fragments(values.view(np.uint8), tile_k)
     split = fragments.reshape(*fragments.shape[:2], -1, 2, *fragments.shape[3:])
-    return split.transpose(0, 1, 2, 4, 5, 3, 6, 7)
+    return np.asarray(split.transpose(0, 1, 2, 4, 5, 3, 6, 7))
 
 
 def unpack_bytes(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
@@ -96,7 +96,7 @@ class E4m3(WeightFormat):
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy).astype(np.float32)
-        return weight * self._spread(np.asarray(source["scale"], np.float32), rows, cols)
+        return np.asarray(weight * self._spread(np.asarray(source["scale"], np.float32), rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
         rows, cols = values.shape

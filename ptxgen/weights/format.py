@@ -195,7 +195,7 @@ def to_fragments(values: np.ndarray, tile_k: int) -> np.ndarray:
         padded[:rows, :cols] = values
         values = padded
     split = values.reshape(records, 2, 8, tiles, tile_k // CHUNK, 4, OWN)
-    return split.transpose(0, 3, 4, 2, 5, 1, 6)
+    return np.asarray(split.transpose(0, 3, 4, 2, 5, 1, 6))
 
 
 def from_fragments(fragments: np.ndarray, rows: int, cols: int) -> np.ndarray:

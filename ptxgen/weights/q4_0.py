@@ -53,7 +53,7 @@ class Q4_0(ByteCodes):
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         codes, scales = self._fields(source, rows, cols)
-        return (scales.astype(np.float32) * (codes.astype(np.float32) - np.float32(8))).reshape(rows, cols)
+        return np.asarray((scales.astype(np.float32) * (codes.astype(np.float32) - np.float32(8))).reshape(rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
         blocks = in_blocks(values.astype(np.float32), BLOCK)

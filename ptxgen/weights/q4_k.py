@@ -58,7 +58,7 @@ def codes_of(both: np.ndarray) -> np.ndarray:
 def bytes_of(codes: np.ndarray) -> np.ndarray:
     """The inverse of `codes_of`."""
     split = codes.reshape(*codes.shape[:2], 4, 2, SUB)
-    return (split[:, :, :, 0] | (split[:, :, :, 1] << 4)).reshape(*codes.shape[:2], 128)
+    return np.asarray((split[:, :, :, 0] | (split[:, :, :, 1] << 4)).reshape(*codes.shape[:2], 128))
 
 
 def pack_mins(scales: np.ndarray, mins: np.ndarray, blocks: np.ndarray) -> list[np.ndarray]:
@@ -103,7 +103,7 @@ def from_levels(codes: np.ndarray, scales: np.ndarray, mins: np.ndarray, blocks:
     wide = blocks.astype(np.float32)
     factor, less = (wide[..., i : i + 1] * each.astype(np.float32) for i, each in enumerate((scales, mins)))
     sub = codes.reshape(*codes.shape[:2], 8, SUB).astype(np.float32)
-    return (factor[..., None] * sub - less[..., None]).reshape(codes.shape[0], -1)
+    return np.asarray((factor[..., None] * sub - less[..., None]).reshape(codes.shape[0], -1))
 
 
 class Q4K(ByteCodes):

@@ -97,7 +97,7 @@ class Q5K(ByteCodes):
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:
     """Fifth bits `[rows, blocks, 256]` as the 32 bytes of raw blocks: bit s of byte l is column 32s + l."""
     split = fifth.reshape(*fifth.shape[:2], 8, 32)
-    return np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8)
+    return np.asarray(np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8))
 
 
 def _pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
@@ -105,7 +105,7 @@ def _pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
     split = fragments.reshape(*fragments.shape[:2], 4, 4, *fragments.shape[3:])  # [… p, i, g, t, half, 4]
     shift = (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint8).reshape(4, 1, 1, 2, 1)
     packed = np.bitwise_or.reduce(split << shift, (3, 6)).astype(np.uint8)  # [record, tile, p, g, t, 4]
-    return packed.transpose(0, 1, 3, 4, 2, 5)
+    return np.asarray(packed.transpose(0, 1, 3, 4, 2, 5))
 
 
 def _unpack_fifth(tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:

@@ -70,7 +70,7 @@ class Q6K(ByteCodes):
         codes, scales, blocks = self._fields(source, rows, cols)
         factor = blocks.astype(np.float32)[..., None] * scales.astype(np.float32)
         centred = codes.reshape(*codes.shape[:2], 16, SUB).astype(np.float32) - np.float32(32)
-        return (factor[..., None] * centred).reshape(rows, cols)
+        return np.asarray((factor[..., None] * centred).reshape(rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
         blocks = in_blocks(values.astype(np.float32), BLOCK)
@@ -134,7 +134,7 @@ def _pack_upper(bits: np.ndarray, tile_k: int) -> np.ndarray:
     split = fragments.reshape(*fragments.shape[:2], 8, 2, *fragments.shape[3:])
     packed = np.bitwise_or.reduce(split << _SHIFTS, (3, 6))  # [record, tile, s, g, t, 4]
     grouped = packed.reshape(*packed.shape[:2], 2, 4, *packed.shape[3:])
-    return grouped.transpose(0, 1, 2, 4, 5, 3, 6)
+    return np.asarray(grouped.transpose(0, 1, 2, 4, 5, 3, 6))
 
 
 def _unpack_upper(tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:
