@@ -39,6 +39,8 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
         return whole.swapaxes(0, 1) if cache.by_token else whole
 
     def side(x: str) -> np.ndarray:
+        if x == "v" and cache.v_in_k:
+            return side("k")[..., : cache.v_dim]
         scales = of_sequence(a[f"{x}_scales"]) if cache.quantised else None
         return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
 

@@ -57,10 +57,10 @@ class Marks:
     def read(self, first: Reg, exists: Reg | None) -> Reg:
         """The marks of numbers `first`, first + 1, … within its word, from the lowest bit on; part of a fragment."""
         b = self.b
-        at, base, bits = (scratch(b, name, "u32") for name in ("mark_place", "mark_base", "mark_bits"))
-        b.op("shr.u32", at, first, 5)
-        b.op("mov.u32", base, b.shared_variables["marks"])
-        b.op("mad.lo.u32", at, at, 4, base)
+        bits, at = scratch(b, "mark_bits", "u32"), scratch(b, "mark_place", "u32")
+        b.op("mov.u32", at, b.shared_variables["marks"])
+        b.op("shr.u32", bits, first, 5)
+        b.op("mad.lo.u32", at, bits, 4, at)
         b.op("mov.u32", bits, 0)
         b.op("ld.shared.u32", bits, at[0], pred=exists)
         b.op("and.b32", at, first, 31)

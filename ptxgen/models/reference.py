@@ -51,8 +51,8 @@ class ReferenceModel:
             forwarded = self._mlp(layer, self._norm(layer, block.mlp_norm, x))
             x = x + self._norm(layer, block.mlp_post_norm, forwarded)
         x = self._rms(x, self._weights["norm"])
-        logits: np.ndarray = x @ self._weights["embed_tokens" if spec.tied else "lm_head"].T
-        return spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits
+        logits = x @ self._weights["embed_tokens" if spec.tied else "lm_head"].T
+        return np.asarray(spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits)
 
     def generate(self, prompt: Sequence[int], n: int) -> list[int]:
         """The `n` likeliest tokens after a prompt, one by one; the lowest among equals."""
@@ -66,8 +66,7 @@ class ReferenceModel:
     # parts of a layer -------------------------------------------------------------------------------------------------
     def _rms(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.spec.norm_eps)
-        found: np.ndarray = scaled * (self.spec.block.norm_offset + weight)
-        return found
+        return np.asarray(scaled * (self.spec.block.norm_offset + weight))
 
     def _norm(self, layer: int, name: str, x: np.ndarray) -> np.ndarray:
         return self._rms(x, self._weights[f"layers.{layer}.{name}"]) if name else x
