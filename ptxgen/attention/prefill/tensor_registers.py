@@ -26,7 +26,6 @@ class TensorRegisters:
         self.rows = Rows(b, spec, tile.rows, tile.keys)
         self.column_group: Reg  # of two; there is none where a warp has all columns
         self.owns_first: Reg | None = None  # of two column groups this is the first
-        self.column_group: Reg  # which of the warps that share rows this is, where several do
 
     def declare(self) -> None:
         b, t = self.b, self.tile
