@@ -34,9 +34,7 @@ Cases = Mapping[Case, Times]
 
 def whole_grids() -> dict[str, list[dict[str, Any]]]:
     """Rows of every run that measured the whole grid, by its id."""
-    return {
-        name: rows for name, rows in runs("decode_attention").items() if set(LISTS["grid"]) <= by_case(rows).keys()
-    }
+    return {name: rows for name, rows in runs("decode_attention").items() if set(LISTS["grid"]) <= by_case(rows).keys()}
 
 
 def of_grid(rows: Sequence[Mapping[str, Any]]) -> Cases:

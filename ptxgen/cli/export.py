@@ -51,9 +51,7 @@ def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_
         say(f"wrote {path}")
 
 
-def _model(
-    config: str | None, max_len: int | None, kv_dtype: str | None, model: str | None, **options: Any
-) -> None:
+def _model(config: str | None, max_len: int | None, kv_dtype: str | None, model: str | None, **options: Any) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
         return

@@ -307,5 +307,3 @@ def test_a_fragment_is_built_or_absent_not_both() -> None:
         text(spec=Demo(more=lambda b: b.without("store")))
     with pytest.raises(IsaError, match="fragment 'locate' is built, and declared to be absent"):
         text(spec=Demo(more=lambda b: b.without("locate")))
-
-

@@ -212,9 +212,7 @@ def test_memory_is_released_after_the_streams_that_used_it(device: CudaDevice, b
     assert binding.log == ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy", "cuMemFreeAsync"]
 
 
-def test_memory_that_an_update_brings_waits_for_the_streams_of_the_launch(
-    device: CudaDevice, binding: Binding
-) -> None:
+def test_memory_that_an_update_brings_waits_for_the_streams_of_the_launch(device: CudaDevice, binding: Binding) -> None:
     first, second, stream = device.zeros(16, "f32"), device.zeros(16, "f32"), device.stream()
     bound = device.module(TEXT)["scale"].bind(1, 32, [first, np.float32(1), np.uint32(16)])
     bound.launch(stream)

@@ -77,7 +77,7 @@ def test_torch_launches_go_to_its_current_stream(gpu: CudaDevice, torch: Any) ->
                 bound.launch()
             total = x.clone()
         stream.synchronize()
-        assert float(total[0]) == float(total[-1]) == 2 ** 10 + sum(2**k for k in range(1, 11))
+        assert float(total[0]) == float(total[-1]) == 2**10 + sum(2**k for k in range(1, 11))
     bound.launch(side)
     side.synchronize()
 

@@ -28,6 +28,7 @@ TARGETS = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
 )  # fmt: skip
 
+
 @needs_assembler
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(name: str) -> None:

@@ -62,5 +62,3 @@ class Generator:
         text = sample_text(spec, target)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return Ptx(spec, target, "sample", text, spec.params(), spec.launch(target), None, digest, None)
-
-
