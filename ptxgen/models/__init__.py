@@ -13,8 +13,9 @@ from typing import Any
 
 from ptxgen import rules
 from ptxgen.errors import SpecError, brief
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.jsonfields import Fields
-from ptxgen.models.rope import RopeSettings, rope_settings
+from ptxgen.models.rope import rope_settings
 
 _MOST_LAYERS = 10_000
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
