@@ -61,7 +61,7 @@ class Sample(KernelType):
     history: int = field(default=0, draws=(0, 1, 100), refuses=(-1,), doc="tokens that may be penalised; 0: none")
     programmatic: bool = False
 
-    sizes = {"rows": 4}
+    sizes = {"rows": 8}
     goldens = (
         dict(vocab=1000),
         dict(vocab=1001, history=40, programmatic=True),
@@ -112,7 +112,7 @@ class Sample(KernelType):
     # -- example and reference -----------------------------------------------------------------------------------------
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Row 0 takes the most likely token, the others draw, each by other limits; near logits, so that limits tell."""
+        """Row 0 takes the most likely token; the others draw, by various limits. The logits are near, so that limits tell."""
         import numpy as np
 
         rows = np.arange(sizes["rows"])
@@ -359,8 +359,8 @@ class _Sampling:
 
         common = dict(thread=self.thread, warps=self.share.warps, cluster=self.share.ctas)
         advance = self.walk.advance
-        search(b, "count", 32, self._begin, count, advance, of_count, raise_floor, **common)
-        search(b, "mass", 32, self._begin, mass, advance, of_mass, raise_floor, **common)
+        search(b, "count", 32, self._begin, count, advance, of_count, raise_floor, separates=True, **common)
+        search(b, "mass", 32, self._begin, mass, advance, of_mass, raise_floor, separates=True, **common)
         bits = max(1, (vocab - 1).bit_length())
         search(b, "choice", bits, self._begin, choice, advance, of_choice, choose, **common)
 
