@@ -112,7 +112,7 @@ class Sample(KernelType):
     # -- example and reference -----------------------------------------------------------------------------------------
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Row 0 takes the most likely token; the others draw, by various limits. The logits are near, so that limits tell."""
+        """Row 0 takes the most likely token; the others draw, by limits that tell: the logits are near."""
         import numpy as np
 
         rows = np.arange(sizes["rows"])
