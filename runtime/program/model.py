@@ -22,6 +22,7 @@ from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.program.sampling import Sampling, Settings
 from ptxgen.runtime.program.step import Step
 from ptxgen.runtime.program.weights import Progress, load_weights
 
@@ -79,10 +80,13 @@ class Model:
         self._tokens = device.zeros(1, s32)
         self._logits = device.empty((1, shape.vocab), f32)
         self._token_out = device.pinned(1, s32)
-        self._steps: dict[int, Step] = {}  # 0: decode; n: a chunk of n positions
+        self._steps: dict[tuple[int, str], Step] = {}  # by positions of a chunk (0: decode) and choice of the token
         self._length = 0
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
-        self._decode = self._steps[0] = self._bind(decode)
+        self._ids = np.zeros(shape.max_len, np.int32)  # the sequence
+        self._remembers = False  # whether the device has them, too
+        self._settings: Settings | None = None
+        self._decode = self._steps[0, "greedy"] = self._bind(decode)
 
     @classmethod
     def load(
@@ -125,15 +129,25 @@ class Model:
         """A step over the weights, the cache and the counters."""
         buffers = {**self.weights, "tokens": self._tokens, "logits": self._logits}
         buffers |= {"position": self._counters[:1], "length": self._counters[1:]}
+        if self._settings is not None:
+            buffers |= self._settings.buffers
         for layer in range(self.shape.n_layers):
             buffers |= {f"layers.{layer}.{name}": held for name, held in self._cache.buffers(layer).items()}
         buffers |= own_states(self.device, program, buffers)
         return Step(self.device, program, buffers, self._arena)
 
-    def _prefill_step(self, rows: int) -> Step:
-        if rows not in self._steps:
-            self._steps[rows] = self._bind(self.program("prefill", rows))
-        return self._steps[rows]
+    def _step_for(self, rows: int, sampling: Sampling | None) -> Step:
+        """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device."""
+        choice = "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
+        if sampling is not None:
+            if self._settings is None:
+                self._settings = Settings(self.device, 1, self.shape.max_len)
+            self._settings.put(sampling, 0, self.stream)
+        step = self._steps.get((rows, choice))
+        if step is None:
+            program = self.program("prefill" if rows else "decode", rows or 1, choice=choice)
+            step = self._steps[rows, choice] = self._bind(program)
+        return step
 
     # the sequence -----------------------------------------------------------------------------------------------------
     @property
@@ -166,9 +180,8 @@ class Model:
         self._cache.restore(snapshot)
         self._length = self._cache.length(0)
 
-    def _place(self, token: int, position: int) -> None:
-        """Let the device go on with this token at this position."""
-        known = self._known
+    def _place(self, token: int, position: int, known: tuple[int, int] | None = None) -> None:
+        """Let the device go on with this token at this position; `known` are those that it would go on with."""
         if known is None or known[1] != position:
             self._counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
         if known is None or known[0] != token:
@@ -187,31 +200,47 @@ class Model:
         """Append a token at `position` (None: at the end; an earlier one forgets what lay from there on); the logits
         `[vocab]` of the next, float32."""
         token, place = self._check(token, position)
-        self._step(token, place)
+        self._step(token, place, None)
         self._known = None  # the device has chosen a token that we have not seen
         return np.asarray(self._logits.numpy()[0])
 
-    def forward_to_token(self, token: int, position: int | None = None) -> int:
-        """The same; the likeliest next token, the lowest among equals."""
-        if self.deterministic:
+    def forward_to_token(self, token: int, position: int | None = None, sampling: Sampling | None = None) -> int:
+        """The same; the likeliest next token, the lowest among equals, or one that is drawn."""
+        if self.deterministic and sampling is None:
             return int(np.argmax(self.forward(token, position)))
         known, place = self._known, self._length
         if known is None or token != known[0] or position not in (None, place) or place != known[1]:
             token, place = self._check(token, position)
         elif place >= self.shape.max_len:
             self._check(token, position)
-        self._step(token, place)
+        self._step(token, place, sampling)
         return self._take_token()
 
-    def _step(self, token: int, place: int) -> None:
+    def _step(self, token: int, place: int, sampling: Sampling | None) -> None:
         """One decode step."""
-        self._place(token, place)
-        self._known = None  # until it has been submitted
-        if self.deterministic:
-            self._decode.run(self.stream)
+        step = self._decode if sampling is None else self._step_for(0, sampling)
+        self._ids[place] = token
+        known, self._known = self._known, None  # until it has been submitted
+        self._place(token, place, known)
+        if sampling is not None and sampling.penalises:
+            if not self._remembers or known != (token, place):
+                self._remember(place + 1)
         else:
-            self._decode.graph.launch(self.stream)
+            self._remembers = False
+        self._launch(step)
         self._length = place + 1
+
+    def _remember(self, count: int) -> None:
+        """Say the first tokens of the sequence to the device, which adds those that it draws."""
+        assert self._settings is not None
+        self._settings.remember(self._ids[:count], self.stream)
+        self._remembers = True
+
+    def _launch(self, step: Step) -> None:
+        if self.deterministic:
+            step.run(self.stream)
+        else:
+            step.graph.launch(self.stream)
 
     def _take_token(self) -> int:
         """The token that the last step chose."""
@@ -222,37 +251,39 @@ class Model:
         return token
 
     # a prompt ---------------------------------------------------------------------------------------------------------
-    def prefill(self, prompt: Sequence[int], position: int | None = None) -> int:
-        """Append a prompt, in chunks; the likeliest token after it."""
-        self._prefill(prompt, position)
-        if self.deterministic:
+    def prefill(self, prompt: Sequence[int], position: int | None = None, sampling: Sampling | None = None) -> int:
+        """Append a prompt, in chunks; the likeliest token after it, or one that is drawn."""
+        self._prefill(prompt, position, sampling)
+        if self.deterministic and sampling is None:
             return int(np.argmax(self._logits.numpy()[0]))
         token = self._take_token()
         self._known = (token, -1)  # a chunk counts no position
         return token
 
-    def _prefill(self, prompt: Sequence[int], position: int | None) -> None:
+    def _prefill(self, prompt: Sequence[int], position: int | None, sampling: Sampling | None) -> None:
         tokens = self._tokens_of(prompt)
         start = self._length if position is None else position
         place = within("Model: position", start, 0, self._length)
         if place + len(tokens) > self.shape.max_len:
             fits = f"{len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}"
             raise CapacityError(f"Model: {fits}; nothing was changed")
-        self._known = None
+        self._known, self._remembers = None, False
+        self._ids[place : place + len(tokens)] = tokens
         for rows, at in chunks(len(tokens), self.chunk):
-            self._run_chunk(tokens[at : at + rows], place + at)
+            draws = sampling if at + rows == len(tokens) else None
+            if draws is not None and draws.penalises:
+                self._step_for(rows, draws)
+                self._remember(place + len(tokens))
+            self._run_chunk(tokens[at : at + rows], place + at, draws)
             self._length = place + at + rows
 
-    def _run_chunk(self, tokens: np.ndarray, position: int) -> None:
-        step = self._prefill_step(len(tokens))
+    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None) -> None:
+        step = self._step_for(len(tokens), sampling)
         step.write("prompt", tokens, self.stream)
         step.write("q_len", np.array([len(tokens)], np.int32), self.stream)
         step.write("kv_len", np.array([position + len(tokens)], np.int32), self.stream)
         self._counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
-        if self.deterministic:
-            step.run(self.stream)
-        else:
-            step.graph.launch(self.stream)
+        self._launch(step)
 
     def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
         """A prompt as s32, every token within the vocabulary."""
@@ -274,20 +305,24 @@ class Model:
         prompt: Sequence[int],
         max_new_tokens: int | None = None,
         *,
+        sampling: Sampling | None = None,
         stop_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         decode: Any = None,
         keep: bool = False,
     ) -> Iterator[int]:
-        """Tokens after a prompt, one by one, until `max_new_tokens`, a full cache, one of `stop_ids` (which is not
-        given), or text that holds one of `stop`; `decode` turns tokens into text. `keep`: the prompt goes on where the
-        sequence is, which otherwise begins anew."""
+        """Tokens after a prompt, one by one, the likeliest or drawn by `sampling`.
+
+        Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds one of
+        `stop`; `decode` turns tokens into text. `keep`: the prompt goes on where the sequence is, which otherwise
+        begins anew.
+        """
         if stop and decode is None:
             raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
         if not keep:
             self.reset()
         found: list[int] = []
-        token = self.prefill(prompt)
+        token = self.prefill(prompt, sampling=sampling)
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return
@@ -297,7 +332,7 @@ class Model:
                 return
             if self._length >= self.shape.max_len or len(found) == max_new_tokens:
                 return
-            token = self.forward_to_token(token)
+            token = self.forward_to_token(token, sampling=sampling)
 
     # more -------------------------------------------------------------------------------------------------------------
     def batch(self, slots: int, **options: Any) -> Batch:
