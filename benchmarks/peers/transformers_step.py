@@ -21,6 +21,7 @@ from benchmarks.report.rows import RESULTS
 
 STEPS = 24
 ROOM = 64  # positions after the depth
+OTHERS = ("torch_dtype", "rope_scaling", "rope_theta", "head_dim")  # no matter of time, or what follows from others
 
 
 def measured(model: str, batch: int, depths: Sequence[int], seconds: float) -> Iterator[dict[str, Any]]:
@@ -60,10 +61,8 @@ def _model(name: str) -> Any:
     import torch
     import transformers
 
-    config = {key: value for key, value in MODELS[name].items() if key not in ("torch_dtype", "rope_scaling")}
+    config = {key: value for key, value in MODELS[name].items() if key not in OTHERS}
     family = {"llama": "Llama", "qwen2": "Qwen2"}[config.pop("model_type")]
-    theta = config.pop("rope_theta")
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     torch.set_float32_matmul_precision("high")
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
