@@ -7,7 +7,7 @@ position itself. The host says them only where they are others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,8 @@ class Model:
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host.
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`: those that lie on the
+    device already, another model's `weights` of the same source; then `source` is not read.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -56,6 +57,7 @@ class Model:
         chunk: int = CHUNK,
         deterministic: bool | None = None,
         progress: Progress | None = None,
+        weights: Mapping[str, Buffer] | None = None,
     ) -> None:
         if device is None:
             from ptxgen.runtime.opening import open_device
@@ -70,7 +72,7 @@ class Model:
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
         decode, prefill = self.program("decode"), self.program("prefill", self.chunk)
-        self.weights = load_weights(device, decode, source, progress)
+        self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.shape
         self._cache = KvCache(
             device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype
