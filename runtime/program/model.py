@@ -1,7 +1,7 @@
 """`Model`: a whole model on a device. Owns its weights, the cache of one sequence, the steps, and the sequence.
 
 One graph launch and one copy of 4 bytes a token: the step reads the token that the step before left, and counts its
-position itself. The host says them only where they are others.
+position itself. The host writes them only where they differ from that.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Model:
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`: those that lie on the
-    device already, another model's `weights` of the same source; then `source` is not read.
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
+    those that lie on the device already, another model's `weights` of the same source; then `source` is not read.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -199,8 +199,8 @@ class Model:
 
     # one token --------------------------------------------------------------------------------------------------------
     def forward(self, token: int, position: int | None = None) -> np.ndarray:
-        """Append a token at `position` (None: at the end; an earlier one forgets what lay from there on); the logits
-        `[vocab]` of the next, float32."""
+        """Append a token at `position` (None: at the end; an earlier one discards the positions from there on);
+        the logits `[vocab]` of the next, float32."""
         token, place = self._check(token, position)
         self._step(token, place, None)
         self._known = None  # the device has chosen a token that we have not seen
@@ -367,7 +367,7 @@ class Model:
 
 
 def own_states(device: Device, program: Program, given: dict[str, Buffer]) -> dict[str, Buffer]:
-    """Memory of the states and inputs of a program that nobody shares, zeroed where that is asked for."""
+    """Memory of a program's own states and inputs, zeroed where that is asked for."""
     tensors = [t for t in program.tensors.values() if t.kind in ("state", "input", "output") and t.name not in given]
     return {t.name: (device.zeros if t.zeroed else device.empty)(t.shape, t.dtype) for t in tensors}
 
