@@ -11,7 +11,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.models.reference import ReferenceModel
-from ptxgen.runtime import Model
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.program.model import chunks
@@ -24,9 +24,9 @@ RECORDED = dict(np.load(RECORD))
 CLOSE = {"f32": 3e-5, "f16": 3e-2}  # of logits around 10
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return CpuDevice()
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(request.param)
 
 
 def file_of(family: str, format: str = "f32") -> ArrayFile:
