@@ -39,6 +39,8 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
         return whole.swapaxes(0, 1) if cache.by_token else whole
 
     def side(x: str) -> np.ndarray:
+        if x == "v" and cache.v_in_k:
+            return side("k")[..., : cache.v_dim]
         scales = of_sequence(a[f"{x}_scales"]) if cache.quantised else None
         return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
 
@@ -65,7 +67,7 @@ def attend(
     problem, variant = attention.problem, attention.variant
     queries, keys = q.shape[1], k.shape[1]
     distance = first_key + np.arange(keys) - (newest + 1 - queries + np.arange(queries))[:, None]
-    seen = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
+    seen: np.ndarray = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
     if variant.window:
         seen = seen & (distance > -variant.window)
     group = (problem.n_kv_heads, problem.group)

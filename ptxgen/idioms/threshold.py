@@ -78,8 +78,11 @@ def search(
         b.op("mov.u64", aim, 0)
     with b.fragment(f"{name}_begin") as opening:
         for way in range(WAYS):
-            b.op("mad.lo.u32", tries[way], step, way, found)
             b.op("mov.u64", sums[way], 0)
+            if way:
+                b.op("add.u32", tries[way], tries[way - 1], step)
+            else:
+                b.op("mov.u32", tries[0], found)
         begin()
     with b.fragment(f"{name}_measure") as measuring:
         measure(take)

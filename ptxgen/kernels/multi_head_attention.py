@@ -230,12 +230,12 @@ class MultiHeadAttention(KernelType):
         import numpy as np
 
         attention = self.attention
-        out = {name: a[name].copy() for name in ("out", "lse") if name in a}
+        out: Arrays = {name: a[name].copy() for name in ("out", "lse") if name in a}
         if self.batched:
             starts, count = a["q_starts"], int(a["n_sequences"])
             spans = [(int(starts[s]), int(starts[s + 1] - starts[s]), int(a["kv_lens"][s])) for s in range(count)]
         else:
-            spans = [(0, *(int(np.ravel(a[x])[0]) for x in ("q_len", "kv_len")))]
+            spans = [(0, int(np.ravel(a["q_len"])[0]), int(np.ravel(a["kv_len"])[0]))]
         for s, (first, q_len, kv_len) in enumerate(spans):
             k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
             tokens = (slice(None), slice(first, first + max(0, q_len)))

@@ -38,7 +38,7 @@ def pack_nibbles(codes: np.ndarray, tile_k: int) -> np.ndarray:
     fragments = to_fragments(codes, tile_k)
     both = fragments[..., 0, :] | (fragments[..., 1, :] << 4)
     split = both.reshape(*both.shape[:2], -1, 4, *both.shape[3:])
-    return split.transpose(0, 1, 2, 4, 5, 3, 6)
+    return np.asarray(split.transpose(0, 1, 2, 4, 5, 3, 6))
 
 
 def unpack_nibbles(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
@@ -71,4 +71,4 @@ def in_blocks(values: np.ndarray, size: int) -> np.ndarray:
 
 def ratio(values: np.ndarray, by: np.ndarray) -> np.ndarray:
     """`values / by`, 0 where `by` is 0."""
-    return np.divide(values, by, out=np.zeros(np.broadcast(values, by).shape, np.float32), where=by != 0)
+    return np.asarray(np.divide(values, by, out=np.zeros(np.broadcast(values, by).shape, np.float32), where=by != 0))

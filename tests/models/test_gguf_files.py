@@ -147,6 +147,39 @@ def gguf_with(source: Path, path: Path, name: str, values: np.ndarray, kind: Typ
     return path
 
 
+SCALED = {
+    "linear": ("qwen2", {"type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+    "yarn": (
+        "qwen3", {"type": "yarn", "factor": 4.0, "original_context_length": 16},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    ),
+    "full layers alone": ("gemma3_text", {"type": "linear", "factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SCALED)
+def test_scaled_rotation_is_the_configurations(what: str, tmp_path: Path) -> None:
+    family, metadata, scaling = SCALED[what]
+    arch = gguf.MODEL_ARCH_NAMES[ARCHS[family][0]]
+    extra = {f"{arch}.rope.scaling.{key}": value for key, value in metadata.items()}
+    found = open_model(write_gguf(tmp_path / "m.gguf", family, extra=extra)).spec.shape.kinds
+    want = gguf_model(family, rope_scaling=scaling)[0].shape.kinds
+    assert found == want
+    assert found != gguf_model(family)[0].shape.kinds
+
+
+@pytest.mark.parametrize("max_len", [16, 64])
+def test_phi3s_long_and_short_factors_are_tensors(max_len: int, tmp_path: Path) -> None:
+    factors = {"long": np.linspace(1, 5, 4, dtype=np.float32), "short": np.linspace(1, 2, 4, dtype=np.float32)}
+    extra = {"phi3.rope.scaling.attn_factor": 1.25, "phi3.rope.scaling.original_context_length": 32}
+    path = write_gguf(tmp_path / "0.gguf", "phi3", extra=extra, partial_rotary_factor=0.5)
+    for number, (key, values) in enumerate(factors.items(), 1):
+        path = gguf_with(path, tmp_path / f"{number}.gguf", f"rope_factors_{key}.weight", values)
+    rope = open_model(path, max_len=max_len).spec.shape.kinds[0].rope
+    assert rope.attention_factor == 1.25
+    assert rope.freq_factors == tuple(float(value) for value in factors["long" if max_len > 32 else "short"])
+
+
 REFUSED = {
     "a type": ("blk.1.ffn_up", (96, 40), Type.Q4_1, r"blk.1.ffn_up.weight: Q4_1 is not covered; F32, F16"),
     "a shape": ("blk.1.ffn_up", (95, 64), None, r"blk.1.ffn_up.weight: must have shape \[96, 64\] \(got \[95, 64\]"),
@@ -210,7 +243,5 @@ def test_a_package_that_is_not_installed_is_named(name: str, tmp_path: Path, mon
     path = write_gguf(tmp_path / "m.gguf", "llama") if name == "gguf" else write_checkpoint(tmp_path / "m", "llama")
     for module in [module for module in sys.modules if module.partition(".")[0] == name]:
         monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
-    with pytest.raises(
-        FileError, match=rf"needs the package {name}.*, which is not installed: pip install 'ptx"
-    ):
+    with pytest.raises(FileError, match=rf"needs the package {name}.*, which is not installed: pip install 'ptx"):
         open_model(path)
