@@ -89,8 +89,8 @@ def test_a_token_is_one_graph_launch_and_one_copy_of_4_bytes(device: Device, mon
     token = model.prefill(PROMPT)
     token = model.forward_to_token(token)
     calls: list[object] = []
-    graph, copy = model._decode.graph._launch, device._copy
-    monkeypatch.setattr(model._decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
+    graph, copy = model.steps.decode.graph._launch, device._copy
+    monkeypatch.setattr(model.steps.decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
     counted = lambda one, *rest: (calls.append((one.direction, one.width)), copy(one, *rest))  # noqa: E731
     monkeypatch.setattr(device, "_copy", counted)
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: 
     model = model_of(device)
     assert model.deterministic
     assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == RECORDED["llama.tokens"].tolist()
-    assert model._decode._graph is None
+    assert model.steps.decode._graph is None
 
 
 def test_generation_stops(device: Device) -> None:
