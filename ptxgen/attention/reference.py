@@ -87,6 +87,6 @@ def attend(
     shares = (weights / np.where(total == 0, 1.0, total)).reshape(*group, queries, keys)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + base)[..., 0]
-    used = np.where(seen.any(0)[:, None], v, 0.0)  # a weight of zero times NaN would be NaN
+    used = np.where(np.any(seen, axis=0)[:, None], v, 0.0)  # a weight of zero times NaN would be NaN
     out = (shares @ used[:, None]).reshape(problem.n_heads, queries, problem.v_dim)
     return out, lse
