@@ -170,7 +170,7 @@ more:
     assert out.all()
 
 
-# loops that end, and that keep their state in memory --------------------------------------------------------------------
+# loops that end, and that keep their state in memory ----------------------------------------------------------------
 COUNTED = {
     "atomic": """
 again: atom.global.add.u32 %r1, [%a0], 1; setp.lt.u32 %p1, %r1, TURNS; @%p1 bra again; ret;""",
@@ -208,7 +208,7 @@ def test_a_loop_that_ever_repeats_its_memory_is_no_progress(body, mode):
         run(body, u32(1), block=1, mode=mode, time_limit=100)
 
 
-# fair orders ------------------------------------------------------------------------------------------------------------
+# fair orders --------------------------------------------------------------------------------------------------------
 # Triton's: one thread takes the lock, shared memory and two barriers tell the others whether it has.
 SPIN_LOCK = """
   .shared .b32 got; setp.eq.u32 %p1, %lane, 0; setp.eq.and.u32 %p1, %warp, 0, %p1; mov.u32 %r1, 0;
