@@ -88,7 +88,7 @@ class Ours:
             fill_cache(batch.cache.buffers(layer))
         program = batch._step.program
         for depth in depths:
-            us = self._us(batch._step.graph, lambda depth=depth: batch_at(batch, depth, stepped=True))
+            us = self._us(batch._step.graph, lambda depth=depth, batch=batch: batch_at(batch, depth, stepped=True))
             batch_at(batch, depth)
             host = median_us(batch.step, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
@@ -235,7 +235,9 @@ def llama_single(run: Run, llama: LlamaCpp, name: str, depths: Sequence[int], en
             print(run.rows[-1], flush=True)
 
 
-def llama_batches(run: Run, llama: LlamaCpp, name: str, batches: Sequence[int], depths: Sequence[int], ends: float) -> None:
+def llama_batches(
+    run: Run, llama: LlamaCpp, name: str, batches: Sequence[int], depths: Sequence[int], ends: float
+) -> None:
     """llama-batched-bench's steps."""
     file = llama.file(name, MODELS[name], "q4_k_m")
     for row in llama.batched(file, ends - time.monotonic(), depths=depths, batches=batches, tokens=32):

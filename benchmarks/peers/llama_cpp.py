@@ -94,7 +94,9 @@ class LlamaCpp:
                 raise
             sys.path.append(str(found.parent))
 
-    def bench(self, file: Path, seconds: float, *, prompt: int, tokens: int, depths: Sequence[int]) -> list[dict[str, Any]]:
+    def bench(
+        self, file: Path, seconds: float, *, prompt: int, tokens: int, depths: Sequence[int]
+    ) -> list[dict[str, Any]]:
         """llama-bench's rows: `n_depth`, `n_prompt`, `n_gen`, `avg_ts`."""
         said = self._run(
             "llama-bench", seconds, "-m", file, "-ngl", 99, "-fa", 1, "-r", 3, "-p", prompt, "-n", tokens,

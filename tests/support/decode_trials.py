@@ -1,4 +1,4 @@
-"""Launches of decode attention for tests: small specs, each way to share a unit's work, memory that must not be read."""
+"""Launches of decode attention for tests: small specs, each way to share a unit's work, memory not to be read."""
 
 from __future__ import annotations
 

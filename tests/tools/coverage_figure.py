@@ -1,6 +1,6 @@
 """Writes the README's line on coverage from coverage.py's JSON report, which `make coverage` makes.
 
-    python -m tests.tools.coverage_figure coverage.json
+python -m tests.tools.coverage_figure coverage.json
 """
 
 from __future__ import annotations

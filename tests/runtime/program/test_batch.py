@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from ptxgen import CapacityError, SpecError
-from ptxgen.runtime import Model
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return CpuDevice()
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(request.param)
 
 
 def model_of(device: Device, family: str = "llama") -> Model:
