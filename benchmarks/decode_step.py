@@ -74,7 +74,7 @@ class Ours:
         model = self.model(name, weights)
         program = model._decode.program
         for depth in depths:
-            us = self._us(model._decode.graph, lambda depth=depth: at_depth(model, depth))
+            us = self._us(model._decode.graph, functools.partial(at_depth, model, depth))
             at_depth(model, depth)
             host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
@@ -88,7 +88,7 @@ class Ours:
             fill_cache(batch.cache.buffers(layer))
         program = batch._step.program
         for depth in depths:
-            us = self._us(batch._step.graph, lambda depth=depth, batch=batch: batch_at(batch, depth, stepped=True))
+            us = self._us(batch._step.graph, functools.partial(batch_at, batch, depth, stepped=True))
             batch_at(batch, depth)
             host = median_us(batch.step, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
@@ -351,8 +351,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append("| " + " | ".join([*map(str, case), size, *us, host, share, times]) + " |")
     for row in rows:
         if "why" in row:
-            case = ", ".join(map(str, row["case"].values()))
-            lines.append(f"\n{row['impl']}, {case}: {row['why']}")
+            named = ", ".join(map(str, row["case"].values()))
+            lines.append(f"\n{row['impl']}, {named}: {row['why']}")
     return "\n".join(lines)
 
 

@@ -166,7 +166,9 @@ def cache_bytes(program: Program, length: int) -> int:
 
 @cache
 def _values(cols: int) -> np.ndarray:
-    return np.random.default_rng(cols).standard_normal((ROWS, cols), np.float32) * np.float32(cols**-0.5)
+    values = np.random.default_rng(cols).standard_normal((ROWS, cols), np.float32)
+    values *= np.float32(cols**-0.5)
+    return values
 
 
 @cache
