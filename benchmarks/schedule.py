@@ -34,7 +34,9 @@ def work_off(run: Run, tasks: Sequence[Task], ends: float) -> None:
         now = time.monotonic()
         for late in [task for task in left if now + task.seconds > ends]:
             left.remove(late)
-            run.add(late.case, late.impl, why=f"{ends - now:.0f} s were left of the run, it takes about {late.seconds:.0f}")
+            run.add(
+                late.case, late.impl, why=f"{ends - now:.0f} s were left of the run, it takes about {late.seconds:.0f}"
+            )
         task = next((task for task in left if _ready(run, task, left)), None)
         if task is None:
             time.sleep(TICK if left else 0)
