@@ -52,7 +52,12 @@ def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_
 
 
 def _model(
-    config: str | None, max_len: int | None, kv_dtype: str | None, model: str | None, **options: Any
+    config: str | None,
+    max_len: int | None,
+    kv_dtype: str | None,
+    weights: str | None,
+    model: str | None,
+    **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
@@ -62,7 +67,7 @@ def _model(
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
-    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype)
+    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights)
     _write([(step.spec, step.target) for step in steps], **options)
 
 

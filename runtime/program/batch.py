@@ -14,6 +14,7 @@ from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.program.sampling import GREEDY, Sampling, Settings
 from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.program.steps import layer_buffers, own_buffers
 
 if TYPE_CHECKING:
     from ptxgen.runtime.program.model import Model
@@ -39,16 +40,12 @@ class Batch:
         self._settings = Settings(device, self.slots, 1) if sampling else None
         choice = "sample" if sampling else "greedy"
         program = model.program("batch", self.slots, batch_invariant=invariant, choice=choice)
-        buffers = {**model.weights, "tokens": self._tokens, "logits": self._logits}
+        buffers = {**model.steps.weights, **layer_buffers(self.cache), "tokens": self._tokens, "logits": self._logits}
+        buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}
         if self._settings is not None:
             buffers |= self._settings.buffers
-        buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}
-        for layer in range(shape.n_layers):
-            buffers |= {f"layers.{layer}.{name}": held for name, held in self.cache.buffers(layer).items()}
-        from ptxgen.runtime.program.model import own_states
-
-        buffers |= own_states(device, program, buffers)
-        self._step = Step(device, program, buffers, device.empty(plan_arena(program).nbytes or 1, "u8"))
+        buffers |= own_buffers(device, program, buffers)
+        self._step = Step(device, program, buffers, device.empty(plan_arena(program).nbytes, "u8"))
 
     @property
     def active(self) -> tuple[int, ...]:

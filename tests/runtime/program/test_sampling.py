@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError
-from ptxgen.runtime import Model, Sampling
+from ptxgen.runtime import Model, Sampling, open_device
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 from tests.tools.record_families import PROMPT, RECORD
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return CpuDevice()
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(request.param)
 
 
 @pytest.fixture(scope="module")
