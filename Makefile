@@ -28,6 +28,7 @@ quick: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --output-format concise .
 	$(BIN)/mypy
 
 golden: $(STAMP)

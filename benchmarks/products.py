@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -27,6 +27,7 @@ from benchmarks.report.rows import Run
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernel import supports
 from ptxgen.kernels import Gemm, Gemv, gemv
+from ptxgen.products.geometry import ON_TENSOR_CORES
 from ptxgen.weights import weight_format, weight_formats
 
 SHAPES = (
@@ -89,7 +90,7 @@ def measure(run: Run, case: Case, target: str) -> None:
     wanted = weights.product(x)
     for impl in ("ptxgen", "programmatic", "fma") if m == 1 else ("ptxgen",):
         chosen = dataclasses.replace(spec, programmatic=impl == "programmatic")
-        with _formats(frozenset() if impl == "fma" else gemv.ON_TENSOR_CORES):
+        with _formats(frozenset() if impl == "fma" else ON_TENSOR_CORES):
             if supports(chosen, target):
                 run.add(case, impl, **_timed(chosen, weights, x, wanted, target))
     shown = {row["impl"]: (row["us"], row["error"]) for row in run.rows if row["case"] == case}
@@ -99,12 +100,13 @@ def measure(run: Run, case: Case, target: str) -> None:
 @contextmanager
 def _formats(on_tensor_cores: frozenset[str]) -> Iterator[None]:
     """Gemv with these formats on tensor cores."""
-    before, gemv.ON_TENSOR_CORES = gemv.ON_TENSOR_CORES, on_tensor_cores
+    names = vars(gemv)
+    before, names["ON_TENSOR_CORES"] = names["ON_TENSOR_CORES"], on_tensor_cores
     clear_cache()
     try:
         yield
     finally:
-        gemv.ON_TENSOR_CORES = before
+        names["ON_TENSOR_CORES"] = before
         clear_cache()
 
 
@@ -137,7 +139,7 @@ def cublas(run: Run, m: int, n: int, k: int) -> None:
     nbytes = 2 * n * k
     matrices = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(min(40, sets_for(nbytes)))]
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    calls: list[Callable[[], Any]] = [lambda w=w: torch.mm(x, w.t()) for w in matrices]
+    calls: list[Callable[[], Any]] = [partial(torch.mm, x, w.t()) for w in matrices]
     us = graph_us(calls * max(1, 20 // len(calls)))
     run.add({"m": m, "n": n, "k": k, "weights": "bf16"}, "cublas", us=us, bytes=nbytes, tbs=nbytes / us / 1e6)
 

@@ -67,7 +67,9 @@ def attend(
     problem, variant = attention.problem, attention.variant
     queries, keys = q.shape[1], k.shape[1]
     distance = first_key + np.arange(keys) - (newest + 1 - queries + np.arange(queries))[:, None]
-    seen: np.ndarray = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
+    seen = np.ones(distance.shape, bool)
+    if variant.causal:
+        seen = np.less_equal(distance, 0)
     if variant.window:
         seen = seen & (distance > -variant.window)
     group = (problem.n_kv_heads, problem.group)

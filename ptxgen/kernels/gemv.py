@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Gemv(Product):
     """out = weight · x for one token: x f32 `[1, k]`, out f32 `[1, n]`, weight packed `[n, k]` in a weight format.
 
-    Every product is f32, and sums are in a fixed order. Before the product, with `norm="rms"`: x / sqrt(mean(x²) + eps)
+    Every product is as exact as f32 and sums are in a fixed order; on tensor cores x is split into three bf16, which
+    makes a NaN of an infinity. Before the product, with `norm="rms"`: x / sqrt(mean(x²) + eps)
     · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this order: `bias` f32 `[n]`, `activation`, for
     `gated` the product with a second matrix, `residual`: out is added to.
 

@@ -330,4 +330,3 @@ class _Step(Draft):
         self._product(name, weight, dim, k, source, out, bias=bias)
         self._rms(post_norm, post_norm, out, normed)
         self.op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
-

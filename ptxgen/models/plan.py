@@ -107,9 +107,7 @@ def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -
     return tuple(steps.values())
 
 
-def whole_plan(
-    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None
-) -> tuple[Step, ...]:
+def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
     """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
     sequence, to decode several, and to take up a prompt. Activations are f32.
 

@@ -16,15 +16,14 @@ from ptxgen.builder.values import Reg, Shared
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
+from ptxgen.products.geometry import FEW_WORDS, Geometry
 from ptxgen.products.loop import TileLoop, Tokens, row_of
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, constant, pair_of_bf16
 
 if TYPE_CHECKING:
-    from ptxgen.products.geometry import Geometry
     from ptxgen.products.product import Product
 
 TOKENS = 8
-FEW_WORDS = 22  # of a tile: of two matrices with more, no second tile fits into registers
 DIGITS = 3
 ASKED_TOGETHER = 2  # chunks of a `late` loop whose x is asked for at once
 DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk in shared memory

@@ -15,7 +15,7 @@ from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products import mma
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
-from ptxgen.products.geometry import Geometry, choose, choose_for_tensor_cores
+from ptxgen.products.geometry import FEW_WORDS, Geometry, choose, choose_for_tensor_cores
 from ptxgen.products.loop import TileLoop, Tokens
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
-KEPT_FREE = 16384  # of shared memory, for sums
-FEW_WORDS = 22  # of a tile: with more, sums of two matrices leave registers for half of the tokens
+KEPT_FREE = 4096  # of shared memory, for sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,8 @@ class Product(KernelType):
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
         most = (target.shared_limit - KEPT_FREE) // 4
-        if self.k > most and self.stages(target):
+        if self.padded_k > most and self.stages(target):
+            most = most // self.kind.tile_k * self.kind.tile_k
             yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
 
     # -- what follows from the fields ------------------------------------------------------------------------------
@@ -106,7 +106,8 @@ class Product(KernelType):
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.on_tensor_cores(target):
-            return choose_for_tensor_cores(records, tiles, self.tensor_tokens)
+            return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
+        # sums of two matrices leave registers for half of the tokens
         crowded = self.gated and kind.words > FEW_WORDS
         tokens = max(1, self.most_tokens // 2) if crowded else self.most_tokens
         return choose(records, tiles, tokens, 4 * self.padded_k, target.shared_limit)

@@ -14,9 +14,7 @@ def raw_blocks(source: Mapping[str, np.ndarray], rows: int, count: int, nbytes: 
     """The raw blocks of a tensor as `[rows, count, nbytes]`."""
     blocks = np.asarray(source["blocks"])
     if blocks.dtype != np.uint8 or blocks.size != rows * count * nbytes:
-        raise SpecError(
-            f"blocks: must be uint8 [{rows}, {count * nbytes}] (got {blocks.dtype} {list(blocks.shape)})"
-        )
+        raise SpecError(f"blocks: must be uint8 [{rows}, {count * nbytes}] (got {blocks.dtype} {list(blocks.shape)})")
     return blocks.reshape(rows, count, nbytes)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.dtypes import e4m3
+from ptxgen.errors import SpecError
 from ptxgen.idioms import convert
 from ptxgen.weights.format import (
     TILE_ROWS,
@@ -68,6 +69,9 @@ class E4m3(WeightFormat):
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
         weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy)
+        wrong = np.argwhere((weight.view(np.uint8) & 127) == 127)
+        if wrong.size:
+            raise SpecError(f"{self.name} weights: must be finite (got NaN at {wrong[0].tolist()})")
         tiles = join([pack_bytes(weight, self.tile_k)])
         records = self.records(rows)
         trailer = np.zeros((records, self.trailer_bytes(cols) // 4), np.float32)

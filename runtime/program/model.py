@@ -7,7 +7,7 @@ position itself. The host says them only where they are others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from ptxgen.runtime.program.weights import Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ptxgen.runtime.core.buffer import Buffer
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.kv.snapshot import Snapshot
     from ptxgen.runtime.program.batch import Batch
@@ -40,7 +41,8 @@ class Model:
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host.
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
+    another model's of the same source, which lie on the device already; then `source` is not read.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -54,6 +56,7 @@ class Model:
         chunk: int = CHUNK,
         deterministic: bool | None = None,
         progress: Progress | None = None,
+        weights: Mapping[str, Buffer] | None = None,
     ) -> None:
         if device is None:
             from ptxgen.runtime.opening import open_device
@@ -66,7 +69,7 @@ class Model:
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
-        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress)
+        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights)
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._length = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import dtype, f32, s32
@@ -35,11 +36,12 @@ class Steps:
         chunk: int,
         overlaps: bool,
         progress: Progress | None,
+        weights: Mapping[str, Buffer] | None = None,
     ) -> None:
         self.device, self.source, self.spec = device, source, source.spec
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
-        self.weights = load_weights(device, decode, source, progress)
+        self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.spec.shape
         self.cache = KvCache(
             device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype

@@ -65,7 +65,7 @@ class GatedDecode(IncrementalAttention):
         return gated(super().attention)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return super().given(rng, sizes) | {"temperatures": rng.uniform(0.25, 2, self.n_heads).astype(np.float32)}
+        return super().given(rng, sizes) | {"temperatures": np.asarray(rng.uniform(0.25, 2, self.n_heads), np.float32)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class GatedPrefill(MultiHeadAttention):
         return gated(super().attention)
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return super().given(rng, sizes) | {"temperatures": rng.uniform(0.25, 2, self.n_heads).astype(np.float32)}
+        return super().given(rng, sizes) | {"temperatures": np.asarray(rng.uniform(0.25, 2, self.n_heads), np.float32)}
 
 
 @pytest.mark.parametrize(

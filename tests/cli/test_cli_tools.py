@@ -25,7 +25,7 @@ SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke([]) == 0
     listed = capsys.readouterr().out
-    for name in root.list_commands(None):  # type: ignore[arg-type]
+    for name in root.list_commands(None):
         assert f"  {name} " in listed
         assert invoke([name, "--help"]) == 0
         shown = capsys.readouterr().out
@@ -265,8 +265,7 @@ def test_a_shell_completes_kernel_types_and_fields() -> None:
 
 def test_the_process_imports_only_what_a_command_needs() -> None:
     program = (
-        "import sys; from ptxgen.cli._main import invoke; invoke(sys.argv[1:])\n"
-        "sys.stderr.write(' '.join(sys.modules))"
+        "import sys; from ptxgen.cli._main import invoke; invoke(sys.argv[1:])\nsys.stderr.write(' '.join(sys.modules))"
     )
     command = [sys.executable, "-c", program, "generate", *SCATTER, *TO]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -130,7 +132,7 @@ def test_without_the_clusters_barrier_of_a_loop_a_random_order_gives_another_res
     want = int(x.sum()) * 256 % (1 << 64)
     params = (buffer("x", u64, 256, access="inout"),)
     for repeats in (True, False):
-        spec = Idiom(params, 64, 4, code=lambda b, repeats=repeats: _in_a_loop(b, 4, repeats))
+        spec = Idiom(params, 64, 4, code=partial(_in_a_loop, cluster=4, repeats=repeats))
         outs = [run_idiom(spec, CLUSTER_LOOP, x, mode="random", seed=seed)[0] for seed in range(1, 4)]
         assert all(set(out.tolist()) == {want} for out in outs) == repeats
 

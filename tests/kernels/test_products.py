@@ -11,7 +11,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import Embedding, Gemm, Gemv
-from ptxgen.products.geometry import MOST_CTAS, choose
+from ptxgen.products.geometry import choose, choose_for_tensor_cores
 from ptxgen.runtime import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -82,6 +82,13 @@ def test_many_rows_are_shared_by_warps_and_then_by_turns(device: Device, n: int)
 
 def test_a_long_row_is_staged_in_passes(device: Device) -> None:
     trial(Gemv(20, 20000, "q8_0", norm="rms"), device, target="sm_90", limit=F32_CLASS).require()
+
+
+def test_the_longest_row_that_fits(device: Device) -> None:
+    """A gated product of one token and its sums, in all the shared memory of sm_75."""
+    spec = Gemv(20, 15360, "q8_0", norm="rms", gated=True, activation="silu")
+    trial(spec, device, target="sm_75", limit=2e-6, repeat=False).require()
+    trial(Gemm(20, 15360, "q8_0", norm="rms"), device, target="sm_75", rows=3, limit=F32_CLASS, repeat=False).require()
 
 
 def test_what_is_in_x_comes_out(device: Device) -> None:
@@ -227,7 +234,8 @@ def test_an_illegal_spec_is_refused(make: Any, reason: str) -> None:
 
 def test_a_row_of_x_that_does_not_fit_is_refused_with_the_reason() -> None:
     spec = Gemv(64, 28672, "q4_k")
-    assert "k: must be at most 12288 on sm_75" in str(supports(spec, "sm_75"))
+    assert "k: must be at most 15360 on sm_75" in str(supports(spec, "sm_75"))
+    assert supports(Gemv(64, 15360, "q4_k", norm="rms", gated=True, activation="silu"), "sm_75")
     assert supports(spec, "sm_90")
     assert supports(Gemm(64, 28672, "q4_k"), "sm_80")
 
@@ -238,11 +246,16 @@ def test_few_records_have_many_warps_along_k() -> None:
         return made.k_warps, made.row_warps, made.tokens, made.ctas
 
     assert at(4096, 4096) == (8, 1, 1, 256)
-    assert at(14336, 4096) == (4, 2, 1, MOST_CTAS)
-    assert at(128256, 4096) == (1, 8, 1, MOST_CTAS)
+    assert at(14336, 4096) == (4, 2, 1, 264)
+    assert at(128256, 4096) == (1, 8, 1, 264)
     assert at(4096, 256) == (1, 8, 1, 32)
     assert at(4096, 4096, 4) == (8, 1, 4, 256)
-    assert at(128256, 4096, 4) == (2, 4, 4, MOST_CTAS)
+    assert at(128256, 4096, 4) == (2, 4, 4, 264)
+    assert at(100, 64) == (1, 4, 1, 2)
+    assert choose_for_tensor_cores(256, 16, 8, 20) == choose_for_tensor_cores(256, 64, 8, 20)
+    few, many = (choose_for_tensor_cores(896, 16, 8, words) for words in (20, 24))
+    assert (few.k_warps, few.row_warps, few.ctas) == (4, 2, 264)
+    assert (many.k_warps, many.row_warps, many.ctas) == (4, 1, 528)
 
 
 MODELS = ((14336, 4096, True), (1536, 8960, False))

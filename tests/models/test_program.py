@@ -40,9 +40,9 @@ def changed(op: Op = ADVANCE, **tensors: Tensor) -> Program:
             lambda: changed(dataclasses.replace(ADVANCE, tensors={"position": Ref("position")})),
             "takes position, length",
         ),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 4)})),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={**ADVANCE.tensors, "length": Ref("length", 4)})),
          r"length must lie within length \(got 4 of 4 from 4\)"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 2)}),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={**ADVANCE.tensors, "length": Ref("length", 2)}),
                          length=Tensor("length", s32, (2,), "state")), "length must be aligned to 4 bytes"),
     ],
 )  # fmt: skip

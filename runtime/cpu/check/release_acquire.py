@@ -46,9 +46,7 @@ def order(what: str, space: str = "") -> str:
 def _around(what: str, space: str) -> str:
     """Every lane's place, once for neighbours that share it."""
     kind = address_type(space)
-    c = Code(
-        f"define internal void @order.{what}.{space}(ptr %w, {vec(kind)} %a, i64 %off, i32 %m, i32 %how) noinline"
-    )
+    c = Code(f"define internal void @order.{what}.{space}(ptr %w, {vec(kind)} %a, i64 %off, i32 %m, i32 %how) noinline")
     cta, _ = order_block(c)
     if what == "before":  # a relaxed access releases nothing where no fence came before
         strong = c(f"icmp ne i32 {c(f'and i32 %how, {RELEASE}')}, 0")
@@ -143,9 +141,7 @@ def _release() -> str:
     return c.text()
 
 
-def _leave(
-    c: Code, cta: str, block: str, key: str, clocks: str, each: Callable[[Callable[[str], None]], None]
-) -> None:
+def _leave(c: Code, cta: str, block: str, key: str, clocks: str, each: Callable[[Callable[[str], None]], None]) -> None:
     """A record of these clocks, with what `each` warp that is given to it knows of other CTAs."""
     with alone(c, block):
         place = c(f"call i32 @ledger.place(ptr {block}, i64 {key}, i1 true)")

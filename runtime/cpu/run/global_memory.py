@@ -188,6 +188,11 @@ class Memory:
                 if addresses is None or any(live.begin <= address < live.end for address in addresses):
                     live.follow_reads(number)
 
+    def writable(self) -> list[tuple[int, int]]:
+        """(begin, bytes) of what kernels may write now."""
+        with self._lock:
+            return [(one.begin, one.size) for one in self._live if not one.read_only]
+
     def written(self, begin: int, nbytes: int) -> None:
         """The host has written these bytes: they count as initialised."""
         found = self.find(begin)

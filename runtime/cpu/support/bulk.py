@@ -179,5 +179,3 @@ def _reduce(c: Code, operator: str, kind: str, place: str) -> None:
         wraps = c(f"or i1 {zero}, {over}")
         new = c(f"select i1 {wraps}, {whole} %value0, {whole} {c(f'sub {whole} {old}, 1')}")
     c.store(whole, new, place)
-
-

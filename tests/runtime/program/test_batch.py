@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,9 @@ def test_sequences_that_join_and_leave_at_random_are_as_if_alone(device: Device,
     batch = model.batch(slots)
     waiting = [rng.integers(0, model.shape.vocab, rng.integers(1, 14)).tolist() for _ in range(slots + 6)]
     wanted = {index: int(rng.integers(1, 9)) for index in range(len(waiting))}
-    prompts, running, done = dict(enumerate(waiting)), {}, {}
+    prompts = dict(enumerate(waiting))
+    running: dict[int, Any] = {}
+    done: dict[int, Any] = {}
     while len(done) < len(prompts):
         for index in list(prompts):
             if index not in running and index not in done and len(running) < slots and rng.random() < 0.7:
