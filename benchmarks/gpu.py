@@ -20,8 +20,8 @@ from ptxgen.launch import evaluate
 
 L2_BYTES = 400e6  # rotate among at least so many bytes: several times any L2
 MOST_SETS = 400
-# An H200 reads caches of which little is used 12 % slower for the first 10 to 25 ms of their use: whoever came first in
-# a case was measured so, nobody after it.
+# An H200 reads caches of which little is used 12 % slower for the first 10 to 25 ms of their use, which would count
+# against the first implementation of a case only.
 SETTLE_SECONDS = 0.04
 
 

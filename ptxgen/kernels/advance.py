@@ -1,4 +1,4 @@
-"""Count positions: what a decode step does at its end, so that the next one needs no word from the host."""
+"""Count positions: what a decode step does at its end, so that the next one needs nothing from the host."""
 
 from __future__ import annotations
 

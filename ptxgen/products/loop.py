@@ -74,7 +74,7 @@ class TileLoop(ABC):
             self.reader.load(b, self.next)
 
     def _go_to_group(self, pred: Reg | None = None) -> None:
-        """To this warp's record of the group; past the last record to that one, which nobody stores."""
+        """To this warp's record of the group; past the last record to that one, whose result is not stored."""
         b = self.b
         b.op("mad.lo.u32", self.wanted, self.group, self.at.row_warps, self.row_warp, pred=pred)
         b.op("min.u32", self.record, self.wanted, self.kind.records(self.spec.n) - 1, pred=pred)

@@ -101,7 +101,7 @@ class MmaLoop(TileLoop):
 class TokenLoop(MmaLoop):
     """Eight tokens on N. x comes from global memory straight into fragments: four neighbours of a token are one load.
 
-    Rows past the last are read as the last, and stored by nobody.
+    Rows past the last are read as the last, and not stored.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Sums of squares of rows of x in global memory, for a norm whose x nobody stages: a warp a row."""
+"""Sums of squares of rows of x in global memory, for a norm whose x is not staged in shared memory: a warp a row."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class WeightFormat(ABC):
         """The four f32 codes that a lane owns of a chunk, in row g (`half` 0) or g + 8 (1)."""
 
     def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
-        """The codes of a chunk as A fragments of `mma.m16n8k16` in bf16, whose sum they are; () where nobody made them.
+        """The codes of a chunk as A fragments of `mma.m16n8k16` in bf16, whose sum they are; () without such codes.
 
         The order of k within the chunk is that of the lanes: columns 4t, 4t + 1 in the first two registers, 4t + 2,
         4t + 3 in the other two.

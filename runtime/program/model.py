@@ -155,8 +155,8 @@ class Model:
 
     # one token --------------------------------------------------------------------------------------------------------
     def forward(self, token: int, position: int | None = None) -> np.ndarray:
-        """Append a token at `position` (None: at the end; an earlier one forgets what lay from there on); the logits
-        `[vocab]` of the next, float32."""
+        """Append a token at `position` (None: at the end; an earlier one discards the positions from there on);
+        the logits `[vocab]` of the next, float32."""
         token, place = self._check(token, position)
         self._step(token, place, None)
         self._known = None  # the device has chosen a token that we have not seen

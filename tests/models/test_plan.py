@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.models import load_config
-from ptxgen.models.plan import ROLES, Step, bundle, plan, whole_plan
+from ptxgen.models.plan import ROLES, bundle, plan, whole_plan
 from ptxgen.models.spec import load_spec
 from ptxgen.targets import target
 from tests.support.marks import needs_assembler
@@ -26,9 +27,9 @@ MODELS = sorted(p.stem for p in CONFIGS.glob("*.json"))
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 
-def steps(model: str, where: str = "sm_90", **options: str) -> dict[str, list[Step]]:
+def steps(model: str, where: str = "sm_90", **options: str) -> dict[str, list[Any]]:
     """The steps of a model, by kernel type."""
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[Any]] = {}
     for step in plan(load_config(CONFIGS / f"{model}.json"), where, **options):
         found.setdefault(step.spec.kernel_name, []).append(step)
     return found

@@ -1,4 +1,4 @@
-"""One launch of decode attention for a test: small specs, each way to share a unit's work, and what nobody may read."""
+"""Launches of decode attention for tests: small specs, each way to share a unit's work, memory not to be read."""
 
 from __future__ import annotations
 
