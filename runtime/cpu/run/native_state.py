@@ -211,7 +211,16 @@ def _check_block(shared: int) -> Block:
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
     at = block.address + CHECK["arrays"]
-    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4, "written": 1, "read": 1}
+    sizes = {
+        "writes": 4,
+        "reads": 4,
+        "last_reads": 4 * WARP_LANES,
+        "polls": 4,
+        "strongs": 4,
+        "inits": 4,
+        "written": 1,
+        "read": 1,
+    }
     sizes |= {"write_lanes": 1, "read_lanes": 1}
     for name, size in sizes.items():
         block.put("q", CHECK[name], at)
