@@ -188,9 +188,7 @@ def placement(template: str, name: str) -> Place | None:
     return None
 
 
-def render_module(
-    *, first_line: str, version: str, target: str, body: str, runs: list[Run]
-) -> tuple[str, list[Run]]:
+def render_module(*, first_line: str, version: str, target: str, body: str, runs: list[Run]) -> tuple[str, list[Run]]:
     """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry; where its lines come from."""
     text = (
         environment()

@@ -44,5 +44,5 @@ def gpu() -> str:
     """The name of the GPU that is measured on."""
     from ptxgen.runtime import open_device
 
-    name: str = open_device("cuda").model  # type: ignore[attr-defined]
+    name: str = open_device("cuda").model
     return name

@@ -165,7 +165,7 @@ SAYS = (  # kernel, fragment, Python, template, text, finding and line
 
 
 def says(more: object, offset: int = 1) -> str:
-    return SAYS.replace("{line}", str(inspect.getsourcelines(more)[1] + offset))  # type: ignore[arg-type]
+    return SAYS.replace("{line}", str(inspect.getsourcelines(more)[1] + offset))
 
 
 def test_of_the_builder() -> None:

@@ -168,3 +168,103 @@ more:
         out,
     )  # fmt: skip
     assert out.all()
+
+
+# loops that end, and that keep their state in memory ----------------------------------------------------------------
+COUNTED = {
+    "atomic": """
+again: atom.global.add.u32 %r1, [%a0], 1; setp.lt.u32 %p1, %r1, TURNS; @%p1 bra again; ret;""",
+    "global": """
+again: ld.global.u32 %r1, [%a0]; add.u32 %r1, %r1, 1; st.global.u32 [%a0], %r1; setp.lt.u32 %p1, %r1, TURNS;
+  mov.u32 %r1, 0; @%p1 bra again; ret;""",
+    "shared": """
+  .shared .b32 count; mov.u32 %r2, 0; st.shared.u32 [count], %r2;
+again: ld.shared.u32 %r1, [count]; add.u32 %r1, %r1, 1; st.shared.u32 [count], %r1; setp.lt.u32 %p1, %r1, TURNS;
+  mov.u32 %r1, 0; @%p1 bra again; ld.shared.u32 %r1, [count]; st.global.u32 [%a0], %r1; ret;""",
+    "local": """
+  .local .b32 count; mov.u32 %r2, 0; st.local.u32 [count], %r2;
+again: ld.local.u32 %r1, [count]; add.u32 %r1, %r1, 1; st.local.u32 [count], %r1; setp.lt.u32 %p1, %r1, TURNS;
+  mov.u32 %r1, 0; @%p1 bra again; ld.local.u32 %r1, [count]; st.global.u32 [%a0], %r1; ret;""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", COUNTED)
+def test_a_loop_that_counts_in_memory_ends(where, mode):
+    count, turns = u32(1), 400_000
+    run(COUNTED[where].replace("TURNS", str(turns)), count, block=1, mode=mode)
+    assert count[0] == turns + (where == "atomic")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("body", [
+    "again: atom.global.cas.b32 %r1, [%a0], 1, 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra again; ret;",
+    "again: st.volatile.global.u32 [%a0], 0; ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; "
+    "@%p1 bra again; ret;",
+    "again: atom.global.xor.b32 %r1, [%a0], 1; mov.u32 %r1, 0; setp.eq.u32 %p1, %r1, 0; @%p1 bra again; ret;",
+])  # fmt: skip
+def test_a_loop_that_ever_repeats_its_memory_is_no_progress(body, mode):
+    with pytest.raises(ExecutionError, match="no progress in kernel k"):
+        run(body, u32(1), block=1, mode=mode, time_limit=100)
+
+
+# fair orders --------------------------------------------------------------------------------------------------------
+# Triton's: one thread takes the lock, shared memory and two barriers tell the others whether it has.
+SPIN_LOCK = """
+  .shared .b32 got; setp.eq.u32 %p1, %lane, 0; setp.eq.and.u32 %p1, %warp, 0, %p1; mov.u32 %r1, 0;
+again:
+  @%p1 atom.global.acq_rel.gpu.cas.b32 %r1, [%a0], 0, 1; @%p1 st.shared.u32 [got], %r1;
+  bar.sync 0; ld.shared.u32 %r2, [got]; bar.sync 0; setp.eq.u32 %p2, %r2, 1; @%p2 bra again;
+  @%p1 ld.global.u32 %r3, [%a1]; @%p1 add.u32 %r3, %r3, 1; @%p1 st.global.u32 [%a1], %r3; bar.sync 0;
+  @%p1 atom.global.acq_rel.gpu.exch.b32 %r4, [%a0], 0; ret;"""
+# The first CTA waits until all have arrived, with a barrier in the loop.
+REDUCTION = """
+  mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %lane, 0; setp.eq.and.u32 %p1, %warp, 0, %p1;
+  setp.eq.u32 %p2, %r1, 0; @%p2 bra first;
+  @%p1 atom.global.acq_rel.gpu.add.u32 %r2, [%a0], 1; ret;
+first:
+  bar.sync 0; ld.acquire.gpu.global.u32 %r2, [%a0]; setp.lt.u32 %p3, %r2, 11; @%p3 bra first;
+  @%p1 st.global.u32 [%a1], %r2; ret;"""
+# As cuda::barrier does where there are no mbarriers: the last to arrive turns the phase, the others poll it.
+PHASES = """
+  .shared .align 8 .b32 phase[2]; setp.eq.u32 %p1, %tid, 0;
+  @%p1 st.shared.u32 [phase], 0; @%p1 st.shared.u32 [phase+4], 0;
+  bar.sync 0; mov.u32 %r5, 0;
+turn:
+  ld.volatile.shared.u32 %r4, [phase+4];
+  activemask.b32 %r6; match.any.sync.b32 %r7, %r5, %r6; popc.b32 %r8, %r7; bfind.u32 %r9, %r7; bar.warp.sync %r6;
+  setp.eq.u32 %p2, %r9, %lane; mov.u32 %r1, 0; @!%p2 bra arrived;
+  atom.acq_rel.cta.shared.add.u32 %r1, [phase], %r8; add.u32 %r1, %r1, %r8; setp.ne.u32 %p3, %r1, %n; @%p3 bra arrived;
+  st.relaxed.cta.shared.u32 [phase], 0; fence.acq_rel.cta;
+  add.u32 %r2, %r4, 1; st.relaxed.cta.shared.u32 [phase+4], %r2;
+arrived:
+  shfl.sync.idx.b32 %r3, %r1, %r9, 31, %r7;
+poll:
+  ld.acquire.cta.shared.u32 %r2, [phase+4]; setp.ne.u32 %p4, %r2, %r4; @%p4 bra past; nanosleep.u32 20; bra poll;
+past:
+  add.u32 %r5, %r5, 1; setp.lt.u32 %p5, %r5, 6; @%p5 bra turn;
+  @%p1 st.global.u32 [%a1], %r2; ret;"""
+SEEDS = 12
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_random_mode_is_fair_to_a_lock_that_is_taken_through_barriers(threads):
+    for seed in range(SEEDS):
+        count = u32(1)
+        run(SPIN_LOCK, u32(1), count, grid=6, block=128, mode="random", seed=seed, threads=threads, time_limit=60)
+        assert count[0] == 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_is_fair_to_a_wait_through_barriers_for_later_ctas(mode):
+    for seed in range(SEEDS if mode == "random" else 1):
+        count = u32(1)
+        run(REDUCTION, u32(1), count, grid=12, block=128, mode=mode, seed=seed, time_limit=60)
+        assert count[0] == 11
+
+
+def test_random_mode_is_fair_to_a_barrier_that_is_polled():
+    for seed in range(SEEDS):
+        count = u32(1)
+        run(PHASES, u32(1), count, block=256, mode="random", seed=seed, time_limit=60)
+        assert count[0] == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "runtime.md"
 def test_the_page_runs(where: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 5
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     for block in blocks:
         exec(block.replace('open_device("cpu")', f'open_device("{where}")'), names)
     printed = capsys.readouterr().out

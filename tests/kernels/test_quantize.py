@@ -43,16 +43,16 @@ def test_groups(dtype: str, group: int, target: str, mode: str) -> None:
     for dim in (group, 3 * group, 2176):
         for kind in (Quantize, Dequantize):
             if dim % group == 0:
-                same(kind(dim, dtype, group), open_device("cpu", mode=mode), target, rows=2, seed=dim)  # type: ignore[arg-type]
+                same(kind(dim, dtype, group), open_device("cpu", mode=mode), target, rows=2, seed=dim)
 
 
 @pytest.mark.parametrize("group", [0, 32])
 @pytest.mark.parametrize(("dtype", "step"), [("e4m3", 1 / 16), ("s8", 1 / 254)])
 def test_there_and_back_is_within_half_a_step(dtype: str, step: float, group: int) -> None:
     x = np.random.default_rng(0).standard_normal((4, 640)).astype(np.float32) * 100
-    made = same(Quantize(640, dtype, group), CPU, arguments={"x": x}, rows=4)  # type: ignore[arg-type]
+    made = same(Quantize(640, dtype, group), CPU, arguments={"x": x}, rows=4)
     there = {"x": made["out"], "scales": made["scales"]}
-    back = same(Dequantize(640, dtype, group), CPU, arguments=there, rows=4)["out"]  # type: ignore[arg-type]
+    back = same(Dequantize(640, dtype, group), CPU, arguments=there, rows=4)["out"]
     largest = np.abs(x.reshape(4, -1, group or 640)).max(-1).repeat(group or 640, 1)
     unit = np.abs(x) * step + largest * 2**-9 / 448 if dtype == "e4m3" else largest * step
     assert (np.abs(back - x) <= unit * 1.001).all()
@@ -66,7 +66,7 @@ def test_zeros_tiny_values_infinities_and_nan(dtype: str) -> None:
     x[2, 3], x[3, 3], x[4, 3] = np.nan, np.inf, -3e38
     for group in (0, 32):
         padded = np.concatenate([x, x[:, :24]], 1)
-        out = same(Quantize(64, dtype, group), CPU, arguments={"x": padded}, rows=6)  # type: ignore[arg-type]
+        out = same(Quantize(64, dtype, group), CPU, arguments={"x": padded}, rows=6)
         values, scales = out["out"].astype(np.float32), out["scales"]
         assert not values[:2].any()
         assert not scales[:2].any()

@@ -77,12 +77,12 @@ def test_every_covered_type_has_ggufs_own_values(kind: str, tmp_path: Path) -> N
         assert model.tensors[name].format == ("f32" if is_vector(name) else FORMATS[kind])
 
 
-def random_blocks(kind: Type):  # type: ignore[no-untyped-def]
+def random_blocks(kind: Type):
     """Blocks of random bits with sane scales, of types that `gguf` cannot quantise to."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     scales = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (size - 2,)}[kind]
 
-    def convert(name: str, values: np.ndarray):  # type: ignore[no-untyped-def]
+    def convert(name: str, values: np.ndarray):
         if values.ndim == 1:
             return values, None
         rng = np.random.default_rng(len(name))
@@ -113,7 +113,7 @@ def test_the_header_is_read_as_gguf_reads_it(tmp_path: Path) -> None:
     ]
 
 
-def rewritten(path: Path, change) -> Path:  # type: ignore[no-untyped-def]
+def rewritten(path: Path, change) -> Path:
     path.write_bytes(change(path.read_bytes()))
     return path
 
@@ -242,6 +242,6 @@ def test_a_shorter_context_can_be_asked_for(tmp_path: Path) -> None:
 def test_a_package_that_is_not_installed_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama") if name == "gguf" else write_checkpoint(tmp_path / "m", "llama")
     for module in [module for module in sys.modules if module.partition(".")[0] == name]:
-        monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(FileError, match=rf"needs the package {name}.*, which is not installed: pip install 'ptx"):
         open_model(path)

@@ -36,10 +36,13 @@ def changed(op: Op = ADVANCE, **tensors: Tensor) -> Program:
         (lambda: changed(position=Tensor("position", s32, (1,), "input")), "position is a input and cannot be written"),
         (lambda: changed(position=Tensor("position", s32, (1,), "memory")), "one of weight, state, input, output"),
         (lambda: changed(more=Tensor("more", s32, (1,), "state")), "more: no op uses it"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors={"position": Ref("position")})), "takes position, length"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 4)})),
+        (
+            lambda: changed(dataclasses.replace(ADVANCE, tensors={"position": Ref("position")})),
+            "takes position, length",
+        ),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={**ADVANCE.tensors, "length": Ref("length", 4)})),
          r"length must lie within length \(got 4 of 4 from 4\)"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 2)}),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={**ADVANCE.tensors, "length": Ref("length", 2)}),
                          length=Tensor("length", s32, (2,), "state")), "length must be aligned to 4 bytes"),
     ],
 )  # fmt: skip

@@ -55,7 +55,8 @@ def write_gguf(path: Path, family: str, convert: Convert = as_f32, extra: Any = 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _settings(writer, config)
     for key, value in (extra or {}).items():
-        {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)](key, value)
+        adders: dict[type, Any] = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        adders[type(value)](key, value)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, values in weights.items():
         theirs = names.get_name(torch_name(name), try_suffixes=(".weight", ".bias"))

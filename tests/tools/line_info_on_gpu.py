@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,10 +50,7 @@ def profiled() -> None:
 
 def faulty() -> None:
     """Launch the kernel with a cache of 256 bytes, so that it stores behind the end."""
-    from ptxgen.runtime.cuda.context import CudaContext
-
-    device = open_device("cuda")
-    assert isinstance(device, CudaContext)
+    device: Any = open_device("cuda")  # the driver's calls, beside what every device has
     ptx = device.load(SPEC, line_info=True).ptx
     rows = device.zeros((2, SPEC.head_dim), "f32")
     addresses = [int(device.call("cuMemAlloc", 256)) for _ in range(2)]  # not from the pool: nothing lies behind them

@@ -19,7 +19,8 @@ from ptxgen.runtime.cpu.support import called_by, closure, function_text
 WARP_FUNCTION = "warp"
 # roots of what is compiled once (and kept on disk) and linked to every entry; other support functions come one by one
 _CORE = (
-    "converge", "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic",
+    "converge", "converge.each",
+    "fault", "find", "resolve.global", "resolve.shared", "resolve.local", "resolve.generic",
     "resolve.global.write", "resolve.generic.write", "enqueue",
     "park", "unpark",
     "barrier.arrive", "barrier.settle", "leave", "next.block", "thread.run", "resume.run",

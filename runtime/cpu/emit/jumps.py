@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen.runtime.cpu.emit.operands import Operands
 from ptxgen.runtime.cpu.flow.flow import Block
+from ptxgen.runtime.cpu.native.ir import vec
 from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, PARKED, READY, WARP, YIELDED
 
 
@@ -64,10 +65,17 @@ class Jumps(Operands):
 
     def converge(self, members: str) -> None:
         """Wait until all lanes of `members` (an i32) that have not exited are here. First in a block."""
+        self._converge("converge", f"i32 {members}")
+
+    def converge_each(self, members: str) -> None:
+        """As `converge`, where each lane has `members` (a vector of i32) of its own."""
+        self._converge("converge.each", f"{vec('i32')} {members}")
+
+    def _converge(self, function: str, members: str) -> None:
         c = self.c
         stem = c.fresh("here")
         pending = self.shape.pending + 4 * self.block.number
-        joined = c(f"call i32 @converge(ptr %w, i64 {pending}, i32 {self.mask}, i32 {members})")
+        joined = c(f"call i32 @{function}(ptr %w, i64 {pending}, i32 {self.mask}, {members})")
         c.do(f"br i1 {c(f'icmp eq i32 {joined}, 0')}, label %dispatch, label %{stem}")
         c.label(stem)
         self.mask = joined

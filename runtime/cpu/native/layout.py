@@ -67,7 +67,7 @@ CTA = _offsets(
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
-    "site:4 yields:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 pad2:4 pad3:8 tid_x:128 "
+    "site:4 turns:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 waited:4 pad3:8 tid_x:128 "
     f"tid_y:128 tid_z:128 wake:128 parks:{MAX_PARKED * PARK_BYTES} vclock:128 ext:48 "
     "wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
     "wgmma_since:4 wgmma_groups:64 cluster_seen:128 copy_group:128 "

@@ -103,7 +103,7 @@ class Memory:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """A lock that nobody holds."""
+        """A free lock."""
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, align: int = 256, name: str = "", *, initialised: bool = False) -> int:
@@ -187,6 +187,11 @@ class Memory:
             for live in self._live:
                 if addresses is None or any(live.begin <= address < live.end for address in addresses):
                     live.follow_reads(number)
+
+    def writable(self) -> list[tuple[int, int]]:
+        """(begin, bytes) of what kernels may write now."""
+        with self._lock:
+            return [(one.begin, one.size) for one in self._live if not one.read_only]
 
     def written(self, begin: int, nbytes: int) -> None:
         """The host has written these bytes: they count as initialised."""

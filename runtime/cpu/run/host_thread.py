@@ -1,7 +1,8 @@
-"""A host thread's share of a launch: runs gangs, keeps those that wait for each other, tells when nothing moves."""
+"""A host thread's share of a launch: runs gangs, keeps those that wait for each other, tells when nothing changes."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +11,7 @@ from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, GANG, PARKED, RUNNAB
 from ptxgen.runtime.cpu.run import findings
 from ptxgen.runtime.cpu.run.address_names import Places
 from ptxgen.runtime.cpu.run.standstill import deadlock_text, late_text, spinning_text
-from ptxgen.runtime.cpu.support.scheduler import MOST_ROUNDS
+from ptxgen.runtime.cpu.support.scheduler import LATER_ROUNDS, MOST_ROUNDS
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.run.launch import Run
@@ -19,17 +20,20 @@ if TYPE_CHECKING:
 FIRST_ROOM = 64  # gangs that a thread keeps waiting for each other, while any of a launch's still ends
 _NAP_SECONDS = 0.0005  # of a thread that can only wait for others
 _PAUSES = 8  # of a gang in random mode, besides its first: others go on meanwhile
+_REPEATS = 3  # times in a row that a state was seen before, until it counts as standing still
 
 
 class Seen(NamedTuple):
-    """What a thread last saw: the launch's counts when a round began in which nothing of its own ended, or moved."""
+    """What a thread last saw: the launch's counts when a round began in which nothing of its own ended, in which its
+    warps only repeated their states, and in which memory was as before too."""
 
     ends: int | None = None
+    spins: int | None = None
     progress: int | None = None
 
 
 class Waiting:
-    """A gang that spins or was left on its way, and the states it was seen in."""
+    """A gang that spins or was left on its way, and the states its warps were seen in."""
 
     def __init__(self, gang: Gang) -> None:
         self.gang = gang
@@ -52,12 +56,49 @@ class Waiting:
         self.seen.add(state)
 
 
+class Memories:
+    """The states of memory in which a thread's gangs were seen to spin.
+
+    Each time that memory is another one it is looked at half as often: a loop whose counter lies in memory costs
+    little, and a launch that hangs is known after about twice the time that it ran until then.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+        self._repeats = 0
+        self._pause = self._due = 1  # rounds from one look to the next, and until the next
+
+    def still(self, gangs: list[Gang], written: list[tuple[int, int]]) -> bool | None:
+        """Whether warps and memory repeat what they were before; None where that is not known yet.
+
+        `written`: (address, bytes) of what the launch may write.
+        """
+        self._due -= 1
+        if self._due > 0:
+            return None
+        digest = hashlib.blake2b(digest_size=16)
+        for gang in gangs:
+            for part in (gang.warp_states(), *gang.own_memory()):
+                digest.update(part)
+        for begin, size in written:
+            digest.update((ctypes.c_uint8 * size).from_address(begin))
+        state = digest.digest()
+        known = state in self._seen
+        self._seen.add(state)
+        self._repeats = self._repeats + 1 if known else 0
+        self._due = self._pause = 1 if known else 2 * self._pause
+        if known and self._repeats < _REPEATS:
+            return None
+        return known
+
+
 class Share:
     """What worker `number` of a run does, from the first gang that it takes to its last."""
 
     def __init__(self, run: Run, number: int, worker: Worker) -> None:
         self.of, self.number, self.worker = run, number, worker
         self.waiting: list[Waiting] = []
+        self.memories = Memories()
         self.room = FIRST_ROOM
         self.beginning: list[Gang] = []  # the worker's own, while gangs begin and run in it
 
@@ -115,14 +156,26 @@ class Share:
             else:
                 one.look(code)
                 ended = ended or code == RUNNABLE
-        still = bool(self.waiting) and all(one.repeats >= 3 for one in self.waiting)
-        if not still:
+        spins = bool(self.waiting) and all(one.repeats >= _REPEATS for one in self.waiting)
+        if not spins:
             of.progressed(ended)
-        return self._noted(Seen(None if ended else ends, before if still else None))
+        still = spins and self._memory_is_still(before)
+        return self._noted(Seen(None if ended else ends, before if spins else None, before if still else None))
+
+    def _memory_is_still(self, before: int) -> bool:
+        """Whether memory repeats what it was, too: looked at where all warps of the launch repeat their states."""
+        of = self.of
+        others = [one for number, one in of.seen.items() if number != self.number]
+        if before != of.progress or any(one.spins != before for one in others):
+            return False
+        still = self.memories.still(self._gangs(), of.memory.writable())
+        if still is False:
+            of.progressed(False)
+        return bool(still)
 
     def _wait_for_room(self) -> None:
         """Other threads keep as many gangs waiting as there may be; they also tell when these stand still."""
-        self.of.seen[self.number] = Seen(self.of.ends, self.of.progress)
+        self.of.seen[self.number] = Seen(self.of.ends, self.of.progress, self.of.progress)
         self.of.look()
         time.sleep(_NAP_SECONDS)
 
@@ -147,7 +200,7 @@ class Share:
         for one in self.waiting:
             if one.pauses:
                 one.pauses -= 1
-                one.gang.block.put("I", GANG["rounds"], int(rng.integers(MOST_ROUNDS)))
+                one.gang.block.put("I", GANG["rounds"], int(rng.integers(MOST_ROUNDS)) or LATER_ROUNDS)
         return [self.waiting[index] for index in rng.permutation(len(self.waiting))]
 
     def _gangs(self) -> list[Gang]:

@@ -109,7 +109,7 @@ def order_block(geometry: Geometry) -> Block:
 
 
 def forget_order(block: Block, geometry: Geometry) -> None:
-    """A new launch: nobody knows anything yet."""
+    """A new launch: no accesses are recorded yet."""
     if block.get("I", ORDER["places"]):
         block.bytes[ORDER_KEYS : ORDER_KEYS + 8 * ORDER_PLACES] = 0
     for name in ("lock", "places", "records"):
@@ -185,9 +185,17 @@ class Gang:
                 self.ctas.put("I", at, 0)
 
     def warp_states(self) -> bytes:
-        """Ready words, pending masks and registers of all warps: equal bytes mean that nothing has happened."""
+        """Ready words, pending masks and registers of all warps: equal bytes, with equal memory, mean that nothing has
+        happened."""
         table = self.warps.bytes.reshape(-1, self.shape.stride)
         return table[:, READY:].tobytes()
+
+    def own_memory(self) -> list[np.ndarray]:
+        """What else the warps' next steps depend on: who waits where, barriers, shared and local memory."""
+        warps = self.warps.bytes.reshape(-1, self.shape.stride)
+        ctas = self.ctas.bytes.reshape(-1, CTA["_stride"])
+        parts = (warps[:, WARP["parks"] : WARP["vclock"]], ctas[:, CTA["bars"] : CTA["ext"]])
+        return [*map(np.ascontiguousarray, parts), self.shared.bytes, self.local.bytes]
 
 
 def _check_block(shared: int) -> Block:

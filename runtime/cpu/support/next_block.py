@@ -16,7 +16,8 @@ def in_random_mode(c: Code, launch: str) -> str:
 def next_block(*_: str) -> str:
     """`next.block(w)`: take the lowest ready block, or while `start` is set the first from there on; −1 for none.
 
-    In random mode any ready block, now and then with a part of its lanes: a warp need not advance together.
+    In random mode any ready block, now and then with a part of its lanes: a warp need not advance together. Where
+    `start` is above 1, the first block from `start` − 1 on, so that every block that is ready has its turn.
     """
     c = Code("define internal i32 @next.block(ptr %w) noinline")
     launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
@@ -29,9 +30,14 @@ def next_block(*_: str) -> str:
     with c.if_(randomly, likely=False):
         chance = c(f"and i32 {c(f'call i32 @random.next(ptr {gang_})')}, 7")
         with c.if_(c(f"icmp eq i32 {chance}, 0")):
-            _take_back(c)
+            c.do("call void @recall(ptr %w)")
         blocks = c.load("i32", launch, LAUNCH["blocks"])
-        c.store("i32", c(f"urem i32 {c(f'call i32 @random.next(ptr {gang_})')}, {blocks}"), begin)
+        drawn = c(f"call i32 @random.next(ptr {gang_})")
+        told = c(f"icmp ugt i32 {c.load('i32', begin)}, 1")
+        behind = c(f"sub i32 {c.load('i32', begin)}, 1")
+        wanted = c(f"select i1 {told}, i32 {behind}, i32 {drawn}")
+        c.store("i32", c(f"urem i32 {wanted}, {blocks}"), begin)
+        c.store("i32", 1, "%w", WARP["start"])
     with c.loop():
         start = c.load("i32", begin)
         first = c(f"lshr i32 {start}, 6")
@@ -58,19 +64,23 @@ def next_block(*_: str) -> str:
         at_end = c(f"icmp eq i32 {start}, 0")
         held = c(f"icmp ne i32 {c.load('i32', '%w', WARP['held'])}, 0")
         with c.if_(c(f"and i1 {at_end}, {held}"), likely=False):
-            _take_back(c)
+            c.do("call void @recall(ptr %w)")
         c.ret("i32 -1", when=c(f"and i1 {at_end}, {c(f'xor i1 {held}, true')}"))
         c.store("i32", 0, begin)
     c.do("unreachable")
     return c.text()
 
 
-def _take_back(c: Code) -> None:
-    """Lanes that were left behind may run again."""
+@support("recall")
+def recall(*_: str) -> str:
+    """`recall(w)`: lanes that were left behind may run again."""
+    c = Code("define internal void @recall(ptr %w)")
     held = c.load("i32", "%w", WARP["held"])
     with c.if_(c(f"icmp ne i32 {held}, 0")):
         c.store("i32", 0, "%w", WARP["held"])
         c.do(f"call void @enqueue(ptr %w, i32 {c.load('i32', '%w', WARP['held_block'])}, i32 {held})")
+    c.ret()
+    return c.text()
 
 
 def _leave_some(c: Code, launch: str, gang_: str, block: str) -> None:

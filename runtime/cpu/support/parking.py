@@ -6,7 +6,7 @@ instruction. Whatever they wait for calls `unpark`, which makes their blocks rea
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.native.ir import CHECKING, Code
+from ptxgen.runtime.cpu.native.ir import CHECKING, Code, vec
 from ptxgen.runtime.cpu.native.layout import (
     BAR,
     BARRIER_BYTES,
@@ -49,9 +49,14 @@ def enqueue(*_: str) -> str:
 
 
 @support("converge")
-def converge(*_: str) -> str:
+def converge(what: str = "") -> str:
     """`converge(w, pending, mask, members) -> i32`: the lanes that have come, once all of `members` that have not
-    exited are among them; before, they are noted at this offset of the warp, and 0 comes back."""
+    exited are among them; before, they are noted at this offset of the warp, and 0 comes back.
+
+    `converge.each`: where every lane has members of its own; those go on that miss nobody.
+    """
+    if what == "each":
+        return _converge_each()
     c = Code("define internal i32 @converge(ptr %w, i64 %pending, i32 %mask, i32 %members)")
     slot = c.at("%w", "%pending")
     waiting = c.load("i32", slot)
@@ -62,6 +67,21 @@ def converge(*_: str) -> str:
         c.store("i32", c(f"or i32 {waiting}, %mask"), slot)
         c.ret("i32 0", when="true")
     c.store("i32", c(f"and i32 {waiting}, {c(f'xor i32 {joined}, -1')}"), slot)
+    c.ret(f"i32 {joined}")
+    return c.text()
+
+
+def _converge_each() -> str:
+    c = Code(f"define internal i32 @converge.each(ptr %w, i64 %pending, i32 %mask, {vec('i32')} %members)")
+    slot = c.at("%w", "%pending")
+    here = c(f"or i32 %mask, {c.load('i32', slot)}")
+    present = c(f"or i32 {here}, {c.load('i32', '%w', WARP['exited'])}")
+    absent = c.spread("i32", c(f"xor i32 {present}, -1"))
+    missing = c(f"and {vec('i32')} %members, {absent}")
+    none = c(f"icmp eq {vec('i32')} {missing}, zeroinitializer")
+    complete = c(f"bitcast {vec('i1')} {none} to i32")
+    joined = c(f"and i32 {here}, {complete}")
+    c.store("i32", c(f"and i32 {here}, {c(f'xor i32 {joined}, -1')}"), slot)
     c.ret(f"i32 {joined}")
     return c.text()
 
@@ -248,7 +268,7 @@ def _all_here(c: Code, bar: str) -> None:
 
 
 def reset_barrier(c: Code, bar: str) -> None:
-    """A barrier nobody has arrived at."""
+    """A barrier without arrivals."""
     for name, value in (("arrived", 0), ("expected", 0), ("and", 1), ("or", 0), ("popc", 0)):
         c.store("i32", value, bar, BAR[name])
 

@@ -29,7 +29,10 @@ from ptxgen.runtime.cpu.support.next_block import in_random_mode
 from ptxgen.runtime.cpu.support.parking import for_each_warp, reset_barrier
 
 SPIN_TURNS = 16  # rounds of a gang in which warps only used up their budget, before Python looks at it
-MOST_ROUNDS = 8  # that a gang has in random mode before others have theirs: a power of two
+MOST_ROUNDS = 8  # that a gang has at first in random mode before others have theirs: a power of two
+FIRST_ROUNDS = 1 << 14  # that a gang has at first in the other modes: one that waits through barriers gives way
+LATER_ROUNDS = 1 << 10  # that a gang has whenever it goes on, in every mode
+_PATIENCE = 8  # turns of a warp in random mode after which lanes that were left behind run: a power of two
 
 
 @support("gang")
@@ -37,8 +40,8 @@ def gang(what: str) -> str:
     """`gang.start(gang, index)` puts a gang at its beginning; `gang.run(gang)` gives its warps turns.
 
     `gang.run` returns DONE, FAULTED, PARKED (nothing can run: a deadlock), YIELDED (all warps spin), PAUSED (`look` of
-    the launch is set: to be called again), or in random mode RUNNABLE after `rounds` of the gang, if these are not 0: a
-    gang may stand anywhere while others run.
+    the launch is set: to be called again), or RUNNABLE after `rounds` of the gang: others have theirs then, as it may
+    wait for them. In random mode a gang may stand anywhere while others run.
     """
     return _start() if what == "start" else _run()
 
@@ -48,10 +51,11 @@ def _start() -> str:
     launch = c.load("ptr", "%gang", GANG["launch"])
     c.store("i64", "%index", "%gang", GANG["index"])
     c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
-    c.store("i32", 0, "%gang", GANG["rounds"])
+    c.store("i32", FIRST_ROUNDS, "%gang", GANG["rounds"])
     with c.if_(in_random_mode(c, launch)):
         rounds = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, {MOST_ROUNDS - 1}")
-        c.store("i32", rounds, "%gang", GANG["rounds"])
+        drawn = c(f"select i1 {c(f'icmp eq i32 {rounds}, 0')}, i32 {LATER_ROUNDS}, i32 {rounds}")
+        c.store("i32", drawn, "%gang", GANG["rounds"])
     with c.if_(CHECKING):
         c.do("call void @async.forget(ptr %gang)")
         c.do("call void @order.begin(ptr %gang)")
@@ -109,7 +113,7 @@ def _start_cta(c: Code, cta: str) -> None:
     def start_warp(w: str) -> None:
         missing = c.load("i32", w, WARP["all"])  # lanes that the block size leaves out
         c.store("i32", missing, w, WARP["exited"])
-        for name in ("mask", "parked", "start", "yields", "held"):
+        for name in ("mask", "parked", "start", "turns", "held", "waited"):
             c.store("i32", 0, w, WARP[name])
         c.store("i64", 0, w, WARP["summary"])
         c.store("i64", 0, w, WARP["clock"])
@@ -144,13 +148,11 @@ def _run() -> str:
 
 
 def _begin_round(c: Code, randomly: str, total: str) -> None:
-    """In random mode a gang may stand still for others here, and the round begins at any warp."""
-    with c.if_(randomly):
-        rounds = c.load("i32", "%gang", GANG["rounds"])
-        with c.if_(c(f"icmp ne i32 {rounds}, 0")):
-            left = c(f"sub i32 {rounds}, 1")
-            c.store("i32", left, "%gang", GANG["rounds"])
-            c.ret(f"i32 {RUNNABLE}", when=c(f"icmp eq i32 {left}, 0"))
+    """A gang that has had its rounds stands still for others here; in random mode the round begins at any warp."""
+    left = c(f"sub i32 {c.load('i32', '%gang', GANG['rounds'])}, 1")
+    over = c(f"icmp eq i32 {left}, 0")
+    c.store("i32", c(f"select i1 {over}, i32 {LATER_ROUNDS}, i32 {left}"), "%gang", GANG["rounds"])
+    c.ret(f"i32 {RUNNABLE}", when=over)
     for name in ("ran", "moved", "alive", "shift"):
         c.store("i32", 0, "%gang", GANG[name])
     with c.if_(randomly):
@@ -171,11 +173,13 @@ def _one_turn(c: Code, launch: str, randomly: str, turn: str, total: str, warps:
     with c.if_(c(f"icmp ne i32 {state}, {DONE}")):
         c.store("i32", 1, "%gang", GANG["alive"])
     chosen = c.var("i1", c(f"icmp uge i32 {state}, {YIELDED}"))
-    with c.if_(randomly):  # leave out a warp now and then, so that orders differ by more than a rotation
+    with c.if_(randomly):  # leave out a warp now and then, so that orders differ by more than a rotation; never twice
         masked = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, 3")
         coin = c(f"icmp ne i32 {masked}, 0")
         test = c(f"icmp eq i32 {turn}, {c(f'sub i32 {total}, 1')}")
-        kept = c(f"or i1 {coin}, {test}")
+        waited = c(f"icmp ne i32 {c.load('i32', w, WARP['waited'])}, 0")
+        kept = c(f"or i1 {c(f'or i1 {coin}, {test}')}, {waited}")
+        c.store("i32", c(f"zext i1 {c(f'xor i1 {kept}, true')} to i32"), w, WARP["waited"])
         c.store("i1", c(f"and i1 {c.load('i1', chosen)}, {kept}"), chosen)
     with c.if_(c.load("i1", chosen)):
         code = _turn(c, launch, w, function, randomly)
@@ -208,7 +212,15 @@ def _turn(c: Code, launch: str, w: str, function: str, randomly: str) -> str:
     with c.if_(randomly):
         gang_pointer = "%gang"
         c.store("i32", c(f"and i32 {c(f'call i32 @random.next(ptr {gang_pointer})')}, 63"), budget)
-        c.store("i32", 1, w, WARP["start"])  # every choice of a block goes through `next.block`
+        turns = c(f"add i32 {c.load('i32', w, WARP['turns'])}, 1")
+        c.store("i32", turns, w, WARP["turns"])
+        # every choice of a block goes through `next.block`; each other turn begins behind the block of the last one
+        odd = c(f"trunc i32 {turns} to i1")
+        behind = c(f"add i32 {c.load('i32', w, WARP['block'])}, 2")
+        c.store("i32", c(f"select i1 {odd}, i32 1, i32 {behind}"), w, WARP["start"])
+        due = c(f"icmp eq i32 {c(f'and i32 {turns}, {_PATIENCE - 1}')}, 0")
+        with c.if_(due):
+            c.do(f"call void @recall(ptr {w})")
     c.store("i32", c.load("i32", budget), w, WARP["budget"])
     code = c(f"call i32 {function}(ptr {w})")
     c.store("i32", code, w, WARP["state"])

@@ -11,7 +11,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.models.reference import ReferenceModel
-from ptxgen.runtime import Model
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.program.model import chunks
@@ -24,9 +24,9 @@ RECORDED = dict(np.load(RECORD))
 CLOSE = {"f32": 3e-5, "f16": 3e-2}  # of logits around 10
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return CpuDevice()
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(request.param)
 
 
 def file_of(family: str, format: str = "f32") -> ArrayFile:
@@ -89,8 +89,8 @@ def test_a_token_is_one_graph_launch_and_one_copy_of_4_bytes(device: Device, mon
     token = model.prefill(PROMPT)
     token = model.forward_to_token(token)
     calls: list[object] = []
-    graph, copy = model._decode.graph._launch, device._copy
-    monkeypatch.setattr(model._decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
+    graph, copy = model.steps.decode.graph._launch, device._copy
+    monkeypatch.setattr(model.steps.decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
     counted = lambda one, *rest: (calls.append((one.direction, one.width)), copy(one, *rest))  # noqa: E731
     monkeypatch.setattr(device, "_copy", counted)
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: 
     model = model_of(device)
     assert model.deterministic
     assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == RECORDED["llama.tokens"].tolist()
-    assert model._decode._graph is None
+    assert model.steps.decode._graph is None
 
 
 def test_generation_stops(device: Device) -> None:

@@ -24,8 +24,7 @@ def gather_members(e: Emitter, operand: Source) -> str:
             e.fault_if(outsiders, FAULT_ASSERT, remark="the executing lane is not in its member mask")
         return splat("i32", number)
     members = e.src(operand, "b32")
-    here = e.c(f"select {vec('i1')} {e.mask_vector()}, {_I32} {members}, {_I32} zeroinitializer")
-    e.converge(e.c(f"call i32 @llvm.vector.reduce.or.v32i32({_I32} {here})"))
+    e.converge_each(members)
     own = "<" + ", ".join(f"i32 {1 << n}" for n in range(32)) + ">"
     outside = e.c(f"icmp eq {_I32} {e.c(f'and {_I32} {members}, {own}')}, zeroinitializer")
     outsiders = e.c(f"and i32 {e.mask}, {e.bits(outside)}")
