@@ -74,9 +74,9 @@ class Ours:
     def single(self, name: str, weights: str, depths: Sequence[int]) -> None:
         """Rows of one sequence."""
         model = self.model(name, weights)
-        program = model._decode.program
+        program = model.steps.decode.program
         for depth in depths:
-            us = self._us(model._decode.graph, functools.partial(at_depth, model, depth))
+            us = self._us(model.steps.decode.graph, functools.partial(at_depth, model, depth))
             at_depth(model, depth)
             host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
@@ -115,7 +115,7 @@ class Ours:
     def roles(self, name: str, weights: str, depth: int) -> None:
         """Rows of the ops of one token's step, those of all layers that do the same together."""
         model = self.model(name, weights)
-        step = model._decode
+        step = model.steps.decode
         place = functools.partial(at_depth, model, depth)
         whole = self._us(step.graph, place)
         place()
