@@ -100,6 +100,11 @@ class Model:
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
 
     @property
+    def weights(self) -> Mapping[str, Buffer]:
+        """The weights in device memory, by the names that a Program gives them."""
+        return self.steps.weights
+
+    @property
     def shape(self) -> ModelShape:
         """The spec's attention shape."""
         return self.spec.shape
