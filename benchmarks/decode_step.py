@@ -44,6 +44,7 @@ FIRST = (
 )  # fmt: skip
 MORE = (("llama-3-8b", "e4m3"), ("llama-3-8b", "int4-128"), ("llama-3-8b", "q8_0"))
 DEPTHS = {1: (0, 128, 4096), 8: (128, 512, 4096), 32: (512, 4096)}  # of ours by batch; llama.cpp and transformers: some
+ROLES_DEPTH = 4096
 MAX_LEN = 4096 + 512
 STEPS = 32  # launches back to back
 REPEATS = 5
@@ -53,7 +54,7 @@ FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 
 
 class Ours:
-    """Models on a device, each opened once, and their rows."""
+    """Models on a device, each opened once, and their rows. `floors`: the read of some sizes, once measured."""
 
     def __init__(
         self, run: Run, ops: Run, device: Device, models: Mapping[str, Mapping[str, Any]] = MODELS,
@@ -61,6 +62,7 @@ class Ours:
     ) -> None:  # fmt: skip
         self.run, self.ops, self.device, self.models = run, ops, device, models
         self.max_len, self.steps = max_len, steps
+        self.floors: dict[int, float] = {}
         self._open: dict[tuple[str, str], Model] = {}
 
     def model(self, name: str, weights: str) -> Model:
@@ -72,9 +74,9 @@ class Ours:
     def single(self, name: str, weights: str, depths: Sequence[int]) -> None:
         """Rows of one sequence."""
         model = self.model(name, weights)
-        program = model._decode.program
+        program = model.steps.decode.program
         for depth in depths:
-            us = self._us(model._decode.graph, lambda depth=depth: at_depth(model, depth))
+            us = self._us(model.steps.decode.graph, functools.partial(at_depth, model, depth))
             at_depth(model, depth)
             host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
@@ -82,24 +84,29 @@ class Ours:
 
     def batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
         """Rows of several sequences, all as long."""
+        self._batch(name, weights, slots, depths)
+        gc.collect()  # their caches
+
+    def _batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
         model = self.model(name, weights)
         batch = model.batch(slots)
         for layer in range(model.shape.n_layers):
             fill_cache(batch.cache.buffers(layer))
         program = batch._step.program
         for depth in depths:
-            us = self._us(batch._step.graph, lambda depth=depth, batch=batch: batch_at(batch, depth, stepped=True))
+            us = self._us(batch._step.graph, functools.partial(batch_at, batch, depth, stepped=True))
             batch_at(batch, depth)
             host = median_us(batch.step, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
             self._add(name, weights, slots, depth, us, host, nbytes)
-        del batch
-        gc.collect()
 
     def _add(self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int) -> None:
         case = case_of(name, weights, batch, depth)
         more = {"host_us": host, "bytes": nbytes, "tbs": nbytes / us / 1e6, "tokens_s": batch * 1e6 / us}
         print(self.run.add(case, "ptxgen", us=us, **more), flush=True)
+        if self.floors:
+            least = floor_us(self.floors, nbytes)
+            self.run.add(case, "floor", us=least, bytes=nbytes, tbs=nbytes / least / 1e6)
 
     def _us(self, graph: Graph, place: Callable[[], object]) -> float:
         """Microseconds of a graph, launched back to back from the same place on."""
@@ -108,7 +115,7 @@ class Ours:
     def roles(self, name: str, weights: str, depth: int) -> None:
         """Rows of the ops of one token's step, those of all layers that do the same together."""
         model = self.model(name, weights)
-        step = model._decode
+        step = model.steps.decode
         place = functools.partial(at_depth, model, depth)
         whole = self._us(step.graph, place)
         place()
@@ -126,10 +133,10 @@ class Ours:
                 self.ops.add(case, "ptxgen", us=alone, count=len(mine), step_us=whole, **more)
         print(apart.table(), flush=True)
 
-    def close(self) -> None:
-        """Give the models' memory back."""
-        self._open.clear()
-        gc.collect()
+    def read(self) -> None:
+        """Measure the floors."""
+        self.floors = floor_times()
+        print({size: round(us, 1) for size, us in self.floors.items()}, flush=True)
 
 
 def case_of(model: str, weights: str, batch: int, depth: int) -> Case:
@@ -216,19 +223,9 @@ def floor_us(times: Mapping[int, float], nbytes: int) -> float:
     return float(np.interp(nbytes, [0, *times], [0.0, *times.values()]))
 
 
-def floors(run: Run) -> None:
-    """A floor for every row of ours."""
-    times = floor_times()
-    print({size: round(us, 1) for size, us in times.items()}, flush=True)
-    for row in [row for row in run.rows if row["impl"] == "ptxgen" and "us" in row]:
-        us = floor_us(times, row["bytes"])
-        run.add(row["case"], "floor", us=us, bytes=row["bytes"], tbs=row["bytes"] / us / 1e6)
-
-
 def llama_single(run: Run, llama: LlamaCpp, name: str, depths: Sequence[int], ends: float) -> None:
     """llama-bench's tokens one by one."""
-    file = llama.file(name, MODELS[name], "q4_k_m")
-    for row in llama.bench(file, ends - time.monotonic(), prompt=0, tokens=64, depths=depths):
+    for row in llama.bench(llama.file(name), ends - time.monotonic(), prompt=0, tokens=64, depths=depths):
         if row["n_gen"]:
             tokens = float(row["avg_ts"])
             run.add(case_of(name, "q4_k_m", 1, row["n_depth"]), "llama.cpp", us=1e6 / tokens, tokens_s=tokens)
@@ -239,8 +236,7 @@ def llama_batches(
     run: Run, llama: LlamaCpp, name: str, batches: Sequence[int], depths: Sequence[int], ends: float
 ) -> None:
     """llama-batched-bench's steps."""
-    file = llama.file(name, MODELS[name], "q4_k_m")
-    for row in llama.batched(file, ends - time.monotonic(), depths=depths, batches=batches, tokens=32):
+    for row in llama.batched(llama.file(name), ends - time.monotonic(), depths=depths, batches=batches, tokens=32):
         us = float(row["t_tg"]) / row["tg"] * 1e6
         case = case_of(name, "q4_k_m", row["pl"], row["pp"])
         print(run.add(case, "llama.cpp", us=us, tokens_s=row["pl"] * 1e6 / us), flush=True)
@@ -271,23 +267,24 @@ def tasks(run: Run, ours: Ours, llama: LlamaCpp | None, given: argparse.Namespac
         case, work = case_of(*pair, slots, 512), functools.partial(ours.batch, *pair, slots, DEPTHS[slots])
         return Task(case, "ptxgen", work, 25)
 
+    yield Task({}, "floor", ours.read, 15)
     yield from map(one, first)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
-            yield Task(case_of(name, "q4_k_m", 1, 0), "llama.cpp", work, 20, llama.ready)
+            yield Task(case_of(name, "q4_k_m", 1, 0), "llama.cpp", work, 20, functools.partial(llama.ready, name))
     yield from (several(pair, 8) for pair in first)
     for name in plain if given.transformers else ():
         work = functools.partial(transformers_steps, run, name, 1, (128, 4096), ends)
         yield Task(case_of(name, "bf16", 1, 128), "transformers-compiled", work, 40)
     yield from (several(pair, 32) for pair in first)
     for pair in first:
-        work = functools.partial(ours.roles, *pair, 4096)
-        yield Task(case_of(*pair, 1, 4096), "ptxgen ops", work, 15)
+        work = functools.partial(ours.roles, *pair, ROLES_DEPTH)
+        yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 15)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_batches, run, llama, name, (8, 32), (512, 4096), ends)
-            yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 35, llama.ready)
+            yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 35, functools.partial(llama.ready, name))
     yield from (one(pair) for pair in MORE if chosen(pair, given))
     for name in plain if given.transformers else ():
         work = functools.partial(transformers_steps, run, name, 8, (128, 4096), ends)
@@ -302,23 +299,21 @@ def chosen(pair: tuple[str, str], given: argparse.Namespace) -> bool:
 
 def main(run: Run, given: argparse.Namespace) -> None:
     """All of it, in `given.seconds`."""
-    from benchmarks.peers.llama_cpp import LlamaCpp
+    from benchmarks.peers.llama_cpp import WEIGHTS, LlamaCpp
     from ptxgen.runtime import open_device
 
     ends = time.monotonic() + given.seconds
     llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
     try:
+        if llama is not None:
+            llama.write([pair[0] for pair in FIRST if pair[1] == WEIGHTS and chosen(pair, given)])
         with Run("decode_step_ops", gpu(), at_once=True) as ops:
-            ours = Ours(run, ops, open_device("cuda"))
-            work_off(run, list(tasks(run, ours, llama, given, ends)), ends - RESERVED)
-            ours.close()
-            floors(run)
+            work_off(run, list(tasks(run, Ours(run, ops, open_device("cuda")), llama, given, ends)), ends)
     finally:
         if llama is not None:
             llama.stop()
 
 
-RESERVED = 12  # seconds that the floors take
 OPTIONS = (
     ("--seconds", {"type": float, "default": 400.0, "help": "end after so many (default: 400)"}),
     ("--llama", {"metavar": "SOURCE", "help": "an archive of llama.cpp's source, built while ours is measured"}),
@@ -351,8 +346,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append("| " + " | ".join([*map(str, case), size, *us, host, share, times]) + " |")
     for row in rows:
         if "why" in row:
-            case = ", ".join(map(str, row["case"].values()))
-            lines.append(f"\n{row['impl']}, {case}: {row['why']}")
+            lines.append(f"\n{row['impl']}, {', '.join(map(str, row['case'].values()))}: {row['why']}")
     return "\n".join(lines)
 
 

@@ -32,7 +32,18 @@ class AssembleError(PtxgenError):
 
 
 class ExecutionError(PtxgenError):
-    """The CPU executor found a fault in running PTX: bounds, race, barrier, uninitialised data, deadlock."""
+    """The CPU executor found faults in running PTX: bounds, races, barriers, uninitialised data, deadlocks.
+
+    `findings`: the text of each, in the order in which they were found.
+    """
+
+    def __init__(self, *findings: object) -> None:
+        self.findings = tuple(map(str, findings))
+        super().__init__("\n\n".join(self.findings))
+
+
+class ExecutionNote(UserWarning):
+    """What the CPU executor saw in running PTX that is no fault by itself: unordered stores of equal values."""
 
 
 class CudaError(PtxgenError):
@@ -64,6 +75,7 @@ __all__ = [
     "CapacityError",
     "CudaError",
     "ExecutionError",
+    "ExecutionNote",
     "FileError",
     "IsaError",
     "ModuleLoadError",

@@ -90,8 +90,8 @@ class RandomModel:
         info = self.tensors[name]
         if is_vector(name):
             return {"weight": _vector(name, info.cols)}
-        values = _values(info.cols)
-        return weight_format(info.format).quantise(np.resize(values, (info.rows, info.cols)))
+        drawn = _source(info.format, info.cols).items()
+        return {key: np.resize(array, (info.rows, *array.shape[1:])) for key, array in drawn}
 
     def weights(self, device: Device, program: Program) -> dict[str, Buffer]:
         """The weights of a program in device memory."""
@@ -165,15 +165,16 @@ def cache_bytes(program: Program, length: int) -> int:
 
 
 @cache
-def _values(cols: int) -> np.ndarray:
-    return np.random.default_rng(cols).standard_normal((ROWS, cols), np.float32) * np.float32(cols**-0.5)
+def _source(format: str, cols: int) -> Mapping[str, np.ndarray]:
+    """A format's arrays of `ROWS` rows."""
+    values = np.random.default_rng(cols).standard_normal((ROWS, cols), np.float32) * np.float32(cols**-0.5)
+    return weight_format(format).quantise(values)
 
 
 @cache
 def _records(format: str, cols: int) -> np.ndarray:
     """`ROWS` packed rows."""
-    kind = weight_format(format)
-    return kind.pack(kind.quantise(_values(cols)), ROWS, cols)
+    return weight_format(format).pack(_source(format, cols), ROWS, cols)
 
 
 @cache

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TOKENS = 8
 DIGITS = 3
-ASKED_TOGETHER = 2  # chunks of a `late` loop whose x is asked for at once
+ASKED_TOGETHER = 4  # chunks of a `late` loop whose x is asked for at once
 DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk in shared memory
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 Fragments = Sequence[Sequence[Reg]]

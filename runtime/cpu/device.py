@@ -82,9 +82,15 @@ class CpuDevice(Device):
     kind: ClassVar[str] = "cpu"
 
     def __init__(
-        self, mode: str = "fast", seed: int = 0, threads: int | None = None, time_limit: float | None = None
+        self,
+        mode: str = "fast",
+        seed: int = 0,
+        threads: int | None = None,
+        time_limit: float | None = None,
+        most_findings: int = 20,
+        equal_stores: str = "note",
     ) -> None:
-        self.options = Options(mode, seed, threads, time_limit)
+        self.options = Options(mode, seed, threads, time_limit, most_findings, equal_stores)
         self.name = "cpu"
         self.target = target("sm_90a")
         self.mode, self.threads = mode, threads

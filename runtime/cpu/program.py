@@ -107,9 +107,11 @@ class Program:
         seed: int = 0,
         threads: int | None = None,
         time_limit: float | None = None,
+        most_findings: int = 20,
+        equal_stores: str = "note",
         host: Host | None = None,
     ) -> None:
-        self.options = Options(mode, seed, threads, time_limit)
+        self.options = Options(mode, seed, threads, time_limit, most_findings, equal_stores)
         self.threads = threads or os.cpu_count() or 1
         self.host = host or this_host()
         self._cache = CompiledCache(module, self.host)

@@ -71,6 +71,7 @@ class Model:
         self.stream = device.default_stream
         self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights)
         self._token_out = device.pinned(1, s32)
+        self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._length = 0
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
@@ -97,6 +98,11 @@ class Model:
 
         source = open_model(path, max_len)
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
+
+    @property
+    def weights(self) -> Mapping[str, Buffer]:
+        """The weights in device memory, by the names that a Program gives them."""
+        return self.steps.weights
 
     @property
     def shape(self) -> ModelShape:
@@ -201,7 +207,7 @@ class Model:
 
     def _take_token(self) -> int:
         """The token that the last step chose."""
-        self.steps.tokens.numpy(self._token_out, self.stream)
+        self._read_token()
         self.stream.synchronize()
         token = int(self._token_out[0])
         self._known = (token, self._length)

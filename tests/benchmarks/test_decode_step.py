@@ -23,7 +23,7 @@ from ptxgen.models.packing import formats_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 
-SMALL = {"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128}  # fmt: skip
 LLAMA = MODELS["llama-3-8b"] | SMALL
 QWEN = MODELS["qwen2.5-1.5b"] | SMALL
@@ -70,8 +70,8 @@ def test_weights_on_the_device_are_those_that_the_source_reads(
 ) -> None:
     made = open_random(config, weights, 64, device, chunk=8)
     read = Model(made.source, device, "f16", chunk=8)
-    for name, buffer in read.weights.items():
-        np.testing.assert_array_equal(made.weights[name].numpy(), buffer.numpy(), name)
+    for name, buffer in read.steps.weights.items():
+        np.testing.assert_array_equal(made.steps.weights[name].numpy(), buffer.numpy(), name)
     logits = made.forward(3)
     assert np.isfinite(logits).all()
     assert logits.std() > 0
@@ -91,16 +91,19 @@ def test_a_file_has_the_same_weights(results: Path, config: dict[str, Any], weig
 def test_rows_of_a_small_model(device: CpuDevice) -> None:
     run, ops = Run("decode_step", "a GPU", at_once=True), Run("decode_step_ops", "a GPU", at_once=True)
     ours = Ours(run, ops, device, {"small": LLAMA}, max_len=64, steps=2)
+    ours.floors = {1000: 1.0}
     ours.single("small", "q4_k_m", (0, 8))
     ours.batch("small", "q4_k_m", 3, (8,))
     ours.roles("small", "q4_k_m", 8)
-    assert [(row["case"]["batch"], row["case"]["depth"]) for row in run.rows] == [(1, 0), (1, 8), (3, 8)]
-    assert all(math.isfinite(row[name]) and row["us"] > 0 for row in run.rows for name in ("us", "host_us", "tbs"))
-    assert run.rows[1]["bytes"] - run.rows[0]["bytes"] == 8 * 4 * 2 * 64 * 2 * 2
+    found, floors = ([row for row in run.rows if row["impl"] == impl] for impl in ("ptxgen", "floor"))
+    assert [(row["case"]["batch"], row["case"]["depth"]) for row in found] == [(1, 0), (1, 8), (3, 8)]
+    assert all(math.isfinite(row[name]) and row["us"] > 0 for row in found for name in ("us", "host_us", "tbs"))
+    assert [row["us"] for row in floors] == pytest.approx([row["bytes"] / 1000 for row in found], rel=1e-3)
+    assert found[1]["bytes"] - found[0]["bytes"] == 8 * 2 * 2 * 64 * 2 * 2
     by_op = {row["case"]["op"]: row for row in ops.rows}
     assert {"lm_head", "attention", "gate_up", "down_proj", "q_proj", "qkv", "advance"} <= by_op.keys()
-    assert by_op["attention"]["count"] == 4
-    assert by_op["gate_up"]["bytes"] >= 4 * 2 * 512 * 256 * 144 / 256
+    assert by_op["attention"]["count"] == 2
+    assert by_op["gate_up"]["bytes"] >= 2 * 2 * 512 * 256 * 144 / 256
     run.save()
     assert "| small | q4_k_m | 3 | 8 |" in decode_step.table(rows.load("decode_step"))
 
@@ -115,10 +118,11 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     ours = Ours(run, run, device)
     given = argparse.Namespace(models="", weights="", transformers=True)
     made = list(decode_step.tasks(run, ours, None, given, 0.0))
-    assert [(task.case["model"], task.case["weights"]) for task in made[:6]] == list(decode_step.FIRST)
-    assert {task.impl for task in made} == {"ptxgen", "ptxgen ops", "transformers-compiled"}
+    assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(decode_step.FIRST)
+    assert {task.impl for task in made} == {"floor", "ptxgen", "ptxgen ops", "transformers-compiled"}
     given = argparse.Namespace(models="llama-3.2-1b", weights="bf16", transformers=False)
-    assert {task.case["model"] for task in decode_step.tasks(run, ours, None, given, 0.0)} == {"llama-3.2-1b"}
+    few = list(decode_step.tasks(run, ours, None, given, 0.0))
+    assert {task.case["model"] for task in few[1:]} == {"llama-3.2-1b"}
 
 
 def test_a_floor_past_the_sizes_goes_on_at_their_rate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptxgen.runtime.cpu.check.equal_stores import doubted
 from ptxgen.runtime.cpu.native.ir import Code, splat, vec
 from ptxgen.runtime.cpu.native.layout import (
     CHECK,
@@ -25,7 +26,8 @@ from ptxgen.runtime.cpu.support.parking import for_each_warp
 # of a byte: 0 never written, 1 written, 2 a copy in flight will write it; above that, in global memory, the number of
 # the launch that has written it
 FLAG_WRITTEN, FLAG_FLYING = 1, 2
-READS = ("read", "fetch", "constant", "order", "atomic")
+SMALL = 16  # bytes of an access that may initialise a semaphore or a flag
+READS = ("read", "glance", "fetch", "constant", "order", "atomic")
 STRONG_WORDS = ("order", "publish", "atomic")  # accesses that do not race with each other
 _WRITES = ("write", "publish", "atomic", "land")
 _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n"
@@ -39,7 +41,8 @@ def shadow(what: str, space: str = "") -> str:
     `order` is a read and `publish` a write that synchronises (volatile, acquire, release); `atomic` is both; `leave`
     and `take` (of shared memory) release and acquire, and are neither. For a copy that lands later, `issue` enters the
     write (it races from then on), and `land` says that the bytes are there.
-    `fetch` is a read by the asynchronous proxy, `constant` one by the path for what no launch writes meanwhile.
+    `fetch` is a read by the asynchronous proxy, `constant` one by the path for what no launch writes meanwhile,
+    `glance` one whose value nothing uses: it need not have been written.
 
     `lane` below 32: that lane's access of `row` bytes; 32 + f: several lanes', f among them; −1 − f: a run of rows, of
     which lane f has the first. `shadow.unwritten|flying(flags, bytes)`: position of the first byte that is not written,
@@ -71,15 +74,23 @@ def _generic(c: Code, what: str) -> None:
         c.do(f"call void @shadow.{what}.global({_ARGUMENTS} %a, i64 %n)")
 
 
-def report(c: Code, kind: int, first_bad: str, extra: str = "0") -> None:
-    """A fault at byte `first_bad` of the access, in the lane it belongs to."""
+def report(c: Code, kind: int, first_bad: str, extra: str = "0", same: tuple[str, str] | None = None) -> str:
+    """A fault at byte `first_bad` of the access, in the lane it belongs to.
+
+    `same`: (pointer, number) of the bytes that the access may leave as they are; then it is decided later if the i1
+    that comes back holds (`equal_stores.py`).
+    """
     rows = c("zext i32 %row to i64")
     behind = c(f"trunc i64 {c(f'udiv i64 {first_bad}, {rows}')} to i32")
     in_run = c(f"add i32 {c('sub i32 -1, %lane')}, {behind}")
     lane = c(f"select i1 {c('icmp sge i32 %lane, 0')}, i32 %lane, i32 {in_run}")  # bit 5 says "among others"
     bit = c(f"shl i32 1, {c(f'and i32 {lane}, 31')}")
     where = c(f"add i64 %a, {first_bad}")
-    c.do(f"call void @fault(ptr %w, i32 %site, i32 {kind}, i32 {bit}, i32 %row, i64 {where}, i64 {extra})")
+    what = f"ptr %w, i32 %site, i32 {kind}, i32 {bit}, i32 %row, i64 {where}, i64 {extra}"
+    if same is not None:
+        return c(f"call i1 @doubt.take({what}, ptr {same[0]}, i64 {same[1]})")
+    c.do(f"call void @fault({what})")
+    return "false"
 
 
 def _demand_written(c: Code, flags: str) -> None:
@@ -117,7 +128,7 @@ def _global(c: Code, what: str) -> None:
         flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
         fields = _fields(c, cache, base)
         _follow(c, what, fields, offset)
-        if what in ("read", "fetch", "constant"):  # the commonest case: all is written, and not by this launch
+        if what in ("read", "glance", "fetch", "constant"):  # the commonest case: all is written, and not by this launch
             c.ret(when=c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
         _between(c, what, flags, c.at(fields, SHADOW["_end"]), offset)
         if what in _WRITES:
@@ -149,7 +160,7 @@ def _fields(c: Code, cache: str, base: str) -> str:
 
 def _follow(c: Code, what: str, fields: str, offset: str) -> None:
     """Mark a read, or look at the marks before a write, where this launch follows the reads of the allocation."""
-    if what not in ("read", "constant", *_WRITES):
+    if what not in ("read", "glance", "constant", *_WRITES):
         return
     launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
     followed = c.load("i32", fields, SHADOW["reads"])
@@ -167,10 +178,14 @@ def _between(c: Code, what: str, flags: str, stamps: str, offset: str) -> None:
     strong = what in STRONG_WORDS
     if what == "atomic":  # mostly of bytes that others have changed so
         c.ret(when=c(f"call i1 @between.again(ptr %w, ptr {stamps}, i64 {offset}, i64 %n)"))
+    doubts = doubted(c) if what == "write" else ""
     first = c(f"call i64 @between.scan.{'read' if what in READS else 'write'}(ptr %w, ptr {flags}, i64 %n)")
     with c.if_(c(f"icmp ult i64 {first}, %n"), likely=False):
         head = "ptr %w, i32 %site, i32 %lane, i32 %row, i64 %a, i64 %n"
         c.do(f"call void @between.look.{what}({head}, ptr {flags}, ptr {stamps}, i64 {offset})")
+    if what == "write":
+        added = c(f"sub i32 {doubted(c)}, {doubts}")
+        c.ret(when=c(f"icmp eq i64 {c(f'zext i32 {added} to i64')}, %n"))  # all of it is in doubt
     if what in _WRITES:
         name = f"between.stamp.{'strong' if strong else 'weak'}"
         c.do(f"call void @{name}(ptr %w, ptr {flags}, ptr {stamps}, i64 {offset}, i64 %n)")
@@ -178,9 +193,9 @@ def _between(c: Code, what: str, flags: str, stamps: str, offset: str) -> None:
 
 def _written(c: Code, what: str, flags: str) -> None:
     """What the access means for the flags of written bytes of shared memory."""
-    if what in READS:
+    if what in READS and what != "glance":
         _demand_written(c, flags)
-    elif what in ("write", "publish", "issue"):
+    elif what in ("glance", "write", "publish", "issue"):
         _demand_landed(c, flags)
     if what == "issue":
         _mark(c, flags, FLAG_FLYING)
@@ -206,6 +221,10 @@ def _shared(c: Code, what: str) -> None:
     begin = c(f"ptrtoint ptr {c.load('ptr', there, CTA['shared'])} to i64")
     offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
+    if what in ("write", "publish"):
+        with c.if_(c(f"and i1 {own}, {c(f'icmp ule i64 %n, {SMALL}')}")):
+            with c.if_(c(f"icmp ult i64 {c(f'call i64 @shadow.unwritten(ptr {flags}, i64 %n)')}, %n")):
+                c.do(f"call void @race.init(ptr %w, i32 %lane, i32 %row, i64 {offset}, i64 %n)")
     _written(c, what, flags)
     with c.if_(c(f"icmp ne ptr {there}, {cta}")):
         strong = "strong" if what in (*STRONG_WORDS, "leave", "take") else "weak"
@@ -214,7 +233,7 @@ def _shared(c: Code, what: str) -> None:
         if what not in ("issue", "land"):
             c.do(f"call void @remote.visit(ptr %w, i32 %site, ptr {there})")
     with c.if_(own):
-        names = {"fetch": "race.read", "issue": "race.write", "land": "race.write"}
+        names = {"fetch": "race.read", "glance": "race.read", "issue": "race.write", "land": "race.write"}
         names |= {"leave": "clock.leave", "take": "clock.take"}
         c.do(f"call void @{names.get(what, f'race.{what}')}({_ARGUMENTS} %a, i64 %n, i64 {offset})")
         if what == "fetch":

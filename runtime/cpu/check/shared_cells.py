@@ -2,7 +2,8 @@
 
 A cell has a write stamp (count · 32 + warp), a read stamp, the bytes written and read, each warp's last read, the lanes
 of the last write and read; a stamp of the last strong read of all of it (`polls`); and, where the last write was
-strong, of the last strong one before it by another warp (`strongs`). Stamps of earlier CTAs need no clearing, as counts
+strong, of the last strong one before it by another warp (`strongs`); and of the first small write since the CTA began
+(`inits`). Stamps of earlier CTAs need no clearing, as counts
 only grow. What they mean is in `shared_races.py`.
 """
 
@@ -48,9 +49,9 @@ class Cells(Accessing):
         self.cta = c.load("ptr", "%w", WARP["cta"])
         block = c.load("ptr", self.cta, CTA["races"])
         self.count = c.load("i64", block, CHECK["cells"])
-        self.writes, self.reads, self.last_reads, self.polls, self.strongs, self.written, self.read = (
+        self.writes, self.reads, self.last_reads, self.polls, self.strongs, self.inits, self.written, self.read = (
             c.load("ptr", block, CHECK[name])
-            for name in ("writes", "reads", "last_reads", "polls", "strongs", "written", "read")
+            for name in ("writes", "reads", "last_reads", "polls", "strongs", "inits", "written", "read")
         )
         self.warp = c.load("i32", "%w", WARP["id"])
         self.now = c.load("i32", self.cta, CTA["epoch"])
@@ -108,30 +109,38 @@ def differ(c: Code, cells: Cells, stamp: str, lanes: tuple[str, str]) -> str:
 
 
 def compare_lanes(
-    c: Code, cells: Cells, cell: str, stamp: str, lanes: tuple[str, str], bytes_: str, wrote: bool
+    c: Code, cells: Cells, cell: str, stamp: str, lanes: tuple[str, str], bytes_: str, wrote: bool, same: str = "0"
 ) -> None:
-    """Report a race with another lane of the warp; `lanes`: of the earlier access, and of this one."""
+    """Report a race with another lane of the warp; `lanes`: of the earlier access, and of this one. `same`: see
+    `compare`."""
     shared = c(f"icmp ne i8 {c(f'and i8 {bytes_}, {ALL_BYTES}')}, 0")
     with c.if_(c(f"and i1 {differ(c, cells, stamp, lanes)}, {shared}"), likely=False):
         earlier = c(f"shl i32 {c(f'zext i8 {lanes[0]} to i32')}, 24")
         extra = c(f"or i32 {earlier}, {IS_LANES | (1 << 16 if wrote else 0)}")
-        report_at(c, cell, extra)
+        report_at(c, cell, extra, same)
 
 
-def compare(c: Code, cells: Cells, cell: str, warp: str, time: str, bytes_: str, wrote: bool) -> None:
-    """Report a race with another warp's access that this warp's clock does not cover."""
+def compare(
+    c: Code, cells: Cells, cell: str, warp: str, time: str, bytes_: str, wrote: bool, same: str = "0"
+) -> None:
+    """Report a race with another warp's access that this warp's clock does not cover.
+
+    `same`: how many bytes this access (two stores race) may leave as they are; then it is no more than a note.
+    """
     known = c.load("i32", c(f"getelementptr i32, ptr {c.at('%w', WARP['vclock'])}, i32 {warp}"))
     open_ = c(f"icmp ugt i32 {time}, {known}")
     other = c(f"icmp ne i32 {warp}, {cells.warp}")
     shared = c(f"icmp ne i8 {c(f'and i8 {bytes_}, {ALL_BYTES}')}, 0")
     racing = c(f"and i1 {c(f'and i1 {open_}, {other}')}, {shared}")
     with c.if_(racing, likely=False):
-        report_at(c, cell, c(f"or i32 {warp}, {1 << 16 if wrote else 0}"))
+        report_at(c, cell, c(f"or i32 {warp}, {1 << 16 if wrote else 0}"), same)
 
 
-def report_at(c: Code, cell: str, extra: str) -> None:
+def report_at(c: Code, cell: str, extra: str, same: str = "0") -> None:
     """A race at the access's first byte in a cell."""
-    report(c, FAULT_RACE, place_of(c, cell), c(f"zext i32 {extra} to i64"))
+    place = place_of(c, cell)
+    bytes_ = (c.at("%p", place), same) if same != "0" else None
+    report(c, FAULT_RACE, place, c(f"zext i32 {extra} to i64"), bytes_)
 
 
 def place_of(c: Code, cell: str) -> str:

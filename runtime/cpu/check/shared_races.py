@@ -2,7 +2,8 @@
 
 Two accesses of different warps race if one writes, not both are strong (atomic, volatile, relaxed, acquire, release),
 and the later one's clock (`vector_clocks.py`) does not cover the earlier one. Strong accesses exchange clocks too,
-before they are compared, as each may be a lock or a flag.
+before they are compared, as each may be a lock or a flag. Only the first write of all must be known before: without
+it, the lock has no value yet.
 
 Two lanes of a warp race if one writes and the warp has not synchronised since (bar.warp.sync, a barrier, an atomic):
 lanes advance together here, but on a GPU they need not.
@@ -12,12 +13,14 @@ The stamps that accesses leave are those of `shared_cells.py`.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.shadow import FLAG_FLYING, FLAG_WRITTEN
+from ptxgen.runtime.cpu.check.equal_stores import doubted
+from ptxgen.runtime.cpu.check.shadow import FLAG_FLYING, FLAG_WRITTEN, SMALL
 from ptxgen.runtime.cpu.check.shared_cells import (
     ALL_BYTES,
     ANY_LANE,
     MANY_LANES,
     PARAMETERS,
+    PROXY,
     SEVERAL,
     STRONG,
     Cells,
@@ -41,10 +44,12 @@ _CHUNKS = (16, 4)  # cells that are looked at together
 def race(what: str, mode: str = "") -> str:
     """`race.read|write|order|publish|atomic(w, site, lane, row, pointer, address, bytes, offset)`, `offset` in shared
     memory: what `shadow` means by these words. `race.quick.read|write(w, lane, row, offset, bytes)` enters whole cells
-    where that needs no closer look, and says whether it has.
+    where that needs no closer look, and says whether it has. `race.init(w, offset, bytes)` notes the first write.
     """
     if what == "quick":
         return _quick(mode)
+    if what == "init":
+        return _init()
     c = Code(f"define internal void @race.{what}({PARAMETERS}) noinline")
     if what in ("read", "write"):
         _access(c, what)
@@ -84,6 +89,10 @@ def _quick(what: str) -> str:
     c.ret("i1 false", when=c(f"icmp ne i64 {c(f'and i64 {ragged}, 3')}, 0"))
     cells = Cells(c)
     valid = c.load("ptr", cells.cta, CTA["valid"])
+    if what == "write":  # the first of a few bytes may be what a semaphore begins with
+        with c.if_(c(f"icmp ule i64 %n, {SMALL}")):
+            missing = c(f"call i64 @shadow.unwritten(ptr {c.at(valid, '%offset')}, i64 %n)")
+            c.ret("i1 false", when=c(f"icmp ult i64 {missing}, %n"))
     last, at = last_cell(c), c.var("i64", cells.first)
     for size in (*_CHUNKS, 1):
         kind, lanes = vec("i8", 4 * size), vec("i1", 4 * size)
@@ -161,6 +170,16 @@ def _chunk(c: Code, cells: Cells, cell: str, what: str, size: int) -> str:
     return every
 
 
+def _init() -> str:
+    """`race.init(w, offset, bytes)`: bytes of these cells are written for the first time."""
+    c = Code("define internal void @race.init(ptr %w, i32 %lane, i32 %row, i64 %offset, i64 %n) noinline")
+    cells = Cells(c)
+    with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
+        c.store("i32", cells.stamp, cell_at(c, cells.inits, cell, 4))
+    c.ret()
+    return c.text()
+
+
 def _one(c: Code, cells: Cells, cell: str, what: str) -> None:
     """One cell: compare with the last write, for a write also with every warp's last read, and enter the access."""
     here = touched(c, cell)
@@ -169,9 +188,14 @@ def _one(c: Code, cells: Cells, cell: str, what: str) -> None:
     lane = c(f"select i1 {part}, i8 {ANY_LANE}, i8 {whole}")
     read_place, flag_place = cell_at(c, cells.reads, cell, 4), cell_at(c, cells.read, cell, 1)
     reader_place = cell_at(c, cells.read_lanes, cell, 1)
-    earlier, common = _against_write(c, cells, cell, here)
     writer = c.load("i8", cell_at(c, cells.write_lanes, cell, 1))
-    compare_lanes(c, cells, cell, earlier, (writer, lane), common, wrote=True)
+    same, doubts = "0", ""
+    if what == "write":  # of two stores; atomics and copies may be changing the bytes yet
+        count = c(f"zext i8 {c(f'call i8 @llvm.ctpop.i8(i8 {here})')} to i64")
+        same = c(f"select i1 {c(f'icmp ult i8 {writer}, {PROXY}')}, i64 {count}, i64 0")
+        doubts = doubted(c)
+    earlier, common = _against_write(c, cells, cell, here, same)
+    compare_lanes(c, cells, cell, earlier, (writer, lane), common, wrote=True, same=same)
     with c.if_(c(f"icmp eq i8 {writer}, {STRONG}")):
         _compare_stamp(c, cells, cell, c.load("i32", cell_at(c, cells.strongs, cell, 4)), common, wrote=True)
     last_read, flags, reader = c.load("i32", read_place), c.load("i8", flag_place), c.load("i8", reader_place)
@@ -179,7 +203,8 @@ def _one(c: Code, cells: Cells, cell: str, what: str) -> None:
         _against_reads(c, cells, cell, here)
         compare_lanes(c, cells, cell, last_read, (reader, lane), c(f"and i8 {flags}, {here}"), wrote=False)
         _compare_stamp(c, cells, cell, c.load("i32", cell_at(c, cells.polls, cell, 4)), here, wrote=False)
-        _enter_write(c, cells, cell, here, lane)
+        with c.if_(c(f"icmp eq i32 {doubts}, {doubted(c)}")):  # else it may change nothing, and is then no write
+            _enter_write(c, cells, cell, here, lane)
         return
     open_reads = c(f"icmp uge i32 {last_read}, {cells.safe}")
     last_warp = c(f"and i32 {last_read}, 31")
@@ -193,17 +218,19 @@ def _one(c: Code, cells: Cells, cell: str, what: str) -> None:
     c.store("i8", c(f"select i1 {together}, i8 {MANY_LANES}, i8 {lane}"), reader_place)
 
 
-def _against_write(c: Code, cells: Cells, cell: str, here: str) -> tuple[str, str]:
+def _against_write(c: Code, cells: Cells, cell: str, here: str, same: str = "0") -> tuple[str, str]:
     """Compare an access with the cell's last write; (its stamp, which of the bytes `here` it wrote)."""
     earlier = c.load("i32", cell_at(c, cells.writes, cell, 4))
     common = c(f"and i8 {c.load('i8', cell_at(c, cells.written, cell, 1))}, {here}")
-    _compare_stamp(c, cells, cell, earlier, common, wrote=True)
+    _compare_stamp(c, cells, cell, earlier, common, wrote=True, same=same)
     return earlier, common
 
 
-def _compare_stamp(c: Code, cells: Cells, cell: str, stamp: str, bytes_: str, wrote: bool) -> None:
+def _compare_stamp(
+    c: Code, cells: Cells, cell: str, stamp: str, bytes_: str, wrote: bool, same: str = "0"
+) -> None:
     warp, time = c(f"and i32 {stamp}, 31"), c(f"lshr i32 {stamp}, 5")
-    compare(c, cells, cell, warp, time, bytes_, wrote)
+    compare(c, cells, cell, warp, time, bytes_, wrote, same)
 
 
 def _against_reads(c: Code, cells: Cells, cell: str, here: str) -> None:
@@ -244,9 +271,12 @@ def _enter_strong(c: Code, cells: Cells, cell: str, here: str) -> None:
 
 def _strong(c: Code, what: str) -> None:
     """`order` is a read, `publish` a write, `atomic` both: compared with what is not strong, in every other warp."""
-    if what in ("order", "atomic"):
-        c.do(f"call void @clock.take({PARAMETERS})")
     cells = Cells(c)
+    if what in ("order", "atomic"):
+        with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:  # whoever began with these bytes must
+            stamp = c.load("i32", cell_at(c, cells.inits, cell, 4))  # be known from elsewhere: it may come later
+            _compare_stamp(c, cells, cell, stamp, str(ALL_BYTES), wrote=True)
+        c.do(f"call void @clock.take({PARAMETERS})")
     with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
         here = touched(c, cell)
         writer = c.load("i8", cell_at(c, cells.write_lanes, cell, 1))

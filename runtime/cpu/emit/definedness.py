@@ -1,4 +1,4 @@
-"""Check mode: which lanes of a register have been written, in the code of a warp function."""
+"""Check mode: which lanes (and bytes) of a register have been written, in the code of a warp function."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ptxgen.runtime.cpu.emit.defined_bytes import ALL, Planes, bytes_of_result
 from ptxgen.runtime.cpu.emit.wgmma_products import Products
 from ptxgen.runtime.cpu.flow.flow import Block, Op
 from ptxgen.runtime.cpu.flow.symbols import Reg
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
 
 class DefinedLanes:
-    """Registers that some path leaves unwritten: their lanes that are written, as masks."""
+    """Registers that some path leaves unwritten: the lanes of their bytes that are written, as masks."""
 
     def __init__(self, values: Values) -> None:
         self.e = values
         self.products = Products(values)
-        self.now: dict[int, str | None] = {}  # lanes as an i32; None: all that are here
-        self.base: dict[int, str] = {}
+        self.now: dict[int, Planes | None] = {}  # None: all lanes that are here
+        self.base: dict[int, Planes] = {}
+        self._joint: dict[Planes, str] = {}
+        self.width = 0  # bytes of a source that count, from the lowest on; 0: all
         self.checked: set[int] = set()
         self.silent = False
         self.carries = False  # whether reading what is not defined makes results so, and is no finding
@@ -29,13 +32,13 @@ class DefinedLanes:
 
     def begin(self, block: Block) -> None:
         """Forget the previous block."""
-        self.now, self.base, self.checked = {}, {}, set()
+        self.now, self.base, self.checked, self._joint = {}, {}, set(), {}
         self.block = block
         self.products.begin()
 
     def start(self, op: Op) -> None:
         """Forget the previous instruction."""
-        self.sources, self.carries = None, op.pure
+        self.sources, self.carries, self.width = None, op.pure, 0
 
     @contextmanager
     def reading(self, carries: bool) -> Iterator[None]:
@@ -61,16 +64,39 @@ class DefinedLanes:
 
     def lanes(self, reg: Reg) -> str | None:
         """The lanes in which the register is defined, or None if that is known to be all."""
+        planes = self.planes(reg)
+        if planes is None:
+            return None
+        lanes = self._all_of(planes[: self.width or None])
+        return None if lanes == ALL else lanes
+
+    def planes(self, reg: Reg) -> Planes | None:
+        """The lanes in which each of its bytes is defined, or None if that is known to be all."""
         if reg.index not in self.now:
             if not self.e.flow.loose >> reg.index & 1 or self.block.defined_in >> reg.index & 1:
                 self.now[reg.index] = None
             else:
-                self.base[reg.index] = self.e.c.load("i32", self._slot(reg))
+                slot = self._slot(reg)
+                self.base[reg.index] = tuple(self.e.c.load("i32", slot, 4 * n) for n in range(_bytes(reg)))
                 self.now[reg.index] = self.base[reg.index]
         return self.now[reg.index]
 
+    def both(self, a: str, b: str) -> str:
+        """The lanes that are among both."""
+        if a == ALL or a == b:
+            return b
+        return a if b == ALL else self.e.c(f"and i32 {a}, {b}")
+
+    def _all_of(self, planes: Planes) -> str:
+        if planes not in self._joint:
+            joint = ALL
+            for lanes in dict.fromkeys(planes):
+                joint = self.both(joint, lanes)
+            self._joint[planes] = joint
+        return self._joint[planes]
+
     def _slot(self, reg: Reg) -> str:
-        return self.e.c.at("%w", self.e.place(-1 - reg.index, 4))
+        return self.e.c.at("%w", self.e.place(-1 - reg.index, 4 * _bytes(reg)))
 
     def check(self, reg: Reg) -> None:
         """A register is read: by arithmetic, whose result is then no more defined than it; by anything else, which is
@@ -101,24 +127,42 @@ class DefinedLanes:
         """The executing lanes of the register are now as defined as what the instruction has read."""
         e = self.e
         self.products.write(reg)
+        fresh: Planes | None = None
+        if self.sources is not None:
+            fresh = (bytes_of_result(self, reg) if e.op.pure else None) or (self.sources,) * _bytes(reg)
         if e.op.guard is None:
-            self.now[reg.index] = self.sources
+            self.now[reg.index] = fresh
             self.checked.discard(reg.index)
             return
-        before = self.lanes(reg)
-        if before is None and self.sources is None:
+        before = self.planes(reg)
+        if before is None and fresh is None:
             return
         self.checked.discard(reg.index)
         here = e.exec_mask()
-        kept = e.c(f"and i32 {before or '-1'}, {e.c(f'xor i32 {here}, -1')}")
-        self.now[reg.index] = e.c(f"or i32 {kept}, {e.c(f'and i32 {self.sources or -1}, {here}')}")
+        others = e.c(f"xor i32 {here}, -1")
+        everywhere = (ALL,) * _bytes(reg)
+        merged: dict[tuple[str, str], str] = {}
+        for pair in zip(before or everywhere, fresh or everywhere, strict=True):
+            if pair not in merged:
+                kept = e.c(f"and i32 {pair[0]}, {others}")
+                merged[pair] = e.c(f"or i32 {kept}, {e.c(f'and i32 {pair[1]}, {here}')}")
+        self.now[reg.index] = tuple(
+            merged[pair] for pair in zip(before or everywhere, fresh or everywhere, strict=True)
+        )
 
     def spill(self) -> None:
         """Keep the lanes for later blocks, for every register whose state is not known statically everywhere."""
         e = self.e
-        for index, lanes in self.now.items():
-            if not (e.flow.loose & self.block.live_out) >> index & 1 or lanes == self.base.get(index, ""):
+        for index, planes in self.now.items():
+            if not (e.flow.loose & self.block.live_out) >> index & 1 or planes == self.base.get(index, ()):
                 continue
-            slot = self._slot(e.flow.registers[index])
-            others = e.c(f"and i32 {e.c.load('i32', slot)}, {e.c(f'xor i32 {e.mask}, -1')}")
-            e.c.store("i32", e.c(f"or i32 {others}, {e.c(f'and i32 {lanes or -1}, {e.mask}')}"), slot)
+            reg = e.flow.registers[index]
+            slot, rest = self._slot(reg), e.c(f"xor i32 {e.mask}, -1")
+            for n, lanes in enumerate(planes or (ALL,) * _bytes(reg)):
+                others = e.c(f"and i32 {e.c.load('i32', slot, 4 * n)}, {rest}")
+                e.c.store("i32", e.c(f"or i32 {others}, {e.c(f'and i32 {lanes}, {e.mask}')}"), slot, 4 * n)
+
+
+def _bytes(reg: Reg) -> int:
+    """Bytes whose lanes are followed; of a predicate there is one."""
+    return max(reg.bits // 8, 1)

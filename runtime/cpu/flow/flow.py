@@ -18,6 +18,7 @@ from ptxgen.runtime.cpu.flow.names import Names, module_variables
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
+from ptxgen.runtime.cpu.flow.unused_loads import unused_loads
 
 
 class Flow(Names):
@@ -185,6 +186,7 @@ class Flow(Names):
         if simplify(self):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)
+        self.unused_loads = unused_loads(self.blocks)
         return self.blocks
 
 

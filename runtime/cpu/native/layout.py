@@ -54,8 +54,17 @@ ALLOCATIONS = _offsets("begins:8 ends:8 shadows:8 count:8")
 THREAD = _offsets(
     "launch:8 random:8 fault:4 site:4 mask:4 bytes:4 address:8 extra:8 cta:8 warp:8 gang:8 cursor:8 "
     "last_cta:8 time:8 ext:160 queue:8 queued:8 late_queue:8 late:8 "
-    "late_round:4 pad:4 landed:8 landed_for:8 swept:8"
+    "late_round:4 pad:4 landed:8 landed_for:8 swept:8 reported:8 more:8 more_faults:4 doubting:4 doubts:8 doubted:4 "
+    "pad2:4"
 )
+# a finding: what THREAD has from `fault` on, too
+FAULT = {name: THREAD[name] - THREAD["fault"] for name in ("fault", "site", "mask", "bytes", "address", "extra", "cta",
+                                                           "warp")}  # fmt: skip
+FAULT["_end"] = FAULT["warp"] + 8
+MORE_FAULTS = 15  # that check mode keeps beside the first, until the warp returns
+# a race of two stores, until it is known whether the later one changes anything (`check/equal_stores.py`)
+DOUBT = _offsets("pointer:8 address:8 extra:8 n:8 site:4 kind:4 mask:4 row:4 old:4 pad:4")
+DOUBTS = 1024
 GANG = _offsets(
     "launch:8 thread:8 ctas:8 count:4 rounds:4 index:8 id_x:4 id_y:4 id_z:4 pad:4 ext:184 "
     "turn:4 shift:4 ran:4 moved:4 alive:4 spins:4 cluster_arrived:4 cluster_phase:4"
@@ -97,7 +106,7 @@ RELEASE, ACQUIRE, OWN_CTA = 1, 2, 4  # `how` an access synchronises; without the
 # `check/shared_races.py`, then a clock for each 8 bytes of shared memory (at offset `clocks`)
 CHECK = _offsets(
     "cells:8 clocks:8 writes:8 reads:8 last_reads:8 polls:8 strongs:8 written:8 read:8 write_lanes:8 "
-    "read_lanes:8 pad:40 "
+    "read_lanes:8 inits:8 pad:32 "
     "cluster:128 "
     f"arrived:128 visits:{16 * MAX_CLUSTER} bars:{128 * BARRIERS}"
 )

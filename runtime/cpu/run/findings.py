@@ -10,12 +10,13 @@ from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
 from ptxgen.runtime.cpu.flow.calls import ASSERTION
 from ptxgen.runtime.cpu.native import layout
-from ptxgen.runtime.cpu.native.layout import CTA, THREAD, WARP
+from ptxgen.runtime.cpu.native.layout import CTA, WARP
 from ptxgen.runtime.cpu.run.address_names import Places
-from ptxgen.runtime.cpu.run.native_state import Gang, Worker
+from ptxgen.runtime.cpu.run.native_state import Fault, Gang
 from ptxgen.runtime.cpu.support import faults
 from ptxgen.sources import in_brackets, origin
 
+EQUAL_STORES = "unordered stores of equal values"
 _TITLES = {
     faults.FAULT_BOUNDS: "out of bounds",
     faults.FAULT_ALIGN: "misaligned access",
@@ -35,8 +36,11 @@ _TITLES = {
     faults.FAULT_LEFT: "exit before an asynchronous copy is over",
     faults.FAULT_PRODUCT: "registers of wgmma without a wait or a fence",
     faults.FAULT_COORDINATE: "wrong use",
+    faults.FAULT_EQUAL_RACE: EQUAL_STORES,
+    faults.FAULT_EQUAL_ORDER: EQUAL_STORES,
 }
 DIVERGED = "every lane of the warp that has not exited must execute an .aligned barrier together"
+_NO_HARM = 'both store what is there already, so their order does not matter (equal_stores="finding" stops for it)'
 _ADVICE = {
     faults.FAULT_TRAP: "the kernel stops itself here",
     faults.FAULT_UNINITIALISED: "write it before it is read",
@@ -47,11 +51,13 @@ _ADVICE = {
     "cp.async.bulk.wait_group (or .read) in the lane that issued it",
     faults.FAULT_EARLY: "a programmatic launch may run beside the kernel before it, which has written these bytes: "
     "griddepcontrol.wait must come first",
+    **dict.fromkeys((faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER), _NO_HARM),
     faults.FAULT_IN_FLIGHT: "wait for the copy first: cp.async.wait_group in the lanes that issued it, or its mbarrier",
 }
 _WITH_ADDRESS = (
     faults.FAULT_BOUNDS, faults.FAULT_ALIGN, faults.FAULT_UNINITIALISED, faults.FAULT_RACE, faults.FAULT_READ_ONLY,
     faults.FAULT_IN_FLIGHT, faults.FAULT_PROXY, faults.FAULT_ORDER, faults.FAULT_EARLY, faults.FAULT_CONSTANT,
+    faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER,
 )  # fmt: skip
 _WITH_REMARK = (faults.FAULT_ASSERT, faults.FAULT_OPERAND, faults.FAULT_TRAP, faults.FAULT_PRODUCT)
 
@@ -90,40 +96,35 @@ def lanes_text(mask: int) -> str:
     return ("lane " if mask.bit_count() == 1 else "lanes ") + (", ".join(runs) or "none")
 
 
-def fault_text(entry: Entry, source: Source, worker: Worker, gangs: list[Gang], places: Places) -> str:
-    """The text of the fault that a worker's thread recorded."""
-    thread = worker.thread
-    kind, site, mask = (thread.get("I", THREAD[name]) for name in ("fault", "site", "mask"))
-    size, address = thread.get("I", THREAD["bytes"]), thread.get("Q", THREAD["address"])
+def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> str:
+    """The text of a fault that native code has recorded."""
+    kind, site, mask, size, address, extra, cta, warp = fault
     if kind == faults.FAULT_BOUNDS and places.read_only(address, size):
         kind = faults.FAULT_READ_ONLY
     line, text, remark = entry.sites[site]
     lines = [f"{_TITLES[kind]} in kernel {entry.name}", source.at(line, text)]
-    lines.append(
-        f"{_where(gangs, thread.get('Q', THREAD['cta']), thread.get('Q', THREAD['warp']))}, {lanes_text(mask)}"
-    )
+    lines.append(f"{_where(gangs, cta, warp)}, {lanes_text(mask)}")
     if kind in _WITH_ADDRESS:
         lines.append(places.text(text, address, size, valid=kind not in (faults.FAULT_BOUNDS, faults.FAULT_ALIGN)))
     if kind == faults.FAULT_ALIGN:
         lines.append(f"an access of {size} bytes must be aligned to {size} (got {address:#x}, {address % size} over)")
-    elif kind == faults.FAULT_RACE:
-        extra = thread.get("Q", THREAD["extra"])
+    elif kind in (faults.FAULT_RACE, faults.FAULT_EQUAL_RACE):
         meanwhile = f"warp {extra & 0xFFFF} has written these bytes meanwhile"
         lines.append(meanwhile if remark == LATE_READ else _race_text(extra))
-    elif kind == faults.FAULT_ORDER:
-        lines.append(_order_text(thread.get("Q", THREAD["extra"]), gangs, thread.get("Q", THREAD["cta"])))
+    elif kind in (faults.FAULT_ORDER, faults.FAULT_EQUAL_ORDER):
+        lines.append(_order_text(extra, gangs, cta))
     elif kind == faults.FAULT_GONE:
-        number, warp = _writer(thread.get("Q", THREAD["extra"]))
+        number, warp = _writer(extra)
         lines.append(
             f"CTA {_coordinates(gangs[0], number)}, warp {warp}, executed this on the shared memory of the CTA that "
             "exits, which has not waited for it; a cluster barrier behind the access would do"
         )
     elif kind == faults.FAULT_COORDINATE:
-        lines.append(_coordinate_text(thread.get("Q", THREAD["extra"]), thread.get("q", THREAD["address"]), size))
+        lines.append(_coordinate_text(extra, address - (address >> 63 << 64), size))
     elif kind == faults.FAULT_REGISTER:
         lines.append(f"{remark} is read here, but no instruction that these lanes executed has written it")
     elif remark == ASSERTION:
-        message, file = (places.string(thread.get("Q", THREAD[name])) for name in ("address", "extra"))
+        message, file = places.string(address), places.string(extra)
         return "\n  ".join([*lines, f"assertion `{message}` failed, {file}:{size}"])
     elif remark and kind in _WITH_REMARK:
         lines.append(remark)

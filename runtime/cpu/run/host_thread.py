@@ -11,6 +11,7 @@ from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, GANG, PARKED, RUNNAB
 from ptxgen.runtime.cpu.run import findings
 from ptxgen.runtime.cpu.run.address_names import Places
 from ptxgen.runtime.cpu.run.standstill import deadlock_text, late_text, spinning_text
+from ptxgen.runtime.cpu.support import faults
 from ptxgen.runtime.cpu.support.scheduler import LATER_ROUNDS, MOST_ROUNDS
 
 if TYPE_CHECKING:
@@ -100,10 +101,11 @@ class Share:
         self.waiting: list[Waiting] = []
         self.memories = Memories()
         self.room = FIRST_ROOM
+        self.found: list[str] = []  # what the launch went on behind
         self.beginning: list[Gang] = []  # the worker's own, while gangs begin and run in it
 
     def run(self) -> str | None:
-        """Until no gang is left; the text of what was found, if anything."""
+        """Until no gang is left; the text of what ended the launch, if anything (besides `found`)."""
         while True:
             if len(self.waiting) < self.room and self.of.may_begin():
                 found = self._begin()
@@ -128,9 +130,11 @@ class Share:
         self.of.progressed()
         self.beginning = [worker.gang]
         code = self.of.begin(worker)
+        while code == FAULTED and self._goes_on([worker.gang]):
+            code = self.of.begin(worker, going=True)
         self.beginning = []
         if code in (FAULTED, PARKED):
-            return self._failure(code, worker.gang, [worker.gang])
+            return self._failure(code, worker.gang)
         if code != DONE:  # it spins, perhaps for a gang that has not begun; or is left on its way
             self.waiting.append(Waiting(worker.gang))
             self.of.held(1)
@@ -144,6 +148,8 @@ class Share:
         ended = False
         for one in self._in_turn():
             code = of.resume(one.gang)
+            while code == FAULTED and self._goes_on(self._gangs()):
+                code = of.resume(one.gang)
             if code == DONE:
                 self.waiting.remove(one)
                 self.worker.spare.append(one.gang)
@@ -152,7 +158,7 @@ class Share:
                 for other in self.waiting:
                     other.forget()
             elif code in (FAULTED, PARKED):
-                return self._failure(code, one.gang, self._gangs())
+                return self._failure(code, one.gang)
             else:
                 one.look(code)
                 ended = ended or code == RUNNABLE
@@ -206,9 +212,23 @@ class Share:
     def _gangs(self) -> list[Gang]:
         return [one.gang for one in self.waiting]
 
-    def _failure(self, code: int, gang: Gang, gangs: list[Gang]) -> str:
+    def _goes_on(self, gangs: list[Gang]) -> bool:
+        """Note what native code has found, and let the warp go on if nothing of it ends the launch."""
         of = self.of
-        entry = of.compiled.entry
-        if code == FAULTED:
-            return findings.fault_text(entry, of.source, self.worker, gangs, Places(entry, of.memory, of.params))
-        return deadlock_text(entry, of.source, gang)
+        entry, goes_on = of.compiled.entry, True
+        for fault in self.worker.faults():
+            text = findings.fault_text(entry, of.source, fault, gangs, Places(entry, of.memory, of.params))
+            if fault.kind in of.notes_only:
+                of.notes.append(text)
+            else:
+                self.found.append(text)
+                goes_on = fault.kind in faults.GOES_ON and goes_on
+                if not of.another_finding():
+                    return False
+        if goes_on:
+            self.worker.go_on(gangs)
+        return goes_on
+
+    def _failure(self, code: int, gang: Gang) -> str:
+        """What ends the launch, besides what it went on behind: nothing (where that was enough), or a deadlock."""
+        return "" if code == FAULTED else deadlock_text(self.of.compiled.entry, self.of.source, gang)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.errors import ExecutionError
+from ptxgen.errors import ExecutionError, ExecutionNote
 from ptxgen.runtime.cpu.flow.written_params import pointers
 from ptxgen.runtime.cpu.native.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
 from ptxgen.runtime.cpu.run import findings
@@ -23,6 +24,7 @@ from ptxgen.runtime.cpu.run.geometry import Geometry
 from ptxgen.runtime.cpu.run.host_thread import Seen, Share
 from ptxgen.runtime.cpu.run.native_state import Gang, Worker, forget_order
 from ptxgen.runtime.cpu.run.thread_pool import asked_to_look
+from ptxgen.runtime.cpu.support import faults
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.program import Compiled
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.run.module_variables import Globals
     from ptxgen.runtime.cpu.run.options import Options
 
+_MORE_SECONDS = 10.0  # behind the first finding of a launch in check mode, in which more are looked for
+_LOOK_SECONDS = 0.5  # from one look at the time to the next, of a launch in check mode over several threads
 BUDGET = 1 << 10  # backward branches of a warp before others get a turn
 _SHUFFLED = 1 << 20  # gangs that one drawn order covers; larger grids repeat it
 
@@ -56,10 +60,14 @@ class Run:
         self.compiled, self.geometry, self.memory, self.source = compiled, geometry, memory, source
         self.native = compiled.native
         self.mode, self.seed, self.time_limit = how.mode, how.seed, how.time_limit
+        self.findings_left = how.most_findings if how.mode == "check" else 1
+        self.notes_only = (faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER) if how.equal_stores == "note" else ()
+        self.notes: list[str] = []
         self.workers_wanted = max(1, min(threads, geometry.gangs))
         self.params, self.globals = params, globals_
         self.table = memory.table()
         self.number, self.beside = memory.begin_launch() if how.mode == "check" else 0, beside
+        self.enough = math.inf  # when no more findings are looked for
         self.deadline = math.inf if how.time_limit is None else time.monotonic() + how.time_limit
         self.lock = threading.Lock()
         self.over = self.late = False
@@ -74,9 +82,12 @@ class Run:
         self._prepare(used)
         found = self._alone(used[0]) if len(used) == 1 else self._together(pool(), used)
         self.compiled.give_back(self.geometry, self.block, workers)
-        for text in found:
-            if text is not None:
-                raise ExecutionError(text)
+        places = {text.splitlines()[1] for text in found if "\n" in text}
+        for note in dict.fromkeys(self.notes):
+            if note.splitlines()[1] not in places:  # else something worse is known of it
+                warnings.warn(note, ExecutionNote, stacklevel=4)
+        if found:
+            raise ExecutionError(*_each_place_once(found))
 
     def _prepare(self, workers: list[Worker]) -> None:
         block = self.block
@@ -108,30 +119,43 @@ class Run:
             worker.reset(self.seed + number, forget=worker.table is not self.table)
             worker.table = self.table
 
-    def _alone(self, worker: Worker) -> list[str | None]:
+    def _alone(self, worker: Worker) -> list[str]:
         """In the calling thread; every now and then native code returns, so that Python may handle a signal."""
         asked_to_look(self.block, True)
         try:
-            return [self._work(0, worker)]
+            return self._work(0, worker)
         finally:
             asked_to_look(self.block, False)
 
-    def _together(self, pool: ThreadPoolExecutor, workers: list[Worker]) -> list[str | None]:
+    def _together(self, pool: ThreadPoolExecutor, workers: list[Worker]) -> list[str]:
         """In threads of the pool, which have left the launch when this returns or raises; this one only waits."""
-        futures: list[Future[str | None]] = []
+        futures: list[Future[list[str]]] = []
         try:
             futures += (pool.submit(self._work, number, worker) for number, worker in enumerate(workers))
-            if wait(futures, self.time_limit).not_done:
-                self.stop(late=True)
+            while wait(futures, self._patience()).not_done and not self.over:
+                self._look_at_the_time()
         except BaseException:
             self.stop()
             raise
         finally:
             _join(futures)
-        return [future.result() for future in futures if not future.cancelled()]
+        return [text for future in futures if not future.cancelled() for text in future.result()]
 
-    def _work(self, number: int, worker: Worker) -> str | None:
-        """A host thread's share of the grid; the text of what was found, if anything."""
+    def _patience(self) -> float | None:
+        """Seconds until somebody has to look at the time."""
+        if self.mode == "check":
+            return _LOOK_SECONDS if self.time_limit is None else min(_LOOK_SECONDS, self.time_limit)
+        return self.time_limit
+
+    def _look_at_the_time(self) -> None:
+        now = time.monotonic()
+        if now > self.deadline:
+            self.stop(late=True)
+        elif now > self.enough:
+            self.stop()
+
+    def _work(self, number: int, worker: Worker) -> list[str]:
+        """A host thread's share of the grid; the texts of what was found."""
         share, found = Share(self, number, worker), None
         self.seen[number] = Seen()
         try:
@@ -147,12 +171,19 @@ class Run:
             self.stop()
         self.progressed(True)
         del self.seen[number]
-        return found
+        return [*share.found, *([found] if found else [])]
+
+    def another_finding(self) -> bool:
+        """Count one; whether the launch is to go on behind it, for some time yet."""
+        with self.lock:
+            self.findings_left -= 1
+            self.enough = min(self.enough, time.monotonic() + _MORE_SECONDS)
+            return self.findings_left > 0
 
     # what the threads share ---------------------------------------------------------------------------------------
-    def begin(self, worker: Worker) -> int:
-        """Begin gangs and run them, up to one that does not end; what it came to (`layout`)."""
-        code: int = self.native.run(worker.thread.address, worker.gang.block.address, 0)
+    def begin(self, worker: Worker, going: bool = False) -> int:
+        """Begin gangs and run them, up to one that does not end; what it came to (`layout`). `going`: the first has."""
+        code: int = self.native.run(worker.thread.address, worker.gang.block.address, int(going))
         while code == PAUSED:
             self.look()
             code = self.native.run(worker.thread.address, worker.gang.block.address, 1)
@@ -168,8 +199,7 @@ class Run:
 
     def look(self) -> None:
         """Raise `Stopped` when the launch is over for another reason than its end, or its time is; else go on."""
-        if time.monotonic() > self.deadline:
-            self.stop(late=True)
+        self._look_at_the_time()
         self.block.put("I", LAUNCH["look"], 0)
         if self.over:
             self.block.put("I", LAUNCH["look"], 1)  # for the other threads
@@ -209,6 +239,14 @@ class Run:
             f"{count * size} of {self.geometry.ctas} CTAs have not begun: {self.resident * size} wait for each other, "
             "as many as the largest GPU holds at a time"
         )
+
+
+def _each_place_once(found: list[str]) -> list[str]:
+    """Several threads may have found the same; the first two lines of a text are the finding and its place."""
+    first: dict[tuple[str, ...], str] = {}
+    for text in found:
+        first.setdefault(tuple(text.splitlines()[:2]), text)
+    return list(first.values())
 
 
 def _join(futures: list[Future[str | None]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +19,15 @@ from ptxgen.runtime.cpu.native.layout import (
     CACHE_BYTES,
     CHECK,
     CTA,
+    DOUBT,
+    DOUBTS,
+    FAULT,
     GANG,
     LATE,
     LATE_RECORDS,
     LAUNCH,
     LOCAL_WINDOW,
+    MORE_FAULTS,
     ORDER,
     ORDER_CTAS,
     ORDER_KEYS,
@@ -201,12 +206,12 @@ class Gang:
 def _check_block(shared: int) -> Block:
     """Clocks and cells of a CTA's shared memory (check mode); untouched pages cost nothing."""
     cells = round_up(shared // 4 + 1, 16)
-    clocks = CHECK["arrays"] + round_up(cells * (4 + 4 + 4 * WARP_LANES + 8 + 4), 128)
+    clocks = CHECK["arrays"] + round_up(cells * (4 + 4 + 4 * WARP_LANES + 12 + 4), 128)
     block = Block(clocks + 128 * (cells // 2 + 1))
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
     at = block.address + CHECK["arrays"]
-    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "written": 1, "read": 1}
+    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4, "written": 1, "read": 1}
     sizes |= {"write_lanes": 1, "read_lanes": 1}
     for name, size in sizes.items():
         block.put("q", CHECK[name], at)
@@ -232,6 +237,19 @@ def _lanes(geometry: Geometry) -> _Lanes:
     return _Lanes(tuple(np.ascontiguousarray(i, np.uint32) for i in ids), missing)  # type: ignore[arg-type]
 
 
+class Fault(NamedTuple):
+    """What native code has found, in the order of `layout.FAULT`."""
+
+    kind: int
+    site: int
+    mask: int
+    size: int
+    address: int
+    extra: int
+    cta: int
+    warp: int
+
+
 class Worker:
     """A host thread's structures: THREAD with its site caches, and one gang (more while gangs wait for each other)."""
 
@@ -243,6 +261,11 @@ class Worker:
         self.thread.put("q", THREAD["queue"], self.queue.address)
         self.late = Block(LATE["_end"] * LATE_RECORDS)
         self.thread.put("q", THREAD["late_queue"], self.late.address)
+        self.reported = Block(4 * max(len(entry.sites), 1) if check else 4)
+        self.more = Block(FAULT["_end"] * MORE_FAULTS if check else 4)
+        self.doubts = Block(DOUBT["_end"] * DOUBTS if check else 4)
+        for name in ("reported", "more", "doubts"):
+            self.thread.put("q", THREAD[name], getattr(self, name).address)
         self.gang = Gang(entry, geometry, launch, self.thread, check)
         self.spare: list[Gang] = []  # of gangs that have ended
         self.table: object = None  # the allocations that the site caches know
@@ -253,10 +276,33 @@ class Worker:
             return self.spare.pop()
         return Gang(self.entry, self.geometry, self.launch, self.thread, self.check)
 
+    def faults(self) -> list[Fault]:
+        """What native code has found since it was last asked, the reason for its return first."""
+        first = bytes(self.thread.bytes[THREAD["fault"] : THREAD["fault"] + FAULT["_end"]])
+        count = self.thread.get("I", THREAD["more_faults"])
+        rest = bytes(self.more.bytes[: FAULT["_end"] * count])
+        return [Fault(*fields) for fields in struct.iter_unpack("<4I4Q", first + rest)]
+
+    def go_on(self, gangs: list[Gang]) -> None:
+        """Forget what was found: the warp that returned for it, in one of these gangs, may run again."""
+        warp = self.thread.get("Q", THREAD["warp"])
+        for gang in gangs:
+            at = warp - gang.warps.address
+            if 0 <= at < gang.warps.size:
+                ready = gang.warps.get("Q", at + READY) & ~1
+                gang.warps.put("Q", at + READY, ready)
+                if not ready:
+                    summary = gang.warps.get("Q", at + WARP["summary"])
+                    gang.warps.put("Q", at + WARP["summary"], summary & ~1)
+        self.thread.put("I", THREAD["fault"], 0)
+        self.thread.put("I", THREAD["more_faults"], 0)
+
     def reset(self, seed: int, forget: bool) -> None:
         """Ready for the next launch; `forget`: allocations have changed."""
         self.gang.renew()
-        self.thread.put("I", THREAD["fault"], 0)
+        for name in ("fault", "more_faults", "doubting", "doubted"):
+            self.thread.put("I", THREAD[name], 0)
+        self.reported.bytes[:] = 0
         self.thread.put("q", THREAD["queued"], 0)
         self.thread.put("q", THREAD["late"], 0)
         self.thread.put("Q", THREAD["random"], (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % (1 << 64) or 1)

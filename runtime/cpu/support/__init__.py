@@ -25,7 +25,7 @@ _PARTS = (
     "support.async_copy", "support.bulk", "support.tensor_boxes", "support.tensor_copy", "support.wgmma",
     "check.shadow", "check.shared_cells", "check.vector_clocks", "check.shared_races", "check.async_proxy",
     "check.release_records", "check.record_rows", "check.release_acquire", "check.global_races", "check.global_reads",
-    "check.deferred_reductions", "check.remote_shared",
+    "check.deferred_reductions", "check.remote_shared", "check.equal_stores",
 )  # fmt: skip
 
 

@@ -42,8 +42,8 @@ class Access:
 
     def watched(self, what: str) -> str:
         """The shadow's word for the access: accesses with an order of their own are treated like atomics."""
-        if self.check == "constant":
-            return "constant"
+        if self.check in ("constant", "glance"):
+            return self.check
         return ("order" if what == "read" else "publish") if self.check == "ordered" else what
 
 
@@ -213,6 +213,12 @@ def _concatenate(c: Code, element: str, lanes: int, a: str, b: str) -> str:
 
 
 # check mode -----------------------------------------------------------------------------------------------------------
+def doubtful(c: Code, access: Access, what: str) -> None:
+    """`begin` before the shadow is told of a store, `settle` when the bytes are there (`check/equal_stores.py`)."""
+    if access.check == "check" and access.space != "local":
+        c.do(f"call void @doubt.{what}(ptr %w)")
+
+
 def watch_lane(c: Code, access: Access, what: str, lane: str, pointer: str, address: str) -> None:
     """Tell the shadow of one lane's access before it happens."""
     if access.check:
@@ -281,7 +287,7 @@ def watch(what: str, space: str, row: str, collective: str = "") -> str:
     c = Code(
         f"define internal void @{name}(ptr %w, i32 %site, i32 %m, ptr %offsets, ptr %pointer, i64 %begin) noinline"
     )
-    if space == "global" and what in ("read", "constant"):
+    if space == "global" and what in ("read", "glance", "constant"):
         c.ret(when=c("call i1 @shadow.quiet(ptr %w, i32 %site)"))
     run = _Run(c, Access("ld", space, "v1", f"b{8 * int(row)}", "check"), f"shadow.{what}.{space}", int(row))
     breaks, repeats, among = _segments(c, run.access, int(row))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.native.ir import Code
+from ptxgen.runtime.cpu.native.ir import CHECKING, Code
 from ptxgen.runtime.cpu.native.layout import (
     ALLOCATIONS,
     CACHE_BYTES,
     CTA,
+    FAULT,
     GANG,
     LAUNCH,
     LOCAL_WINDOW,
+    MORE_FAULTS,
     RANK_SHIFT,
     READY,
     SHARED_BASE,
@@ -20,37 +22,63 @@ from ptxgen.runtime.cpu.native.layout import (
 )
 from ptxgen.runtime.cpu.support import support
 
+_FAULT_BYTES = FAULT["_end"]
 # fault kinds: what the report (run/findings.py) says of each
 FAULT_BOUNDS, FAULT_ALIGN, FAULT_TRAP, FAULT_UNINITIALISED, FAULT_RACE = 1, 2, 3, 4, 5
 FAULT_REGISTER, FAULT_OPERAND, FAULT_ASSERT, FAULT_READ_ONLY = 7, 8, 9, 10
 FAULT_IN_FLIGHT, FAULT_PROXY, FAULT_ORDER, FAULT_EARLY = 12, 13, 14, 15
 FAULT_CONSTANT, FAULT_GONE, FAULT_LEFT, FAULT_PRODUCT, FAULT_COORDINATE = 16, 17, 18, 19, 20
+EQUAL = 16  # more than a race's kind: the store writes what is there
+FAULT_EQUAL_RACE, FAULT_EQUAL_ORDER = FAULT_RACE + EQUAL, FAULT_ORDER + EQUAL
+# findings behind which a launch can go on: the access is left out, or done as if it were in order
+GOES_ON = frozenset({
+    FAULT_BOUNDS, FAULT_ALIGN, FAULT_UNINITIALISED, FAULT_RACE, FAULT_REGISTER, FAULT_READ_ONLY, FAULT_IN_FLIGHT,
+    FAULT_PROXY, FAULT_ORDER, FAULT_EARLY, FAULT_CONSTANT, FAULT_GONE, FAULT_LEFT, FAULT_PRODUCT, FAULT_EQUAL_RACE,
+    FAULT_EQUAL_ORDER,
+})  # fmt: skip
 
 
 @support("fault")
 def fault(*_: str) -> str:
-    """`fault(w, site, kind, mask, bytes, address, extra)`: keep the thread's first fault, make the warp return."""
+    """`fault(w, site, kind, mask, bytes, address, extra)`: keep the thread's first fault, make the warp return.
+
+    In check mode the launch may go on behind it: a kind of fault counts once for each place in the code, and what else
+    is found until the warp returns is kept too.
+    """
     c = Code(
         "define internal void @fault(ptr %w, i32 %site, i32 %kind, i32 %mask, i32 %bytes, i64 %address, i64 %extra) "
         "cold noinline"
     )
     thread = c.load("ptr", "%w", WARP["thread"])
+    with c.if_(CHECKING):
+        told = c(f"getelementptr i32, ptr {c.load('ptr', thread, THREAD['reported'])}, i32 %site")
+        kinds, bit = c.load("i32", told), c("shl i32 1, %kind")
+        c.ret(when=c(f"icmp ne i32 {c(f'and i32 {kinds}, {bit}')}, 0"))
+        c.store("i32", c(f"or i32 {kinds}, {bit}"), told)
     earlier = c.load("i32", thread, THREAD["fault"])
     with c.if_(c(f"icmp eq i32 {earlier}, 0")):
-        c.store("i32", "%kind", thread, THREAD["fault"])
-        c.store("i32", "%site", thread, THREAD["site"])
-        c.store("i32", "%mask", thread, THREAD["mask"])
-        c.store("i32", "%bytes", thread, THREAD["bytes"])
-        c.store("i64", "%address", thread, THREAD["address"])
-        c.store("i64", "%extra", thread, THREAD["extra"])
-        c.store("ptr", "%w", thread, THREAD["warp"])
-        cta = c.load("ptr", "%w", WARP["cta"])
-        c.store("ptr", cta, thread, THREAD["cta"])
+        _note(c, c.at(thread, THREAD["fault"]))
+    with c.if_(CHECKING):
+        more = c.load("i32", thread, THREAD["more_faults"])
+        room = c(f"icmp ult i32 {more}, {MORE_FAULTS}")
+        with c.if_(c(f"and i1 {c(f'icmp ne i32 {earlier}, 0')}, {room}")):
+            place = c(f"zext i32 {c(f'mul i32 {more}, {_FAULT_BYTES}')} to i64")
+            _note(c, c.at(c.load("ptr", thread, THREAD["more"]), place))
+            c.store("i32", c(f"add i32 {more}, 1"), thread, THREAD["more_faults"])
     ready = c.load("i64", "%w", READY)
     c.store("i64", c(f"or i64 {ready}, 1"), "%w", READY)
     c.store("i64", c(f"or i64 {c.load('i64', '%w', WARP['summary'])}, 1"), "%w", WARP["summary"])
     c.ret()
     return c.text()
+
+
+def _note(c: Code, place: str) -> None:
+    for name, kind, value in (
+        ("fault", "i32", "%kind"), ("site", "i32", "%site"), ("mask", "i32", "%mask"), ("bytes", "i32", "%bytes"),
+        ("address", "i64", "%address"), ("extra", "i64", "%extra"), ("warp", "ptr", "%w"),
+        ("cta", "ptr", c.load("ptr", "%w", WARP["cta"])),
+    ):  # fmt: skip
+        c.store(kind, value, place, FAULT[name])
 
 
 @support("find")

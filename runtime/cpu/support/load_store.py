@@ -4,7 +4,7 @@
 Addresses are `<32 x i64>` (`<32 x i32>` for shared and local); vectors of registers pass through memory as N rows of
 32 elements. Lanes that share a run of bytes take the fastest path, lanes within one allocation a fast one, the others
 go one by one. The word `check` adds the shadow, and `ordered` too, for accesses that order others (volatile, acquire,
-release, relaxed).
+release, relaxed), or `glance`, for loads whose value nothing uses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ptxgen.runtime.cpu.native.layout import WINDOW_SHIFT
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.access import (
     Access,
+    doubtful,
     lane_0,
     offset_of,
     one_by_one,
@@ -136,6 +137,8 @@ def _run(c: Code, access: Access, what: str) -> Iterator[tuple[str, str, str]]:
         if not access.maskable:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
+            if what == "write":
+                doubtful(c, access, "begin")
             watch_run(c, access, what, base, start, pointer)
             yield pointer, c.at(pointer, c(f"sub i64 {base}, {start}")), whole
 
@@ -193,6 +196,7 @@ def store(space: str, vector: str, bits: str, check: str = "") -> str:
         c.store(access.value, "%value", rows)
     else:
         transpose(c, access, rows, "%in", to_columns=False)
+    doubtful(c, access, "begin")
 
     def put(lane: str, there: str) -> None:
         mine = c(f"getelementptr {access.row_type}, ptr {rows}, i32 {lane}")
@@ -211,6 +215,7 @@ def store(space: str, vector: str, bits: str, check: str = "") -> str:
             put(lane, c.at(pointer, offset_of(c, access, slots, lane)))
     with c.else_():
         one_by_one(c, access, move)
+    doubtful(c, access, "settle")
     c.ret()
     return c.text()
 
@@ -220,10 +225,12 @@ def _store_run(c: Code, access: Access) -> None:
     with _run(c, access, "write") as (pointer, origin, whole):
         if not access.simple:
             transpose(c, access, pointer, "%in", to_columns=False)
+            doubtful(c, access, "settle")
             c.ret(when="true")
             return
         with c.if_(whole, likely=True):
             c.store(access.value, "%value", pointer, align=access.bits // 8)
+            doubtful(c, access, "settle")
             c.ret(when="true")
         if access.maskable:
             lanes = c(f"bitcast i32 %m to {vec('i1')}")
@@ -231,4 +238,5 @@ def _store_run(c: Code, access: Access) -> None:
                 f"call void @llvm.masked.store.v32{access.element}.p0({access.value} %value, "
                 f"ptr align {access.bits // 8} {origin}, {vec('i1')} {lanes})"
             )
+            doubtful(c, access, "settle")
             c.ret(when="true")

@@ -161,7 +161,9 @@ def _check_word(e: Emitter) -> str:
         return ""
     if "nc" in e.op.words:
         return ".constant"
-    return ".ordered" if _ORDERED & set(e.op.words) else ".check"
+    if _ORDERED & set(e.op.words):
+        return ".ordered"
+    return ".glance" if e.op in e.flow.unused_loads else ".check"
 
 
 def _parameter(e: Emitter, operand: nodes.Address) -> Var | None:
@@ -250,8 +252,12 @@ def store(e: Emitter, op: Op) -> None:
             if e.defined is not None:
                 e.defined.take()
         return
+    if e.defined is not None:
+        e.defined.width = bits // 8
     with e.reading(carries=space in ("local", "generic")):
         values = [e.src(source, f"b{bits}") for source in sources]
+    if e.defined is not None:
+        e.defined.width = 0
     if "release" in op.words:
         e.c.do("fence release")
     if _ORDERED & set(op.words):
