@@ -128,7 +128,12 @@ def _global(c: Code, what: str) -> None:
         flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
         fields = _fields(c, cache, base)
         _follow(c, what, fields, offset)
-        if what in ("read", "glance", "fetch", "constant"):  # the commonest case: all is written, and not by this launch
+        if what in (
+            "read",
+            "glance",
+            "fetch",
+            "constant",
+        ):  # the commonest case: all is written, and not by this launch
             c.ret(when=c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
         _between(c, what, flags, c.at(fields, SHADOW["_end"]), offset)
         if what in _WRITES:
@@ -222,9 +227,9 @@ def _shared(c: Code, what: str) -> None:
     offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
     if what in ("write", "publish"):
-        with c.if_(c(f"and i1 {own}, {c(f'icmp ule i64 %n, {SMALL}')}")):
-            with c.if_(c(f"icmp ult i64 {c(f'call i64 @shadow.unwritten(ptr {flags}, i64 %n)')}, %n")):
-                c.do(f"call void @race.init(ptr %w, i32 %lane, i32 %row, i64 {offset}, i64 %n)")
+        small = c(f"and i1 {own}, {c(f'icmp ule i64 %n, {SMALL}')}")
+        with c.if_(small), c.if_(c(f"icmp ult i64 {c(f'call i64 @shadow.unwritten(ptr {flags}, i64 %n)')}, %n")):
+            c.do(f"call void @race.init(ptr %w, i32 %lane, i32 %row, i64 {offset}, i64 %n)")
     _written(c, what, flags)
     with c.if_(c(f"icmp ne ptr {there}, {cta}")):
         strong = "strong" if what in (*STRONG_WORDS, "leave", "take") else "weak"

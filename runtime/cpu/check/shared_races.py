@@ -226,9 +226,7 @@ def _against_write(c: Code, cells: Cells, cell: str, here: str, same: str = "0")
     return earlier, common
 
 
-def _compare_stamp(
-    c: Code, cells: Cells, cell: str, stamp: str, bytes_: str, wrote: bool, same: str = "0"
-) -> None:
+def _compare_stamp(c: Code, cells: Cells, cell: str, stamp: str, bytes_: str, wrote: bool, same: str = "0") -> None:
     warp, time = c(f"and i32 {stamp}, 31"), c(f"lshr i32 {stamp}, 5")
     compare(c, cells, cell, warp, time, bytes_, wrote, same)
 
@@ -273,7 +271,9 @@ def _strong(c: Code, what: str) -> None:
     """`order` is a read, `publish` a write, `atomic` both: compared with what is not strong, in every other warp."""
     cells = Cells(c)
     if what in ("order", "atomic"):
-        with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:  # whoever began with these bytes must
+        with c.count(
+            "i64", c(f"add i64 {last_cell(c)}, 1"), cells.first
+        ) as cell:  # whoever began with these bytes must
             stamp = c.load("i32", cell_at(c, cells.inits, cell, 4))  # be known from elsewhere: it may come later
             _compare_stamp(c, cells, cell, stamp, str(ALL_BYTES), wrote=True)
         c.do(f"call void @clock.take({PARAMETERS})")

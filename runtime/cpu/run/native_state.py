@@ -196,7 +196,7 @@ class Gang:
         return table[:, READY:].tobytes()
 
     def own_memory(self) -> list[np.ndarray]:
-        """What else the warps' next steps depend on: who waits where, barriers, shared and local memory."""
+        """What else the warps' next steps depend on: which lanes wait where, barriers, shared and local memory."""
         warps = self.warps.bytes.reshape(-1, self.shape.stride)
         ctas = self.ctas.bytes.reshape(-1, CTA["_stride"])
         parts = (warps[:, WARP["parks"] : WARP["vclock"]], ctas[:, CTA["bars"] : CTA["ext"]])
@@ -211,7 +211,16 @@ def _check_block(shared: int) -> Block:
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
     at = block.address + CHECK["arrays"]
-    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4, "written": 1, "read": 1}
+    sizes = {
+        "writes": 4,
+        "reads": 4,
+        "last_reads": 4 * WARP_LANES,
+        "polls": 4,
+        "strongs": 4,
+        "inits": 4,
+        "written": 1,
+        "read": 1,
+    }
     sizes |= {"write_lanes": 1, "read_lanes": 1}
     for name, size in sizes.items():
         block.put("q", CHECK[name], at)
