@@ -138,7 +138,7 @@ def _run(c: Code, access: Access, what: str) -> Iterator[tuple[str, str, str]]:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
             if what == "write":
-                doubtful(c, access, "begin")
+                doubtful(c, access, "begin", apart=True)
             watch_run(c, access, what, base, start, pointer)
             yield pointer, c.at(pointer, c(f"sub i64 {base}, {start}")), whole
 
