@@ -12,7 +12,7 @@ QUICK := tests/builder tests/parser tests/isa/test_isa.py tests/checks tests/gol
 	tests/package/test_requires.py tests/package/test_parity.py tests/docs/test_links.py tests/benchmarks/test_rows.py \
 	tests/runtime/test_kvcache.py tests/cpu/test_control.py tests/cpu/test_calls.py
 
-.PHONY: test quick lint golden demo ci clean
+.PHONY: test quick coverage lint golden demo ci clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version.split()[0])'
@@ -26,8 +26,14 @@ test: $(STAMP)
 quick: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) $(QUICK) $(PYTEST_ARGS)
 
+# The whole suite under coverage, and its figure in the README; several times as long as `make test`.
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report= --cov-report=json:coverage.json $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.coverage_figure coverage.json
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --output-format concise .
 	$(BIN)/mypy
 
 golden: $(STAMP)
@@ -37,4 +43,4 @@ demo: $(STAMP)
 	$(BIN)/python -m ptxgen.demo
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .coverage .coverage.* coverage.json .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Decode attention of shapes that nobody tuned, beside the nearest shape of the grid over as many bytes.
+"""Decode attention of shapes without a row in the tuning table, beside the grid's nearest shape over as many bytes.
 
     python -m benchmarks.decode_shapes                       measure on a GPU, print, append rows
     python -m benchmarks.decode_shapes --report [--run ID]   the table of the last run, or of one

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.report.command import command, gpu
@@ -136,9 +137,9 @@ def two_launches(
 
 def implementations(batch: int) -> dict[str, Callable[[Inputs], tuple[float, float]]]:
     """What is timed for a batch of that size."""
-    single = {"one launch": one_launch}
+    single: dict[str, Callable[[Inputs], tuple[float, float]]] = {"one launch": one_launch}
     if batch == 1:
-        single["one launch, no batch"] = lambda inputs: one_launch(inputs, batched=False)
+        single["one launch, no batch"] = partial(one_launch, batched=False)
     pairs = {f"max_chunks={n}": two_launches(n) for n in CHUNKS}
     fitted = two_launches(DEFAULT, fitted=True)
     return {**single, **pairs, "fitted": fitted, "programmatic": two_launches(DEFAULT, programmatic=True)}
@@ -156,7 +157,7 @@ def measure_all(run: Run) -> None:
             print(case, {row["impl"]: row["us"] for row in run.rows if row["case"] == case}, flush=True)
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def report(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a table, and the pairs over the one launch, by their number of chunks."""
     cases: dict[str, dict[str, float]] = {}
     for row in rows:

@@ -20,8 +20,8 @@ from ptxgen.launch import evaluate
 
 L2_BYTES = 400e6  # rotate among at least so many bytes: several times any L2
 MOST_SETS = 400
-# An H200 reads caches of which little is used 12 % slower for the first 10 to 25 ms of their use: whoever came first in
-# a case was measured so, nobody after it.
+# An H200 reads caches of which little is used 12 % slower for the first 10 to 25 ms of their use, which would count
+# against the first implementation of a case only.
 SETTLE_SECONDS = 0.04
 
 
@@ -101,7 +101,8 @@ def upload(array: np.ndarray) -> torch.Tensor:
 
 def download(tensor: torch.Tensor, like: np.ndarray) -> np.ndarray:
     """Device bytes as an array of that shape and type."""
-    return tensor.cpu().numpy().view(np.uint8)[: like.nbytes].view(like.dtype).reshape(like.shape)
+    found: np.ndarray = tensor.cpu().numpy().view(np.uint8)[: like.nbytes].view(like.dtype).reshape(like.shape)
+    return found
 
 
 def sets_for(nbytes: int, budget: float = L2_BYTES) -> int:
@@ -135,7 +136,8 @@ def graph_us(calls: Sequence[Callable[[], None]], replays: int = 9) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times)
+    found: float = statistics.median(times)
+    return found
 
 
 def shape_of(ptx: Ptx, name: str, capacities: Mapping[str, int]) -> tuple[int, ...]:

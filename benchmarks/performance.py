@@ -79,7 +79,7 @@ def untuned() -> Iterable[str]:
         found.setdefault(row["case"]["head_dim"], {}).setdefault(size, []).append(row["ratio"])
     sizes = sorted(next(iter(found.values())))
     lines = [[str(dim), *(f"{mean(r[s]):.2f}, {min(r[s]):.2f}" for s in sizes)] for dim, r in sorted(found.items())]
-    yield "## Head dims and groups that nobody tuned: share of the nearest tuned shape's rate over as many bytes\n"
+    yield "## Head dims and groups without a row in the tuning table: share of the nearest tuned rate\n"
     yield "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least."
     yield f"{_commit(rows)}\n"
     yield table(["head_dim", *(f"{size} MiB" for size in sizes)], lines)

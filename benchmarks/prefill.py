@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.report.command import command, gpu
@@ -65,7 +65,8 @@ class Inputs:
     def flops(self) -> float:
         """Multiply-adds of both products under the diagonal, counted as two."""
         n = self.case["tokens"]
-        return 4 * self.case["n_heads"] * self.case["head_dim"] * n * (n + 1) / 2
+        found: float = 4 * self.case["n_heads"] * self.case["head_dim"] * n * (n + 1) / 2
+        return found
 
 
 def calls_for(inputs: Inputs) -> int:
@@ -183,7 +184,7 @@ def measure_tiles(run: Run, arguments: argparse.Namespace) -> None:
     clear_cache()
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def report(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a table, and ours over each peer by geometric mean."""
     by_case: dict[str, dict[str, float]] = {}
     for row in rows:

@@ -5,8 +5,9 @@
     python -m benchmarks.products --report [--run ID]   the table of the last run, or of one
 
 Every call is a node of a CUDA graph over weights that exceed the L2. `programmatic`: the same chain launched
-programmatically. `error` is ‖got − wanted‖ / ‖wanted‖ against float64, over all outputs: a matrix repeats the packed
-records of its first 64 rows. `floor`: only reading the bytes of the weights, between sizes that were measured.
+programmatically. `fma`: Gemv as it is before sm_80. `floor`: only reading the bytes of the weights, between sizes that
+were measured. `error` is ‖got − wanted‖ / ‖wanted‖ against float64, over all outputs: a matrix repeats the packed
+records of its first 64 rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -22,9 +24,9 @@ import numpy as np
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from ptxgen.generator import generate
+from ptxgen.generator import clear_cache, generate
 from ptxgen.kernel import supports
-from ptxgen.kernels import Gemm, Gemv
+from ptxgen.kernels import Gemm, Gemv, gemv
 from ptxgen.weights import weight_format, weight_formats
 
 SHAPES = (
@@ -77,7 +79,7 @@ def _pattern(name: str, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(run: Run, case: Case, target: str) -> None:
-    """One case, plain and (one token) programmatic."""
+    """One case, plain; for one token and a few shapes also programmatic, and with the loop without tensor cores."""
     import torch
 
     m, n, k = case["m"], case["n"], case["k"]
@@ -85,13 +87,26 @@ def measure(run: Run, case: Case, target: str) -> None:
     spec = Gemv(n, k, case["weights"]) if m == 1 else Gemm(n, k, case["weights"])
     x = torch.randn(m, k, device="cuda")
     wanted = weights.product(x)
-    for impl in ("ptxgen", "programmatic") if m == 1 else ("ptxgen",):
+    for impl in ("ptxgen", "programmatic", "fma") if m == 1 and (n, k) in FEW_SHAPES else ("ptxgen",):
         chosen = dataclasses.replace(spec, programmatic=impl == "programmatic")
-        if not supports(chosen, target):
-            continue
-        run.add(case, impl, **_timed(chosen, weights, x, wanted, target))
+        with _without_tensor_cores() if impl == "fma" else nullcontext():
+            if supports(chosen, target):
+                run.add(case, impl, **_timed(chosen, weights, x, wanted, target))
     shown = {row["impl"]: (row["us"], row["error"]) for row in run.rows if row["case"] == case}
     print(case, shown, flush=True)
+
+
+@contextmanager
+def _without_tensor_cores() -> Iterator[None]:
+    """Gemv with no format on tensor cores."""
+    names = vars(gemv)
+    before, names["ON_TENSOR_CORES"] = names["ON_TENSOR_CORES"], frozenset()
+    clear_cache()
+    try:
+        yield
+    finally:
+        names["ON_TENSOR_CORES"] = before
+        clear_cache()
 
 
 def _timed(spec: Any, weights: Weights, x: Any, wanted: Any, target: str) -> dict[str, float]:
@@ -123,7 +138,7 @@ def cublas(run: Run, m: int, n: int, k: int) -> None:
     nbytes = 2 * n * k
     matrices = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(min(40, sets_for(nbytes)))]
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    calls: list[Callable[[], Any]] = [lambda w=w: torch.mm(x, w.t()) for w in matrices]
+    calls: list[Callable[[], Any]] = [partial(torch.mm, x, w.t()) for w in matrices]
     us = graph_us(calls * max(1, 20 // len(calls)))
     run.add({"m": m, "n": n, "k": k, "weights": "bf16"}, "cublas", us=us, bytes=nbytes, tbs=nbytes / us / 1e6)
 
@@ -175,7 +190,7 @@ def table(rows: Any) -> str:
     by_case: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         by_case.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row
-    impls = ("ptxgen", "programmatic", "cublas", "floor")
+    impls = ("ptxgen", "programmatic", "fma", "cublas", "floor")
     head = ("tokens", "N × K", "weights", "MB", *impls, "floor ÷ ours", "error")
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for (m, n, k, name), found in sorted(by_case.items(), key=lambda item: (item[0][3], item[0])):

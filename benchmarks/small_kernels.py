@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def peers(run: Run) -> None:
             for rows in (1, 32):
                 x = torch.randn(rows, n, device="cuda").to(dtype)
                 case = {"kernel": f"arg_max {ArgMax(n, name).slug}", "rows": rows}
-                run.add(case, "torch", us=graph_us([lambda x=x: torch.argmax(x, 1)] * NODES))
+                run.add(case, "torch", us=graph_us([partial(torch.argmax, x, 1)] * NODES))
     for heads, kv_heads, dim in SHAPES:
         spec = RopeKvAppend(4096, dim, heads, kv_heads, src_dtype="f16", kv_dtype="f16", indirect=True, **LLAMA3)
         case = {"kernel": f"rope_kv_append {spec.slug}", "rows": 1}

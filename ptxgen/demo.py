@@ -26,7 +26,10 @@ TOKENS = 80
 
 
 def main(folder: Path = Path("demo_out"), device: Device | None = None) -> int:
-    """Run the demo; 0 when the tokens are the NumPy model's and check mode finds nothing."""
+    """Run the demo; 0 when the tokens are the NumPy model's and check mode finds nothing, 2 without its file."""
+    if not MODEL.exists():
+        print(f"{MODEL}: is not here; the demo needs a checkout of the project", file=sys.stderr)
+        return 2
     completion = Completion(MODEL, PROMPT, TOKENS)
     started = time.perf_counter()
     device = device or open_device()

@@ -72,9 +72,7 @@ s64 = DType("s64", 64, "int64")
 u64 = DType("u64", 64, "uint64")
 
 _ML_DTYPES = frozenset({"bf16", "e4m3", "e5m2"})
-DTYPES: dict[str, DType] = {
-    t.name: t for t in (f64, f32, f16, bf16, e4m3, e5m2, s8, u8, s16, u16, s32, u32, s64, u64)
-}
+DTYPES: dict[str, DType] = {t.name: t for t in (f64, f32, f16, bf16, e4m3, e5m2, s8, u8, s16, u16, s32, u32, s64, u64)}
 _ALIASES = {
     "int8": "s8", "i8": "s8", "q8": "s8", "uint8": "u8", "int16": "s16", "uint16": "u16", "int32": "s32",
     "uint32": "u32", "int64": "s64", "uint64": "u64", "float16": "f16", "half": "f16", "bfloat16": "bf16",

@@ -1,4 +1,4 @@
-"""Typed access to the values of a JSON object that somebody else wrote. Errors name the file, the key and the value."""
+"""Typed access to the values of a JSON object from outside. Errors name the file, the key and the value."""
 
 from __future__ import annotations
 

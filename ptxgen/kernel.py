@@ -36,7 +36,6 @@ else:
         return lambda decorator: decorator
 
 
-
 class KernelType:
     """Subclass with `@kernel_type`; give fields, rules, params, launch, build, given, reference and goldens."""
 

@@ -147,6 +147,10 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[l
                 raise TemplateError(f"{about}: {where}: a fragment stands on a line of its own (got {shown!r})")
             placed[name] += 1
             fragment = b.fragments[name]
+            heading = fragment.heading()
+            if heading and not (lines and lines[-1].lstrip().startswith("//")):
+                lines.append(heading)
+                runs.append((mark, name, (fragment.opened,)))
             if fragment.lines:
                 lines += fragment.lines
                 runs.append((mark, name, fragment.sites))
@@ -184,9 +188,7 @@ def placement(template: str, name: str) -> Place | None:
     return None
 
 
-def render_module(
-    *, first_line: str, version: str, target: str, body: str, runs: list[Run]
-) -> tuple[str, list[Run]]:
+def render_module(*, first_line: str, version: str, target: str, body: str, runs: list[Run]) -> tuple[str, list[Run]]:
     """The whole text: the spec's line, `.version`, `.target`, `.address_size`, the entry; where its lines come from."""
     text = (
         environment()

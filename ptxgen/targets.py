@@ -120,7 +120,7 @@ class Target:
         return _SHARED_LIMIT[self.major, self.minor] * 1024
 
     def includes(self, feature: Target) -> bool:
-        """Whether everything that `feature` promises is in this target too."""
+        """Whether this target has everything that a text for `feature` may use."""
         here, there = (self.major, self.minor), (feature.major, feature.minor)
         if feature.suffix == "a":
             return self == feature

@@ -219,4 +219,3 @@ def _on_cpu() -> Device:
         if not _cpu:
             _cpu.append(open_device("cpu"))
         return _cpu[0]
-

@@ -21,6 +21,7 @@ _WHERE = {
     "Model": "program.model",
     "Module": "core.module",
     "ModuleCache": "core.modulecache",
+    "Sampling": "program.sampling",
     "Snapshot": "kv.snapshot",
     "Stream": "core.stream",
     "TensorMap": "arrays.tensormap",

@@ -47,7 +47,7 @@ def reason_of(longrepr: object) -> str:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code is shared by the tests of this session (its workers included) and by nobody else.
+    """Compiled code is shared by the tests of this session (its workers included) and by no other.
 
     `PTXGEN_TEST_CACHE` names a directory for several sessions to share (see tests/tools/sanitize.py). What the caller's
     environment says of tuning and of `CI` (where goldens may not be updated) decides nothing here.

@@ -51,7 +51,8 @@ class Case:
 def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     scores = np.einsum("hd,hld->hl", q.astype(np.float64), k.astype(np.float64)) / np.sqrt(q.shape[1])
     weights = np.exp(scores - scores.max(1, keepdims=True))
-    return np.einsum("hl,hld->hd", weights / weights.sum(1, keepdims=True), v.astype(np.float64))
+    found: np.ndarray = np.einsum("hl,hld->hd", weights / weights.sum(1, keepdims=True), v.astype(np.float64))
+    return found
 
 
 def _states(heads: int, length: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

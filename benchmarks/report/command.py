@@ -15,11 +15,12 @@ Table = Callable[[Sequence[dict[str, Any]]], str]
 def command(
     bench: str, text: str | None, measure: Callable[[Run, argparse.Namespace], None], *options: Option,
     device: Callable[[], str] | None = None, table: Table = markdown, argv: Sequence[str] | None = None,
+    at_once: bool = False,
 ) -> None:  # fmt: skip
     """Run `python -m benchmarks.<bench>` with these arguments (default: the process's).
 
     `measure` adds rows to a run on `device` (default: the processor), and `table` shows them. Of a run that is
-    interrupted the rows are kept and marked. With --report nothing is measured.
+    interrupted the rows are kept and marked; `at_once`, also of one that is killed. With --report nothing is measured.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{bench}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -34,7 +35,7 @@ def command(
     if given.report:
         print(table(load(bench, given.run)))
         return
-    with Run(bench, device() if device else None) as run:
+    with Run(bench, device() if device else None, at_once) as run:
         measure(run, given)
     print(table(run.rows) if run.rows else "nothing was measured")
 
@@ -43,5 +44,5 @@ def gpu() -> str:
     """The name of the GPU that is measured on."""
     from ptxgen.runtime import open_device
 
-    name: str = open_device("cuda").model  # type: ignore[attr-defined]
+    name: str = open_device("cuda").model
     return name

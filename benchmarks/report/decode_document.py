@@ -34,9 +34,7 @@ Cases = Mapping[Case, Times]
 
 def whole_grids() -> dict[str, list[dict[str, Any]]]:
     """Rows of every run that measured the whole grid, by its id."""
-    return {
-        name: rows for name, rows in runs("decode_attention").items() if set(LISTS["grid"]) <= by_case(rows).keys()
-    }
+    return {name: rows for name, rows in runs("decode_attention").items() if set(LISTS["grid"]) <= by_case(rows).keys()}
 
 
 def of_grid(rows: Sequence[Mapping[str, Any]]) -> Cases:
@@ -63,9 +61,9 @@ def documented(first: str | None = None) -> list[dict[str, Any]]:
     return grids[run]
 
 
-def fullest(name: str, first: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def fullest(name: str, first: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Rows of the run that measured most cases of a list; of several `first`, then the last."""
-    every = [first, *reversed(runs("decode_attention").values())]
+    every: list[Sequence[Mapping[str, Any]]] = [first, *reversed(runs("decode_attention").values())]
     return max(every, key=lambda run: len(by_case(run).keys() & set(LISTS[name])))
 
 
@@ -169,7 +167,7 @@ def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         lines.append([kind, *(_share(times) for times in found)])
     yield table(["cache", *(f"{b}×{c}" for b, c in CACHES)], lines)
     for title, name in SECTIONS.items():
-        own = fullest(name, list(rows))
+        own = fullest(name, rows)
         measured = by_case(own)
         lines = [[label(c), _share(measured[c]), _invariant(measured[c])] for c in LISTS[name] if c in measured]
         if lines:

@@ -70,7 +70,8 @@ def figures(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _threads(rows: Sequence[Row]) -> int:
-    return max(r["case"]["threads"] for r in rows if r["case"].get("what") == "run")
+    found: int = max(r["case"]["threads"] for r in rows if r["case"].get("what") == "run")
+    return found
 
 
 def _beginning(rows: Sequence[Row]) -> str:

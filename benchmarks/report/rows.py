@@ -24,10 +24,12 @@ class Run:
     """One run of one benchmark: `add` rows, then `save` them together.
 
     As a context it saves what was added at its end, marked as `partial` where that is an exception, and says where.
+    `at_once`: every row is in the file as soon as it is added, marked as `partial` until the end comes.
     """
 
-    def __init__(self, bench: str, device: str | None = None) -> None:
+    def __init__(self, bench: str, device: str | None = None, at_once: bool = False) -> None:
         self.bench = bench
+        self.at_once = at_once
         self.rows: list[dict[str, Any]] = []
         self._common = {
             "run": uuid.uuid4().hex[:12],
@@ -40,6 +42,8 @@ class Run:
         """Keep one row; a measure that is a float is rounded to four significant digits."""
         rounded = {n: float(f"{value:.4g}") if isinstance(value, float) else value for n, value in measures.items()}
         self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})
+        if self.at_once:
+            self._append([self.rows[-1] | {"partial": True}])
         return self.rows[-1]
 
     def __enter__(self) -> Run:
@@ -54,10 +58,17 @@ class Run:
         """Append the rows to the benchmark's file; of a run that was interrupted, marked as such."""
         for row in self.rows if partial else ():
             row["partial"] = True
+        if self.at_once:
+            path = RESULTS / f"{self.bench}.jsonl"
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if self._common["run"] not in line), encoding="utf-8")
+        return self._append(self.rows)
+
+    def _append(self, rows: Iterable[Mapping[str, Any]]) -> Path:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.bench}.jsonl"
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in self.rows)
+            file.writelines(json.dumps(row) + "\n" for row in rows)
         return path
 
 

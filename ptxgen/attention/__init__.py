@@ -1,1 +1,1 @@
-"""Attention under one roof: what is computed, the parts of decode and of prefill, and the reference of both."""
+"""What attention kernels share: what is computed, the parts of decode and of prefill, and the reference of both."""

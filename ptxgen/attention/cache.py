@@ -21,11 +21,16 @@ KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Rows of K, or of V: `dim` elements, `bytes` from a position to the next, int8 with scales beside them."""
+    """Rows of K, or of V: `dim` elements, `pitch` elements from a position to the next; int8 has scales beside them."""
 
     dim: int
     dtype: DType
-    bytes: int
+    pitch: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from a position to the next."""
+        return self.pitch * self.dtype.bytes
 
     @property
     def scale_groups(self) -> int:
@@ -35,7 +40,7 @@ class RowLayout:
     @property
     def scale_bytes(self) -> int:
         """Bytes from a position's scales to the next's."""
-        return f16.bytes * self.scale_groups
+        return f16.bytes * scale_groups(self.pitch)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Cache:
     K and V are `[n_kv_heads, max_len, dim]`; `batched`: `["batch", n_kv_heads, max_len, dim]`; `page_size`:
     `["pages", n_kv_heads, page_size, dim]` with `page_table ["batch", ceil(max_len / page_size)]`. A `max_len` of 0:
     rows as they come from a projection, `["n_keys", n_kv_heads, dim]` (`by_token`) or `[n_kv_heads, "n_keys", dim]`.
+    `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
     """
 
     n_kv_heads: int
@@ -55,6 +61,7 @@ class Cache:
     batched: bool = False
     page_size: int = 0
     by_token: bool = False
+    v_in_k: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -64,17 +71,22 @@ class Cache:
     @property
     def k(self) -> RowLayout:
         """K's rows."""
-        return RowLayout(self.k_dim, self.dtype, self.k_dim * self.dtype.bytes)
+        return RowLayout(self.k_dim, self.dtype, self.k_dim)
 
     @property
     def v(self) -> RowLayout:
         """V's rows."""
-        return RowLayout(self.v_dim, self.dtype, self.v_dim * self.dtype.bytes)
+        return RowLayout(self.v_dim, self.dtype, self.k_dim if self.v_in_k else self.v_dim)
 
     @property
     def sides(self) -> dict[str, RowLayout]:
         """Both, by name."""
         return {"k": self.k, "v": self.v}
+
+    @property
+    def buffers(self) -> dict[str, RowLayout]:
+        """Those that have a buffer."""
+        return {"k": self.k} if self.v_in_k else self.sides
 
     @property
     def pages(self) -> int:
@@ -97,10 +109,10 @@ class Cache:
 
     def params(self, suffix: str = "_cache") -> Iterator[Param]:
         """K and V, with int8 their scales, with pages the page table."""
-        for name, rows in self.sides.items():
+        for name, rows in self.buffers.items():
             yield buffer(f"{name}{suffix}", self.dtype, *self.extents, rows.dim)
         if self.quantised:
-            for name, rows in self.sides.items():
+            for name, rows in self.buffers.items():
                 yield buffer(f"{name}_scales", f16, *self.extents, rows.scale_groups, align=2)
         if self.page_size:
             yield buffer("page_table", s32, "batch", self.pages, align=4)
@@ -116,7 +128,7 @@ class Cache:
         rows = tuple(sizes[e] if isinstance(e, str) else e for e in self.extents)
         return {
             f"{name}_scales": rng.uniform(low, high, (*rows, side.scale_groups)).astype(np.float16)
-            for name, side in self.sides.items()
+            for name, side in self.buffers.items()
         }
 
     def given_table(self, rng: np.random.Generator, sizes: Any, lengths: np.ndarray) -> dict[str, np.ndarray]:

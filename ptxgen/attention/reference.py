@@ -39,6 +39,8 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
         return whole.swapaxes(0, 1) if cache.by_token else whole
 
     def side(x: str) -> np.ndarray:
+        if x == "v" and cache.v_in_k:
+            return side("k")[..., : cache.v_dim]
         scales = of_sequence(a[f"{x}_scales"]) if cache.quantised else None
         return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
 
@@ -65,7 +67,9 @@ def attend(
     problem, variant = attention.problem, attention.variant
     queries, keys = q.shape[1], k.shape[1]
     distance = first_key + np.arange(keys) - (newest + 1 - queries + np.arange(queries))[:, None]
-    seen = distance <= 0 if variant.causal else np.ones(distance.shape, bool)
+    seen = np.ones(distance.shape, bool)
+    if variant.causal:
+        seen = np.less_equal(distance, 0)
     if variant.window:
         seen = seen & (distance > -variant.window)
     group = (problem.n_kv_heads, problem.group)
@@ -85,6 +89,6 @@ def attend(
     shares = (weights / np.where(total == 0, 1.0, total)).reshape(*group, queries, keys)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + base)[..., 0]
-    used = np.where(seen.any(0)[:, None], v, 0.0)  # a weight of zero times NaN would be NaN
+    used = np.where(np.any(seen, axis=0)[:, None], v, 0.0)  # a weight of zero times NaN would be NaN
     out = (shares @ used[:, None]).reshape(problem.n_heads, queries, problem.v_dim)
     return out, lse

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-
 @dataclass(frozen=True)
 class PerHead:
     """An f32 that every query head brings: the parameter `[n_heads]`, the array its registers are called, a factor."""
@@ -84,7 +83,8 @@ class Alibi:
 
     def reference(self, scores: np.ndarray, distance: np.ndarray, arguments: Any) -> np.ndarray:
         slopes: np.ndarray = arguments[self.slope.param].astype("float64")
-        return scores + slopes[:, None, None] * distance
+        raised: np.ndarray = scores + slopes[:, None, None] * distance
+        return raised
 
 
 @dataclass(frozen=True)

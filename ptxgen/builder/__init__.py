@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.builder.fragment import ABSENT, MARK, Absent, Fragment
@@ -47,6 +47,7 @@ class Builder:
         self._read: dict[str, tuple[Fragment, int]] = {}  # register -> where it is used first: a line of a fragment
         self._driver = sys._getframe(1).f_code  # what calls `build`
         self._outermost: FrameType | None = None  # of `build`, while a fragment is open: it ends later
+        self._emitter: CodeType | None = None  # the function that emitted the last line of the open fragment
         self._attempt: tuple[Any, ...] = ()  # the instruction that is being checked: guard, opcode, operands
 
     # -- declarations -------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Builder:
         try:
             yield self._current
         finally:
-            self._current = self._outermost = None
+            self._current = self._outermost = self._emitter = None
 
     def without(self, *names: str) -> None:
         """Declare fragments that this text lacks: a skeleton places nothing for them, and may ask `{% if name %}`."""
@@ -127,6 +128,9 @@ class Builder:
         if self._current is None:
             raise self._error(f"{opcode}: outside of a fragment")
         site, self._attempt = self._site(), (pred, opcode, operands)
+        if site[0] is not self._emitter:
+            self._emitter = site[0]
+            self._current.helpers.append((len(self._current.lines), self._helper(self._current.opened[0])))
         try:
             form = lookup(opcode)
         except IsaError as unknown:
@@ -278,6 +282,16 @@ class Builder:
             frame = frame.f_back
         outer = self._outermost or self._outer(frame) or frame
         return frame.f_code, frame.f_lasti, outer.f_code, outer.f_lasti
+
+    def _helper(self, opener: CodeType) -> CodeType | None:
+        """The function that a fragment's opener called and that calls the builder now."""
+        frame: FrameType | None = sys._getframe(2)
+        below = None
+        while frame is not None and frame.f_code is not opener:
+            if frame.f_code.co_filename not in _OWN_FILES:
+                below = frame.f_code
+            frame = frame.f_back
+        return below if frame is not None else None
 
     def _outer(self, frame: FrameType) -> FrameType | None:
         """The frame of `build` that a frame belongs to; None where the builder is used without one."""

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from itertools import pairwise
+from types import CodeType
+
 from ptxgen.errors import TemplateError
 from ptxgen.sources import Place, Site, places
 
+_CHAPTER = 4  # lines; what is shorter needs no heading
+_TITLE = 90  # characters at most
+_PLAIN = str.maketrans({"·": "*", "−": "-", "×": "x", "≤": "<=", "≥": ">=", "→": "->", "…": "...", "`": ""})
+_HAS_DOCSTRING = 0x4000000  # of code objects from Python 3.13 on
 MARK = "\x1a"  # around a fragment's name in a rendered skeleton, where its lines will stand
 
 
@@ -26,13 +35,14 @@ ABSENT = Absent()
 class Fragment:
     """A named list of instructions, which a skeleton places; it is no text that a skeleton could change."""
 
-    __slots__ = ("lines", "name", "opened", "placed", "sites")
+    __slots__ = ("helpers", "lines", "name", "opened", "placed", "sites")
 
     def __init__(self, name: str, opened: Site) -> None:
         self.name = name
         self.opened = opened  # where Python opened it
         self.lines: list[str] = []
         self.sites: list[Site] = []  # who emitted each line
+        self.helpers: list[tuple[int, CodeType | None]] = []  # functions that its opener called, and their first lines
         self.placed = 0
 
     def __str__(self) -> str:
@@ -48,7 +58,35 @@ class Fragment:
         self.lines.append(line)
         self.sites.append(site)
 
+    def heading(self) -> str:
+        """The comment that its lines begin with where they are many: its name, and what its helper's docstring says."""
+        if len(self.lines) < _CHAPTER or self.lines[0].lstrip().startswith("//"):
+            return ""
+        helper = self._most()
+        said = title(helper) if helper else ""
+        return f"    // {self.name}: {said}" if said else f"    // {self.name}"
+
+    def _most(self) -> CodeType | None:
+        """The function that at least half of the lines come from."""
+        counts: dict[CodeType | None, int] = {}
+        for (first, helper), (end, _) in pairwise([*self.helpers, (len(self.lines), None)]):
+            counts[helper] = counts.get(helper, 0) + end - first
+        helper = max(counts, key=counts.__getitem__, default=None)
+        return helper if 2 * counts.get(helper, 0) >= len(self.lines) else None
+
     def place(self) -> str:
         """The mark of its place, which is counted."""
         self.placed += 1
         return f"{MARK}{self.name}{MARK}"
+
+
+def title(code: CodeType) -> str:
+    """The first clause of a function's docstring as plain ASCII, without its full stop; empty where none is short."""
+    first = code.co_consts[0] if code.co_consts else None
+    if not isinstance(first, str) or (sys.version_info >= (3, 13) and not code.co_flags & _HAS_DOCSTRING):
+        return ""
+    text = " ".join(first.partition("\n\n")[0].split()).translate(_PLAIN)
+    clause = re.split(r"(?<!\.)[.;:](?: |$)", text)[0]
+    while len(clause) > _TITLE and "," in clause:
+        clause = clause.rpartition(",")[0]
+    return clause if len(clause) <= _TITLE and clause.isascii() and not clause.startswith("Fragment") else ""

@@ -124,7 +124,7 @@ class Or:
 
 
 class Sink:
-    """`_`: a result that nobody wants."""
+    """`_`: a result that is discarded."""
 
     def __str__(self) -> str:
         return "_"

@@ -47,7 +47,7 @@ def access_bytes(opcode: str) -> int:
 def wild_accesses(items: Items, variables: Mapping[str, Variable]) -> Iterator[Finding]:
     """Offsets that no aligned address can have, and accesses outside of the variable that they name.
 
-    An address register is taken to be aligned for its accesses, as every pointer that the launch contract promises is.
+    An address register is taken to be aligned for its accesses, as every pointer is by the launch contract.
     """
     for item in items:
         if type(item) is not Instruction:

@@ -29,6 +29,13 @@ def choices_of(cls: type[KernelType], field: str) -> Completion:
     return complete
 
 
+def weight_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Weight formats."""
+    from ptxgen.weights import weight_formats
+
+    return [name for name in weight_formats() if name.startswith(incomplete)]
+
+
 def kv_dtypes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Element types of a KV cache."""
     from ptxgen.kernels import IncrementalAttention

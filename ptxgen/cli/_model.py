@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptxgen.cli._complete import kv_dtypes, target_names
+from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
@@ -24,6 +24,8 @@ def config_options() -> list[click.Option]:
         click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
+        click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names,
+                     help="With --config: kernels of the whole model with matrices so, not of attention alone."),
     ]  # fmt: skip
 
 
@@ -34,16 +36,20 @@ def targets_option() -> click.Option:
 
 
 def steps_of(
-    config: str, targets: Sequence[str], max_len: int | None, kv_dtype: str | None
+    config: str, targets: Sequence[str], max_len: int | None, kv_dtype: str | None, weights: str | None = None
 ) -> tuple[ModelShape, list[Step]]:
-    """The model's shape, and every kernel it needs on each target."""
+    """The model's shape, and every kernel it needs on each target: of attention, or with `weights` all."""
     from ptxgen.models import load_config
-    from ptxgen.models.plan import plan
+    from ptxgen.models.plan import plan, whole_plan
+    from ptxgen.models.spec import load_spec
 
     if not targets:
         raise click.UsageError(TARGET_NEEDED)
     if kv_dtype is not None:
         _check_kv_dtype(kv_dtype)
+    if weights is not None:
+        model = load_spec(config, max_len)
+        return model.shape, [s for name in dict.fromkeys(targets) for s in whole_plan(model, weights, name, kv_dtype)]
     shape = load_config(config, max_len)
     return shape, [step for name in dict.fromkeys(targets) for step in plan(shape, name, kv_dtype=kv_dtype)]
 

@@ -20,24 +20,32 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 @click.command(name="complete")
 @click.argument("model", type=click.Path(exists=True))
 @click.argument("prompt")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="most tokens to write")
-@click.option("--device", default=None, help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens to write.")
+@click.option("--device", help="cpu, cuda or cuda:N  [default: cuda where it is, else cpu]")
+@click.option("--max-len", type=click.IntRange(2), help="Context to make room for.  [default: what is needed]")
 @click.option(
-    "--max-len", type=click.IntRange(2), default=None, help="context to make room for  [default: what is needed]"
+    "--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes, help="Element type of the cache."
 )
-@click.option(
-    "--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes, help="element type of the cache"
-)
-def command(model: str, prompt: str, max_tokens: int, device: str | None, max_len: int | None, kv_dtype: str) -> None:
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Draw from so many likeliest; 0 is off.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest of this weight.")
+@click.option("--min-p", type=float, default=0.0, show_default=True, help="Least weight, of the likeliest's.")
+@click.option("--penalty", type=float, default=1.0, show_default=True, help="Divisor of logits of tokens before.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers.")
+def command(
+    model: str, prompt: str, max_tokens: int, device: str | None, max_len: int | None, kv_dtype: str,
+    temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int,
+) -> None:  # fmt: skip
     """Complete PROMPT with a MODEL: a .gguf file, a folder with safetensors, a llama2.c checkpoint.
 
     Prompt and continuation go to standard output as they come, figures to standard error.
     """
     import time
 
-    from ptxgen.runtime import open_device
+    from ptxgen.runtime import Sampling, open_device
     from ptxgen.runtime.tools.complete import Completion
 
+    sampling = Sampling(temperature, top_k, top_p, min_p, penalty, seed)
     completion = Completion(model, prompt, max_tokens, max_len)
     started = time.perf_counter()
     opened = open_device(device)
@@ -45,7 +53,8 @@ def command(model: str, prompt: str, max_tokens: int, device: str | None, max_le
         loaded = completion.load(opened, kv_dtype, progress)
     seconds = time.perf_counter() - started
     click.echo(prompt, nl=False)
-    for piece in completion.run(loaded):
+    drawn = sampling.temperature > 0 or sampling.penalises
+    for piece in completion.run(loaded, sampling=sampling if drawn else None):
         click.echo(piece, nl=False)
         sys.stdout.flush()
     click.echo()

@@ -1,4 +1,4 @@
-"""`ptxgen doctor`: what this machine has, and what ptxgen can do with it."""
+"""`ptxgen doctor`: what this machine has, what ptxgen can do with it, and what a model takes of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,41 @@ from dataclasses import asdict
 
 import click
 
+from ptxgen.cli._complete import kv_dtypes
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
 
 
 @click.command(name="doctor")
+@click.option("--model", metavar="FILE", help="A model file: the memory that it takes, instead of the machine.")
+@click.option("--max-len", type=click.IntRange(1), help="With --model: longest context  [default: the model's]")
+@click.option("--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes,
+              help="With --model: KV cache element type.")  # fmt: skip
 @json_option
-def command(as_json: bool) -> int:
+def command(model: str | None, max_len: int | None, kv_dtype: str, as_json: bool) -> int:
     """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent."""
+    if model is not None:
+        _memory(model, max_len, kv_dtype, as_json)
+        return 0
     lines = examine()
     if as_json:
         emit_json([asdict(line) for line in lines])
     else:
         table(("", "state", "found"), [(line.topic, line.state, line.text) for line in lines])
     return int(any(line.state == "wrong" for line in lines))
+
+
+def _memory(model: str, max_len: int | None, kv_dtype: str, as_json: bool) -> None:
+    """What a model file takes on a device."""
+    from ptxgen.models.files import open_model
+    from ptxgen.models.memory import memory_plan
+
+    source = open_model(model, max_len)
+    plan = memory_plan(source, kv_dtype)
+    if as_json:
+        emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len})
+        return
+    rows = [(f"weights in {name or 'f32 (vectors)'}", nbytes) for name, nbytes in plan.formats.items()]
+    rows += [(f"cache of {source.spec.shape.max_len} positions in {kv_dtype}", plan.cache)]
+    rows += [("scratch", plan.scratch), ("logits, counters, workspaces", plan.other), ("all", plan.total)]
+    table(("memory", "bytes", "MiB"), [(name, f"{n:,}", f"{n / (1 << 20):.2f}") for name, n in rows])

@@ -1,4 +1,4 @@
-"""`ptxgen export`: a kernel, or a model's kernels, for a host in another language."""
+"""`ptxgen export`: a kernel, a model's kernels, or a whole model, for a host in another language."""
 
 from __future__ import annotations
 
@@ -51,14 +51,40 @@ def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_
         say(f"wrote {path}")
 
 
-def _model(config: str | None, max_len: int | None, kv_dtype: str | None, **options: Any) -> None:
+def _model(
+    config: str | None,
+    max_len: int | None,
+    kv_dtype: str | None,
+    weights: str | None,
+    model: str | None,
+    **options: Any,
+) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
         return
+    if model is not None:
+        _write_program(model, max_len, kv_dtype, **options)
+        return
     if config is None:
-        raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config")
-    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype)
+        raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
+    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights)
     _write([(step.spec, step.target) for step in steps], **options)
+
+
+def _write_program(
+    model: str, max_len: int | None, kv_dtype: str | None, targets: Sequence[str], output: str | None, no_cubin: bool
+) -> None:
+    """A model file as program.json, kernels and weights."""
+    from ptxgen.assembler import available_assemblers
+    from ptxgen.export.program import LISTING, export_program
+    from ptxgen.models.files import open_model
+
+    if len(targets) != 1 or not output:
+        raise click.UsageError("export --model: needs one --target, and -o, a new directory")
+    cubin = not no_cubin and bool(available_assemblers())
+    listing = export_program(open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin)
+    kernels, launches = len(listing["kernels"]), len(listing["launches"])
+    say(f"wrote {Path(output) / LISTING}: {kernels} kernels, {launches} launches a token")
 
 
 command = KernelGroup(
@@ -68,12 +94,14 @@ command = KernelGroup(
     invoke_without_command=True,
     callback=_model,
     help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's.
+    With --model everything that a host needs to decode that file: launches in order, kernels, weights.
 
     \b
     ptxgen export kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90 -o kernels/
     """,
     params=[
         *config_options(),
+        click.Option(["--model"], metavar="FILE", help="A model file: its decode step as program.json, with weights."),
         *_options(),
     ],
 )

@@ -110,6 +110,7 @@ def _model(
     as_json: bool,
     max_len: int | None,
     kv_dtype: str | None,
+    weights: str | None,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
@@ -120,7 +121,7 @@ def _model(
         raise click.UsageError("-o: is needed with --config: the directory to write to")
     from ptxgen.models.plan import bundle
 
-    shape, steps = steps_of(config, targets, max_len, kv_dtype)
+    shape, steps = steps_of(config, targets, max_len, kv_dtype, weights)
     folder = Path(str(output))
     files = bundle(shape, progress(steps, "generating"))
     files[INDEX] = merged(folder / INDEX, files[INDEX])
@@ -137,7 +138,8 @@ command = KernelGroup(
     _kernel_options,
     invoke_without_command=True,
     callback=_model,
-    help="""Write the PTX of one KERNEL, or with --config of every attention and KV-cache kernel of a model.
+    help="""Write the PTX of one KERNEL, or with --config of every attention and KV-cache kernel of a model,
+    with --weights of every kernel of it.
 
     \b
     ptxgen generate kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90

@@ -28,12 +28,27 @@ _BATCHES = (1, 8, 32)
 @click.option("--heads", multiple=True, metavar="Q/KV/DIM", help="Query heads, KV heads, head_dim; repeatable.")
 @click.option("--config", "configs", multiple=True, metavar="CONFIG.JSON", help="A model's config.json; repeatable.")
 @click.option("--kv-dtype", "dtypes", multiple=True, help="Of the cache's elements; repeatable [default: model's, f16]")
-@click.option("--capacity", "capacities", multiple=True, type=click.IntRange(16, 1 << 24),
-              help=f"Positions of a cache; repeatable [default: {', '.join(map(str, _CAPACITIES))}]")
-@click.option("--batch", "batches", multiple=True, type=click.IntRange(1, 65535),
-              help=f"Sequences; 1 is the kernel for one; repeatable [default: {', '.join(map(str, _BATCHES))}]")
-@click.option("--fill", "fills", multiple=True, type=click.FloatRange(0, 1, min_open=True),
-              help="How full the cache is, as a share; several: their mean counts [default: 1]")
+@click.option(
+    "--capacity",
+    "capacities",
+    multiple=True,
+    type=click.IntRange(16, 1 << 24),
+    help=f"Positions of a cache; repeatable [default: {', '.join(map(str, _CAPACITIES))}]",
+)
+@click.option(
+    "--batch",
+    "batches",
+    multiple=True,
+    type=click.IntRange(1, 65535),
+    help=f"Sequences; 1 is the kernel for one; repeatable [default: {', '.join(map(str, _BATCHES))}]",
+)
+@click.option(
+    "--fill",
+    "fills",
+    multiple=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="How full the cache is, as a share; several: their mean counts [default: 1]",
+)
 @click.option("-o", "--output", metavar="FILE", help="The table to write [default: PTXGEN_TUNING, else your own]")
 @click.option("--shipped", is_flag=True, help="Write the table that ptxgen ships (in a checkout).")
 @click.option("--device", default=None, help="cuda or cuda:N  [default: cuda]")
@@ -147,9 +162,7 @@ def _path(output: str | None, shipped: bool) -> Path:
     return Path(output or os.environ.get(tuning.VARIABLE) or tuning.own_path()).expanduser()
 
 
-def _measure(
-    jobs: Sequence[Job], device: Device, where: Target, seconds: float | None, gain: float
-) -> Iterator[Found]:
+def _measure(jobs: Sequence[Job], device: Device, where: Target, seconds: float | None, gain: float) -> Iterator[Found]:
     """The outcome of each job, as far as the time goes."""
     from ptxgen.runtime.tools.tuner import Timer
     from ptxgen.tuning.jobs import search

@@ -47,13 +47,16 @@ def export_program(
     kernels = {spec: generate(spec, where) for spec in program.specs()}
     files = {spec: f"kernels/{number:02d}_{spec.kernel_name}" for number, spec in enumerate(kernels)}
     places, blocks = _places(program)
-    listing = {
+    memory: dict[str, dict[str, Any]] = {name: {"bytes": nbytes} for name, nbytes in blocks.items()}
+    memory["weights"]["file"] = WEIGHTS
+    drivers = [driver_for_ptx(ptx.module.version) or 0 for ptx in kernels.values()]
+    listing: dict[str, Any] = {
         "format": FORMAT,
         "model": {"family": source.spec.shape.family, "vocab": source.spec.shape.vocab,
                   "max_len": source.spec.shape.max_len},
         "target": where.name,
-        "driver": driver_text(max(driver_for_ptx(ptx.module.version) for ptx in kernels.values())),
-        "memory": {name: {"bytes": nbytes} for name, nbytes in blocks.items()},
+        "driver": driver_text(max(drivers)),
+        "memory": memory,
         "kernels": [_kernel(ptx, files[spec], out, cubin) for spec, ptx in kernels.items()],
         "tensors": {
             name: {"kind": t.kind, "dtype": t.dtype.name, "shape": list(t.shape), "bytes": t.nbytes,
@@ -63,7 +66,6 @@ def export_program(
         },
         "launches": list(_launches(program, kernels, places)),
     }  # fmt: skip
-    listing["memory"]["weights"]["file"] = WEIGHTS
     _write_weights(program, source, places, out / WEIGHTS)
     (out / LISTING).write_text(json.dumps(listing, indent=1) + "\n")
     return listing

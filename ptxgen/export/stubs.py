@@ -65,17 +65,21 @@ def _render(
 ) -> str:
     name = re.sub(r"\W", "_", f"{contract['kernel_type']}_{contract['slug']}_{contract['target']}")
     buffers = [p for p in contract["parameters"] if p["kind"] != "scalar"]
-    return environment().get_template(template).render(
-        contract=contract,
-        name=name,
-        fields=", ".join(f"{k}={v}" for k, v in contract["spec"].items()),
-        parameters=[{**p, "host_type": types[p["type"]]} for p in contract["parameters"]],
-        buffers=[
-            {**b, "formula": formula(b["bytes"], call), "needs": sorted(capacities_of(b["bytes"]))} for b in buffers
-        ],
-        grid=[formula(extent, call) for extent in contract["launch"]["grid"]],
-        grid_needs=sorted(frozenset().union(*(capacities_of(e) for e in contract["launch"]["grid"]))),
-        workspace=formula(contract["workspace"]["bytes"], call),
-        workspace_needs=sorted(capacities_of(contract["workspace"]["bytes"])),
-        **more,
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            contract=contract,
+            name=name,
+            fields=", ".join(f"{k}={v}" for k, v in contract["spec"].items()),
+            parameters=[{**p, "host_type": types[p["type"]]} for p in contract["parameters"]],
+            buffers=[
+                {**b, "formula": formula(b["bytes"], call), "needs": sorted(capacities_of(b["bytes"]))} for b in buffers
+            ],
+            grid=[formula(extent, call) for extent in contract["launch"]["grid"]],
+            grid_needs=sorted(frozenset().union(*(capacities_of(e) for e in contract["launch"]["grid"]))),
+            workspace=formula(contract["workspace"]["bytes"], call),
+            workspace_needs=sorted(capacities_of(contract["workspace"]["bytes"])),
+            **more,
+        )
     )

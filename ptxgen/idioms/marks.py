@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.threads import ceil_div
 
 
@@ -56,16 +57,11 @@ class Marks:
     def read(self, first: Reg, exists: Reg | None) -> Reg:
         """The marks of numbers `first`, first + 1, … within its word, from the lowest bit on; part of a fragment."""
         b = self.b
-        bits, at = (b.registers.get(name, name) for name in ("mark_bits", "mark_place"))
-        at = b.op("shr.u32", at, first, 5)
-        b.op(
-            "mad.lo.u32",
-            at,
-            at,
-            4,
-            b.op("mov.u32", b.registers.get("mark_base", "mark_base"), b.shared_variables["marks"]),
-        )
-        bits = b.op("mov.u32", bits, 0)
+        bits, at = scratch(b, "mark_bits", "u32"), scratch(b, "mark_place", "u32")
+        b.op("mov.u32", at, b.shared_variables["marks"])
+        b.op("shr.u32", bits, first, 5)
+        b.op("mad.lo.u32", at, bits, 4, at)
+        b.op("mov.u32", bits, 0)
         b.op("ld.shared.u32", bits, at[0], pred=exists)
         b.op("and.b32", at, first, 31)
         b.op("shr.u32", bits, bits, at)

@@ -69,7 +69,7 @@ def over_warp(b: Builder, operation: str, values: Reg | Sequence[Reg]) -> None:
 class Reduction:
     """What the macro `reduce` places: a warp's part, the CTA's with a barrier before it, then the cluster's.
 
-    `repeats`: it stands in a loop, so nobody may leave the next parts before all have read these.
+    `repeats`: it stands in a loop, so no thread may write the next parts before all have read these.
     """
 
     leave: Fragment

@@ -109,6 +109,11 @@ class RowWalk:
         address: Reg = self.b.op("mad.wide.u32", self.b.registers.get(name, name), self.index[0], bytes, base)
         return address
 
+    def number(self, into: Reg, i: int) -> Reg:
+        """The first element of vector i of the current pass, whether it exists or not."""
+        self.b.op("add.u32", into, self.index[0], self._distance(i))
+        return into
+
     def load(self, address: Reg, pieces: Sequence[Elements], *, space: str = "global") -> None:
         """Load the thread's vectors; elements beyond the row are zero."""
         for i, piece in enumerate(pieces):

@@ -45,13 +45,15 @@ def search(
     thread: Reg,
     warps: int,
     cluster: int,
+    separates: bool = False,
 ) -> Search:
     """A search over coordinates of `bits` bits; the template knows it as `<name>`.
 
     `begin()` goes before the first pass over the row; `measure(take)` looks at a pass's elements and calls
     `take(coordinate, weight, valid)` for each (u32; the weight may be a number; `valid` a predicate or None);
     `advance(again)` goes to the next pass. `goal(into, total)` sets the u64 goal from the sum of all weights;
-    `finish(found)` uses the threshold.
+    `finish(found)` uses the threshold. `separates`: any threshold will do that has the same elements of weight above 0
+    on its side, so the search ends as soon as their sum is the goal itself.
     """
     sums = b.array(f"{name}_sum", "u64", WAYS)
     tries = b.array(f"{name}_try", "u32", WAYS)
@@ -78,8 +80,11 @@ def search(
         b.op("mov.u64", aim, 0)
     with b.fragment(f"{name}_begin") as opening:
         for way in range(WAYS):
-            b.op("mad.lo.u32", tries[way], step, way, found)
             b.op("mov.u64", sums[way], 0)
+            if way:
+                b.op("add.u32", tries[way], tries[way - 1], step)
+            else:
+                b.op("mov.u32", tries[0], found)
         begin()
     with b.fragment(f"{name}_measure") as measuring:
         measure(take)
@@ -91,11 +96,15 @@ def search(
         b.op("mov.u64", wide, aim)
         goal(aim, sums[0])
         b.op("selp.b64", aim, aim, wide, first)
+        b.op("mov.u64", wide, sums[0])
         for sum in sums[1:]:
             b.op("setp.ge.u64", reached, sum, aim)
             b.op("add.u32", found, found, step, pred=reached)
+            b.op("mov.u64", wide, sum, pred=reached)
         b.op("shr.u32", step, step, BITS)
         again = b.op("setp.ne.u32", f"{name}_again", step, 0)
+        if separates:
+            b.op("setp.ne.and.u64", again, wide, aim, again)
     with b.fragment(f"{name}_finish") as closing:
         finish(found)
     made = Search(start, opening, measuring, reduction, choose, closing, again, more, found)

@@ -56,4 +56,4 @@ def weights(exponents: np.ndarray) -> np.ndarray:
     for coefficient in _TAYLOR[1:]:
         power = power * rest + one(coefficient)  # two roundings: arrays of f32
     scaled = (power.view(np.int32) + ((whole.astype(np.int32) + ONE_BITS) << 23)).view(one)
-    return np.rint(scaled.astype(np.float64)).astype(np.uint64)
+    return np.asarray(np.rint(scaled.astype(np.float64)), np.uint64)

@@ -12,7 +12,6 @@ _BULK = "8.0 sm_90"
 _SIZE = "u32@0..1048560/16"
 
 
-
 def _cp_async() -> tuple[Row, ...]:
     rows = []
     fetch = "L2::64B|L2::128B|L2::256B?"

@@ -39,8 +39,9 @@ def _arrivals(word: str) -> tuple[Row, ...]:
         Row(f"mbarrier {word} {scoped} {_LOCAL} b64", counted, "8.0 sm_80", _RELAXED),
         Row(f"mbarrier {word} S=shared::cluster b64", "=b64:_ [S] u32?", _TRANSACTIONS),
         Row(f"mbarrier {word} {scoped} S=shared::cluster b64", "=b64:_ [S] u32?", _TRANSACTIONS, _RELAXED),
-        Row(f"mbarrier {word} noComplete {_LOCAL} b64", "=u64 [S] u32@1.. / {7.1,sm_80}=u64:_ [S] u32@1..",
-            "7.0 sm_80"),
+        Row(
+            f"mbarrier {word} noComplete {_LOCAL} b64", "=u64 [S] u32@1.. / {7.1,sm_80}=u64:_ [S] u32@1..", "7.0 sm_80"
+        ),
         Row(f"mbarrier {word} noComplete release cta {_LOCAL} b64", f"{_STATE} u32@1..", "8.0 sm_80"),
         Row(f"mbarrier {word} expect_tx {_LOCAL} b64", f"{_STATE} u32", _TRANSACTIONS),
         Row(f"mbarrier {word} expect_tx {scoped} {_LOCAL} b64", f"{_STATE} u32", _TRANSACTIONS, _RELAXED),

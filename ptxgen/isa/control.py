@@ -1,4 +1,4 @@
-"""Rows: branches, calls, returns, traps, and what steers the machine beside them."""
+"""Rows: branches, calls, returns, traps, and what else directs execution."""
 
 from __future__ import annotations
 

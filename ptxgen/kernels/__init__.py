@@ -1,4 +1,4 @@
-"""Every kernel type, one module each, found by its name: `KvCacheScatter` lives in `kv_cache_scatter`.
+"""Every kernel type, one module each, found by its name: `KvCacheScatter` is in `kv_cache_scatter`.
 
 A module is imported when its kernel type is first asked for; `load_all` imports every one.
 """

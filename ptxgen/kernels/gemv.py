@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ptxgen.kernel import kernel_type
-from ptxgen.products.product import Product
+from ptxgen.products.geometry import ON_TENSOR_CORES
+from ptxgen.products.product import KEPT_FREE, Product
+from ptxgen.weights.format import OWN
+
+if TYPE_CHECKING:
+    from ptxgen.targets import Target
 
 
 @kernel_type
 class Gemv(Product):
     """out = weight · x for one token: x f32 `[1, k]`, out f32 `[1, n]`, weight packed `[n, k]` in a weight format.
 
-    Every product is f32, and sums are in a fixed order. Before the product, with `norm="rms"`: x / sqrt(mean(x²) + eps)
+    Every product is as exact as f32 and sums are in a fixed order; on tensor cores x is split into three bf16, which
+    makes a NaN of an infinity. Before the product, with `norm="rms"`: x / sqrt(mean(x²) + eps)
     · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this order: `bias` f32 `[n]`, `activation`, for
     `gated` the product with a second matrix, `residual`: out is added to.
 
     `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean
-    square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh or gelu.
+    square. `norm_offset`: added to the norm's weights (1 for Gemma). `activation`: "", silu, gelu_tanh, gelu or relu2.
     `gated`: out = activation(gate · x) · (up · x); `weight` holds the records of gate and up in turn
     (`ptxgen.weights.format.interleave`).
     """
 
     sizes = {}
+
+    def on_tensor_cores(self, target: Target) -> bool:
+        fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FREE
+        return self.weights in ON_TENSOR_CORES and self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
+
     goldens = (
         dict(n=40, k=72, programmatic=True),
         dict(n=48, k=512, weights="q4_k", norm="rms", residual=True),

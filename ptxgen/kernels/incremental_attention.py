@@ -154,7 +154,7 @@ class IncrementalAttention(KernelType):
         if not plans:
             return
         units = [self.n_kv_heads * p.parts for p in plans]
-        floats = [u * p.shape.heads * self.head_dim // 4 * RECORD_FLOATS for u, p in zip(units, plans, strict=True)]
+        floats = [u * p.shape.heads * p.v_dim // 4 * RECORD_FLOATS for u, p in zip(units, plans, strict=True)]
         most = _largest([(n, p.splits) for n, p in zip(floats, plans, strict=True)])
         yield workspace("records", f32, *lead, most, zeroed=True)
         tickets = max(u * p.cluster for u, p in zip(units, plans, strict=True))

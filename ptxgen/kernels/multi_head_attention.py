@@ -78,8 +78,18 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, max_len=64, window=20, soft_cap=30.0, indirect=True),
         dict(head_dim=8, n_heads=3, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, layout="heads", causal=False, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=32, batched=True),
-        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, max_len=40, batched=True, page_size=16,
-             causal=False, lse=True),
+        dict(
+            head_dim=8,
+            n_heads=1,
+            n_kv_heads=1,
+            q_dtype=bf16,
+            kv_dtype=bf16,
+            max_len=40,
+            batched=True,
+            page_size=16,
+            causal=False,
+            lse=True,
+        ),
     )
 
     def rules(self) -> Iterator[str]:
@@ -230,12 +240,14 @@ class MultiHeadAttention(KernelType):
         import numpy as np
 
         attention = self.attention
-        out = {name: a[name].copy() for name in ("out", "lse") if name in a}
+        out: Arrays = {name: a[name].copy() for name in ("out", "lse") if name in a}
         if self.batched:
             starts, count = a["q_starts"], int(a["n_sequences"])
-            spans = [(int(starts[s]), int(starts[s + 1] - starts[s]), int(a["kv_lens"][s])) for s in range(count)]
+            spans: list[tuple[int, ...]] = [
+                (int(starts[s]), int(starts[s + 1] - starts[s]), int(a["kv_lens"][s])) for s in range(count)
+            ]
         else:
-            spans = [(0, *(int(np.ravel(a[x])[0]) for x in ("q_len", "kv_len")))]
+            spans = [(0, int(np.ravel(a["q_len"])[0]), int(np.ravel(a["kv_len"])[0]))]
         for s, (first, q_len, kv_len) in enumerate(spans):
             k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
             tokens = (slice(None), slice(first, first + max(0, q_len)))

@@ -49,8 +49,17 @@ class Rope(RotatingRows, KernelType):
     goldens = (
         dict(head_dim=16, n_heads=2, style="norm"),
         dict(head_dim=40, n_heads=3, n_kv_heads=1, rotary_dim=24, dtype=bf16, in_place=False, batched=True),
-        dict(head_dim=16, n_heads=2, n_kv_heads=1, dtype=f16, scaling="llama3", factor=8.0, style="norm", precise=True,
-             indirect=True),
+        dict(
+            head_dim=16,
+            n_heads=2,
+            n_kv_heads=1,
+            dtype=f16,
+            scaling="llama3",
+            factor=8.0,
+            style="norm",
+            precise=True,
+            indirect=True,
+        ),
         dict(head_dim=32, n_heads=2, n_kv_heads=2, dtype=f16),
         dict(head_dim=24, n_heads=2, style="norm", dtype=bf16, programmatic=True),
     )

@@ -50,10 +50,27 @@ class RopeKvAppend(RotatingRows, KernelType):
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, style="norm", in_place=False),
         dict(max_len=64, head_dim=64, n_heads=2, n_kv_heads=1, kv_dtype=f16, src_dtype=f16, indirect=True),
-        dict(max_len=64, head_dim=40, n_heads=2, n_kv_heads=1, kv_dtype=s8, src_dtype=bf16, style="norm", rotary_dim=16,
-             page_size=16),
-        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", style="norm", batched=True,
-             programmatic=True),
+        dict(
+            max_len=64,
+            head_dim=40,
+            n_heads=2,
+            n_kv_heads=1,
+            kv_dtype=s8,
+            src_dtype=bf16,
+            style="norm",
+            rotary_dim=16,
+            page_size=16,
+        ),
+        dict(
+            max_len=64,
+            head_dim=16,
+            n_heads=2,
+            n_kv_heads=1,
+            kv_dtype="e4m3",
+            style="norm",
+            batched=True,
+            programmatic=True,
+        ),
     )
 
     def rules(self) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import f32
-from ptxgen.idioms.activation import LOG2E
+from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.row_kernel import RowKernel
 from ptxgen.idioms.rows import RowShare
 from ptxgen.kernel import KernelType, field, kernel_type

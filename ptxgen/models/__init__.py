@@ -13,8 +13,9 @@ from typing import Any
 
 from ptxgen import rules
 from ptxgen.errors import SpecError, brief
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.jsonfields import Fields
-from ptxgen.models.rope import RopeSettings, rope_settings
+from ptxgen.models.rope import rope_settings
 
 _MOST_LAYERS = 10_000
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -53,15 +54,20 @@ def load_config(path: str | Path, max_len: int | None = None) -> ModelShape:
 
     Raises `SpecError` naming the file, the key and the value.
     """
+    return model_shape(read_config(path), str(path), max_len)
+
+
+def read_config(path: str | Path) -> object:
+    """The JSON of a `config.json`. Raises `SpecError` naming the file and the place."""
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        config: object = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise SpecError(f"{path}: must be a text file with JSON (got bytes that are not UTF-8)") from None
     except json.JSONDecodeError as wrong:
         raise SpecError(f"{path}: must be JSON (line {wrong.lineno}, column {wrong.colno}: {wrong.msg})") from None
     except (RecursionError, ValueError) as wrong:  # nested too deeply; an integer of too many digits
         raise SpecError(f"{path}: must be JSON of a sane size ({str(wrong).splitlines()[0]})") from None
-    return model_shape(config, str(path), max_len)
+    return config
 
 
 def model_shape(config: object, source: str = "config", max_len: int | None = None) -> ModelShape:

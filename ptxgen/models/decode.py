@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32
+from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models import LayerKind
 from ptxgen.models.draft import Draft, Formats
@@ -19,6 +19,7 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.scales import scale_groups
 from ptxgen.weights import weight_format
 
+CHOICES = ("greedy", "sample", "penalise")
 STEPS = ("decode", "batch", "prefill")
 QKV = ("q_proj", "k_proj", "v_proj")
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
@@ -34,9 +35,12 @@ def step_program(
     target: str = "sm_75",
     programmatic: bool = False,
     batch_invariant: bool = False,
+    choice: str = "greedy",
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
+    `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequence's own
+    tokens, too (of one sequence).
 
     Raises `SpecError` naming what is not covered.
     """
@@ -44,11 +48,13 @@ def step_program(
         raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")
     if rows < 1 or (step == "decode" and rows != 1):
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
+    if choice not in CHOICES or (choice == "penalise" and step == "batch"):
+        raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")
     if {"gate_proj", "up_proj"} & set(model.biases):
         raise SpecError("step_program: biases of gate_proj and up_proj are not covered (got mlp_bias)")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant,
+        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -62,6 +68,7 @@ class _Step(Draft):
     step: str
     kv_dtype: DType
     batch_invariant: bool
+    choice: str
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
@@ -143,10 +150,42 @@ class _Step(Draft):
         self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
         if model.soft_cap:
             self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
-        self.op("arg_max", "choose", {"x": logits, "out": self._tokens()}, {"rows": rows}, n=vocab, dtype="f32")
+        self._choose(logits, rows)
         if self.step == "decode":
             given = {"position": self._state("position"), "length": self._state("length")}
-            self.op("advance", "advance", given, {"rows": 1})
+            fields = {"max_len": model.shape.max_len}
+            if self.choice == "penalise":
+                given |= {"tokens": self._tokens(), "history": self._history()}
+                fields["history"] = model.shape.max_len
+            self.op("advance", "advance", given, {"rows": 1}, **fields)
+
+    def _choose(self, logits: str, rows: int) -> None:
+        """The token of every row. A draw is counted by the length of the sequence, prompt and all."""
+        vocab, sizes = self.model.shape.vocab, {"rows": rows}
+        if self.choice == "greedy":
+            self.op("arg_max", "choose", {"x": logits, "out": self._tokens()}, sizes, n=vocab, dtype="f32")
+            return
+        kinds = {"temperature": f32, "top_k": s32, "top_p": f32, "min_p": f32, "seed": u64}
+        if self.choice == "penalise":
+            kinds["penalty"] = f32
+        given = {name: self.tensor(f"sampling.{name}", "input", (rows,), kind) for name, kind in kinds.items()}
+        given |= {"logits": logits, "token": self._tokens(), "counter": self._length()}
+        fields = {"vocab": vocab}
+        if self.choice == "penalise":
+            given |= {"history": self._history(), "history_len": self._length()}
+            fields["history"] = self.model.shape.max_len
+        self.op("sample", "choose", given, sizes, **fields)
+
+    def _history(self) -> str:
+        """The tokens of the sequence, by position."""
+        return self.tensor("history", "state", (1, self.model.shape.max_len), s32)
+
+    def _length(self) -> str:
+        """How long sequences are with this step's tokens."""
+        if self.step == "decode":
+            return self._state("length")
+        name, count = ("kv_len", 1) if self.step == "prefill" else ("lengths", self.rows)
+        return self.tensor(name, "input", (count,), s32)
 
     def _state(self, name: str) -> str:
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""
@@ -234,8 +273,10 @@ class _Step(Draft):
         """Rotate, where these layers do, and append."""
         shape, batched = self.model.shape, self.step == "batch"
         given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
-        fields = {"max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
-                  "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched}  # fmt: skip
+        fields: dict[str, Any] = {
+            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
+            "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched,
+        }  # fmt: skip
         if kind.rope is None:
             self.op("kv_cache_scatter", "append", given, {"rows": self.rows}, **fields)
             return
@@ -251,17 +292,18 @@ class _Step(Draft):
             "soft_cap": shape.soft_cap, "window": kind.window,
         }  # fmt: skip
         caches = self._caches()
+        given: dict[str, str | Ref] = {"q": q, "out": out}
         if self.step == "prefill":
-            lengths = {name: self.tensor(name, "input", (1,), s32) for name in ("q_len", "kv_len")}
-            given = {"q": q, "out": out, **{n.removesuffix("_cache"): c for n, c in caches.items()}, **lengths}
+            lengths = {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
+            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()} | lengths
             self.op("multi_head_attention", "attention", given, {"n_tokens": self.rows}, indirect=True, **fields)
         elif self.step == "batch":
-            lengths = {"seq_lens": self.tensor("lengths", "input", (self.rows,), s32)}
+            lengths = {"seq_lens": self._length()}
             fields |= {"batched": True, "batch_invariant": self.batch_invariant}
-            given = {"q": q, "out": out, **caches, **lengths}
+            given |= caches | lengths
             self.op("incremental_attention", "attention", given, {"batch": self.rows}, **fields)
         else:
-            given = {"q": q, "out": out, **caches, "seq_len": self._state("length")}
+            given |= caches | {"seq_len": self._length()}
             self.op("incremental_attention", "attention", given, {}, indirect=True, **fields)
 
     def _mlp(self, x: str) -> None:
@@ -270,7 +312,7 @@ class _Step(Draft):
         parts = [self._part(name) for name in ("gate_proj", "up_proj")]
         weight = self.matrix(self.at("gate_up"), parts, model.dim, gated=True)
         out = self.scratch("gate_up.out", model.hidden)
-        fields = {"activation": model.activation, "gated": True}
+        fields: dict[str, Any] = {"activation": model.activation, "gated": True}
         self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
@@ -288,4 +330,3 @@ class _Step(Draft):
         self._product(name, weight, dim, k, source, out, bias=bias)
         self._rms(post_norm, post_norm, out, normed)
         self.op("residual_add", f"{name}.add", {"x": normed, "residual": x}, {"rows": self.rows}, dim=dim)
-

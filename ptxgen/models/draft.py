@@ -9,7 +9,7 @@ from typing import Any
 from ptxgen.dtypes import DType, f32, u8
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType, find_kernel_type, supports
-from ptxgen.launch import evaluate
+from ptxgen.launch import Param, evaluate
 from ptxgen.models.program import Op, Part, Program, Ref, Tensor
 from ptxgen.weights import weight_format
 
@@ -28,6 +28,8 @@ class Draft:
     layer: int = -1
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
+    params: dict[KernelType, tuple[Param, ...]] = field(default_factory=dict)
+    specs: dict[tuple[Any, ...], KernelType] = field(default_factory=dict)
 
     def program(self) -> Program:
         """What has been said so far."""
@@ -81,7 +83,8 @@ class Draft:
         `rows`), as all rows count."""
         spec = self._spec(kernel, fields)
         refs = {name: ref if isinstance(ref, Ref) else Ref(ref) for name, ref in given.items()}
-        for param in spec.params():
+        params = self._params(spec)
+        for param in params:
             if param.access == "workspace" and param.name not in refs:
                 shape = tuple(evaluate(extent, sizes) for extent in param.shape)
                 if param.zeroed:
@@ -90,8 +93,14 @@ class Draft:
                 else:
                     name = self.tensor(self.at(f"{role}.{param.name}"), "scratch", shape, param.dtype)
                 refs[param.name] = Ref(name)
-        scalars = {p.name: sizes[p.name.removeprefix("n_")] for p in spec.params() if p.kind == "scalar"}
-        self.ops.append(Op(spec, refs, dict(sizes), scalars, role, self.layer))
+        scalars = {p.name: sizes[p.name.removeprefix("n_")] for p in params if p.kind == "scalar"}
+        self.ops.append(Op(spec, refs, dict(sizes), scalars, role, self.layer, params))
+
+    def _params(self, spec: KernelType) -> tuple[Param, ...]:
+        """Of a spec, asked for once."""
+        if spec not in self.params:
+            self.params[spec] = spec.params()
+        return self.params[spec]
 
     def _number(self, spec: KernelType) -> int:
         """Which of the specs of its type this is."""
@@ -99,6 +108,13 @@ class Draft:
         return alike.index(spec) if spec in alike else len(alike)
 
     def _spec(self, kernel: str, fields: Mapping[str, Any]) -> KernelType:
+        """The spec of these fields, made once."""
+        key = (kernel, *sorted(fields.items()))
+        if key not in self.specs:
+            self.specs[key] = self._made(kernel, fields)
+        return self.specs[key]
+
+    def _made(self, kernel: str, fields: Mapping[str, Any]) -> KernelType:
         cls = find_kernel_type(kernel)
         if self.programmatic and "programmatic" in cls.__dataclass_fields__:  # type: ignore[attr-defined]
             overlapping = cls(**fields, programmatic=True)  # type: ignore[call-arg]

@@ -18,6 +18,8 @@ from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType, find_kernel_type, supports
 from ptxgen.manifest import FORMAT, spec_fields
 from ptxgen.models import LayerKind, ModelShape
+from ptxgen.models.decode import STEPS, step_program
+from ptxgen.models.spec import ModelSpec
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -71,6 +73,11 @@ class Step:
     target: Target
     step_layers: tuple[int, ...] = ()
 
+    @property
+    def in_step(self) -> bool:
+        """Whether it runs in the decode step of one sequence, in a layer or outside of them."""
+        return self.role.step or bool(self.step_layers)
+
 
 def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
     """Every kernel of a model for a target; `kv_dtype` replaces the model's own element type in the cache.
@@ -98,6 +105,30 @@ def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -
         lines = (".".join((*of, reason)) if len(of) == 1 else reason for reason, of in refused.items())
         raise SpecError("\n".join(lines))
     return tuple(steps.values())
+
+
+def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
+    """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
+    sequence, to decode several, and to take up a prompt. Activations are f32.
+
+    Raises `SpecError` with the reason when one of them cannot be had.
+    """
+    where = parse_target(target)
+    found: dict[KernelType, Step] = {}
+    for step in STEPS:
+        program = step_program(
+            model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
+            target=where.name, programmatic=where.includes_any(("sm_90",)),
+        )  # fmt: skip
+        for op in program.ops:
+            if reasons := supports(op.spec, where).reasons:
+                raise SpecError("\n".join(f"{type(op.spec).__name__}.{reason}" for reason in reasons))
+            role = Role(op.role, op.spec.kernel_name, {}, step == "decode")
+            known = found.get(op.spec, Step(role, (), op.spec, where))
+            at = {op.layer} - {-1}
+            layers, in_step = {*known.layers, *at}, {*known.step_layers, *(at if step == "decode" else ())}
+            found[op.spec] = Step(known.role, tuple(sorted(layers)), op.spec, where, tuple(sorted(in_step)))
+    return tuple(found.values())
 
 
 def _spec(role: Role, shape: ModelShape, kind: LayerKind, kv_dtype: str) -> KernelType:
@@ -141,7 +172,7 @@ def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
         entries.append(
             {
                 "role": step.role.name,
-                "in_decode_step": bool(step.step_layers),
+                "in_decode_step": step.in_step,
                 "layers": list(step.layers),
                 "kernel_type": step.spec.kernel_name,
                 "spec": spec_fields(step.spec),

@@ -69,7 +69,7 @@ class Ref:
 @dataclass(frozen=True)
 class Op:
     """One launch. `tensors` by parameter; `sizes` are the capacities that shapes and geometry take; `role` says what it
-    does, `layer` where (−1: outside of the layers)."""
+    does, `layer` where (−1: outside of the layers). `params`: the spec's, which ops of one spec share."""
 
     spec: KernelType
     tensors: Mapping[str, Ref]
@@ -77,6 +77,11 @@ class Op:
     scalars: Mapping[str, int | float] = field(default_factory=dict)
     role: str = ""
     layer: int = -1
+    params: tuple[Param, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.params:
+            object.__setattr__(self, "params", self.spec.params())
 
     @property
     def name(self) -> str:
@@ -85,7 +90,7 @@ class Op:
 
     def buffers(self) -> Iterator[tuple[Param, Ref]]:
         """The parameters that are memory, with what they get."""
-        for param in self.spec.params():
+        for param in self.params:
             if param.kind != "scalar":
                 yield param, self.tensors[param.name]
 
@@ -137,7 +142,7 @@ def _reasons(program: Program) -> Iterator[str]:
 
 def _arguments(op: Op, tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Why an op's arguments are not its parameters'."""
-    params = {param.name: param for param in op.spec.params()}
+    params = {param.name: param for param in op.params}
     memory = {name for name, param in params.items() if param.kind != "scalar"}
     if op.tensors.keys() != memory or op.scalars.keys() != params.keys() - memory:
         want, got = ", ".join(params), ", ".join([*op.tensors, *op.scalars])

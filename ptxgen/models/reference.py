@@ -12,7 +12,7 @@ import numpy as np
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
-from ptxgen.models.rope import RopeSettings
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.models.spec import ModelSpec
 
 
@@ -52,7 +52,7 @@ class ReferenceModel:
             x = x + self._norm(layer, block.mlp_post_norm, forwarded)
         x = self._rms(x, self._weights["norm"])
         logits = x @ self._weights["embed_tokens" if spec.tied else "lm_head"].T
-        return spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits
+        return np.asarray(spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits)
 
     def generate(self, prompt: Sequence[int], n: int) -> list[int]:
         """The `n` likeliest tokens after a prompt, one by one; the lowest among equals."""
@@ -66,7 +66,7 @@ class ReferenceModel:
     # parts of a layer -------------------------------------------------------------------------------------------------
     def _rms(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.spec.norm_eps)
-        return scaled * (self.spec.block.norm_offset + weight)
+        return np.asarray(scaled * (self.spec.block.norm_offset + weight))
 
     def _norm(self, layer: int, name: str, x: np.ndarray) -> np.ndarray:
         return self._rms(x, self._weights[f"layers.{layer}.{name}"]) if name else x
@@ -100,7 +100,7 @@ class ReferenceModel:
         for i, new in enumerate((k, v)):
             kept = new if self._kv is None else new.astype(np.float32).astype(self._kv).astype(np.float64)
             held[i] = np.concatenate([held[i], kept])
-        out = self._attend(q, *held, first, kind.window)
+        out = self._attend(q, held[0], held[1], first, kind.window)
         return self._products(layer, ("o_proj",), "", out.reshape(len(x), -1))[0]
 
     def _attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, window: int) -> np.ndarray:
@@ -158,6 +158,7 @@ def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, rotary_dim: int, st
     """x `[positions, heads, head_dim]` with the pairs of its first `rotary_dim` elements rotated."""
     pairs = np.arange(rotary_dim).reshape(-1, 2).T if style == "norm" else np.arange(rotary_dim).reshape(2, -1)
     one, two = x[..., pairs[0]], x[..., pairs[1]]
-    out, cos, sin = x.copy(), cos[:, None], sin[:, None]
+    out: np.ndarray = x.copy()
+    cos, sin = cos[:, None], sin[:, None]
     out[..., pairs[0]], out[..., pairs[1]] = one * cos - two * sin, one * sin + two * cos
     return out

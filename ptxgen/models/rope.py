@@ -107,9 +107,7 @@ def _longrope(a: _Asked) -> RopeSettings:
     stretched = a.scaling.number("factor", a.config.count("max_position_embeddings") / original)
     fit = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
     attention = a.scaling.number("attention_factor", fit)
-    return RopeSettings(
-        a.theta, a.rotary_dim, freq_factors=tuple(map(float, factors)), attention_factor=attention
-    )
+    return RopeSettings(a.theta, a.rotary_dim, freq_factors=tuple(map(float, factors)), attention_factor=attention)
 
 
 _SCALINGS: dict[str, Callable[[_Asked], RopeSettings]] = {

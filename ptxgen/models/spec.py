@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from ptxgen.errors import SpecError, brief
 from ptxgen.jsonfields import Fields
-from ptxgen.models import LayerKind, ModelShape, config_fields, model_shape
+from ptxgen.models import LayerKind, ModelShape, config_fields, model_shape, read_config
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
@@ -185,6 +186,11 @@ def model_spec(config: object, source: str = "config", max_len: int | None = Non
         embedding_scale=math.sqrt(dim) if block.scaled_embedding else 1.0,
         soft_cap=_soft_cap(read, block),
     )
+
+
+def load_spec(path: str | Path, max_len: int | None = None) -> ModelSpec:
+    """The model whose `config.json` lies at `path`."""
+    return model_spec(read_config(path), str(path), max_len)
 
 
 def _soft_cap(read: Fields, block: Block) -> float:

@@ -1,4 +1,4 @@
-"""PTX text to nodes: whatever nvcc, Triton and ptxgen emit. Judges nothing: that is `checks.py`.
+"""PTX text to nodes: whatever nvcc, Triton and ptxgen emit. Checks no rules: that is `ptxgen.checks`.
 
 Grammar: PTX ISA 9.0, "Syntax" and "Directives". A plain instruction is one regular expression; the rest has its reader.
 """

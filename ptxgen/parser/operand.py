@@ -1,4 +1,4 @@
-"""Operand texts to nodes: registers, immediates, constant expressions, addresses, vectors. Knows nothing of opcodes."""
+"""Operand texts to nodes: registers, immediates, constant expressions, addresses, vectors; of any opcode."""
 
 from __future__ import annotations
 

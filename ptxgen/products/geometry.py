@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARPS = 8
-MOST_CTAS = 264  # two for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory
+FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
+CROWDED_WARPS = 4  # of a CTA whose threads have so many registers that two CTAs of eight warps do not fit
+MOST_WARPS = 2112  # 16 for each multiprocessor of the largest GPUs; a CTA with more rows keeps x in shared memory
 # From so many records of 16 rows on, so many warps share the columns of a record: the fewer records, the more warps.
 K_WARPS = ((2048, 1), (1024, 2), (512, 4), (0, 8))
+# Formats whose product with one token is for tensor cores, where there are any.
+ON_TENSOR_CORES = frozenset((
+    "f16", "bf16", "e4m3", "e4m3_channel", "e4m3_block", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "int4_g32", "int4_g64",
+    "int4_g128",
+))  # fmt: skip
 SHARED_FOR_TOKENS = 96 * 1024  # of x, where there is a choice of tokens
 
 
@@ -40,9 +47,20 @@ def choose(records: int, tiles: int, tokens: int, token_bytes: int, shared_limit
         k_warps *= 2
     room = min(SHARED_FOR_TOKENS, shared_limit // 2)
     tokens = max(1, min(tokens, 2 * k_warps, room // token_bytes))
-    row_warps = min(WARPS // k_warps, _power_below(records))
+    return _shared_out(records, k_warps, WARPS, tokens)
+
+
+def choose_for_tensor_cores(records: int, tiles: int, tokens: int, words: int) -> Geometry:
+    """The same for tensor cores, for exactly so many rows of x a CTA; a lane reads so many words of a tile."""
+    warps = CROWDED_WARPS if words > FEW_WORDS else WARPS
+    wanted = next(each for least, each in K_WARPS if records >= least)
+    return _shared_out(records, min(wanted, _power_below(tiles), warps), warps, tokens)
+
+
+def _shared_out(records: int, k_warps: int, warps: int, tokens: int) -> Geometry:
+    row_warps = min(warps // k_warps, _power_below(records))
     groups = -(-records // row_warps)
-    return Geometry(k_warps, row_warps, tokens, groups, min(groups, MOST_CTAS))
+    return Geometry(k_warps, row_warps, tokens, groups, min(groups, MOST_WARPS // (k_warps * row_warps)))
 
 
 def _power_below(n: int) -> int:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import f32, u8
+from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import depend, programmatic_rules
 from ptxgen.kernel import KernelType
 from ptxgen.launch import Extent, Launch, Param, buffer
-from ptxgen.products import activation
+from ptxgen.products import mma
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
-from ptxgen.products.geometry import Geometry, choose
+from ptxgen.products.geometry import FEW_WORDS, Geometry, choose, choose_for_tensor_cores
+from ptxgen.products.loop import TileLoop, Tokens
+from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.format import WeightFormat, separate
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
-FEW_WORDS = 22  # of a tile: with more, sums of two matrices leave registers for half of the tokens
+KEPT_FREE = 4096  # of shared memory, for sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,9 @@ class Product(KernelType):
     residual: bool = False
     programmatic: bool = False
 
-    most_tokens = 1  # rows of x that a CTA takes at most
+    most_tokens = 1  # rows of x that a CTA without tensor cores takes at most
+    tensor_tokens = 1  # and with them, exactly
+    group_axis = "ctaid.x"  # of the grid, along which groups of records are counted
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
@@ -58,7 +63,7 @@ class Product(KernelType):
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 0.0, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
-        yield from rules.one_of("activation", self.activation, ("", *activation.KINDS))
+        yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
         if self.gated and self.bias:
@@ -66,8 +71,9 @@ class Product(KernelType):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
-        most = (target.shared_limit - 16384) // 4
-        if self.k > most:
+        most = (target.shared_limit - KEPT_FREE) // 4
+        if self.padded_k > most and self.stages(target):
+            most = most // self.kind.tile_k * self.kind.tile_k
             yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
 
     # -- what follows from the fields ------------------------------------------------------------------------------
@@ -87,12 +93,24 @@ class Product(KernelType):
         """Columns of all tiles of a record."""
         return self.kind.tiles(self.k) * self.kind.tile_k
 
+    def on_tensor_cores(self, target: Target) -> bool:
+        """Whether tensor cores multiply."""
+        return False
+
+    def staged_bytes(self, digits: bool) -> int:
+        """Bytes of a row of x in shared memory, as f32 or as digits."""
+        return (2 * mma.DIGITS if digits else 4) * self.padded_k
+
     def geometry(self, target: Target) -> Geometry:
         """How the work is shared out."""
         kind = self.kind
+        records, tiles = kind.records(self.n), kind.tiles(self.k)
+        if self.on_tensor_cores(target):
+            return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
+        # sums of two matrices leave registers for half of the tokens
         crowded = self.gated and kind.words > FEW_WORDS
         tokens = max(1, self.most_tokens // 2) if crowded else self.most_tokens
-        return choose(kind.records(self.n), kind.tiles(self.k), tokens, 4 * self.padded_k, target.shared_limit)
+        return choose(records, tiles, tokens, 4 * self.padded_k, target.shared_limit)
 
     def row_extent(self) -> Extent:
         """Rows of x and out."""
@@ -109,36 +127,53 @@ class Product(KernelType):
         out.append(buffer("out", f32, rows, self.n, access="inout" if self.residual else "out", align=4))
         return tuple(out)
 
-    def grid_y(self, target: Target) -> Extent:
-        """CTAs that share the same weights."""
-        return 1
+    def grid(self, at: Geometry) -> tuple[Extent, Extent, Extent]:
+        """CTAs; the one that counts groups of records is `group_axis`."""
+        return (at.ctas, 1, 1)
 
     def launch(self, target: Target) -> Launch:
-        at = self.geometry(target)
-        shared = at.tokens * 4 * self.padded_k
-        return Launch((at.ctas, self.grid_y(target), 1), (at.threads, 1, 1), shared, programmatic=self.programmatic)
+        at, tensor = self.geometry(target), self.on_tensor_cores(target)
+        shared = at.tokens * self.staged_bytes(tensor) if self.stages(target) else 0
+        return Launch(self.grid(at), (at.threads, 1, 1), shared, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         return "product"
 
     def build(self, b: Builder) -> None:
-        at = self.geometry(b.target)
-        loop = FmaLoop(b, self, at)
-        stage = Stage(b, self, at)
-        epilogue = Epilogue(b, self, at)
-        loop.locate()
+        at, tensor = self.geometry(b.target), self.on_tensor_cores(b.target)
+        stage = Stage(b, self, at, digits=tensor) if self.stages(b.target) else None
+        loop = self._loop(b, at, stage)
+        loop.locate(self.group_axis)
         if self.programmatic:
             with b.fragment("depends"):
                 depend(b)
-        stage.build(self.tokens_of(b, at), loop.thread)
-        loop.build(stage.vector)
-        epilogue.build(loop, stage)
-        b.expose(geometry=at, one_group=loop.one_group, stage_passes=stage.passes, again=loop.more)
+        tokens = self.tokens_of(b, at)
+        norm: Stage | Squares | None = stage if self.norm else None
+        if stage is not None:
+            stage.build(tokens, loop.thread)
+        elif self.norm:
+            norm = Squares(b, self, at, tokens)
+            norm.build(loop.lane)
+        loop.build(tokens)
+        epilogue = Epilogue(b, self, at)
+        epilogue.build(loop, norm, tokens)
+        passes = 0 if stage is None else stage.passes
+        b.expose(geometry=at, one_group=loop.one_group, stage_passes=passes, again=loop.more, turns=epilogue.turns)
+        b.expose(late=loop.late)
 
-    def tokens_of(self, b: Builder, at: Geometry) -> tuple[Any, Any]:
-        """First row of x of this CTA, and how many rows there are; None where there is one row."""
+    def _loop(self, b: Builder, at: Geometry, stage: Stage | None) -> TileLoop:
+        if stage is None:
+            return mma.TokenLoop(b, self, at)
+        return (mma.DigitLoop if stage.digits else FmaLoop)(b, self, at, stage.vector)
+
+    def stages(self, target: Target) -> bool:
+        """Whether x is brought to shared memory."""
+        return self.tensor_tokens == 1 or not self.on_tensor_cores(target)
+
+    def tokens_of(self, b: Builder, at: Geometry) -> Tokens | None:
+        """The rows of x of this CTA; None where there is one row."""
         b.without("rows")
-        return None, None
+        return None
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -153,7 +188,7 @@ class Product(KernelType):
             values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
             packed.append(kind.pack(kind.quantise(values), self.n, self.k))
         records = kind.records(self.n)
-        whole = interleave(*packed, records) if self.gated else packed[0]
+        whole = interleave(packed[0], packed[1], records) if self.gated else packed[0]
         return {"weight": whole.reshape(self.parts * records, -1)}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
@@ -169,7 +204,7 @@ class Product(KernelType):
         sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in packs]
         y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
         if self.activation:
-            y = activation.activated(y, self.activation)
+            y = activations.reference(self.activation, y)
         if self.gated:
             y = y * sums[1]
         if self.residual:

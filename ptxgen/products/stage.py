@@ -1,4 +1,4 @@
-"""Rows of x into shared memory as f32, filled up with zeros; times the norm's weights, and their sums of squares."""
+"""Rows of x into shared memory, filled up with zeros; times the norm's weights, and their sums of squares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_warp
+from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry
+from ptxgen.products.loop import Tokens
+from ptxgen.products.mma import DIGIT_BYTES, DIGITS, split_digits
+from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
     from ptxgen.products.product import Product
@@ -16,45 +21,57 @@ MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
 
 
 class Stage:
-    """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`."""
+    """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is `[warp, token]`.
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
+    `vector` is `[token, padded k]` f32; with `digits`, of one token, what `DigitLoop` reads.
+    """
+
+    def __init__(self, b: Builder, spec: Product, at: Geometry, *, digits: bool) -> None:
         self.b, self.spec, self.at = b, spec, at
+        self.warps = at.warps  # partial sums of a token
         self.width = next(v for v in (4, 2, 1) if spec.k % v == 0)
         self.reach = at.threads * self.width  # columns of one load of all threads
         loads = -(-spec.padded_k // self.reach)
         self.flight = min(loads, max(1, MOST_IN_FLIGHT // at.tokens))
         self.passes = -(-loads // self.flight)
-        self.row_bytes = 4 * spec.padded_k
+        self.digits = digits
+        self.row_bytes = spec.staged_bytes(digits)
+        # bytes that all threads together write for one load
+        self.stride = DIGITS * DIGIT_BYTES * at.threads // OWN if digits else 4 * self.reach
         self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
 
-    def build(self, tokens: tuple[Reg | None, Reg | None], thread: Reg) -> None:
-        """`tokens`: the first row of x of this CTA and the number of rows, or None where there is one row."""
+    def build(self, tokens: Tokens | None, thread: Reg) -> None:
+        """All fragments."""
         b, spec, at = self.b, self.spec, self.at
-        first, count = tokens
         with b.fragment("begin_stage"):
             column = b.op("mul.lo.u32", "stage_column", thread, self.width)
             source = b.ld_param("x")
-            if first is not None:
-                wide = b.op("mul.wide.u32", "first_row_offset", first, 4 * spec.k)
+            if tokens is not None:
+                wide = b.op("mul.wide.u32", "first_row_offset", tokens.first, 4 * spec.k)
                 b.op("add.u64", source, source, wide)
                 exists = b.array("row_exists", "pred", at.tokens)
                 row = b.reg("row_of_cta", "u32")
                 for token in range(at.tokens):
-                    b.op("add.u32", row, first, token)
-                    b.op("setp.lt.u32", exists[token], row, count)
+                    b.op("add.u32", row, tokens.first, token)
+                    b.op("setp.lt.u32", exists[token], row, tokens.rows)
             norm = b.ld_param("norm_weight") if spec.norm else None
             target = b.op("mov.u32", "stage_to", self.vector)
-            b.op("mad.lo.u32", target, column, 4, target)
+            if self.digits:
+                chunk, quad = split(b, "stage_chunk", "stage_quad", thread, CHUNK // OWN)
+                b.op("mad.lo.u32", target, chunk, DIGITS * DIGIT_BYTES, target)
+                b.op("mad.lo.u32", target, quad, 2 * OWN, target)
+                self.split = b.array("staged_digit", "b32", 2 * DIGITS)
+            else:
+                b.op("mad.lo.u32", target, column, 4, target)
             if spec.norm:
                 sums = b.array("square_sum", "f32", at.tokens)
                 convert.clear(b, sums)
-        self._stage(column, source, norm, target, first is not None)
+        self._stage(column, source, norm, target, tokens is not None)
         if self.passes > 1:
             with b.fragment("next_stage"):
                 b.op("add.u32", column, column, self.flight * self.reach)
-                b.op("add.u32", target, target, 4 * self.flight * self.reach)
+                b.op("add.u32", target, target, self.flight * self.stride)
                 b.op("setp.lt.u32", "stage_again", column, spec.padded_k)
         if spec.norm:
             self._sum_squares(thread)
@@ -66,7 +83,6 @@ class Stage:
         inside, there = b.array("inside_row", "pred", self.flight), b.array("inside_tiles", "pred", self.flight)
         with b.fragment("stage"):
             address = b.op("mad.wide.u32", "stage_from", column, 4, source)
-            norm_at = b.op("mad.wide.u32", "norm_from", column, 4, norm) if norm is not None else None
             here, both = b.reg("stage_here", "u32"), b.reg("inside_both", "pred")
             convert.clear(b, values)
             for i in range(self.flight):
@@ -80,6 +96,7 @@ class Stage:
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     convert.load_words(b, words, address, 4 * (token * spec.k + i * self.reach), pred=guard)
             if factors is not None:
+                norm_at = b.op("mad.wide.u32", "norm_from", column, 4, norm)
                 convert.clear(b, factors)
                 for i in range(self.flight):
                     words = factors[width * i : width * (i + 1)]
@@ -89,8 +106,16 @@ class Stage:
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     if factors is not None:
                         self._normalise(words, factors[width * i : width * (i + 1)], token)
-                    offset = token * self.row_bytes + 4 * i * self.reach
-                    convert.store_words(b, target, words, offset, space="shared", pred=there[i])
+                    self._keep(words, target, token * self.row_bytes + i * self.stride, there[i])
+
+    def _keep(self, words: tuple[Reg, ...], target: Reg, offset: int, pred: Reg) -> None:
+        if not self.digits:
+            convert.store_words(self.b, target, words, offset, space="shared", pred=pred)
+            return
+        digits = [self.split[2 * i : 2 * i + 2] for i in range(DIGITS)]
+        split_digits(self.b, words, digits)
+        for i, digit in enumerate(digits):
+            convert.store_words(self.b, target, digit, offset + DIGIT_BYTES * i, space="shared", pred=pred)
 
     def _normalise(self, words: tuple[Reg, ...], factors: tuple[Reg, ...], token: int) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""
@@ -106,12 +131,9 @@ class Stage:
         b, at = self.b, self.at
         assert self.squares is not None
         with b.fragment("sum_squares"):
-            other, lane = b.reg("other_sum", "f32"), b.registers["lane"]
-            is_first = b.op("setp.eq.u32", "is_first_lane", lane, 0)
+            is_first = b.op("setp.eq.u32", "is_first_lane", b.registers["lane"], 0)
             slot = b.op("mov.u32", "squares_slot", self.squares)
             b.op("mad.lo.u32", slot, b.registers["warp"], 4 * at.tokens, slot)
             for token, total in enumerate(b.arrays["square_sum"]):
-                for distance in (16, 8, 4, 2, 1):
-                    b.op("shfl.sync.bfly.b32", other, total, distance, 31, 0xFFFFFFFF)
-                    b.op("add.f32", total, total, other)
+                over_warp(b, "add.f32", total)
                 b.op("st.shared.f32", slot[4 * token], total, pred=is_first)

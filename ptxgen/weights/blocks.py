@@ -14,9 +14,7 @@ def raw_blocks(source: Mapping[str, np.ndarray], rows: int, count: int, nbytes: 
     """The raw blocks of a tensor as `[rows, count, nbytes]`."""
     blocks = np.asarray(source["blocks"])
     if blocks.dtype != np.uint8 or blocks.size != rows * count * nbytes:
-        raise SpecError(
-            f"blocks: must be uint8 [{rows}, {count * nbytes}] (got {blocks.dtype} {list(blocks.shape)})"
-        )
+        raise SpecError(f"blocks: must be uint8 [{rows}, {count * nbytes}] (got {blocks.dtype} {list(blocks.shape)})")
     return blocks.reshape(rows, count, nbytes)
 
 
@@ -38,7 +36,7 @@ def pack_nibbles(codes: np.ndarray, tile_k: int) -> np.ndarray:
     fragments = to_fragments(codes, tile_k)
     both = fragments[..., 0, :] | (fragments[..., 1, :] << 4)
     split = both.reshape(*both.shape[:2], -1, 4, *both.shape[3:])
-    return split.transpose(0, 1, 2, 4, 5, 3, 6)
+    return np.asarray(split.transpose(0, 1, 2, 4, 5, 3, 6))
 
 
 def unpack_nibbles(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
@@ -71,4 +69,4 @@ def in_blocks(values: np.ndarray, size: int) -> np.ndarray:
 
 def ratio(values: np.ndarray, by: np.ndarray) -> np.ndarray:
     """`values / by`, 0 where `by` is 0."""
-    return np.divide(values, by, out=np.zeros(np.broadcast(values, by).shape, np.float32), where=by != 0)
+    return np.asarray(np.divide(values, by, out=np.zeros(np.broadcast(values, by).shape, np.float32), where=by != 0))

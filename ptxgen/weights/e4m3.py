@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.dtypes import e4m3
+from ptxgen.errors import SpecError
 from ptxgen.idioms import convert
 from ptxgen.weights.format import (
     TILE_ROWS,
     Piece,
     Source,
     WeightFormat,
+    constant,
     cut,
+    fragment,
     from_fragments,
     from_rows,
     join,
     pair,
+    pair_of_bf16,
     to_fragments,
     to_rows,
 )
@@ -44,7 +48,7 @@ def pack_bytes(values: np.ndarray, tile_k: int) -> np.ndarray:
     """8-bit values `[rows, cols]` in fragment order, `[record, tile, 32 columns, lane's 16 bytes …]`."""
     fragments = to_fragments(values.view(np.uint8), tile_k)
     split = fragments.reshape(*fragments.shape[:2], -1, 2, *fragments.shape[3:])
-    return split.transpose(0, 1, 2, 4, 5, 3, 6, 7)
+    return np.asarray(split.transpose(0, 1, 2, 4, 5, 3, 6, 7))
 
 
 def unpack_bytes(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
@@ -65,6 +69,9 @@ class E4m3(WeightFormat):
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
         weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy)
+        wrong = np.argwhere((weight.view(np.uint8) & 127) == 127)
+        if wrong.size:
+            raise SpecError(f"{self.name} weights: must be finite (got NaN at {wrong[0].tolist()})")
         tiles = join([pack_bytes(weight, self.tile_k)])
         records = self.records(rows)
         trailer = np.zeros((records, self.trailer_bytes(cols) // 4), np.float32)
@@ -93,7 +100,7 @@ class E4m3(WeightFormat):
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy).astype(np.float32)
-        return weight * self._spread(np.asarray(source["scale"], np.float32), rows, cols)
+        return np.asarray(weight * self._spread(np.asarray(source["scale"], np.float32), rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
         rows, cols = values.shape
@@ -120,6 +127,20 @@ class E4m3(WeightFormat):
 
     def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
         convert.unpack(b, out, (words[2 * chunk + half],), e4m3)
+
+    def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
+        """Sign and magnitude where bf16 has them: 2^-120 of the value, denormals included."""
+        out, sign = fragment(b), convert.scratch(b, "a_sign", "b32")
+        scale, zero = constant(b, "e4m3_unit", pair_of_bf16(2.0**120)), constant(b, "no_pair", pair_of_bf16(-0.0))
+        for half in (0, 1):
+            for register, selector in zip(out[half::2], (0x1404, 0x3424), strict=True):
+                b.op("prmt.b32", register, words[2 * chunk + half], 0, selector)
+                b.op("and.b32", sign, register, 0x80008000)
+                b.op("shr.u32", register, register, 4)
+                b.op("and.b32", register, register, 0x07F007F0)
+                b.op("or.b32", register, register, sign)
+                b.op("fma.rn.bf16x2", register, register, scale, zero)
+        return (out,)
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.dtypes import DType, f16
+from ptxgen.dtypes import DType, bf16, f16
 from ptxgen.idioms import convert
-from ptxgen.weights.format import Piece, Source, WeightFormat, cut, from_fragments, join, to_fragments
+from ptxgen.weights.format import Piece, Source, WeightFormat, cut, fragment, from_fragments, join, to_fragments
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
@@ -50,6 +50,22 @@ class Half(WeightFormat):
 
     def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
         convert.unpack(b, out, (words[4 * chunk + half], words[4 * chunk + 2 + half]), self.dtype)
+
+    def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
+        own = words[4 * chunk : 4 * chunk + 4]
+        if self.dtype == bf16:
+            return (own,)
+        # 11 bits are two bf16 numbers: the nearest, and what is left
+        high, low = fragment(b), fragment(b, "a_rest")
+        wide, back = ([convert.scratch(b, f"{name}{i}", "f32") for i in (0, 1)] for name in ("a_wide_", "a_back_"))
+        for word, upper, lower in zip(own, high, low, strict=True):
+            convert.unpack(b, wide, (word,), f16)
+            convert.pack(b, (upper,), wide, bf16)
+            convert.unpack(b, back, (upper,), bf16)
+            for value, less in zip(wide, back, strict=True):
+                b.op("sub.f32", value, value, less)
+            convert.pack(b, (lower,), wide, bf16)
+        return high, low
 
 
 FORMATS = (Half("f16", 64, 2048, PIECES),)

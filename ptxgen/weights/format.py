@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -127,9 +127,22 @@ class WeightFormat(ABC):
         """32-bit words that a lane reads of a tile."""
         return sum(piece.words for piece in self.pieces)
 
+    @property
+    def scale_chunks(self) -> int:
+        """Chunks that share a scale; where there is none, those of a tile."""
+        return self.chunks
+
     @abstractmethod
     def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
         """The four f32 codes that a lane owns of a chunk, in row g (`half` 0) or g + 8 (1)."""
+
+    def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
+        """The codes of a chunk as A fragments of `mma.m16n8k16` in bf16, whose sum they are; () without such codes.
+
+        The order of k within the chunk is that of the lanes: columns 4t, 4t + 1 in the first two registers, 4t + 2,
+        4t + 3 in the other two.
+        """
+        return ()
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         """Factors of the codes of rows g and g + 8 in a chunk, and what is subtracted after; () where there is none.
@@ -150,6 +163,26 @@ class WeightFormat(ABC):
                     b.op("mul.f32", value, value, factors[half])
 
 
+class ByteCodes(WeightFormat):
+    """A format whose codes are small unsigned integers, less a number."""
+
+    less: ClassVar[int] = 0
+
+    @abstractmethod
+    def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
+        """The four codes that a lane owns of a chunk as bytes, below 128."""
+
+    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+        bytes_to_f32(b, out, self.code_bytes(b, words, chunk, half), float(self.less))
+
+    def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
+        out = fragment(b)
+        less = constant(b, f"less_{128 + self.less}", pair_of_bf16(-128 - self.less))
+        for half in (0, 1):
+            bytes_to_bf16(b, out[half::2], self.code_bytes(b, words, chunk, half), less)
+        return (out,)
+
+
 # -- helpers of the formats: fragment order ----------------------------------------------------------------------------
 
 
@@ -162,7 +195,7 @@ def to_fragments(values: np.ndarray, tile_k: int) -> np.ndarray:
         padded[:rows, :cols] = values
         values = padded
     split = values.reshape(records, 2, 8, tiles, tile_k // CHUNK, 4, OWN)
-    return split.transpose(0, 3, 4, 2, 5, 1, 6)
+    return np.asarray(split.transpose(0, 3, 4, 2, 5, 1, 6))
 
 
 def from_fragments(fragments: np.ndarray, rows: int, cols: int) -> np.ndarray:
@@ -233,6 +266,35 @@ def bytes_to_f32(b: Builder, out: Sequence[Reg], word: Reg, less: float | Reg = 
         b.op("prmt.b32", bits, word, 0x4B000000, 0x7440 + first + index)
         b.op("mov.b32", value, bits)
         b.op("sub.f32", value, value, less if not isinstance(less, (int, float)) else _TWO_23 + less)
+
+
+def bytes_to_bf16(b: Builder, out: Sequence[Reg], word: Reg, less: Reg) -> None:
+    """Bytes below 128 of a word as two registers of bf16 pairs, exactly, plus `less`, which holds −128 − n twice.
+
+    0x43 above a byte is the bf16 128 + byte.
+    """
+    one = constant(b, "one_pair", pair_of_bf16(1))
+    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+        b.op("prmt.b32", register, word, 0x43434343, selector)
+        b.op("fma.rn.bf16x2", register, register, one, less)
+
+
+def pair_of_bf16(value: float) -> int:
+    """The bits of a bf16 number, twice."""
+    half = int(np.float32(value).view(np.uint32)) >> 16
+    return half << 16 | half
+
+
+def constant(b: Builder, name: str, bits: int) -> Reg:
+    """A register that holds a constant from its first use on."""
+    known = b.registers.get(name)
+    return known if known is not None else b.op("mov.b32", name, bits)
+
+
+def fragment(b: Builder, name: str = "a") -> Sequence[Reg]:
+    """The four registers of an A fragment; declared once a kernel."""
+    found = b.arrays.get(name)
+    return (found if found is not None else b.array(name, "b32", 4)).regs
 
 
 def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> Reg:

@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxgen.idioms import convert
 from ptxgen.weights.blocks import in_blocks, pack_nibbles, ratio, unpack_nibbles
 from ptxgen.weights.format import (
     Piece,
     Source,
     WeightFormat,
     bytes_to_f32,
+    constant,
     cut,
+    fragment,
     from_rows,
     halves_to_f32,
     join,
     low_nibbles,
     pair,
+    pair_of_bf16,
     to_rows,
 )
 
@@ -89,9 +93,30 @@ class Int4(WeightFormat):
         per_group = self.block_cols // 16
         if chunk % per_group == 0:  # 2^23 + zero, as bytes_to_f32 takes it
             at = 2 * (chunk // per_group) + half
-            bits = b.op("prmt.b32", _bits(b), words[self.chunks + self.groups + at // 4], 0x4B000000, 0x7440 + at % 4)
+            bits = convert.scratch(b, "zero_bits", "b32")
+            b.op("prmt.b32", bits, words[self.chunks + self.groups + at // 4], 0x4B000000, 0x7440 + at % 4)
             b.op("mov.b32", zero, bits)
         bytes_to_f32(b, out, low_nibbles(b, words[chunk], half), zero)
+
+    def fragments(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Sequence[Reg]]:
+        out, per_group = fragment(b), self.block_cols // 16
+        minus = constant(b, "minus_pair", pair_of_bf16(-1))
+        for half in (0, 1):
+            zero = convert.scratch(b, f"zero_pair_{half}", "b32")
+            if chunk % per_group == 0:  # 128 + zero, twice
+                at = 2 * (chunk // per_group) + half
+                byte = at % 4
+                word = words[self.chunks + self.groups + at // 4]
+                b.op("prmt.b32", zero, word, 0x43434343, 0x4040 | byte << 8 | byte)
+            code = low_nibbles(b, words[chunk], half)
+            for register, selector in zip(out[half::2], (0x4140, 0x4342), strict=True):
+                b.op("prmt.b32", register, code, 0x43434343, selector)
+                b.op("fma.rn.bf16x2", register, zero, minus, register)
+        return (out,)
+
+    @property
+    def scale_chunks(self) -> int:
+        return self.block_cols // 16
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")
@@ -99,12 +124,6 @@ class Int4(WeightFormat):
         if chunk % per_group == 0:
             halves_to_f32(b, upper, lower, words[self.chunks + chunk // per_group])
         return (upper, lower), ()
-
-
-def _bits(b: Builder) -> Reg:
-    from ptxgen.idioms import convert
-
-    return convert.scratch(b, "zero_bits", "b32")
 
 
 def _made(group: int, tile_k: int) -> Int4:

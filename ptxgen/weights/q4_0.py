@@ -14,10 +14,9 @@ import numpy as np
 
 from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
 from ptxgen.weights.format import (
+    ByteCodes,
     Piece,
     Source,
-    WeightFormat,
-    bytes_to_f32,
     cut,
     from_rows,
     halves_to_f32,
@@ -35,8 +34,10 @@ BLOCK = 32
 BLOCK_BYTES = 18
 
 
-class Q4_0(WeightFormat):
+class Q4_0(ByteCodes):
     """Q4_0."""
+
+    less = 8
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -52,7 +53,7 @@ class Q4_0(WeightFormat):
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         codes, scales = self._fields(source, rows, cols)
-        return (scales.astype(np.float32) * (codes.astype(np.float32) - np.float32(8))).reshape(rows, cols)
+        return np.asarray((scales.astype(np.float32) * (codes.astype(np.float32) - np.float32(8))).reshape(rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
         blocks = in_blocks(values.astype(np.float32), BLOCK)
@@ -67,8 +68,12 @@ class Q4_0(WeightFormat):
         both = field(blocks, 2, 16)
         return np.concatenate([both & 15, both >> 4], 2), field(blocks, 0, 1, np.float16)
 
-    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
-        bytes_to_f32(b, out, low_nibbles(b, words[chunk], half), 8.0)
+    @property
+    def scale_chunks(self) -> int:
+        return 2
+
+    def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
+        return low_nibbles(b, words[chunk], half)
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")

@@ -27,10 +27,9 @@ from ptxgen.weights.blocks import (
     whole_blocks,
 )
 from ptxgen.weights.format import (
+    ByteCodes,
     Piece,
     Source,
-    WeightFormat,
-    bytes_to_f32,
     cut,
     from_rows,
     halves_to_f32,
@@ -59,7 +58,7 @@ def codes_of(both: np.ndarray) -> np.ndarray:
 def bytes_of(codes: np.ndarray) -> np.ndarray:
     """The inverse of `codes_of`."""
     split = codes.reshape(*codes.shape[:2], 4, 2, SUB)
-    return (split[:, :, :, 0] | (split[:, :, :, 1] << 4)).reshape(*codes.shape[:2], 128)
+    return np.asarray((split[:, :, :, 0] | (split[:, :, :, 1] << 4)).reshape(*codes.shape[:2], 128))
 
 
 def pack_mins(scales: np.ndarray, mins: np.ndarray, blocks: np.ndarray) -> list[np.ndarray]:
@@ -104,10 +103,10 @@ def from_levels(codes: np.ndarray, scales: np.ndarray, mins: np.ndarray, blocks:
     wide = blocks.astype(np.float32)
     factor, less = (wide[..., i : i + 1] * each.astype(np.float32) for i, each in enumerate((scales, mins)))
     sub = codes.reshape(*codes.shape[:2], 8, SUB).astype(np.float32)
-    return (factor[..., None] * sub - less[..., None]).reshape(codes.shape[0], -1)
+    return np.asarray((factor[..., None] * sub - less[..., None]).reshape(codes.shape[0], -1))
 
 
-class Q4K(WeightFormat):
+class Q4K(ByteCodes):
     """Q4_K."""
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -134,8 +133,12 @@ class Q4K(WeightFormat):
         scales, mins = split_scales(field(blocks, 4, 12))
         return codes_of(field(blocks, 16, 128)), scales, mins, field(blocks, 0, 2, np.float16)
 
-    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
-        bytes_to_f32(b, out, low_nibbles(b, words[chunk], half))
+    @property
+    def scale_chunks(self) -> int:
+        return 2
+
+    def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
+        return low_nibbles(b, words[chunk], half)
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return sub_block_scales(b, words[16:], chunk)

@@ -25,10 +25,9 @@ from ptxgen.weights.blocks import (
     whole_blocks,
 )
 from ptxgen.weights.format import (
+    ByteCodes,
     Piece,
     Source,
-    WeightFormat,
-    bytes_to_f32,
     cut,
     from_fragments,
     join,
@@ -45,7 +44,7 @@ BLOCK_BYTES = 176
 _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 
 
-class Q5K(WeightFormat):
+class Q5K(ByteCodes):
     """Q5_K."""
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -79,13 +78,17 @@ class Q5K(WeightFormat):
         codes = q4_k.codes_of(field(blocks, 48, 128)) | (fifth << 4)
         return codes, scales, mins, field(blocks, 0, 2, np.float16)
 
-    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+    @property
+    def scale_chunks(self) -> int:
+        return 2
+
+    def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
         code, fifth = low_nibbles(b, words[chunk], half), convert.scratch(b, "fifth_bits", "b32")
         b.op("shr.u32", fifth, words[16 + chunk // 4], chunk % 4 + 4 * half)
         b.op("and.b32", fifth, fifth, 0x01010101)
         b.op("shl.b32", fifth, fifth, 4)
         b.op("or.b32", code, code, fifth)
-        bytes_to_f32(b, out, code)
+        return code
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.sub_block_scales(b, words[20:], chunk)
@@ -94,7 +97,7 @@ class Q5K(WeightFormat):
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:
     """Fifth bits `[rows, blocks, 256]` as the 32 bytes of raw blocks: bit s of byte l is column 32s + l."""
     split = fifth.reshape(*fifth.shape[:2], 8, 32)
-    return np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8)
+    return np.asarray(np.bitwise_or.reduce(split << _SUBS, 2).astype(np.uint8))
 
 
 def _pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
@@ -102,7 +105,7 @@ def _pack_fifth(bits: np.ndarray, tile_k: int) -> np.ndarray:
     split = fragments.reshape(*fragments.shape[:2], 4, 4, *fragments.shape[3:])  # [… p, i, g, t, half, 4]
     shift = (np.arange(4)[:, None] + 4 * np.arange(2)).astype(np.uint8).reshape(4, 1, 1, 2, 1)
     packed = np.bitwise_or.reduce(split << shift, (3, 6)).astype(np.uint8)  # [record, tile, p, g, t, 4]
-    return packed.transpose(0, 1, 3, 4, 2, 5)
+    return np.asarray(packed.transpose(0, 1, 3, 4, 2, 5))
 
 
 def _unpack_fifth(tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:

@@ -17,9 +17,9 @@ import numpy as np
 from ptxgen.idioms import convert
 from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
 from ptxgen.weights.format import (
+    ByteCodes,
     Piece,
     Source,
-    WeightFormat,
     bytes_to_f32,
     cut,
     from_fragments,
@@ -43,8 +43,10 @@ SUB = 16
 _SHIFTS = np.array([[4, 6], [0, 2]], np.uint8).reshape(2, 1, 1, 2, 1)
 
 
-class Q6K(WeightFormat):
+class Q6K(ByteCodes):
     """Q6_K."""
+
+    less = 32
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -68,7 +70,7 @@ class Q6K(WeightFormat):
         codes, scales, blocks = self._fields(source, rows, cols)
         factor = blocks.astype(np.float32)[..., None] * scales.astype(np.float32)
         centred = codes.reshape(*codes.shape[:2], 16, SUB).astype(np.float32) - np.float32(32)
-        return (factor[..., None] * centred).reshape(rows, cols)
+        return np.asarray((factor[..., None] * centred).reshape(rows, cols))
 
     def quantise(self, values: np.ndarray) -> Source:
         blocks = in_blocks(values.astype(np.float32), BLOCK)
@@ -90,7 +92,11 @@ class Q6K(WeightFormat):
         codes = (four | (two << 4)).reshape(*blocks.shape[:2], BLOCK)
         return codes, field(blocks, 192, 16, np.int8), field(blocks, 208, 1, np.float16)[..., 0]
 
-    def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
+    @property
+    def scale_chunks(self) -> int:
+        return 1
+
+    def code_bytes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int) -> Reg:
         code, upper = low_nibbles(b, words[chunk], half), convert.scratch(b, "upper_bits", "b32")
         up = 4 - int(_SHIFTS[chunk % 2, 0, 0, half, 0])  # to bits 4, 5 of a byte
         word = words[16 + chunk // 2]
@@ -99,7 +105,7 @@ class Q6K(WeightFormat):
             word = upper
         b.op("and.b32", upper, word, 0x30303030)
         b.op("or.b32", code, code, upper)
-        bytes_to_f32(b, out, code, 32.0)
+        return code
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         factors, block_scale = pair(b, "scale"), pair(b, "block_scale")
@@ -128,7 +134,7 @@ def _pack_upper(bits: np.ndarray, tile_k: int) -> np.ndarray:
     split = fragments.reshape(*fragments.shape[:2], 8, 2, *fragments.shape[3:])
     packed = np.bitwise_or.reduce(split << _SHIFTS, (3, 6))  # [record, tile, s, g, t, 4]
     grouped = packed.reshape(*packed.shape[:2], 2, 4, *packed.shape[3:])
-    return grouped.transpose(0, 1, 2, 4, 5, 3, 6)
+    return np.asarray(grouped.transpose(0, 1, 2, 4, 5, 3, 6))
 
 
 def _unpack_upper(tiles: np.ndarray, rows: int, cols: int) -> np.ndarray:

@@ -127,9 +127,11 @@ class Function(Protocol):
     @property
     def name(self) -> str:
         """Name of the entry."""
+
     @property
     def slots(self) -> tuple[Slot, ...]:
         """One slot per parameter, in order; offsets as in the `.param` space of the entry."""
+
     @property
     def resources(self) -> Resources:
         """Registers, stack, static shared memory, largest CTA."""
@@ -141,8 +143,10 @@ class Code(Protocol):
     @property
     def origin(self) -> str:
         """Where the machine code came from: one word for the log and for tests."""
+
     def function(self, name: str) -> Function:
         """The entry of that name; `ModuleLoadError` names the entries there are."""
+
     def unload(self) -> None:
         """Drop the machine code; functions of it may not be launched any more."""
 
@@ -152,6 +156,7 @@ class Launcher(Protocol):
 
     def launch(self, stream: Stream | None = None) -> None:
         """Submit to `stream` (None: the device's default stream); no allocation, copy or synchronisation."""
+
     def close(self, reason: str) -> None:
         """From now on `launch` raises with this reason."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import index as index_of
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,21 @@ class Buffer:
             if stream is not None and not stream.capturing and not self.device._is_pinned(out):
                 stream.synchronize()
         return out
+
+    def reader(self, out: np.ndarray, stream: Stream) -> Callable[[], None]:
+        """Checks `out` once; every call then copies the buffer to it on `stream`, and where `out` is page-locked only
+        submits that."""
+        self._check_host("reader(out)", out)
+        check_writable("Buffer.reader(out)", out)
+        copy = Copy("out", out.ctypes.data, self.pointer, self.nbytes)
+        self._note(stream)
+
+        def read() -> None:
+            if self.allocation.lost is not None:
+                _ = self.pointer  # says what is wrong
+            self.device._copy(copy, stream, ())
+
+        return read
 
     def copy_from(self, source: object, stream: object = None) -> Buffer:
         """Overwrite with a NumPy array or a buffer of the same dtype and shape; returns the buffer itself.

@@ -236,7 +236,7 @@ class Device(ABC):
         return False
 
     def _load_foreign(self, text: str) -> Code:
-        """`_load` of a text that nobody has checked yet."""
+        """`_load` of a text that has not been checked yet."""
         return self._load(text, "module")
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Bytes kept between processes: one file an entry, with magic, length and checksum. Owns no meaning of the bytes.
 
-There are no locks: a writer makes a temporary file, syncs it and renames it; a reader believes only what its checksum
+There are no locks: a writer makes a temporary file, syncs it and renames it; a reader takes only what its checksum
 confirms. As some of it is run as machine code, a directory or a file counts only if it is this user's own and nobody
-else may write there. A file system that fails costs one warning, after which the entries concerned live in memory.
+else may write there. A file system that fails costs one warning, after which the entries concerned stay in memory.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DiskCache:
         payload = _checked(key, data)
         with contextlib.suppress(OSError):
             if payload is None:
-                path.unlink()  # damaged: it would be read in vain each time
+                path.unlink()  # damaged: it would be read again at every look-up
             else:
                 os.utime(path)  # its place in the order of use
         return payload

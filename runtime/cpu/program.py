@@ -59,11 +59,11 @@ class Compiled:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """A lock that nobody holds."""
+        """A free lock."""
         self._lock = threading.Lock()
 
     def structures(self, geometry: Geometry, threads: int) -> tuple[Block, list[Worker]]:
-        """A LAUNCH block and workers that nobody uses now."""
+        """A LAUNCH block and workers that no launch uses now."""
         with self._lock:
             idle = self._idle.get(geometry)
             found = idle.pop() if idle else None
@@ -122,7 +122,7 @@ class Program:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """A lock that nobody holds."""
+        """A free lock."""
         self._lock = threading.Lock()
 
     @classmethod

@@ -106,7 +106,7 @@ class CudaDevice(CudaContext, Device):
         self.let_go()
 
     def let_go(self) -> None:
-        """Release the context of a closed device as soon as nobody holds memory in it."""
+        """Release the context of a closed device as soon as no memory in it is held."""
         if self.closed and not self._memory.lent:
             self.release_context()
 

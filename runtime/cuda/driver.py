@@ -1,4 +1,4 @@
-"""The one way to the CUDA driver: every call, its status, and what a status means. Owns no handles."""
+"""The calls of the CUDA driver: every call, its status, and what a status means. Owns no handles."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class CudaCode:
 
 
 class Retired:
-    """Modules that nobody holds any more, until the launches of them are done: then they are unloaded.
+    """Modules without an owner, until their launches are done: then they are unloaded.
 
     The driver does not say what becomes of a launch whose module is unloaded. May be used from any thread, and from
     finalisers, so that there are no locks here.

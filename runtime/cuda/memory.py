@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
 
 _PITCH_LIMIT = 2**31 - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH on every device so far
-_KEEP_BYTES = 256 << 20  # what the pool keeps for reuse when nobody has set a threshold
+_KEEP_BYTES = 256 << 20  # what the pool keeps for reuse when no threshold is set
 _OUT_OF_MEMORY = 2
 
 
@@ -84,7 +84,7 @@ class CudaMemory:
                     self._released.append((pointer, streams))
 
     def close(self, held: Iterable[Allocation]) -> None:
-        """Free all that nobody else holds; no work is under way."""
+        """Free all that has no other owner; no work is under way."""
         for allocation in held:
             if allocation.exports:
                 self.lent.add(allocation.pointer)

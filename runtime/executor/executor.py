@@ -178,9 +178,7 @@ class Executor:
         take_back(out, buffers["out"], where)
         self._end()
 
-    def rope(
-        self, q: object, k: object = None, position: object = 0, stream: object = None, **options: Any
-    ) -> None:
+    def rope(self, q: object, k: object = None, position: object = 0, stream: object = None, **options: Any) -> None:
         """Rotate q `[n_heads, head_dim]` and k `[n_kv_heads, head_dim]` to a position, in place (a leading axis is
         consecutive positions); `options` are those of `Rope`: theta, style, rotary_dim, scaling, precise, …
 

@@ -88,7 +88,6 @@ class FlashDecoding:
         if found is None:
             names = {"k_cache": "k_ptrs", "v_cache": "v_ptrs", "k_scales": "k_scale_ptrs", "v_scales": "v_scale_ptrs"}
             found = self._pointers[layer] = {
-                names[name]: self.device.pointers([buffer])
-                for name, buffer in self.cache.buffers(layer).items()
+                names[name]: self.device.pointers([buffer]) for name, buffer in self.cache.buffers(layer).items()
             }
         return found

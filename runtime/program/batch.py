@@ -12,7 +12,9 @@ from ptxgen.errors import CapacityError, SpecError
 from ptxgen.models.arena import plan_arena
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.program.sampling import GREEDY, Sampling, Settings
 from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.program.steps import layer_buffers, own_buffers
 
 if TYPE_CHECKING:
     from ptxgen.runtime.program.model import Model
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 class Batch:
     """Up to `slots` sequences, one graph launch for a token of each.
 
-    `invariant`: a sequence has the same bits whatever the others are. A prompt goes through the model's own sequence,
-    which a `join` therefore overwrites, and from there into the slot.
+    `invariant`: a sequence has the same bits whatever the others are. `sampling`: sequences may draw their tokens. A
+    prompt goes through the model's own sequence, which a `join` therefore overwrites, and from there into the slot.
     """
 
-    def __init__(self, model: Model, slots: int, invariant: bool = False) -> None:
+    def __init__(self, model: Model, slots: int, invariant: bool = False, sampling: bool = False) -> None:
         self.model = model
         self.slots = within("Batch: slots", slots, 1, 1 << 16)
         device, shape = model.device, model.shape
@@ -35,29 +37,34 @@ class Batch:
         self._tokens = device.zeros(self.slots, s32)
         self._logits = device.empty((self.slots, shape.vocab), f32)
         self._tokens_out = device.pinned(self.slots, s32)
-        program = model.program("batch", self.slots, batch_invariant=invariant)
-        buffers = {**model.weights, "tokens": self._tokens, "logits": self._logits}
+        self._settings = Settings(device, self.slots, 1) if sampling else None
+        choice = "sample" if sampling else "greedy"
+        program = model.program("batch", self.slots, batch_invariant=invariant, choice=choice)
+        buffers = {**model.steps.weights, **layer_buffers(self.cache), "tokens": self._tokens, "logits": self._logits}
         buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}
-        for layer in range(shape.n_layers):
-            buffers |= {f"layers.{layer}.{name}": held for name, held in self.cache.buffers(layer).items()}
-        from ptxgen.runtime.program.model import own_states
-
-        buffers |= own_states(device, program, buffers)
-        self._step = Step(device, program, buffers, device.empty(plan_arena(program).nbytes or 1, "u8"))
+        if self._settings is not None:
+            buffers |= self._settings.buffers
+        buffers |= own_buffers(device, program, buffers)
+        self._step = Step(device, program, buffers, device.empty(plan_arena(program).nbytes, "u8"))
 
     @property
     def active(self) -> tuple[int, ...]:
         """The slots that hold a sequence."""
         return tuple(sorted(self._next))
 
-    def join(self, prompt: Sequence[int]) -> tuple[int, int]:
+    def join(self, prompt: Sequence[int], sampling: Sampling | None = None) -> tuple[int, int]:
         """A sequence that begins with a prompt: its slot, and its first token. Raises `CapacityError` when no slot is
-        free."""
+        free, `SpecError` for `sampling` that the batch was not made for, and for a penalty."""
+        if sampling is not None and (self._settings is None or sampling.penalises):
+            want = "needs a Batch made with sampling=True, and penalty=1"
+            raise SpecError(f"Batch.join: sampling {want} (got {sampling})")
         free = next((slot for slot in range(self.slots) if slot not in self._next), None)
         if free is None:
             raise CapacityError(f"Batch: all {self.slots} slots are taken; leave one first")
         self.model.reset()
-        token = self.model.prefill(prompt)
+        token = self.model.prefill(prompt, sampling=sampling)
+        if self._settings is not None:
+            self._settings.put(sampling or GREEDY, free, self.model.stream)
         self.cache.scatter_from(self.model.cache, free, self.model.length)
         self._next[free] = token
         self._fresh.add(free)

@@ -1,4 +1,4 @@
-"""`Model`: a whole model on a device. Owns its weights, the cache of one sequence, the steps, and the sequence.
+"""`Model`: a whole model on a device. Owns where its sequence is, and what the host and the device know of each other.
 
 One graph launch and one copy of 4 bytes a token: the step reads the token that the step before left, and counts its
 position itself. The host says them only where they are others.
@@ -7,27 +7,27 @@ position itself. The host says them only where they are others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxgen.dtypes import dtype, f32, s32
+from ptxgen.dtypes import s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
-from ptxgen.models.arena import plan_arena
-from ptxgen.models.decode import step_program
-from ptxgen.models.packing import WeightSource, formats_of
+from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
-from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import within
+from ptxgen.runtime.program.sampling import Sampling
 from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.weights import Progress, load_weights
+from ptxgen.runtime.program.steps import Steps
+from ptxgen.runtime.program.weights import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ptxgen.runtime.core.buffer import Buffer
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.kv.snapshot import Snapshot
     from ptxgen.runtime.program.batch import Batch
@@ -41,7 +41,8 @@ class Model:
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host.
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
+    another model's of the same source, which lie on the device already; then `source` is not read.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -55,6 +56,7 @@ class Model:
         chunk: int = CHUNK,
         deterministic: bool | None = None,
         progress: Progress | None = None,
+        weights: Mapping[str, Buffer] | None = None,
     ) -> None:
         if device is None:
             from ptxgen.runtime.opening import open_device
@@ -63,26 +65,17 @@ class Model:
         if chunk < 1 or chunk & (chunk - 1):
             raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
         self.device, self.source, self.spec = device, source, source.spec
-        self.kv_dtype = dtype(kv_dtype)
         self.chunk = min(chunk, 1 << (self.shape.max_len.bit_length() - 1))
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
-        decode, prefill = self.program("decode"), self.program("prefill", self.chunk)
-        self.weights = load_weights(device, decode, source, progress)
-        shape = self.shape
-        self._cache = KvCache(
-            device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype
-        )
-        self._arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill)) or 1, "u8")
-        self._counters = device.zeros(2, s32)  # position, length
-        self._tokens = device.zeros(1, s32)
-        self._logits = device.empty((1, shape.vocab), f32)
+        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights)
         self._token_out = device.pinned(1, s32)
-        self._steps: dict[int, Step] = {}  # 0: decode; n: a chunk of n positions
+        self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._length = 0
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
-        self._decode = self._steps[0] = self._bind(decode)
+        self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
+        self._remembers = False  # whether the device has them, too
 
     @classmethod
     def load(
@@ -106,34 +99,19 @@ class Model:
         source = open_model(path, max_len)
         return cls(source, device if isinstance(device, Device) else open_device(device), kv_dtype, **options)  # type: ignore[arg-type]
 
-    # programs ---------------------------------------------------------------------------------------------------------
+    @property
+    def weights(self) -> Mapping[str, Buffer]:
+        """The weights in device memory, by the names that a Program gives them."""
+        return self.steps.weights
+
     @property
     def shape(self) -> ModelShape:
         """The spec's attention shape."""
         return self.spec.shape
 
     def program(self, step: str = "decode", rows: int = 1, **options: Any) -> Program:
-        """The Program of a step of this model on this device."""
-        target = self.device.target
-        overlaps = not self.deterministic and target.includes_any(("sm_90",))
-        return step_program(
-            self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype, target=target.name,
-            programmatic=overlaps, **options,
-        )  # fmt: skip
-
-    def _bind(self, program: Program) -> Step:
-        """A step over the weights, the cache and the counters."""
-        buffers = {**self.weights, "tokens": self._tokens, "logits": self._logits}
-        buffers |= {"position": self._counters[:1], "length": self._counters[1:]}
-        for layer in range(self.shape.n_layers):
-            buffers |= {f"layers.{layer}.{name}": held for name, held in self._cache.buffers(layer).items()}
-        buffers |= own_states(self.device, program, buffers)
-        return Step(self.device, program, buffers, self._arena)
-
-    def _prefill_step(self, rows: int) -> Step:
-        if rows not in self._steps:
-            self._steps[rows] = self._bind(self.program("prefill", rows))
-        return self._steps[rows]
+        """The Program of a step of this model on this device; `options` are those of `step_program`."""
+        return self.steps.program(step, rows, **options)
 
     # the sequence -----------------------------------------------------------------------------------------------------
     @property
@@ -145,8 +123,8 @@ class Model:
     def cache(self) -> KvCache:
         """The sequence's keys and values, with lengths as they are now."""
         for layer in range(self.shape.n_layers):
-            self._cache.set_length(layer, self._length)
-        return self._cache
+            self.steps.cache.set_length(layer, self._length)
+        return self.steps.cache
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -163,16 +141,15 @@ class Model:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a snapshot."""
-        self._cache.restore(snapshot)
-        self._length = self._cache.length(0)
+        self.steps.cache.restore(snapshot)
+        self._length = self.steps.cache.length(0)
 
-    def _place(self, token: int, position: int) -> None:
-        """Let the device go on with this token at this position."""
-        known = self._known
+    def _place(self, token: int, position: int, known: tuple[int, int] | None = None) -> None:
+        """Let the device go on with this token at this position; `known` are those that it would go on with."""
         if known is None or known[1] != position:
-            self._counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
+            self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
         if known is None or known[0] != token:
-            self._tokens.copy_from(np.array([token], np.int32), self.stream)
+            self.steps.tokens.copy_from(np.array([token], np.int32), self.stream)
 
     def _check(self, token: object, position: object) -> tuple[int, int]:
         at = self._length if position is None else position
@@ -184,76 +161,91 @@ class Model:
 
     # one token --------------------------------------------------------------------------------------------------------
     def forward(self, token: int, position: int | None = None) -> np.ndarray:
-        """Append a token at `position` (None: at the end; an earlier one forgets what lay from there on); the logits
-        `[vocab]` of the next, float32."""
+        """Append a token at `position` (None: at the end; an earlier one discards the positions from there on);
+        the logits `[vocab]` of the next, float32."""
         token, place = self._check(token, position)
-        self._step(token, place)
-        logits = self._logits.numpy()[0]
+        self._step(token, place, None)
         self._known = None  # the device has chosen a token that we have not seen
-        return logits
+        return np.asarray(self.steps.logits.numpy()[0])
 
-    def forward_to_token(self, token: int, position: int | None = None) -> int:
-        """The same; the likeliest next token, the lowest among equals."""
-        if self.deterministic:
+    def forward_to_token(self, token: int, position: int | None = None, sampling: Sampling | None = None) -> int:
+        """The same; the likeliest next token, the lowest among equals, or one that is drawn."""
+        if self.deterministic and sampling is None:
             return int(np.argmax(self.forward(token, position)))
         known, place = self._known, self._length
         if known is None or token != known[0] or position not in (None, place) or place != known[1]:
             token, place = self._check(token, position)
         elif place >= self.shape.max_len:
             self._check(token, position)
-        self._step(token, place)
+        self._step(token, place, sampling)
         return self._take_token()
 
-    def _step(self, token: int, place: int) -> None:
+    def _step(self, token: int, place: int, sampling: Sampling | None) -> None:
         """One decode step."""
-        self._place(token, place)
-        self._known = None  # until it has been submitted
-        if self.deterministic:
-            self._decode.run(self.stream)
+        step = self.steps.decode if sampling is None else self.steps.step(0, sampling, self.stream)
+        self._ids[place] = token
+        known, self._known = self._known, None  # until it has been submitted
+        self._place(token, place, known)
+        if sampling is not None and sampling.penalises:
+            if not self._remembers or known != (token, place):
+                self._remember(place + 1)
         else:
-            self._decode.graph.launch(self.stream)
+            self._remembers = False
+        self._launch(step)
         self._length = place + 1
+
+    def _remember(self, count: int) -> None:
+        """Say the first tokens of the sequence to the device, which adds those that it draws."""
+        self.steps.settings.remember(self._ids[:count], self.stream)
+        self._remembers = True
+
+    def _launch(self, step: Step) -> None:
+        if self.deterministic:
+            step.run(self.stream)
+        else:
+            step.graph.launch(self.stream)
 
     def _take_token(self) -> int:
         """The token that the last step chose."""
-        self._tokens.numpy(self._token_out, self.stream)
+        self._read_token()
         self.stream.synchronize()
         token = int(self._token_out[0])
         self._known = (token, self._length)
         return token
 
     # a prompt ---------------------------------------------------------------------------------------------------------
-    def prefill(self, prompt: Sequence[int], position: int | None = None) -> int:
-        """Append a prompt, in chunks; the likeliest token after it."""
-        self._prefill(prompt, position)
-        if self.deterministic:
-            return int(np.argmax(self._logits.numpy()[0]))
+    def prefill(self, prompt: Sequence[int], position: int | None = None, sampling: Sampling | None = None) -> int:
+        """Append a prompt, in chunks; the likeliest token after it, or one that is drawn."""
+        self._prefill(prompt, position, sampling)
+        if self.deterministic and sampling is None:
+            return int(np.argmax(self.steps.logits.numpy()[0]))
         token = self._take_token()
         self._known = (token, -1)  # a chunk counts no position
         return token
 
-    def _prefill(self, prompt: Sequence[int], position: int | None) -> None:
+    def _prefill(self, prompt: Sequence[int], position: int | None, sampling: Sampling | None) -> None:
         tokens = self._tokens_of(prompt)
         start = self._length if position is None else position
         place = within("Model: position", start, 0, self._length)
         if place + len(tokens) > self.shape.max_len:
             fits = f"{len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}"
             raise CapacityError(f"Model: {fits}; nothing was changed")
-        self._known = None
+        self._known, self._remembers = None, False
+        self._ids[place : place + len(tokens)] = tokens
         for rows, at in chunks(len(tokens), self.chunk):
-            self._run_chunk(tokens[at : at + rows], place + at)
+            draws = sampling if at + rows == len(tokens) else None
+            if draws is not None and draws.penalises:
+                self._remember(place + len(tokens))
+            self._run_chunk(tokens[at : at + rows], place + at, draws)
             self._length = place + at + rows
 
-    def _run_chunk(self, tokens: np.ndarray, position: int) -> None:
-        step = self._prefill_step(len(tokens))
+    def _run_chunk(self, tokens: np.ndarray, position: int, sampling: Sampling | None) -> None:
+        step = self.steps.step(len(tokens), sampling, self.stream)
         step.write("prompt", tokens, self.stream)
         step.write("q_len", np.array([len(tokens)], np.int32), self.stream)
         step.write("kv_len", np.array([position + len(tokens)], np.int32), self.stream)
-        self._counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
-        if self.deterministic:
-            step.run(self.stream)
-        else:
-            step.graph.launch(self.stream)
+        self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
+        self._launch(step)
 
     def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
         """A prompt as s32, every token within the vocabulary."""
@@ -275,19 +267,24 @@ class Model:
         prompt: Sequence[int],
         max_new_tokens: int | None = None,
         *,
+        sampling: Sampling | None = None,
         stop_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
         decode: Any = None,
         keep: bool = False,
     ) -> Iterator[int]:
-        """Tokens after a prompt, one by one, until `max_new_tokens`, a full cache, one of `stop_ids` (which is not
-        given), or text that holds one of `stop`; `decode` turns tokens into text. `keep`: the prompt goes on where the
-        sequence is, which otherwise begins anew."""
+        """Tokens after a prompt, one by one, the likeliest or drawn by `sampling`.
+
+        Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds one of
+        `stop`; `decode` turns tokens into text. `keep`: the prompt goes on where the sequence is, which otherwise
+        begins anew.
+        """
         if stop and decode is None:
             raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
         if not keep:
             self.reset()
-        token, found = self.prefill(prompt), []
+        found: list[int] = []
+        token = self.prefill(prompt, sampling=sampling)
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return
@@ -297,7 +294,7 @@ class Model:
                 return
             if self._length >= self.shape.max_len or len(found) == max_new_tokens:
                 return
-            token = self.forward_to_token(token)
+            token = self.forward_to_token(token, sampling=sampling)
 
     # more -------------------------------------------------------------------------------------------------------------
     def batch(self, slots: int, **options: Any) -> Batch:
@@ -327,12 +324,6 @@ class Model:
     def __repr__(self) -> str:
         size = f"{self.shape.family} {self.shape.n_layers} × {self.spec.dim}"
         return f"<Model {size}, {self._length} of {self.shape.max_len} positions, {self.device.name}>"
-
-
-def own_states(device: Device, program: Program, given: dict[str, Buffer]) -> dict[str, Buffer]:
-    """Memory of the states and inputs of a program that nobody shares, zeroed where that is asked for."""
-    tensors = [t for t in program.tensors.values() if t.kind in ("state", "input", "output") and t.name not in given]
-    return {t.name: (device.zeros if t.zeroed else device.empty)(t.shape, t.dtype) for t in tensors}
 
 
 def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:

@@ -107,7 +107,7 @@ def op_bytes(program: Program, op: Op, length: int) -> int:
 def profile(model: Model, token: int, position: int | None, repeats: int) -> Profile:
     """The median time of every op over `repeats` steps at the end of the sequence."""
     place = model.length if position is None else position
-    step, found = model._decode, []
+    step, found = model.steps.decode, []
     for _ in range(repeats + 1):
         model._known = None
         model._place(*model._check(token, place))

@@ -71,7 +71,7 @@ class Completion:
         return Model(self.file, device, kv_dtype, progress=progress, **options)
 
     def run(self, model: Model, **options: Any) -> Iterator[str]:
-        """The text after the prompt as it comes; `options` are those of `Model.tokens`. Fills `figures` and `written`."""
+        """The text after the prompt, as it comes; `options` as `Model.tokens`. Fills `figures` and `written`."""
         stream = self.text.stream(continues=True)
         started = time.perf_counter()
         first = started

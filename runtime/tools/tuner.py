@@ -1,4 +1,4 @@
-"""Times the choices of a tuning job on a GPU: graph nodes back to back, over caches enough to defeat the L2.
+"""Times the choices of a tuning job on a GPU: graph nodes back to back, over so many caches that none stays in the L2.
 
 Owns the measurement; which choices there are is `ptxgen.tuning.jobs`'.
 """

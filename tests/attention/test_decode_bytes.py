@@ -41,7 +41,7 @@ def test_every_code_of_k_is_widened_exactly(device: Device, where: str, kind: st
     head, place = np.arange(256), np.arange(256) * 5 % 8
     given["q"][...], given["k_cache"][...], given["v_cache"][...] = 0, 0, 0
     given["q"][head, place], given["k_cache"][head, 0, place] = 1, codes
-    want = codes.astype(np.float32)
+    want: np.ndarray = codes.astype(np.float32)
     if kind == "s8":
         given["k_scales"][...] = 0.5
         want = want / 2
@@ -59,7 +59,7 @@ def test_every_code_of_v_is_widened_exactly(device: Device, where: str, kind: st
     given = spec.example(np.random.default_rng(0), seq_len=1)
     codes = (np.arange(264) + first).astype(np.uint8).view(dtype(kind).numpy)
     given["v_cache"] = codes.reshape(1, 1, 264)
-    want = codes.astype(np.float32)
+    want: np.ndarray = codes.astype(np.float32)
     if kind == "s8":
         given["v_scales"][...] = 2.0**-5
         want = want * 2.0**-5

@@ -54,7 +54,7 @@ def test_workspaces_are_exact_and_only_where_work_is_split() -> None:
     assert not [p for p in spec(max_len=60).params() if p.access == "workspace"]
     ptx = generate(spec(max_len=600, batched=True), "sm_80")
     units = 2 * 3
-    splits = ptx.launch.at({"batch": 3}).grid[0]
+    splits = int(ptx.launch.at({"batch": 3}).grid[0])
     records, tickets = (p for p in ptx.params if p.access == "workspace")
     assert tickets.zeroed
     assert records.nbytes({"batch": 3}) >= units * splits * 2 * 16 // 4 * 24

@@ -359,7 +359,7 @@ def test_every_target_assembles_without_spills(target: str) -> None:
 def test_every_tile_fits_its_target(target: str) -> None:
     where = parse_target(target)
     for head_dim in range(8, 513, 8):
-        chosen = [tiles.simt_tile(head_dim, where)]
+        chosen: list[Any] = [tiles.simt_tile(head_dim, where)]
         if where.includes_any(("sm_80",)):
             chosen += [tiles.tensor_tile(head_dim, where, converts) for converts in (False, True)]
         for tile in chosen:

@@ -70,3 +70,17 @@ def test_the_table_is_of_the_rows(rows: ModuleType) -> None:
         "| n=1, d=64 | floor | 1.25 | 0.9 |",
     ]
     assert table[-1].startswith("a GPU, ")
+
+
+def test_rows_that_are_kept_at_once_are_partial_until_the_end(rows: ModuleType) -> None:
+    other = rows.Run("some", "a GPU")
+    other.add({"n": 0}, "ours", us=0.0)
+    path = other.save()
+    with rows.Run("some", "a GPU", at_once=True) as run:
+        for n in (1, 2):
+            run.add({"n": n}, "ours", us=1.0)
+            kept = [json.loads(line) for line in path.read_text().splitlines()][1:]
+            assert [(row["case"]["n"], row["partial"]) for row in kept] == [(i, True) for i in range(1, n + 1)]
+        assert rows.load("some") == other.rows
+    assert [row["case"]["n"] for row in rows.load("some")] == [1, 2]
+    assert len(path.read_text().splitlines()) == 3

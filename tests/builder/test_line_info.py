@@ -35,7 +35,7 @@ def code(text: str) -> list[str]:
 
 
 def both(spec: object, target: str) -> tuple[Ptx, Ptx]:
-    return generate(spec, target), generate(spec, target, line_info=True)  # type: ignore[arg-type]
+    return generate(spec, target), generate(spec, target, line_info=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -47,7 +47,7 @@ def test_the_code_is_that_of_the_kernel(spec: object, target: str) -> None:
     assert lined.text.isascii()
     assert lined.params == plain.params
     assert lined.launch == plain.launch
-    assert generate(spec, target, line_info=True) is lined  # type: ignore[arg-type]
+    assert generate(spec, target, line_info=True) is lined
     assert not has_line_info(plain.text)
     assert has_line_info(lined.text)
 

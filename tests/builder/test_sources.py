@@ -31,7 +31,7 @@ from tests.support.marks import needs_assembler
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
-EMITS = re.compile(r"\.(op|note|ld_param)\(")
+EMITS = re.compile(r"\.(op|note|ld_param|fragment)\(")
 PLACED = re.compile(r"\{\{.*\}\}|\{%.*%\}|[;:,(){}]|//|\.reqn|\.version|\.target|\.address|^$")
 
 
@@ -165,7 +165,7 @@ SAYS = (  # kernel, fragment, Python, template, text, finding and line
 
 
 def says(more: object, offset: int = 1) -> str:
-    return SAYS.replace("{line}", str(inspect.getsourcelines(more)[1] + offset))  # type: ignore[arg-type]
+    return SAYS.replace("{line}", str(inspect.getsourcelines(more)[1] + offset))
 
 
 def test_of_the_builder() -> None:

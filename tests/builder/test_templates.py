@@ -259,7 +259,7 @@ def test_dynamic_shared_memory_that_the_launch_does_not_ask_for() -> None:
 def _cases() -> Iterator[KernelType]:
     for cls in TYPES.values():
         for fields in cls.goldens:
-            yield cls(**fields)  # type: ignore[arg-type]
+            yield cls(**fields)
 
 
 @pytest.mark.parametrize("spec", list(_cases()), ids=lambda spec: f"{spec.kernel_name}-{spec.slug}")
@@ -307,5 +307,3 @@ def test_a_fragment_is_built_or_absent_not_both() -> None:
         text(spec=Demo(more=lambda b: b.without("store")))
     with pytest.raises(IsaError, match="fragment 'locate' is built, and declared to be absent"):
         text(spec=Demo(more=lambda b: b.without("locate")))
-
-

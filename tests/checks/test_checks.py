@@ -31,7 +31,7 @@ def text(body: str, version: str = "8.0", where: str = "sm_90") -> str:
 def findings(body: str, version: str = "8.0", where: str = "sm_90", **options: object) -> list[str]:
     module = parse(text(body, version, where))
     try:
-        check(module, **options)  # type: ignore[arg-type]
+        check(module, **options)
     except IsaError as error:
         return str(error).splitlines()
     return []
@@ -377,7 +377,7 @@ def test_what_a_text_is_stands_before_every_finding() -> None:
     about = "kernel k (templates/k.ptx.j2)"
     for body, judge in (("mov.u32 %r1, ;", parse), ("frob.u32 %r1;", requirements), ("mov.u32 %zz, 1;", check)):
         with pytest.raises(IsaError) as error:
-            judge(parse(text(body), "k.ptx", about))  # type: ignore[arg-type]
+            judge(parse(text(body), "k.ptx", about))
         assert str(error.value).startswith(f"{about}, k.ptx:{FIRST_LINE}: ")
         assert str(error.value).endswith(f" | {body}")
     with pytest.raises(IsaError, match=rf"^kernel k, k.ptx:{FIRST_LINE}: not an operand"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,7 +205,8 @@ def test_an_unwritable_directory_leaves_nothing(
     """The third of four files cannot be made: neither it, nor the others, nor their directories remain."""
     import tempfile
 
-    real, made = tempfile.mkstemp, []
+    real: Callable[..., Any] = tempfile.mkstemp
+    made: list[Any] = []
 
     def mkstemp(*args: object, **options: object) -> object:
         if len(made) == 2:

@@ -25,7 +25,7 @@ SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 def test_help_of_every_command_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke([]) == 0
     listed = capsys.readouterr().out
-    for name in root.list_commands(None):  # type: ignore[arg-type]
+    for name in root.list_commands(None):
         assert f"  {name} " in listed
         assert invoke([name, "--help"]) == 0
         shown = capsys.readouterr().out
@@ -265,8 +265,7 @@ def test_a_shell_completes_kernel_types_and_fields() -> None:
 
 def test_the_process_imports_only_what_a_command_needs() -> None:
     program = (
-        "import sys; from ptxgen.cli._main import invoke; invoke(sys.argv[1:])\n"
-        "sys.stderr.write(' '.join(sys.modules))"
+        "import sys; from ptxgen.cli._main import invoke; invoke(sys.argv[1:])\nsys.stderr.write(' '.join(sys.modules))"
     )
     command = [sys.executable, "-c", program, "generate", *SCATTER, *TO]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -280,3 +279,23 @@ def test_the_module_is_a_program_and_an_interrupted_pipe_is_quiet() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.startswith("// KvCacheScatter(")
     assert done.stderr == ""
+
+
+def test_doctor_says_what_a_model_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf")
+    assert invoke(["doctor", "--model", model, "--max-len", "128", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["total"] == told["weights"] + told["cache"] + told["scratch"] + told["other"]
+    assert (told["max_len"], sorted(told["formats"])) == (128, ["", "q8_0"])
+    assert invoke(["doctor", "--model", model]) == 0
+    assert "weights in q8_0" in capsys.readouterr().out
+
+
+def test_export_of_a_model_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf")
+    options = ["--model", model, "--target", "sm_80", "--max-len", "64", "--no-cubin", "-o", str(tmp_path / "out")]
+    assert invoke(["export", *options]) == 0
+    assert "launches a token" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "program.json").read_text())["target"] == "sm_80"
+    assert invoke(["export", "--model", model]) == 2
+    assert "needs one --target, and -o" in capsys.readouterr().err

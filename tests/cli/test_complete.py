@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptxgen.cli._main import invoke
-from ptxgen.models.files import open_model
+from ptxgen.cli.complete import _bar
+from ptxgen.models.files import ModelFile, open_model
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.complete import Completion, Figures
+from tests.support.model_files import write_folder
+from tests.tools.record_families import torch_name
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 F16, Q8 = str(MODELS / "kjv-f16.gguf"), str(MODELS / "kjv-q8_0.gguf")
@@ -37,6 +43,42 @@ def test_the_context_has_room_for_what_was_asked() -> None:
     assert Completion(Q8, "a", 100).file.spec.shape.max_len == 128
     assert Completion(Q8, "a", 5000).file.spec.shape.max_len == 512
     assert Completion(Q8, "a", 32, max_len=40).file.spec.shape.max_len == 40
+
+
+def written(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert invoke(["complete", Q8, "And", "--max-tokens", "12", *words, *CPU]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_seed_draws_the_same_text_and_another_seed_another(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = ("--temperature", "1", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.01")
+    first, again, other = (written(capsys, *drawn, "--seed", seed) for seed in ("1", "1", "2"))
+    assert first == again
+    assert len({first, other, written(capsys)}) == 3
+
+
+def test_a_penalty_repeats_less(capsys: pytest.CaptureFixture[str]) -> None:
+    assert written(capsys, "--penalty", "1.5") != written(capsys)
+
+
+def test_the_same_model_in_a_folder_writes_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = open_model(F16)
+    config = json.loads((MODELS.parent / "train" / "config.json").read_text())
+    arrays = {torch_name(name): in_halves(file, name).astype(np.float16) for name in file.tensors}
+    shutil.copy(MODELS / "tokenizer.json", write_folder(tmp_path, config, arrays))
+    said = []
+    for path in (F16, str(tmp_path)):
+        assert invoke(["complete", path, "And it came to pass", "--max-tokens", "12", *CPU]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+def in_halves(file: ModelFile, name: str) -> np.ndarray:
+    """A tensor as Hugging Face's files have it: rows of q and k from adjacent pairs to halves of a head."""
+    values, dim = file.values(name), file.spec.shape.head_dim
+    if not name.endswith(("q_proj", "k_proj")):
+        return values
+    return values.reshape(-1, dim // 2, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
 
 
 def test_a_full_context_ends_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +129,8 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         ([Q8, "And", "--max-tokens", "0"], "0 is not in the range"),
         ([Q8, "And", "--kv-dtype", "f7"], "f7"),
         ([Q8, "And", "--device", "tpu"], "tpu"),
+        ([Q8, "And", "--temperature", "-1"], r"Sampling.temperature: must be .* \(got -1.0;"),
+        ([Q8, "And", "--top-p", "nan"], r"Sampling.top_p: "),
     ],
 )
 def test_wrong_use_is_one_sentence(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,3 +138,21 @@ def test_wrong_use_is_one_sentence(words: list[str], text: str, capsys: pytest.C
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert re.search(text, err)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_many_weights_have_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, shown in ((128 << 20, True), (1 << 20, False)):
+        monkeypatch.setattr("sys.stderr", terminal := Terminal())
+        with _bar() as told:
+            assert told is not None
+            told(total // 2, total)
+            told(total, total)
+        assert ("128.0/128.0 MiB" in terminal.getvalue()) == shown
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with _bar() as told:
+        assert told is None

@@ -30,7 +30,7 @@ def spec_of(name: str, **fields: object) -> KernelType:
 
 def options(spec: KernelType) -> list[str]:
     words = [spec.kernel_name.replace("_", "-")]
-    for field in dataclasses.fields(spec):  # type: ignore[arg-type]
+    for field in dataclasses.fields(spec):
         value, flag = getattr(spec, field.name), field.name.replace("_", "-")
         if value != field.default:
             words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
@@ -183,7 +183,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_inputs_that_do_not_fit(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays, says = WRONG[case]
-    np.savez(tmp_path / "in.npz", **arrays)  # type: ignore[arg-type]
+    np.savez(tmp_path / "in.npz", **arrays)
     assert says in refused(capsys, *ATTEND, "--inputs", str(tmp_path / "in.npz"))
 
 

@@ -9,6 +9,7 @@ import textwrap
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,8 +87,12 @@ def test_findings_of_a_cached_program_have_their_text(disk):
 
 def test_code_that_ran_for_a_while_is_optimised_and_kept(disk, monkeypatch):
     levels = []
-    compile_ir = support_objects.compile_ir
-    kept = lambda *a, level: levels.append(level) or compile_ir(*a, level=level)  # noqa: E731
+    compile_ir = vars(support_objects)["compile_ir"]
+
+    def kept(*arguments: Any, level: int) -> Any:
+        levels.append(level)
+        return compile_ir(*arguments, level=level)
+
     monkeypatch.setattr(support_objects, "compile_ir", kept)
     memory, out = Memory(), np.arange(32, dtype=np.uint32)
     program = Program.from_text(TEXT, "cached.ptx", threads=1)

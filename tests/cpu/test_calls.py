@@ -1,6 +1,5 @@
 """Facts about calls on the executor: parameters, pointers to functions, barriers in callees, recursion."""
 
-
 import numpy as np
 import pytest
 

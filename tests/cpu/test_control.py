@@ -1,6 +1,5 @@
 """Facts about control flow on the executor: divergence, loops, tables of branches, exits, traps."""
 
-
 import numpy as np
 import pytest
 

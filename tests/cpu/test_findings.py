@@ -19,9 +19,12 @@ from tests.support.cpu_run import text_of
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cpu-executor.md"
 SHARED = ".shared .align 128 .b8 s[1024];\n.shared .align 8 .b64 bar;\n"
 LEADER = "setp.ne.u32 %p1, %lane, 0; mov.u32 %r1, s; mov.u32 %r2, bar; "
-BULK = LEADER + """@%p1 bra done; mbarrier.init.shared.b64 [bar], 1; fence.mbarrier_init.release.cluster;
+BULK = (
+    LEADER
+    + """@%p1 bra done; mbarrier.init.shared.b64 [bar], 1; fence.mbarrier_init.release.cluster;
   mbarrier.arrive.expect_tx.shared.b64 _, [bar], 64;
   cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%a0], 64, [%r2]; done: """
+)
 OTHERS = """mov.u32 %r1, s; mov.u32 %r3, %cluster_ctarank; xor.b32 %r4, %r3, 1; mapa.shared::cluster.u32 %r5, %r1, %r4;
   st.shared.u32 [s], 1; MEET setp.eq.u32 %p2, %r3, 1; @!%p2 bra out; nanosleep.u32 200;
   ld.shared::cluster.u32 %r6, [%r5]; out: ret;""".replace(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ def entry(name: str, body: str) -> str:
     return ENTRY.format(name=name, body=body)
 
 
-def good_runs(module: object, device: object) -> None:
+def good_runs(module: Any, device: Any) -> None:
     out = device.array(np.zeros(1, np.uint32))
     module["good"].launch(1, 1, [out])
     assert out.numpy()[0] == 7

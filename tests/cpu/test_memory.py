@@ -1,6 +1,7 @@
 """Facts about the executor's memory: accesses of every width and pattern, spaces, atomics, the table of allocations."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ def test_dynamic_shared_memory_follows_the_static():
             before=".extern .shared .align 16 .b8 tail[];")  # fmt: skip
 
 
-ATOMICS = {  # op, type: what a warp's lanes, one after the other, make of it
+ATOMICS: dict[tuple[str, str], Any] = {  # op, type: what a warp's lanes, one after the other, make of it
     ("add", "u32"): lambda old, b: old + b, ("min", "s32"): min, ("max", "s32"): max, ("min", "u32"): min,
     ("and", "b32"): lambda old, b: old & b, ("or", "b32"): lambda old, b: old | b,
     ("xor", "b32"): lambda old, b: old ^ b,
@@ -244,13 +245,13 @@ def test_float_atomics():
         )
         np.testing.assert_array_equal(cell[0].astype(np.float64), given.astype(np.float64).sum(0))
         assert not cell[1].any()
-    quads, cells = rng.integers(-8, 8, (32, 4)).astype(np.float32), np.zeros((2, 4), np.float32)
+    quads, sums = rng.integers(-8, 8, (32, 4)).astype(np.float32), np.zeros((2, 4), np.float32)
     run("""
   mad.wide.u32 %rd1, %lane, 16, %a1; ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd1];
   red.global.add.v4.f32 [%a0], {%f1, %f2, %f3, %f4};
   red.global.v4.f32.add [%a0+16], {%f1, %f2, %f3, %f4};  // as the ISA's text has it
-  ret;""", cells, quads)  # fmt: skip
-    np.testing.assert_array_equal(cells, [quads.sum(0)] * 2)
+  ret;""", sums, quads)  # fmt: skip
+    np.testing.assert_array_equal(sums, [quads.sum(0)] * 2)
 
 
 def test_atomics_from_many_threads_lose_nothing():
@@ -272,7 +273,7 @@ def test_allocations_are_aligned_apart_and_filled_with_nan():
     found = memory.find(begins[1] + 299)
     assert (found.begin, found.size) == (begins[1], 300)
     assert memory.find(begins[1] + 300) is None
-    block = found.keep
+    block: Any = found.keep
     assert np.isnan(block[begins[1] - block.ctypes.data :][:300].view(np.float32)).all()
     assert memory.allocated == 1 + 300 + 64 + 7
 

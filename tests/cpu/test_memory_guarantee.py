@@ -37,7 +37,7 @@ def test_no_access_leaves_what_the_launch_may_use(space, mode):
             before = neighbour.copy()
             text = access.format(space=f".{word}" if word else "", at="%rd2")
             body = f"mov.u32 %r7, 7; {start} add.u64 %rd2, %rd1, {offset}; {text} ret;"
-            with pytest.raises(ExecutionError, match="^out of bounds"):
+            with pytest.raises(ExecutionError, match="^(out of bounds|misaligned access)"):
                 run(body, own, block=1, mode=mode, before=BEFORE)
             np.testing.assert_array_equal(neighbour, before, err_msg=f"{way} {name}")
             assert not own.any(), (way, name)

@@ -249,8 +249,13 @@ START = """mov.u32 %r1, %cluster_ctarank; xor.b32 %r2, %r1, 1; mov.u32 %r3, tile
 """
 MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 PAIR = {"grid": 2, "cluster": (2, 1, 1)}
-READ = START + """st.shared.u32 [%r7], %tid; barrier.cluster.arrive.aligned; SYNC setp.eq.u32 %p3, %r1, 1;
-  @%p3 ld.shared::cluster.u32 %r9, [%r8]; barrier.cluster.wait.aligned;""" + MEET + "ret;"
+READ = (
+    START
+    + """st.shared.u32 [%r7], %tid; barrier.cluster.arrive.aligned; SYNC setp.eq.u32 %p3, %r1, 1;
+  @%p3 ld.shared::cluster.u32 %r9, [%r8]; barrier.cluster.wait.aligned;"""
+    + MEET
+    + "ret;"
+)
 
 
 def test_another_ctas_shared_memory_is_read_behind_a_cluster_barrier():
@@ -261,8 +266,15 @@ def test_another_ctas_shared_memory_is_read_behind_a_cluster_barrier():
 
 @pytest.mark.parametrize("arrive", ["barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.arrive.aligned;"])
 def test_a_relaxed_arrival_releases_what_a_fence_came_before(arrive):
-    init = START + "@%p1 mbarrier.init.shared::cta.b64 [bar], 1; FENCE" + arrive + """barrier.cluster.wait.aligned;
-      @%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];""" + MEET + "ret;"
+    init = (
+        START
+        + "@%p1 mbarrier.init.shared::cta.b64 [bar], 1; FENCE"
+        + arrive
+        + """barrier.cluster.wait.aligned;
+      @%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];"""
+        + MEET
+        + "ret;"
+    )
     run(init.replace("FENCE", "@%p1 fence.mbarrier_init.release.cluster;"), **PAIR)
     if "relaxed" in arrive:
         finding(r"race.*mbarrier.arrive", init.replace("FENCE", ""), **PAIR)
@@ -271,9 +283,16 @@ def test_a_relaxed_arrival_releases_what_a_fence_came_before(arrive):
 
 
 def test_an_mbarrier_passes_on_what_its_arrivals_come_after():
-    body = START + "@%p1 mbarrier.init.shared::cta.b64 [bar], 32;" + MEET + """st.shared.u32 [%r7], %tid;
+    body = (
+        START
+        + "@%p1 mbarrier.init.shared::cta.b64 [bar], 32;"
+        + MEET
+        + """st.shared.u32 [%r7], %tid;
       mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];
-      WAIT ld.shared::cluster.u32 %r9, [%r8];""" + MEET + "ret;"
+      WAIT ld.shared::cluster.u32 %r9, [%r8];"""
+        + MEET
+        + "ret;"
+    )
     wait = "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [bar], 0; @!%p2 bra again;"
     run(body.replace("WAIT", wait), **PAIR)
     finding(r"race|uninit", body.replace("WAIT", ""), **PAIR)
@@ -284,18 +303,26 @@ def test_an_mbarrier_passes_on_what_its_arrivals_come_after():
     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [bar], 0; @!%p2 bra again; " + MEET,
 ])  # fmt: skip
 def test_barriers_of_one_cluster_pass_nothing_on_to_the_next(way):
-    body = START + """@%p1 mbarrier.init.shared::cta.b64 [bar], 1; @%p1 fence.mbarrier_init.release.cluster;
+    body = (
+        START
+        + """@%p1 mbarrier.init.shared::cta.b64 [bar], 1; @%p1 fence.mbarrier_init.release.cluster;
       barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned; mov.u32 %r9, %ctaid.x;
       setp.eq.u32 %p3, %r9, 0; setp.eq.and.u32 %p3, %lane, 0, %p3; @%p3 st.global.u32 [%a0], 1; WAY
       setp.eq.u32 %p4, %r9, READER; @%p4 ld.global.u32 %r10, [%a0]; ret;""".replace("WAY", way)
+    )
     run(body.replace("READER", "1"), u32(1), grid=4, cluster=(2, 1, 1))
     finding(r"race.*ld.global.*CTA \(3, 0, 0\).*CTA \(0, 0, 0\)", body.replace("READER", "3"), u32(1), grid=4,
             cluster=(2, 1, 1))  # fmt: skip
 
 
 def test_a_cta_may_not_exit_while_another_uses_its_shared_memory():
-    late = START + "st.shared.u32 [%r7], %tid;" + MEET + """setp.eq.u32 %p3, %r1, 1; @!%p3 bra out;
+    late = (
+        START
+        + "st.shared.u32 [%r7], %tid;"
+        + MEET
+        + """setp.eq.u32 %p3, %r1, 1; @!%p3 bra out;
       nanosleep.u32 200; ld.shared::cluster.u32 %r9, [%r8]; out: LAST ret;"""
+    )
     finding(r"exit while another CTA.*ld.shared::cluster.*CTA \(0, 0, 0\), warp 0.*CTA \(1, 0, 0\), warp 0, executed",
             late.replace("LAST", ""), **PAIR)  # fmt: skip
     run(late.replace("LAST", MEET), **PAIR)

@@ -214,7 +214,7 @@ def test_the_oracle_agrees(load, store):
     for body, case in ((LOADS, load), (STORES, store)):
         array = numbers(case[0], case[1])
         item = array.dtype.itemsize
-        where, _ = place(*case[1:5], item, case[5])
+        where, _ = place(*case[1:5], item, case[5])  # type: ignore[call-arg]
         empty = np.full(len(where) * item, 0xCB, np.uint8)
         ours, theirs = (run(d, body, case, array, empty) for d in (cpu, Oracle()))
         for a, b in zip(ours, theirs, strict=True):
@@ -246,7 +246,7 @@ def case_name(case):
 def agrees(case, other):
     """Bytes of a load and of a store, which may not begin before the array; NaNs of boxes are compared as NaNs."""
     array = numbers(case[0], case[1])
-    where, _ = place(*case[1:5], array.dtype.itemsize, case[5])
+    where, _ = place(*case[1:5], array.dtype.itemsize, case[5])  # type: ignore[call-arg]
     box = np.random.default_rng(8).integers(0, 256, len(where) * array.dtype.itemsize, dtype=np.uint8)
     cpu = open_device("cpu", threads=1)
     inside = (*case[:4], tuple(max(c, 0) for c in case[4]), *case[5:])
@@ -255,7 +255,7 @@ def agrees(case, other):
         np.testing.assert_array_equal(as_bytes(ours), as_bytes(theirs))
         boxes = box_here, box_there
         if case[6] == "nan":
-            boxes = (np.nan_to_num(b.view(array.dtype).astype(np.float64), nan=7e77) for b in boxes)
+            boxes = tuple(np.nan_to_num(b.view(array.dtype).astype(np.float64), nan=7e77) for b in boxes)
         np.testing.assert_array_equal(*boxes)
 
 

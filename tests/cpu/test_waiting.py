@@ -170,7 +170,7 @@ more:
     assert out.all()
 
 
-# loops that end, and that keep their state in memory --------------------------------------------------------------------
+# loops that end, and that keep their state in memory ----------------------------------------------------------------
 COUNTED = {
     "atomic": """
 again: atom.global.add.u32 %r1, [%a0], 1; setp.lt.u32 %p1, %r1, TURNS; @%p1 bra again; ret;""",
@@ -208,7 +208,7 @@ def test_a_loop_that_ever_repeats_its_memory_is_no_progress(body, mode):
         run(body, u32(1), block=1, mode=mode, time_limit=100)
 
 
-# fair orders ------------------------------------------------------------------------------------------------------------
+# fair orders --------------------------------------------------------------------------------------------------------
 # Triton's: one thread takes the lock, shared memory and two barriers tell the others whether it has.
 SPIN_LOCK = """
   .shared .b32 got; setp.eq.u32 %p1, %lane, 0; setp.eq.and.u32 %p1, %warp, 0, %p1; mov.u32 %r1, 0;
@@ -227,14 +227,16 @@ first:
   @%p1 st.global.u32 [%a1], %r2; ret;"""
 # As cuda::barrier does where there are no mbarriers: the last to arrive turns the phase, the others poll it.
 PHASES = """
-  .shared .align 8 .b32 phase[2]; setp.eq.u32 %p1, %tid, 0; @%p1 st.shared.u32 [phase], 0; @%p1 st.shared.u32 [phase+4], 0;
+  .shared .align 8 .b32 phase[2]; setp.eq.u32 %p1, %tid, 0;
+  @%p1 st.shared.u32 [phase], 0; @%p1 st.shared.u32 [phase+4], 0;
   bar.sync 0; mov.u32 %r5, 0;
 turn:
   ld.volatile.shared.u32 %r4, [phase+4];
   activemask.b32 %r6; match.any.sync.b32 %r7, %r5, %r6; popc.b32 %r8, %r7; bfind.u32 %r9, %r7; bar.warp.sync %r6;
   setp.eq.u32 %p2, %r9, %lane; mov.u32 %r1, 0; @!%p2 bra arrived;
   atom.acq_rel.cta.shared.add.u32 %r1, [phase], %r8; add.u32 %r1, %r1, %r8; setp.ne.u32 %p3, %r1, %n; @%p3 bra arrived;
-  st.relaxed.cta.shared.u32 [phase], 0; fence.acq_rel.cta; add.u32 %r2, %r4, 1; st.relaxed.cta.shared.u32 [phase+4], %r2;
+  st.relaxed.cta.shared.u32 [phase], 0; fence.acq_rel.cta;
+  add.u32 %r2, %r4, 1; st.relaxed.cta.shared.u32 [phase+4], %r2;
 arrived:
   shfl.sync.idx.b32 %r3, %r1, %r9, 31, %r7;
 poll:

@@ -105,7 +105,8 @@ def test_launches_where_another_context_is_current_fail_first_only_once(
     assert [r.levelname for r in caplog.records] == ["WARNING"], "slower launches are said, once"
     binding.contexts[:] = [0xC0]
     bound.launch()
-    assert bound._launcher._calls[None].func is device.native_launch, "with our context the fast path is back"
+    calls = bound._launcher._calls  # type: ignore[attr-defined]
+    assert calls[None].func is device.native_launch, "with our context the fast path is back"
     binding.contexts[:] = [0xDD]
     binding.fail["cuLaunchKernelEx"] = [400, 400]
     with pytest.raises(DriverError, match="a handle"):
@@ -211,9 +212,7 @@ def test_memory_is_released_after_the_streams_that_used_it(device: CudaDevice, b
     assert binding.log == ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy", "cuMemFreeAsync"]
 
 
-def test_memory_that_an_update_brings_waits_for_the_streams_of_the_launch(
-    device: CudaDevice, binding: Binding
-) -> None:
+def test_memory_that_an_update_brings_waits_for_the_streams_of_the_launch(device: CudaDevice, binding: Binding) -> None:
     first, second, stream = device.zeros(16, "f32"), device.zeros(16, "f32"), device.stream()
     bound = device.module(TEXT)["scale"].bind(1, 32, [first, np.float32(1), np.uint32(16)])
     bound.launch(stream)

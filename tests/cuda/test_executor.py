@@ -130,7 +130,7 @@ class Steps:
         return "".join(letters.get(name, "") for name in self.binding.log), list(self.binding.waits)
 
     def step(self, *given: object, stream: Stream | None = None) -> tuple[str, list[tuple[int, int]]]:
-        return self.order(lambda: self.executor.incremental_attention(0, *given, stream=stream))  # type: ignore[call-arg]
+        return self.order(lambda: self.executor.incremental_attention(0, *given, stream=stream))
 
 
 def test_memory_of_one_stream_needs_no_waits(device: CudaDevice) -> None:

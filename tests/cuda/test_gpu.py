@@ -204,7 +204,8 @@ def test_a_kernel_is_loaded_before_its_first_launch(gpu: CudaDevice) -> None:
     if gpu.driver.version < 12040:
         pytest.skip(f"cuFuncIsLoaded needs a driver of CUDA 12.4 (this is {gpu.driver.version})")
     entry = gpu.module(SCALE.replace("scale", "lazy"))["lazy"]
-    assert int(gpu.call("cuFuncIsLoaded", entry.function.raw)) == 1
+    raw = entry.function.raw  # type: ignore[attr-defined]
+    assert int(gpu.call("cuFuncIsLoaded", raw)) == 1
 
 
 def test_graph_capture_explicit_nodes_update_and_recapture(gpu: CudaDevice) -> None:

@@ -53,7 +53,8 @@ def test_capture_does_not_disturb_earlier_streams_of_the_same_kernel(fake: tuple
         bound.launch(graph.stream)
     bound.launch()
     assert len(binding.launched) == 2
-    assert len(bound._launcher._calls) == 1, "a capture's stream is not remembered"
+    calls = bound._launcher._calls  # type: ignore[attr-defined]
+    assert len(calls) == 1, "a capture's stream is not remembered"
 
 
 def test_failed_capture_leaves_the_context_usable(fake: tuple[CudaDevice, Binding]) -> None:

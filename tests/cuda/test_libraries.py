@@ -77,7 +77,7 @@ def test_torch_launches_go_to_its_current_stream(gpu: CudaDevice, torch: Any) ->
                 bound.launch()
             total = x.clone()
         stream.synchronize()
-        assert float(total[0]) == float(total[-1]) == 2 ** 10 + sum(2**k for k in range(1, 11))
+        assert float(total[0]) == float(total[-1]) == 2**10 + sum(2**k for k in range(1, 11))
     bound.launch(side)
     side.synchronize()
 
@@ -140,7 +140,8 @@ def test_what_goes_while_torch_captures_leaves_the_capture_whole(gpu: CudaDevice
     """Modules, page-locked and device memory whose last reference goes meanwhile."""
     x = torch.ones(1000, device="cuda")
     bound = scale(gpu, x, 1000)
-    old = [scale(gpu, gpu.array(np.ones(1000, np.float32)), 1000), gpu.pinned(100, "f32"), gpu.stream(), gpu.graph()]
+    ours = scale(gpu, gpu.array(np.ones(1000, np.float32)), 1000)
+    old: list[Any] = [ours, gpu.pinned(100, "f32"), gpu.stream(), gpu.graph()]
     old[0].launch()
     old[0].launch(old[2])
     old[3].add(old[0])

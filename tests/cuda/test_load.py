@@ -20,7 +20,7 @@ NEW = TEXT.replace(".version 7.0", ".version 9.1")
 
 
 def opened(cubins: DiskCache, **changes: int) -> tuple[CudaDevice, Binding]:
-    binding = Binding(**changes)  # type: ignore[arg-type]
+    binding = Binding(**changes)
     return CudaDevice(0, Driver(binding), cubins), binding
 
 
@@ -86,7 +86,7 @@ def test_assembler_for_an_old_driver(monkeypatch: pytest.MonkeyPatch, caplog: py
 
     def assemble(text: str, target: str) -> object:
         asked.append(target)
-        return assembler.Assembly(b"CUBIN" + text.encode(), None, {}, "nvJitLink 13.5", "")  # type: ignore[arg-type]
+        return assembler.Assembly(b"CUBIN" + text.encode(), None, {}, "nvJitLink 13.5", "")
 
     monkeypatch.setattr(assembler, "assemble", assemble)
     device, binding = fake_device(Binding(version=12000))

@@ -54,8 +54,8 @@ def test_the_same_bytes_in_any_process_and_hash_seed() -> None:
     )
 
     def digests(seed: str) -> str:
-        where = {"env": os.environ | {"PYTHONHASHSEED": seed}, "cwd": Path(__file__).resolve().parents[2]}
-        done = subprocess.run([sys.executable, "-c", program], **where, capture_output=True, text=True)
+        env, cwd = os.environ | {"PYTHONHASHSEED": seed}, Path(__file__).resolve().parents[2]
+        done = subprocess.run([sys.executable, "-c", program], env=env, cwd=cwd, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -74,7 +74,7 @@ LOCAL = 12  # lines that hold one size, in a text of any length
 def changed_lines(old: str, new: str) -> int:
     """Lines that are replaced, inserted or deleted."""
     body = [text.splitlines()[1:] for text in (old, new)]  # line 1 is the spec itself
-    matcher = difflib.SequenceMatcher(None, *body, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, body[0], body[1], autojunk=False)
     return sum(max(b - a, d - c) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal")
 
 
@@ -88,7 +88,7 @@ def resized(case: Case, field: str, size: int) -> Case | None:
     """The case with another size, as many query heads to a KV head; None where that is not legal."""
     fields = {**vars(case.spec), field: size}
     if field == "n_kv_heads" and hasattr(case.spec, "n_heads"):
-        fields["n_heads"] = size * case.spec.n_heads // case.spec.n_kv_heads
+        fields["n_heads"] = size * fields["n_heads"] // vars(case.spec)["n_kv_heads"]
     legal = supports({"kernel_type": case.spec.kernel_name, **fields}, case.target)
     return Case(type(case.spec)(**fields), case.target, "") if legal else None
 
@@ -112,7 +112,7 @@ def shape(case: Case) -> object:
     if not hasattr(case.spec, "plan"):
         return None
     plan = case.spec.plan(case.target)
-    return plan, case.spec.max_len % plan.shape.tile == 0
+    return plan, vars(case.spec)["max_len"] % plan.shape.tile == 0
 
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in NAMES for field in sizes(name)])

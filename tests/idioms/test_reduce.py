@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -90,34 +92,49 @@ def test_a_cta_of_any_number_of_warps(warps: int, dtype: DType, mode: str) -> No
     assert out[0] == pytest.approx(x.astype(np.float64 if dtype.is_float else dtype.numpy).sum(), rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("cluster", [2, 4, 8])
-def test_a_cluster_again_and_again(cluster: int, mode: str) -> None:
-    """Twice in a loop: nobody overwrites parts that others still read."""
-
-    def code(b: Builder) -> None:
-        locate(b, u64, cluster)
-        with b.fragment("start"):
-            b.op("mov.u32", "turn", 0)
-        over_cta(b, "total", "add.u64", [b.registers["value"]], b.registers["thread"], 2, cluster=cluster, repeats=True)
-        with b.fragment("next"):
-            b.op("add.u32", b.registers["turn"], b.registers["turn"], 1)
-            b.op("setp.lt.u32", "again", b.registers["turn"], 2)
-        store(b, u64)
-
-    body = """{{ cluster_arrive() }}
+CLUSTER_LOOP = """{{ cluster_arrive() }}
 {{ locate }}
 {{ start }}
 {{ cluster_wait() }}
 {% call loop("turns", again) %}
 {{ reduce(total) }}
+{{ barrier() }}
 {{ next }}
 {% endcall %}
 {{ store }}"""
+
+
+def _in_a_loop(b: Builder, cluster: int, repeats: bool) -> None:
+    locate(b, u64, cluster)
+    with b.fragment("start"):
+        b.op("mov.u32", "turn", 0)
+    value, thread = b.registers["value"], b.registers["thread"]
+    over_cta(b, "total", "add.u64", [value], thread, 2, cluster=cluster, repeats=repeats)
+    with b.fragment("next"):
+        b.op("add.u32", b.registers["turn"], b.registers["turn"], 1)
+        b.op("setp.lt.u32", "again", b.registers["turn"], 2)
+    store(b, u64)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+def test_a_cluster_again_and_again(cluster: int, mode: str) -> None:
+    """Twice in a loop: nobody overwrites parts that others still read."""
     x = numbers(u64, 64 * cluster)
-    spec = Idiom((buffer("x", u64, 64 * cluster, access="inout"),), 64, cluster, code=code)
-    (out,) = run_idiom(spec, body, x, mode=mode)
+    params = (buffer("x", u64, 64 * cluster, access="inout"),)
+    spec = Idiom(params, 64, cluster, code=lambda b: _in_a_loop(b, cluster, True))
+    (out,) = run_idiom(spec, CLUSTER_LOOP, x, mode=mode)
     assert set(out.tolist()) == {int(x.sum()) * 64 * cluster % (1 << 64)}
+
+
+def test_without_the_clusters_barrier_of_a_loop_a_random_order_gives_another_result() -> None:
+    x = numbers(u64, 256)
+    want = int(x.sum()) * 256 % (1 << 64)
+    params = (buffer("x", u64, 256, access="inout"),)
+    for repeats in (True, False):
+        spec = Idiom(params, 64, 4, code=partial(_in_a_loop, cluster=4, repeats=repeats))
+        outs = [run_idiom(spec, CLUSTER_LOOP, x, mode="random", seed=seed)[0] for seed in range(1, 4)]
+        assert all(set(out.tolist()) == {want} for out in outs) == repeats
 
 
 def test_without_the_barrier_of_a_loop_check_mode_finds_the_race() -> None:

@@ -91,7 +91,7 @@ def _errors(form: Form, bound: Bound, row: np.ndarray, recorded: np.ndarray | No
     got = float_view(row, type_)
     inputs = [float_view(v, k) for v, k in zip(_narrow_inputs(form), _types(form), strict=True)]
     if "ftz" in form.name:
-        inputs = [np.where(np.abs(v) < _least(type_), v * 0, v) for v in inputs]
+        inputs = [np.where(np.abs(v) < _least(type_), np.multiply(v, 0), v) for v in inputs]
     true = bound.true(*inputs)
     least = _least(type_)
     model = float_view(recorded, type_) if recorded is not None else _flushed(true, type_, "ftz" in form.name)

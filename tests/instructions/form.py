@@ -94,9 +94,7 @@ class Entry:
         for form in self.forms:
             body.append(_scope(form, row, self.threads))
             row += len(form.results)
-        sources = "\n".join(
-            f"    .reg .{_declared(register_type(k))} %s{n};" for n, k in enumerate(self.sources)
-        )
+        sources = "\n".join(f"    .reg .{_declared(register_type(k))} %s{n};" for n, k in enumerate(self.sources))
         return _ENTRY.format(
             name=self.name, sources=sources, loads="\n".join(loads), body="\n".join(body), shared=self.forms[0].shared
         )

@@ -36,7 +36,7 @@ def compare(form: Form, got: list[np.ndarray], expected: list[np.ndarray]) -> li
         return differences(form, got, expected)
     if form.name.startswith("mma"):
         limit = bounds.sum_bound(form)
-        far = [np.abs(float_view(a, _held(form)) - float_view(b, _held(form))).max()
+        far = [np.abs(np.subtract(float_view(a, _held(form)), float_view(b, _held(form)))).max()
                for a, b in zip(got, expected, strict=True)]  # fmt: skip
         return [f"{form.name}: {max(far):.3g} from the recorded sums, over {limit:.3g}"] if max(far) > limit else []
     found = bounds.errors(form, got[0], expected[0])

@@ -93,20 +93,21 @@ def layouts() -> Iterator[Form]:
         for ta, tb in ((1, 1), (0, 1), (1, 0)):
             label = f"swizzle {swizzle} {leading} {stride} transposed {ta} {tb}"
             yield form(label, opcode, 16, "whole_f16", "f32", a, b, f"1, 1, 1, {ta}, {tb}")
-    plain = [descriptor(r, at, 128, 256, "none") for r, at in (("t1", 0), ("t2", B_AT))]
+    left, right = (descriptor(r, at, 128, 256, "none") for r, at in (("t1", 0), ("t2", B_AT)))
     for n in (8, 24, 64, 128):
-        yield form("width", opcode_of(n, 16, "f32", "f16", "f16"), n // 2, "whole_f16", "f32", *plain, "1, 1, 1, 0, 0")
+        opcode = opcode_of(n, 16, "f32", "f16", "f16")
+        yield form("width", opcode, n // 2, "whole_f16", "f32", left, right, "1, 1, 1, 0, 0")
 
 
 def scales() -> Iterator[Form]:
     """Accumulation switched off and on by a predicate, negated operands."""
-    plain = [descriptor(r, at, 128, 256, "none") for r, at in (("t1", 0), ("t2", B_AT))]
+    left, right = (descriptor(r, at, 128, 256, "none") for r, at in (("t1", 0), ("t2", B_AT)))
     opcode = opcode_of(8, 16, "f32", "f16", "f16")
     for scale in (0, 1):
-        b = f"{plain[1]}\nsetp.ne.u32 t3, {scale}, 0;"
-        yield form(f"scale-d {scale}", opcode, 4, "whole_f16", "f32", plain[0], b, "t3, 1, 1, 0, 0", "0f42C80000")
+        masked = f"{right}\nsetp.ne.u32 t3, {scale}, 0;"
+        yield form(f"scale-d {scale}", opcode, 4, "whole_f16", "f32", left, masked, "t3, 1, 1, 0, 0", "0f42C80000")
     for a, b in ((-1, 1), (1, -1), (-1, -1)):
-        yield form(f"signs {a} {b}", opcode, 4, "whole_f16", "f32", *plain, f"1, {a}, {b}, 0, 0", "0f42C80000")
+        yield form(f"signs {a} {b}", opcode, 4, "whole_f16", "f32", left, right, f"1, {a}, {b}, 0, 0", "0f42C80000")
 
 
 def forms() -> Iterator[Form]:

@@ -11,6 +11,7 @@ import pytest
 from ptxgen import isa
 from ptxgen.errors import IsaError
 from ptxgen.isa import lookup, slot_accepts, special_register, storage_type, type_bits
+from ptxgen.isa.pattern import match
 from ptxgen.targets import target
 
 DEMANDS = [
@@ -166,7 +167,7 @@ def test_no_row_is_hidden_by_an_earlier_one() -> None:
     hidden = []
     for name in isa.opcodes():
         known = isa.rows(name)
-        first = {opcode: next(c for c in known if isa.match(c, opcode.split(".")[1:])[0] is not None)
+        first = {opcode: next(c for c in known if match(c, opcode.split(".")[1:])[0] is not None)
                  for compiled in known for opcode in samples(compiled)}  # fmt: skip
         hidden += [c.row.pattern for c in known if not any(first[opcode] is c for opcode in samples(c))]
     assert not hidden
@@ -176,7 +177,7 @@ def test_special_registers() -> None:
     found = special_register("%cluster_ctaid.x")
     assert found is not None
     assert (found.type, found.ptx, found.sm) == ("u32", (7, 8), ("sm_90",))
-    assert special_register("%globaltimer").type == "u64"  # type: ignore[union-attr]
+    assert special_register("%globaltimer").type == "u64"
     assert special_register("%tid") is None
     assert special_register("%r1") is None
 

@@ -11,7 +11,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import Embedding, Gemm, Gemv
-from ptxgen.products.geometry import MOST_CTAS, choose
+from ptxgen.products.geometry import choose, choose_for_tensor_cores
 from ptxgen.runtime import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -42,8 +42,9 @@ def test_every_format(device: Device, name: str, where: str) -> None:
     trial(small(name), device, target=where, limit=F32_CLASS).require()
 
 
-@pytest.mark.parametrize("mode", ["random", "check"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "mode"), [*((name, "check") for name in FORMATS), ("f32", "random"), ("q6_k", "random")]
+)
 def test_every_format_in_any_order_of_threads_and_without_a_finding(name: str, mode: str) -> None:
     spec = small(name, norm="rms", residual=True)
     trial(spec, CpuDevice(mode=mode), target="sm_80", limit=F32_CLASS).require()
@@ -84,6 +85,13 @@ def test_a_long_row_is_staged_in_passes(device: Device) -> None:
     trial(Gemv(20, 20000, "q8_0", norm="rms"), device, target="sm_90", limit=F32_CLASS).require()
 
 
+def test_the_longest_row_that_fits(device: Device) -> None:
+    """A gated product of one token and its sums, in all the shared memory of sm_75."""
+    spec = Gemv(20, 15360, "q8_0", norm="rms", gated=True, activation="silu")
+    trial(spec, device, target="sm_75", limit=2e-6, repeat=False).require()
+    trial(Gemm(20, 15360, "q8_0", norm="rms"), device, target="sm_75", rows=3, limit=F32_CLASS, repeat=False).require()
+
+
 def test_what_is_in_x_comes_out(device: Device) -> None:
     """A NaN reaches every row, an infinity the rows whose weight is not zero."""
     spec = Gemv(16, 64, "f32")
@@ -118,11 +126,23 @@ def test_any_number_of_tokens(device: Device, name: str, rows: int) -> None:
     trial(Gemm(37, width(name, 300), name), device, rows=rows, limit=F32_CLASS).require()
 
 
-@pytest.mark.parametrize("mode", ["random", "check"])
-@pytest.mark.parametrize("name", FORMATS)
-def test_tokens_of_every_format_without_a_finding(name: str, mode: str) -> None:
-    spec = Gemm(21, width(name, 150), name, norm="rms", gated=True, activation="silu", residual=True, indirect=True)
-    trial(spec, CpuDevice(mode=mode), target="sm_80", rows=5, limit=2e-6).require()
+@pytest.mark.parametrize(("name", "where"), [*((name, "sm_80") for name in FORMATS), ("q8_0", "sm_75")])
+def test_tokens_of_every_format_without_a_finding(name: str, where: str) -> None:
+    spec = Gemm(21, width(name, 150), name, norm="rms", residual=True, indirect=True)
+    trial(spec, CpuDevice(mode="check"), target=where, rows=5, limit=2e-6).require()
+
+
+@pytest.mark.parametrize("name", ["f16", "q5_k", "int4_g32"])
+def test_tokens_in_any_order_of_threads(name: str) -> None:
+    spec = Gemm(40, width(name, 700), name, norm="rms", residual=True)
+    trial(spec, CpuDevice(mode="random"), target="sm_80", rows=10, limit=2e-6).require()
+
+
+@pytest.mark.parametrize("k", [1, 3, 30, 66, 1030])
+@pytest.mark.parametrize("where", ["sm_75", "sm_80"])
+def test_ragged_widths_of_tokens(device: Device, k: int, where: str) -> None:
+    for name in ("bf16", "e4m3"):
+        trial(Gemm(50, k, name, norm="rms"), device, target=where, rows=3, limit=F32_CLASS).require()
 
 
 @pytest.mark.parametrize("indirect", [False, True])
@@ -136,15 +156,34 @@ def test_rows_past_the_number_of_tokens_do_not_matter(device: Device, count: int
     assert np.isnan(out[count:]).all()  # as they were
 
 
-def test_one_token_of_many_is_that_token_alone(device: Device) -> None:
-    """Sums are in one order, however many tokens there are."""
-    many, one = Gemm(40, 512, "q5_k", norm="rms"), Gemv(40, 512, "q5_k", norm="rms")
-    values = many.example(np.random.default_rng(3), rows=6)
-    out = trial(many, device, arguments=values, rows=6).require().outputs["out"]
+@pytest.mark.parametrize("where", ["sm_75", "sm_90"])
+def test_a_token_of_many_is_that_token_alone_bit_for_bit(device: Device, where: str) -> None:
+    """Sums are in one order, however many tokens there are, and wherever among them one stands."""
+    spec = Gemm(40, 512, "q5_k", norm="rms")
+    values = spec.example(np.random.default_rng(3), rows=11)
+    out = trial(spec, device, target=where, arguments=values, rows=11).require().outputs["out"]
     shared = {name: values[name] for name in ("weight", "norm_weight")}
-    for row in range(6):
-        alone = trial(one, device, arguments={**shared, "x": values["x"][row : row + 1]}).require().outputs["out"]
+    for row in (0, 3, 9):
+        own = {**shared, "x": values["x"][row : row + 1]}
+        alone = trial(spec, device, target=where, arguments=own, rows=1).require().outputs["out"]
         assert alone.tobytes() == out[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "f32"])
+def test_tensor_cores_have_the_codes_exactly(name: str) -> None:
+    """A weight of one row at a time with x = 1: what a lane makes of a code is that code."""
+    k = width(name, 256)
+    spec = Gemm(32, k, name)
+    assert spec.on_tensor_cores(target("sm_80"))
+    assert not spec.on_tensor_cores(target("sm_75"))
+    x = np.zeros((8, k), np.float32)
+    for row, column in enumerate((0, 3, 5, 14, 16, 63, 130, k - 1)):
+        x[row, column] = 1
+    done = trial(spec, CpuDevice(), target="sm_80", rows=8, arguments={"x": x}, limit=0.0 if name in EXACT else 3e-7)
+    assert done.require().ok
+
+
+EXACT = ("f16", "bf16")  # no scale is rounded
 
 
 # -- Embedding ---------------------------------------------------------------------------------------------------------
@@ -195,7 +234,8 @@ def test_an_illegal_spec_is_refused(make: Any, reason: str) -> None:
 
 def test_a_row_of_x_that_does_not_fit_is_refused_with_the_reason() -> None:
     spec = Gemv(64, 28672, "q4_k")
-    assert "k: must be at most 12288 on sm_75" in str(supports(spec, "sm_75"))
+    assert "k: must be at most 15360 on sm_75" in str(supports(spec, "sm_75"))
+    assert supports(Gemv(64, 15360, "q4_k", norm="rms", gated=True, activation="silu"), "sm_75")
     assert supports(spec, "sm_90")
     assert supports(Gemm(64, 28672, "q4_k"), "sm_80")
 
@@ -206,18 +246,23 @@ def test_few_records_have_many_warps_along_k() -> None:
         return made.k_warps, made.row_warps, made.tokens, made.ctas
 
     assert at(4096, 4096) == (8, 1, 1, 256)
-    assert at(14336, 4096) == (4, 2, 1, MOST_CTAS)
-    assert at(128256, 4096) == (1, 8, 1, MOST_CTAS)
+    assert at(14336, 4096) == (4, 2, 1, 264)
+    assert at(128256, 4096) == (1, 8, 1, 264)
     assert at(4096, 256) == (1, 8, 1, 32)
     assert at(4096, 4096, 4) == (8, 1, 4, 256)
-    assert at(128256, 4096, 4) == (2, 4, 4, MOST_CTAS)
+    assert at(128256, 4096, 4) == (2, 4, 4, 264)
+    assert at(100, 64) == (1, 4, 1, 2)
+    assert choose_for_tensor_cores(256, 16, 8, 20) == choose_for_tensor_cores(256, 64, 8, 20)
+    few, many = (choose_for_tensor_cores(896, 16, 8, words) for words in (20, 24))
+    assert (few.k_warps, few.row_warps, few.ctas) == (4, 2, 264)
+    assert (many.k_warps, many.row_warps, many.ctas) == (4, 1, 528)
 
 
 MODELS = ((14336, 4096, True), (1536, 8960, False))
 
 
 @needs_assembler
-@pytest.mark.parametrize("where", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("where", ["sm_75", "sm_80", "sm_90a", "sm_120"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_spills_at_a_models_sizes(name: str, where: str) -> None:
     for n, k, gated in MODELS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -85,7 +86,7 @@ def changed(
         (np.arange(1, 5, dtype=np.float32).reshape(2, 2), "weight_scale_inv", "e4m3_block"),
     ],
 )
-def test_fp8_weights_are_multiplied_by_their_scales(scale, name: str, format: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_fp8_weights_are_multiplied_by_their_scales(scale, name: str, format: str, tmp_path: Path) -> None:
     weight = np.random.default_rng(0).standard_normal((160, 192)).astype(ml_dtypes.float8_e4m3fn)
     model = changed(
         tmp_path, {"weight": weight, name: scale}, {"quant_method": "fp8"}, hidden_size=192, intermediate_size=160
@@ -143,7 +144,7 @@ def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> N
     assert np.array_equal(model.values("layers.0.up_proj"), weight[128:].astype(np.float32) * 3)
 
 
-BAD_PARTS = {
+BAD_PARTS: dict[str, Any] = {
     "another type": ({"weight": np.zeros((96, 64), np.int8)}, {}, r"gate_proj.weight: I8 is not covered; F32, F16"),
     "fp8 without a scale": (
         {"weight": np.zeros((96, 64), ml_dtypes.float8_e4m3fn)}, {}, r"gate_proj.weight: F8_E4M3 needs weight_scale",

@@ -77,12 +77,12 @@ def test_every_covered_type_has_ggufs_own_values(kind: str, tmp_path: Path) -> N
         assert model.tensors[name].format == ("f32" if is_vector(name) else FORMATS[kind])
 
 
-def random_blocks(kind: Type):  # type: ignore[no-untyped-def]
+def random_blocks(kind: Type):
     """Blocks of random bits with sane scales, of types that `gguf` cannot quantise to."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     scales = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (size - 2,)}[kind]
 
-    def convert(name: str, values: np.ndarray):  # type: ignore[no-untyped-def]
+    def convert(name: str, values: np.ndarray):
         if values.ndim == 1:
             return values, None
         rng = np.random.default_rng(len(name))
@@ -113,7 +113,7 @@ def test_the_header_is_read_as_gguf_reads_it(tmp_path: Path) -> None:
     ]
 
 
-def rewritten(path: Path, change) -> Path:  # type: ignore[no-untyped-def]
+def rewritten(path: Path, change) -> Path:
     path.write_bytes(change(path.read_bytes()))
     return path
 
@@ -145,6 +145,39 @@ def gguf_with(source: Path, path: Path, name: str, values: np.ndarray, kind: Typ
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+SCALED = {
+    "linear": ("qwen2", {"type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+    "yarn": (
+        "qwen3", {"type": "yarn", "factor": 4.0, "original_context_length": 16},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    ),
+    "full layers alone": ("gemma3_text", {"type": "linear", "factor": 8.0}, {"rope_type": "linear", "factor": 8.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SCALED)
+def test_scaled_rotation_is_the_configurations(what: str, tmp_path: Path) -> None:
+    family, metadata, scaling = SCALED[what]
+    arch = gguf.MODEL_ARCH_NAMES[ARCHS[family][0]]
+    extra = {f"{arch}.rope.scaling.{key}": value for key, value in metadata.items()}
+    found = open_model(write_gguf(tmp_path / "m.gguf", family, extra=extra)).spec.shape.kinds
+    want = gguf_model(family, rope_scaling=scaling)[0].shape.kinds
+    assert found == want
+    assert found != gguf_model(family)[0].shape.kinds
+
+
+@pytest.mark.parametrize("max_len", [16, 64])
+def test_phi3s_long_and_short_factors_are_tensors(max_len: int, tmp_path: Path) -> None:
+    factors = {"long": np.linspace(1, 5, 4, dtype=np.float32), "short": np.linspace(1, 2, 4, dtype=np.float32)}
+    extra = {"phi3.rope.scaling.attn_factor": 1.25, "phi3.rope.scaling.original_context_length": 32}
+    path = write_gguf(tmp_path / "0.gguf", "phi3", extra=extra, partial_rotary_factor=0.5)
+    for number, (key, values) in enumerate(factors.items(), 1):
+        path = gguf_with(path, tmp_path / f"{number}.gguf", f"rope_factors_{key}.weight", values)
+    rope = open_model(path, max_len=max_len).spec.shape.kinds[0].rope
+    assert rope.attention_factor == 1.25
+    assert rope.freq_factors == tuple(float(value) for value in factors["long" if max_len > 32 else "short"])
 
 
 REFUSED = {
@@ -209,8 +242,6 @@ def test_a_shorter_context_can_be_asked_for(tmp_path: Path) -> None:
 def test_a_package_that_is_not_installed_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama") if name == "gguf" else write_checkpoint(tmp_path / "m", "llama")
     for module in [module for module in sys.modules if module.partition(".")[0] == name]:
-        monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
-    with pytest.raises(
-        FileError, match=rf"needs the package {name}.*, which is not installed: pip install 'ptx"
-    ):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(FileError, match=rf"needs the package {name}.*, which is not installed: pip install 'ptx"):
         open_model(path)

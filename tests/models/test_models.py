@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ptxgen import SpecError
+from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.models import FAMILIES, LayerKind, load_config, model_shape
-from ptxgen.models.rope import RopeSettings
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 LLAMA: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.models import load_config
-from ptxgen.models.plan import ROLES, Step, bundle, plan
+from ptxgen.models.plan import ROLES, bundle, plan, whole_plan
+from ptxgen.models.spec import load_spec
 from ptxgen.targets import target
 from tests.support.marks import needs_assembler
 
@@ -25,9 +27,9 @@ MODELS = sorted(p.stem for p in CONFIGS.glob("*.json"))
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 
-def steps(model: str, where: str = "sm_90", **options: str) -> dict[str, list[Step]]:
+def steps(model: str, where: str = "sm_90", **options: str) -> dict[str, list[Any]]:
     """The steps of a model, by kernel type."""
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[Any]] = {}
     for step in plan(load_config(CONFIGS / f"{model}.json"), where, **options):
         found.setdefault(step.spec.kernel_name, []).append(step)
     return found
@@ -140,6 +142,26 @@ def test_a_shape_that_no_kernel_takes_is_refused() -> None:
     shape = dataclasses.replace(load_config(CONFIGS / "phi-2.json"), head_dim=100)
     with pytest.raises(SpecError, match="head_dim: must be a multiple of 8"):
         plan(shape, target("sm_80"))
+
+
+def test_with_a_weight_format_it_is_every_kernel_of_the_model(tmp_path: Path) -> None:
+    model = load_spec(CONFIGS / "smollm3-3b.json", 4096)
+    steps = whole_plan(model, "q4_k", "sm_90")
+    kinds = {s.spec.kernel_name for s in steps}
+    assert kinds >= {"embedding", "gemv", "gemm", "rms_norm", "rope_kv_append", "kv_cache_scatter", "arg_max"}
+    in_step = [s for s in steps if s.in_step]
+    assert len(in_step) <= 20
+    served = sorted(layer for s in in_step if s.role.name in ("rope_append", "append") for layer in s.step_layers)
+    assert served == list(range(36))
+    config = str(CONFIGS / "tinyllama-1.1b.json")
+    options = ["--config", config, "--weights", "q8_0", "--target", "sm_80", "--max-len", "512", "-o", str(tmp_path)]
+    assert invoke(["generate", *options]) == 0
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert {k["kernel_type"] for k in index["kernels"] if k["in_decode_step"]} >= {"embedding", "gemv", "arg_max"}
+    with pytest.raises(SpecError, match=r"q4_k: cols: must be a multiple of 256"):
+        whole_plan(dataclasses.replace(model, hidden=11000), "q4_k", "sm_90")
+    with pytest.raises(SpecError, match=r"Gemv\.k: must be at most \d+ on sm_75"):
+        whole_plan(dataclasses.replace(model, hidden=16384), "f16", "sm_75")
 
 
 def test_generate_config_writes_a_directory_that_golden_checks(

@@ -20,7 +20,7 @@ from tests.support.array_file import ArrayFile
 from tests.support.families import CONFIGS, random_weights, small_spec
 
 COUNTERS = {"position": Tensor("position", s32, (1,), "state"), "length": Tensor("length", s32, (1,), "state")}
-ADVANCE = Op(Advance(), {name: Ref(name) for name in COUNTERS}, {"rows": 1}, role="advance")
+ADVANCE = Op(Advance(max_len=64), {name: Ref(name) for name in COUNTERS}, {"rows": 1}, role="advance")
 
 
 def changed(op: Op = ADVANCE, **tensors: Tensor) -> Program:
@@ -36,10 +36,13 @@ def changed(op: Op = ADVANCE, **tensors: Tensor) -> Program:
         (lambda: changed(position=Tensor("position", s32, (1,), "input")), "position is a input and cannot be written"),
         (lambda: changed(position=Tensor("position", s32, (1,), "memory")), "one of weight, state, input, output"),
         (lambda: changed(more=Tensor("more", s32, (1,), "state")), "more: no op uses it"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors={"position": Ref("position")})), "Advance takes position"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 4)})),
+        (
+            lambda: changed(dataclasses.replace(ADVANCE, tensors={"position": Ref("position")})),
+            "takes position, length",
+        ),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={**ADVANCE.tensors, "length": Ref("length", 4)})),
          r"length must lie within length \(got 4 of 4 from 4\)"),
-        (lambda: changed(dataclasses.replace(ADVANCE, tensors=ADVANCE.tensors | {"length": Ref("length", 2)}),
+        (lambda: changed(dataclasses.replace(ADVANCE, tensors={**ADVANCE.tensors, "length": Ref("length", 2)}),
                          length=Tensor("length", s32, (2,), "state")), "length must be aligned to 4 bytes"),
     ],
 )  # fmt: skip
@@ -84,9 +87,9 @@ def test_matrices_of_several_formats_stay_apart_and_a_gate_needs_its_up_alike() 
     program = step_program(spec, formats)
     assert program.tensors["layers.1.v_proj"].format == "q8_0"
     assert {"layers.0.qkv", "layers.1.q_proj"} <= program.tensors.keys()
-    with pytest.raises(SpecError, match="its parts must have one format .got layers.0.gate_proj in f16, .* in q8_0"):
+    with pytest.raises(SpecError, match=r"its parts must have one format .got layers\.0\.gate_proj in f16, .* in q8_0"):
         step_program(spec, formats | {"layers.0.up_proj": "q8_0"})
-    with pytest.raises(SpecError, match="layers.2.down_proj: is not in the file"):
+    with pytest.raises(SpecError, match=r"layers\.2\.down_proj: is not in the file"):
         step_program(spec, {name: kind for name, kind in formats.items() if name != "layers.2.down_proj"})
 
 

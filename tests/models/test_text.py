@@ -80,6 +80,7 @@ def test_control_tokens_are_found_in_a_prompt_and_print_nothing() -> None:
     text = text_of(fields, "m.gguf")
     assert text.split("a<|endoftext|>a") == [*text.split("a"), 0, *text.split("a")]
     assert text.decode([0, *text.split("abc"), 0]) == "abc"
+    assert text.decode([*text.split("abc"), 10**6]) == "abc"
     assert text.stops == {0}
 
 

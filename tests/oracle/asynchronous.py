@@ -6,6 +6,7 @@ Bulk copies land at once; cp.async lands when it is waited for, at the latest th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -158,7 +159,7 @@ def _barriers(m: Machine, place: Place, space: str = "shared") -> list[Barrier]:
     return [m.mbarriers[int(a)] for a in at]
 
 
-def complete(m: Machine, place: Place, sizes: object) -> None:
+def complete(m: Machine, place: Place, sizes: Any) -> None:
     """complete_tx of `sizes` bytes by each active thread."""
     for barrier, size in zip(_barriers(m, place), np.broadcast_to(sizes, m.active.shape), strict=True):
         barrier.update(0, -int(size))

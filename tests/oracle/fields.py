@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tests.oracle.integer import wrap
 from tests.oracle.machine import Machine, handles
 from tests.oracle.program import WIDTH, Op
@@ -112,7 +115,7 @@ def _dot_type(op: Op) -> str:
     return "s32" if "s32" in op else "u32"
 
 
-_SCALAR = {
+_SCALAR: dict[str, Callable[[Op], Any]] = {
     "popc": lambda op: (lambda v: v.bit_count(), [op.type], "u32"),
     "clz": lambda op: (lambda v: WIDTH[op.type] - v.bit_length(), [op.type], "u32"),
     "brev": lambda op: (lambda v: int(f"{v:0{WIDTH[op.type]}b}"[::-1], 2), [op.type], op.type),

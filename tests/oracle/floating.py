@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -179,7 +181,7 @@ def _sqrt_exact(v: float, kind: str, mode: str) -> float:
     return round_to(exact, kind, mode)
 
 
-_APPROXIMATE = {
+_APPROXIMATE: dict[str, Callable[..., Any]] = {
     "rcp": lambda x: 1 / x, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
     "lg2": np.log2, "ex2": np.exp2, "sqrt": np.sqrt,
 }  # fmt: skip

@@ -140,9 +140,9 @@ def logic(m: Machine, op: Op) -> None:
     b = m.get(op.args[2], kind)
     if op.name == "lop3":
         c, table = m.get(op.args[3], kind), int(op.args[4].value)
-        out = np.zeros_like(a)
+        chosen = np.zeros_like(a)
         for row in range(8):
             if table >> row & 1:
-                out |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
-        return m.set(op.args[0], kind, out)
+                chosen |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+        return m.set(op.args[0], kind, chosen)
     m.set(op.args[0], kind, {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op.name](a, b))

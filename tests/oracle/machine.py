@@ -8,6 +8,7 @@ are in the modules `scalar`, `access`, `warp`, `matrix` and `asynchronous`. A ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +58,8 @@ class Machine:
         self.last_run = np.zeros(len(program.blocks), np.int64)
         self.barriers: dict[tuple[int, int], list[np.ndarray]] = {}
         self.cluster_arrivals = np.zeros(self.count, np.int64)
-        self.mbarriers: dict[int, object] = {}
-        self.copies: list[object] = []
+        self.mbarriers: dict[int, Any] = {}
+        self.copies: list[Any] = []
         self.copy_group = np.zeros(self.count, np.int64)
         self.waited: np.ndarray | None = None
 
@@ -105,7 +106,7 @@ class Machine:
         raise OracleFault(f"deadlock: threads wait at {self._where()}")
 
     def _where(self) -> str:
-        lines = {}
+        lines: dict[Any, Any] = {}
         for t in np.flatnonzero(self.alive):
             block = self.program.blocks[max(self.pc[t] - self.parked[t], 0)]
             lines.setdefault(block[0].line if block else 0, []).append(int(t))
@@ -130,7 +131,7 @@ class Machine:
         self.active = everyone
 
     # operands -----------------------------------------------------------------------------------------------------
-    def get(self, operand: object, type_: str) -> np.ndarray:
+    def get(self, operand: Any, type_: str) -> np.ndarray:
         """Values `[active]` (`[active, 2]` for packed pairs) of `type_`; a wider register gives its low bits."""
         if isinstance(operand, nodes.Immediate):
             return self._immediate(operand, type_)
@@ -171,7 +172,7 @@ class Machine:
             raw = np.array(int(value) % (1 << width), f"u{width // 8}")
         return typed(np.full(n, raw), type_)
 
-    def set(self, operand: object, type_: str, values: np.ndarray) -> None:
+    def set(self, operand: Any, type_: str, values: np.ndarray) -> None:
         """Writes values `[active]` of `type_`; a wider register gets them sign- or zero-extended."""
         if operand is None:
             return
@@ -206,13 +207,13 @@ class Machine:
             return np.where(address < np.uint64(2**32), address + np.uint64(LOCAL), address)
         return address + np.uint64({"shared": SHARED, "local": LOCAL}.get(space, 0))
 
-    def spread(self, values: np.ndarray, fill: object = 0) -> np.ndarray:
+    def spread(self, values: np.ndarray, fill: Any = 0) -> np.ndarray:
         """Values of the active threads in an array over all threads."""
         out = np.full((self.count, *values.shape[1:]), fill, values.dtype)
         out[self.active] = values
         return out
 
-    def special(self, name: str) -> object:
+    def special(self, name: str) -> Any:
         """A special register, over all threads or as one value."""
         stem, _, axis = name.removeprefix("%").partition(".")
         n = "xyz".find(axis) if axis else -1

@@ -89,7 +89,8 @@ def mma(m: Machine, op: Op) -> None:
             matrix = np.zeros(size, np.float64 if is_float(d_kind) else np.int64)
             matrix[places(part, rows, *fragment.shape[1:])] = fragment[lanes].astype(matrix.dtype)
             matrices.append(matrix)
-        out[lanes] = multiply(*matrices, d_kind, "satfinite" in op)[places("c", rows, count, each)]
+        a, b, c = matrices
+        out[lanes] = multiply(a, b, c, d_kind, "satfinite" in op)[places("c", rows, count, each)]
     pack(m, op.args[0], d_kind, out)
 
 
@@ -197,8 +198,8 @@ def wgmma(m: Machine, op: Op) -> None:
         else:
             left = descriptor_matrix(m, first, int(m.get(a, "b64")[inside[0]]), rows, depth, a_kind, not trans_a)
         right = descriptor_matrix(m, first, int(m.get(b, "b64")[inside[0]]), columns, depth, b_kind, not trans_b)
-        left, right = left.astype(c.dtype) * negate_a, right.astype(c.dtype).T * negate_b
-        out[inside] = multiply(left, right, c, d_kind, "satfinite" in op)[row, column]
+        signed = left.astype(c.dtype) * negate_a, right.astype(c.dtype).T * negate_b
+        out[inside] = multiply(*signed, c, d_kind, "satfinite" in op)[row, column]
     pack(m, d, d_kind, out)
 
 
@@ -208,4 +209,5 @@ def warpgroup_places(count: int, each: int) -> tuple[np.ndarray, np.ndarray]:
     flat = reg * each + j
     warp, lane = thread // 32, thread % 32
     row = 16 * warp + lane // 4 + 8 * (flat // 2 % 2)
-    return np.broadcast_arrays(row, flat // 4 * 8 + lane % 4 * 2 + flat % 2)
+    rows, columns = np.broadcast_arrays(row, flat // 4 * 8 + lane % 4 * 2 + flat % 2)
+    return rows, columns

@@ -6,6 +6,8 @@ of rank r through SHARED + (r + 1 << 24)), each thread's local memory through a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 SHARED = 0x1_0000_0000
@@ -24,7 +26,7 @@ class Memory:
     def __init__(self) -> None:
         self.bytes = np.zeros(256, np.uint8)
         self.owned = np.zeros(256, bool)
-        self.maps: dict[bytes, object] = {}  # tensor maps by what kernels are given
+        self.maps: dict[bytes, Any] = {}  # tensor maps by what kernels are given
 
     def allocate(self, size: int) -> int:
         """Address of `size` fresh bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Place:
 
     base: Reg | int
     offset: int = 0
-    coordinates: tuple[object, ...] = ()
+    coordinates: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Op:
 
     name: str
     mods: tuple[str, ...]
-    args: tuple[object, ...]
+    args: tuple[Any, ...]
     guard: tuple[Reg, bool] | None
     line: int
     targets: tuple[int | str, ...] = ()
@@ -69,9 +70,9 @@ class Names:
     """What names mean within one function, scope by scope."""
 
     outer: Names | None
-    known: dict[str, object] = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
 
-    def find(self, name: str) -> object:
+    def find(self, name: str) -> Any:
         """The meaning of `name`, from the innermost scope outwards."""
         scope: Names | None = self
         while scope is not None:
@@ -261,7 +262,7 @@ class Program:
             inner.known[formal.name] = names.find(actual.name)
         self._flatten(function, inner, f"{prefix}{len(self.ops)}/")
 
-    def _operand(self, o: nodes.Operand, names: Names) -> object:
+    def _operand(self, o: nodes.Operand, names: Names) -> Any:
         if isinstance(o, nodes.Register):
             return None if o.name == "_" else names.find(o.name)
         if isinstance(o, nodes.Immediate):

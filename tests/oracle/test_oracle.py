@@ -73,14 +73,20 @@ def test_fma_sees_an_addend_far_below_a_tie():
 
 
 def test_diverged_threads_meet_again_at_the_join():
-    body = """and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra even; mov.u32 %r2, 1; bra join;
-              even: mov.u32 %r2, 2; join: activemask.b32 %r9; """ + STORE
+    body = (
+        """and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; @%p0 bra even; mov.u32 %r2, 1; bra join;
+              even: mov.u32 %r2, 2; join: activemask.b32 %r9; """
+        + STORE
+    )
     assert set(launch(kernel(body), 32, 32).tolist()) == {0xFFFFFFFF}
 
 
 def test_a_shuffle_waits_for_lanes_that_come_later():
-    body = """mov.u32 %r2, %r0; setp.lt.u32 %p0, %r0, 16; @%p0 bra shuffle; add.u32 %r2, %r0, 100;
-              shuffle: shfl.sync.bfly.b32 %r9, %r2, 16, 31, -1; """ + STORE
+    body = (
+        """mov.u32 %r2, %r0; setp.lt.u32 %p0, %r0, 16; @%p0 bra shuffle; add.u32 %r2, %r0, 100;
+              shuffle: shfl.sync.bfly.b32 %r9, %r2, 16, 31, -1; """
+        + STORE
+    )
     lanes = np.arange(32)
     np.testing.assert_array_equal(launch(kernel(body), 32, 32), (lanes ^ 16) + np.where(lanes < 16, 100, 0))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ptxgen import nodes
@@ -206,8 +209,10 @@ def redux(m: Machine, op: Op) -> None:
     """Sum, extremum or bitwise reduction over the member mask, each lane on its own."""
     kind, mask = op.type, m.get(op.args[2], "u32")
     table = lane_table(m, m.get(op.args[1], kind)).tolist()
-    fold = {"add": lambda v: sum(v), "min": min, "max": max, "and": lambda v: np.bitwise_and.reduce(v),
-            "or": lambda v: np.bitwise_or.reduce(v), "xor": lambda v: np.bitwise_xor.reduce(v)}  # fmt: skip
+    fold: dict[str, Callable[..., Any]] = {
+        "add": sum, "min": min, "max": max, "and": lambda v: np.bitwise_and.reduce(v),
+        "or": lambda v: np.bitwise_or.reduce(v), "xor": lambda v: np.bitwise_xor.reduce(v),
+    }  # fmt: skip
     apply = next(fold[w] for w in op.mods if w in fold)
     rows = [(table[w], int(b)) for w, b in zip(m.warp[m.active], mask, strict=True)]
     m.set(op.args[0], kind, wrap([apply([v for n, v in enumerate(row) if b >> n & 1]) for row, b in rows], kind))

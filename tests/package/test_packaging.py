@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_the_benchmark_of_generation_has_a_row_for_every_compiler(monkeypatch: p
     monkeypatch.setattr(generation, "COMPILERS", {"ptxgen": generation.COMPILERS["ptxgen"], **others})
     run = rows.Run("generation", "a processor")
     generation.compilers(run)
-    found = {row["impl"]: (row.get("us"), row.get("why")) for row in run.rows}
+    found: dict[str, Any] = {row["impl"]: (row.get("us"), row.get("why")) for row in run.rows}
     assert 0 < found.pop("ptxgen")[0] < 1e6
     assert found == {
         "triton": (None, "not installed"),

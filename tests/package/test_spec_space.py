@@ -28,6 +28,7 @@ TARGETS = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
 )  # fmt: skip
 
+
 @needs_assembler
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(name: str) -> None:
@@ -44,7 +45,7 @@ def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(nam
             ptx = generate(make_spec(name, fields), where)
             assert assemble(ptx.text, where).resources[ptx.entry].clean, (ptx.spec, where)
             return
-        known = {"target", *(f.name for f in dataclasses.fields(cls))}  # type: ignore[arg-type]
+        known = {"target", *(f.name for f in dataclasses.fields(cls))}
         assert all(reason.partition(":")[0].rpartition(".")[2] in known for reason in answer.reasons), answer
         with pytest.raises(SpecError) as refused:
             generate(make_spec(name, fields, [where]), where)
@@ -126,7 +127,7 @@ def test_specs_are_one_key_by_type_and_fields_however_they_are_made(name: str) -
     spec = cls(**cls.goldens[0])
     others = [make_spec(name, cls.goldens[0]), dataclasses.replace(spec), copy(spec), loads(dumps(spec))]  # type: ignore[type-var]
     assert {spec: "found"} == dict.fromkeys(others, "found")
-    assert vars(spec).keys() == {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    assert vars(spec).keys() == {f.name for f in dataclasses.fields(cls)}
     field, values = next((field, known.values(vars(spec))) for field, known in domains(cls).items() if known.draws)
     changed = copy(spec)
     object.__setattr__(changed, field, next(value for value in values if value != getattr(spec, field)))

@@ -142,7 +142,7 @@ def test_page_size_is_checked(device: Device) -> None:
 def test_dimensions_may_be_numpys_integers(device: Device) -> None:
     batched = BatchedKvCache(made(device), *np.array([2, 16, 5]))
     assert [type(n) for n in (batched.batch, batched.page_size, *batched.buffers(0)["k_cache"].shape)] == [int] * 6
-    assert batched.resize(np.int64(3))  # type: ignore[arg-type]
+    assert batched.resize(np.int64(3))
     assert type(batched.batch) is int
 
 
@@ -243,13 +243,13 @@ def test_positions_pages_and_slots_are_whole_numbers(device: Device) -> None:
     batched = BatchedKvCache(made(device), 2, page_size=16)
     batched.step()
     wrong = {
-        r"slot must be an int within 0 … 1 \(got 0.5\)": lambda: batched.length(0.5),  # type: ignore[arg-type]
-        r"set_length: must be an int within 0 … 48 \(got 2.7\)": lambda: batched.set_length(0, 2.7),  # type: ignore[arg-type]
-        r"rollback: position must be an int ≥ 0 \(got 0.5\)": lambda: batched.rollback(0, 0.5),  # type: ignore[arg-type]
-        r"step: slots must be several ints \(got 1\)": lambda: batched.step(1),  # type: ignore[arg-type]
-        r"slot must be an int within 0 … 1 \(got 1.0\)": lambda: batched.step([0, 1.0]),  # type: ignore[list-item]
+        r"slot must be an int within 0 … 1 \(got 0.5\)": lambda: batched.length(0.5),
+        r"set_length: must be an int within 0 … 48 \(got 2.7\)": lambda: batched.set_length(0, 2.7),
+        r"rollback: position must be an int ≥ 0 \(got 0.5\)": lambda: batched.rollback(0, 0.5),
+        r"step: slots must be several ints \(got 1\)": lambda: batched.step(1),
+        r"slot must be an int within 0 … 1 \(got 1.0\)": lambda: batched.step([0, 1.0]),
         r"n_pages: must be an int ≥ 1 \(got 0\)": lambda: BatchedKvCache(made(device), 2, page_size=16, n_pages=0),
-        r"or 0 \(got 16.0\)": lambda: BatchedKvCache(made(device), 2, page_size=16.0),  # type: ignore[arg-type]
+        r"or 0 \(got 16.0\)": lambda: BatchedKvCache(made(device), 2, page_size=16.0),
     }
     for says, use in wrong.items():
         with pytest.raises(SpecError, match=says):

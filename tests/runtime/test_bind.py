@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, CudaDevice, Binding]:
     return device.load(Sample()), device, binding
 
 
-def arguments(device: CudaDevice, batch: int = 3) -> dict[str, object]:
+def arguments(device: CudaDevice, batch: int = 3) -> dict[str, Any]:
     return {
         "q": device.zeros((batch, 2, 64), "f16"),
         "caches": [device.zeros(16, "f32") for _ in range(batch)],
@@ -35,7 +36,7 @@ def arguments(device: CudaDevice, batch: int = 3) -> dict[str, object]:
     }
 
 
-def test_arguments_are_packed_in_order_and_the_grid_follows_the_batch(fake: tuple) -> None:
+def test_arguments_are_packed_in_order_and_the_grid_follows_the_batch(fake: tuple[Any, ...]) -> None:
     kernel, device, binding = fake
     given = arguments(device)
     bound = kernel.bind(**given)
@@ -96,12 +97,12 @@ def test_shape_and_dtype(fake: tuple, name: str, shape: tuple[int, ...], kind: s
         kernel.bind(**arguments(device) | {name: device.zeros(shape, kind)})
 
 
-def test_missing_arguments_are_listed(fake: tuple) -> None:
+def test_missing_arguments_are_listed(fake: tuple[Any, ...]) -> None:
     with pytest.raises(SpecError, match=r"sample\.bind: needs caches, out, scale"):
         fake[0].bind(q=0, length=1)
 
 
-def test_raw_addresses_need_the_capacity_by_name(fake: tuple) -> None:
+def test_raw_addresses_need_the_capacity_by_name(fake: tuple[Any, ...]) -> None:
     kernel, _, binding = fake
     raw = {"q": 0x1000, "caches": 0x2000, "out": 0x3000, "length": 1, "scale": 1}
     with pytest.raises(SpecError, match=r"needs batch .*give it as a keyword"):
@@ -110,21 +111,21 @@ def test_raw_addresses_need_the_capacity_by_name(fake: tuple) -> None:
     assert binding.launched[-1].grid == (2, 3, 1)
 
 
-def test_other_devices_memory_is_refused(fake: tuple) -> None:
+def test_other_devices_memory_is_refused(fake: tuple[Any, ...]) -> None:
     kernel, device, _ = fake
     other = fake_device(Binding())[0]
     with pytest.raises(SpecError, match=r"bind\(q\): must be on cuda:0"):
         kernel.bind(**arguments(device) | {"q": other.zeros((3, 2, 64), "f16")})
 
 
-def test_misaligned_view_is_refused(fake: tuple) -> None:
+def test_misaligned_view_is_refused(fake: tuple[Any, ...]) -> None:
     kernel, device, _ = fake
     q = device.zeros(3 * 2 * 64 + 1, "f16").view((3, 2, 64), offset=2)
     with pytest.raises(SpecError, match="must be aligned to 16 bytes"):
         kernel.bind(**arguments(device) | {"q": q})
 
 
-def test_update_is_checked_like_bind(fake: tuple) -> None:
+def test_update_is_checked_like_bind(fake: tuple[Any, ...]) -> None:
     kernel, device, binding = fake
     bound = kernel.bind(**arguments(device))
     with pytest.raises(SpecError, match=r"bind\(q\): must have shape \[batch=3, 2, 64\] \(got \[4, 2, 64\]\)"):

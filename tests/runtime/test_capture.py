@@ -144,9 +144,7 @@ def decode_step(device: Device, tokens: Tokens, programmatic: bool) -> tuple[lis
     spoil(cache)
     counts = device.zeros((2, 1), "s32")  # position, length
     turned, out, best = device.zeros((1, 4, 32), "f32"), device.zeros((4, 32), "f32"), device.zeros(4, "s32")
-    rope = RopeKvAppend(
-        max_len=MOST, kv_dtype="f16", in_place=False, indirect=True, programmatic=programmatic, **HEADS
-    )
+    rope = RopeKvAppend(max_len=MOST, kv_dtype="f16", in_place=False, indirect=True, programmatic=programmatic, **HEADS)
     attend = IncrementalAttention(max_len=MOST, kv_dtype="f16", indirect=True, programmatic=programmatic, **HEADS)
     names = {p.name for p in rope.params()}
     given = {"q": tokens.q, "k": tokens.k, "v": tokens.v, "q_out": turned, "position": counts[0], **cache.buffers(0)}

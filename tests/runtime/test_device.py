@@ -28,7 +28,7 @@ def scaled(device: Device, n: int = 1000, by: float = 2) -> tuple[Buffer, BoundK
 @pytest.mark.parametrize("name", ["gpu", "cpu:1", "cuda:x", "cuda:", "cuda:-1", "cuda:²", "CUDA", "", 0, 1])
 def test_unknown_device_names(name: object) -> None:
     with pytest.raises(SpecError, match=rf'name must be "cuda", "cuda:<index>", "cpu" or None \(got {name!r}\)'):
-        open_device(name)  # type: ignore[arg-type]
+        open_device(name)
 
 
 def test_a_gpu_takes_no_options() -> None:
@@ -308,3 +308,18 @@ def test_memory_is_reported(device: Device) -> None:
     x.free()
     device.synchronize()
     assert device.memory().used == before.used
+
+
+def test_a_reader_copies_at_every_call_and_knows_when_the_memory_is_gone(device: Device) -> None:
+    buffer, out = device.array(np.arange(4, dtype=np.int32)), device.pinned(4, "s32")
+    read = buffer.reader(out, device.default_stream)
+    for start in (0, 7):
+        buffer.copy_from(np.arange(start, start + 4, dtype=np.int32))
+        read()
+        device.default_stream.synchronize()
+        assert out.tolist() == list(range(start, start + 4))
+    with pytest.raises(SpecError, match=r"Buffer.reader\(out\): must be \[4\] s32"):
+        buffer.reader(np.zeros(3, np.int32), device.default_stream)
+    buffer.free()
+    with pytest.raises(CudaError, match="was freed"):
+        read()

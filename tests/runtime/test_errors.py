@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,11 +193,12 @@ def test_a_result_that_cannot_be_written_is_found_before_anything_is_done(device
 def test_wrong_arguments_are_named(device: Device) -> None:
     ex = Executor(device, 2, 4, 2, 64, 48)
     q, k, v, out = rand(3, 4, 64), rand(3, 2, 64), rand(3, 2, 64), np.zeros((3, 4, 64), np.float32)
+    one = q[0], k[0], v[0], out[0]
     none = {n: x[:0] for n, x in (("q", q), ("k", k), ("v", v), ("out", out))}
-    wrong = {
+    wrong: dict[str, Callable[[], Any]] = {
         r"^q: must be a Buffer, or have __dlpack__": lambda: ex.incremental_attention(0, [1.0], k[0], v[0], out[0]),
         r"^q: must be C-contiguous": lambda: ex.incremental_attention(0, np.asfortranarray(q[0]), k[0], v[0], out[0]),
-        r"layer must be an int within 0 … 1 \(got 0.0\)": lambda: ex.incremental_attention(0.0, *one),  # type: ignore[arg-type]
+        r"layer must be an int within 0 … 1 \(got 0.0\)": lambda: ex.incremental_attention(0.0, *one),
         r"layer must be within 0 … 1 \(got 2\)": lambda: ex.flash_decoding(2, q[0], out[0]),
         r"^q: must have shape \[rows ≥ 1, heads, head_dim\] \(got \[1\]\)": lambda: ex.flash_attention([1], k, v, out),
         r"^q: must have shape \[rows ≥ 1, .* \(got shape \[4, 64\]\)": lambda: ex.flash_attention(q[0], k, v, out),
@@ -208,7 +210,6 @@ def test_wrong_arguments_are_named(device: Device) -> None:
         r"^append\(k\): must have at least one row": lambda: ex.cache.append(0, *[device.zeros((0, 2, 64), "f32")] * 2),
         r"causal, q must have at most as many rows as k, 2 \(got 3\)": lambda: ex.flash_attention(q, k[:2], v[:2], out),
     }
-    one = q[0], k[0], v[0], out[0]
     for says, call in wrong.items():
         with pytest.raises(SpecError, match=says):
             call()
@@ -221,9 +222,9 @@ def test_wrong_arguments_are_named(device: Device) -> None:
 def test_caches_are_made_of_what_they_need(device: Device) -> None:
     shape = (1, 2, 64, 16)
     wrong = {
-        r"KvCache.device: must be a Device, .* \(got 'cpu'\)": lambda: Executor("cpu", 1, 2, 2, 64, 16),  # type: ignore[arg-type]
-        r"BatchedKvCache.cache: must be a KvCache \(got None\)": lambda: BatchedKvCache(None, 2),  # type: ignore[arg-type]
-        r"free_bytes must be an int ≥ 0 \(got 1000.0\)": lambda: KvCache.max_batch(1e3, *shape),  # type: ignore[arg-type]
+        r"KvCache.device: must be a Device, .* \(got 'cpu'\)": lambda: Executor("cpu", 1, 2, 2, 64, 16),
+        r"BatchedKvCache.cache: must be a KvCache \(got None\)": lambda: BatchedKvCache(None, 2),
+        r"free_bytes must be an int ≥ 0 \(got 1000.0\)": lambda: KvCache.max_batch(1e3, *shape),
         r"reserve must be an int ≥ 0 \(got -1\)": lambda: KvCache.max_batch(1000, *shape, reserve=-1),
     }
     for says, use in wrong.items():
@@ -238,18 +239,18 @@ def test_indices_lengths_and_nodes_are_what_they_say(device: Device) -> None:
     q, out = device.zeros((4, 64), "f32"), device.zeros((4, 64), "f32")
     wrong = {
         r"layer must be an int within 0 … 1 \(got True\)": lambda: ex.cache.length(True),
-        r"room: rows must be an int ≥ 0 \(got 'x'\)": lambda: ex.cache.room(0, "x"),  # type: ignore[arg-type]
+        r"room: rows must be an int ≥ 0 \(got 'x'\)": lambda: ex.cache.room(0, "x"),
         r"blocks: length must be within 0 … 48 \(got 49\)": lambda: ex.cache.blocks(0, 49),
-        r"BatchedKvCache: layer must be an int within 0 … 1 \(got \[1\]\)": lambda: batched.append([1], both, both),  # type: ignore[arg-type]
-        r'pointers: kind must be "k" or "v" \(got \[\]\)': lambda: batched.pointers(0, []),  # type: ignore[arg-type]
-        r"Buffer.view: offset must be an int, in bytes \(got None\)": lambda: buffer.view(4, offset=None),  # type: ignore[arg-type]
-        r"Buffer.reshape: shape must be ints \(got \(None,\)\)": lambda: buffer.reshape(None),  # type: ignore[arg-type]
-        r"Device.empty: shape must be ints \(got \(1.5,\)\)": lambda: device.empty((1.5,), "f32"),  # type: ignore[arg-type]
-        r"Graph.add: must be a bound kernel on .* \(got None\)": lambda: graph.add(None),  # type: ignore[arg-type]
-        r"Graph.add\(after\): must be nodes of this graph \(got 1\)": lambda: graph.add(node.bound, after=1),  # type: ignore[arg-type]
-        r"Graph.add\(after\): must be nodes of this graph \(got \[1\]\)": lambda: graph.add(node.bound, after=[1]),  # type: ignore[list-item]
-        r"Graph.update: must be a node of this graph \(got None\)": lambda: graph.update(None),  # type: ignore[arg-type]
-        r"graph must be a Graph, device.graph\(\) \(got None\)": lambda: ex.flash_decoding_nodes(None, 0, q, out),  # type: ignore[arg-type]
+        r"BatchedKvCache: layer must be an int within 0 … 1 \(got \[1\]\)": lambda: batched.append([1], both, both),
+        r'pointers: kind must be "k" or "v" \(got \[\]\)': lambda: batched.pointers(0, []),
+        r"Buffer.view: offset must be an int, in bytes \(got None\)": lambda: buffer.view(4, offset=None),
+        r"Buffer.reshape: shape must be ints \(got \(None,\)\)": lambda: buffer.reshape(None),
+        r"Device.empty: shape must be ints \(got \(1.5,\)\)": lambda: device.empty((1.5,), "f32"),
+        r"Graph.add: must be a bound kernel on .* \(got None\)": lambda: graph.add(None),
+        r"Graph.add\(after\): must be nodes of this graph \(got 1\)": lambda: graph.add(node.bound, after=1),
+        r"Graph.add\(after\): must be nodes of this graph \(got \[1\]\)": lambda: graph.add(node.bound, after=[1]),
+        r"Graph.update: must be a node of this graph \(got None\)": lambda: graph.update(None),
+        r"graph must be a Graph, device.graph\(\) \(got None\)": lambda: ex.flash_decoding_nodes(None, 0, q, out),
     }
     for says, use in wrong.items():
         with pytest.raises(SpecError, match=says):
@@ -260,7 +261,7 @@ def test_indices_lengths_and_nodes_are_what_they_say(device: Device) -> None:
 @pytest.mark.parametrize("name", [0, 1, True, b"cpu", ["cpu"]])
 def test_a_device_has_a_name(name: object) -> None:
     with pytest.raises(SpecError, match=r'open_device: name must be "cuda", "cuda:<index>", "cpu" or None \(got'):
-        open_device(name)  # type: ignore[arg-type]
+        open_device(name)
 
 
 def test_what_is_no_spec_or_text_is_refused(device: Device) -> None:
@@ -268,16 +269,16 @@ def test_what_is_no_spec_or_text_is_refused(device: Device) -> None:
     ptx = device.load(spec).ptx
     entry = device.module(ptx.text)[ptx.entry]
     wrong = {
-        r"load: must be a spec, .* \(got <class": lambda: device.load(KvCacheScatter),  # type: ignore[arg-type]
-        r"load: must be a spec, .* \(got None\)": lambda: device.load(None),  # type: ignore[arg-type]
+        r"load: must be a spec, .* \(got <class": lambda: device.load(KvCacheScatter),
+        r"load: must be a spec, .* \(got None\)": lambda: device.load(None),
         r"warmup.workers: must be an int ≥ 1, or None \(got -1\)": lambda: device.warmup([spec], workers=-1),
         r"warmup.workers: must be an int ≥ 1, or None \(got 0\)": lambda: device.warmup([spec], workers=0),
-        r"warmup: must be several specs \(got KvCacheScatter": lambda: device.warmup(spec),  # type: ignore[arg-type]
-        r"Device.pointers: must be a list of buffers \(got None\)": lambda: device.pointers(None),  # type: ignore[arg-type]
-        r"takes \d arguments \(got None\)": lambda: entry.bind(1, 32, None),  # type: ignore[arg-type]
+        r"warmup: must be several specs \(got KvCacheScatter": lambda: device.warmup(spec),
+        r"Device.pointers: must be a list of buffers \(got None\)": lambda: device.pointers(None),
+        r"takes \d arguments \(got None\)": lambda: entry.bind(1, 32, None),
         r"takes \d arguments \(got 0\)": lambda: entry.bind(1, 32),
-        r"Device.module: must be PTX text, a str \(got None\)": lambda: device.module(None),  # type: ignore[arg-type]
-        r"Device.module: must be PTX text, a str \(got b'": lambda: device.module(b".version"),  # type: ignore[arg-type]
+        r"Device.module: must be PTX text, a str \(got None\)": lambda: device.module(None),
+        r"Device.module: must be PTX text, a str \(got b'": lambda: device.module(b".version"),
     }
     for says, use in wrong.items():
         with pytest.raises(SpecError, match=says):

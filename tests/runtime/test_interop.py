@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 import weakref
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +33,7 @@ def fake() -> tuple[CudaDevice, Binding]:
 class Producer:
     """A foreign array on a device, by DLPack; `plain` knows no versions."""
 
-    def __init__(self, buffer: Buffer, device: object = (2, 0), plain: bool = False, **changes: object) -> None:
+    def __init__(self, buffer: Buffer, device: Any = (2, 0), plain: bool = False, **changes: object) -> None:
         self.buffer, self.device, self.plain, self.changes = buffer, device, plain, changes
         self.streams: list[object] = []
 
@@ -45,7 +46,7 @@ class Producer:
         self.streams.append(stream)
         say = {"shape": self.buffer.shape, "dtype": self.buffer.dtype, "readonly": False} | self.changes
         pointer, versioned = self.buffer.pointer, not self.plain
-        return dlpack.give(self, pointer, say["shape"], say["dtype"], self.device, say["readonly"], versioned)  # type: ignore[arg-type]
+        return dlpack.give(self, pointer, say["shape"], say["dtype"], self.device, say["readonly"], versioned)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -160,7 +160,7 @@ def test_a_snapshot_with_wrong_arrays_changes_nothing(device: Device) -> None:
         with pytest.raises(SpecError, match=f"KvCache.restore: {says}"):
             cache.restore(Snapshot(cache.dtype, (good, layer)))
     with pytest.raises(SpecError, match=r"KvCache.restore: must be a Snapshot \(got None\)"):
-        cache.restore(None)  # type: ignore[arg-type]
+        cache.restore(None)
     assert cache.k(0).numpy().tobytes() == before
     assert [cache.length(i) for i in (0, 1)] == [7, 5]
     quantised = made(device, "s8")
@@ -215,16 +215,16 @@ def test_lengths_and_layers_are_whole_numbers(device: Device) -> None:
     cache = made(device)
     filled(cache)
     wrong = {
-        r"KvCache: layer must be an int within 0 … 1 \(got 1.0\)": lambda: cache.length(1.0),  # type: ignore[arg-type]
-        r"KvCache: layer must be an int within 0 … 1 \(got 'k'\)": lambda: cache.length("k"),  # type: ignore[arg-type]
-        r"set_length: must be an int within 0 … 48 \(got 2.7\)": lambda: cache.set_length(0, 2.7),  # type: ignore[arg-type]
-        r"rollback: position must be an int ≥ 0 \(got 2.5\)": lambda: cache.rollback(2.5),  # type: ignore[arg-type]
-        r"peek: position must be an int within 0 … 6 \(got 1.5\)": lambda: cache.peek(0, "k", 1.5),  # type: ignore[arg-type]
+        r"KvCache: layer must be an int within 0 … 1 \(got 1.0\)": lambda: cache.length(1.0),
+        r"KvCache: layer must be an int within 0 … 1 \(got 'k'\)": lambda: cache.length("k"),
+        r"set_length: must be an int within 0 … 48 \(got 2.7\)": lambda: cache.set_length(0, 2.7),
+        r"rollback: position must be an int ≥ 0 \(got 2.5\)": lambda: cache.rollback(2.5),
+        r"peek: position must be an int within 0 … 6 \(got 1.5\)": lambda: cache.peek(0, "k", 1.5),
     }
     for says, use in wrong.items():
         with pytest.raises(SpecError, match=says):
             use()
-    cache.set_length(np.int64(0), np.int32(3))  # type: ignore[arg-type]
+    cache.set_length(np.int64(0), np.int32(3))
     assert [cache.length(i) for i in (0, 1)] == [3, 5]
 
 

@@ -152,7 +152,7 @@ def test_warmup_compiles_in_threads_and_loads_itself_what_is_cached(
 
 
 def test_an_interrupt_ends_a_warmup_and_is_not_remembered(generator: Generator, device: CudaDevice) -> None:
-    generator.fail.append(KeyboardInterrupt())  # type: ignore[arg-type]
+    generator.fail.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         device.warmup([Sample(dim=8), Sample(dim=16)])
     assert len(generator.calls) == 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
 
 FIELDS = ("text", "entry", "grid", "block", "shared", "cluster", "arguments", "memory", "device", "limit")
 PARTS = ("pointer", "name", "dtype", "points")
-WRONG = {
+WRONG: dict[str, Any] = {
     "text": 7, "entry": None, "grid": [1, 1], "block": [0, 1, 1], "shared": -1, "cluster": [1.5, 1, 1],
     "arguments": ["zz"], "memory": {}, "device": [], "limit": float("nan"), "pointer": "0", "name": 1, "dtype": "zz",
     "points": 1,

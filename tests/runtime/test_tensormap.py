@@ -66,7 +66,7 @@ def test_the_driver_gets_innermost_dimensions_first():
         made = device.tensor_map(array, (2, 4, 32), **options)
     finally:
         type(binding)._cuTensorMapEncodeTiled = encode
-    (kind, rank, address, dims, strides, box, steps, *modes), = seen
+    ((kind, rank, address, dims, strides, box, steps, *modes),) = seen
     plain = [[int(n) for n in numbers] for numbers in (dims, strides, box, steps)]
     assert plain == [[32, 8, 4], [64, 512], [32, 4, 2], [1, 1, 2]]
     assert [int(kind), rank, address, *map(int, modes)] == [6, 3, array.pointer, 0, 2, 2, 1]

@@ -25,7 +25,7 @@ def caches(where: str, kind: str = "float16") -> tuple[Any, Any, Any, Any]:
     q = torch.randn(3, 4, 64)
     k, v = (torch.randn(3, 2, 40, 64).to(getattr(torch, kind)) for _ in "kv")
     lengths = torch.tensor([40, 0, 17], dtype=torch.int32)
-    return tuple(x.to(where) for x in (q, k, v, lengths))  # type: ignore[return-value]
+    return tuple(x.to(where) for x in (q, k, v, lengths))
 
 
 def expected(q: Any, k: Any, v: Any, lengths: Any) -> np.ndarray:
@@ -51,8 +51,8 @@ def test_kv_append_and_pages(where: str) -> None:
     for position in range(20):
         at = torch.tensor([position, -1, position], dtype=torch.int32, device=where)
         rows = [x[:, :, position].float().contiguous() for x in (k, v)]
-        ops.kv_append(*rows, *flat, at)
-        ops.kv_append(*rows, *pages, at, page_table=table)
+        ops.kv_append(rows[0], rows[1], flat[0], flat[1], at)
+        ops.kv_append(rows[0], rows[1], pages[0], pages[1], at, page_table=table)
     assert torch.equal(flat[0][0, :, :20], k[0, :, :20])
     assert not flat[1][1].any()
     assert torch.equal(pages[1][0, :, :4], v[0, :, 16:20])

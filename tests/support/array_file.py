@@ -41,9 +41,9 @@ class ArrayFile:
         """What the formats hold, in float32: the weights of a reference."""
         found = {}
         for name, info in self.tensors.items():
-            source = self.read(name)
+            source, kind = self.read(name), weight_format(info.format)
             vector = self._weights[name].ndim == 1
-            found[name] = source["weight"] if vector else weight_format(info.format).dequantise(source, info.rows, info.cols)
+            found[name] = source["weight"] if vector else kind.dequantise(source, info.rows, info.cols)
         return found
 
 

@@ -1,4 +1,4 @@
-"""One launch of decode attention for a test: small specs, each way to share a unit's work, and what nobody may read."""
+"""Launches of decode attention for tests: small specs, each way to share a unit's work, memory not to be read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attend(device: Device, target: str, length: object = None, **fields: Any) ->
 def _lengths(one: IncrementalAttention, length: object) -> Any:
     if one.batched or one.indirect:
         return np.array(length, np.int32).reshape(-1)
-    return np.int32(length)  # type: ignore[call-overload]
+    return np.int32(length)
 
 
 def poison(one: IncrementalAttention, given: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class ExecutorArray:
 
     def view(self) -> np.ndarray:
         """Its bytes, in place."""
-        block = self.device.memory.find(self.pointer).keep
+        block: Any = self.device.memory.find(self.pointer).keep
         start = self.pointer - block.ctypes.data
         return block[start : start + self.like.nbytes]
 

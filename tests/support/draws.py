@@ -18,20 +18,20 @@ ILLEGAL = 25  # one draw of so many, where a field has values that no spec has
 
 def domains(cls: type[KernelType]) -> dict[str, Domain]:
     """What is known of each field, those first whose values do not depend on others."""
-    every = {field.name: domain(cls, field.name) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    every = {field.name: domain(cls, field.name) for field in dataclasses.fields(cls)}
     return dict(sorted(every.items(), key=lambda item: callable(item[1].draws)))
 
 
 def needed(cls: type[KernelType]) -> list[str]:
     """The fields that have no default."""
-    return [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    return [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
 
 
 @st.composite
 def fields_of(draw: st.DrawFn, cls: type[KernelType]) -> dict[str, Any]:
     """Fields of a spec, some of them illegal; options are mostly left alone, so that many draws are legal."""
     drawn: dict[str, Any] = {}
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     for name, known in domains(cls).items():
         if name not in needed(cls) and draw(st.integers(0, 9)) >= (8 if kinds[name] == "DType" else 3):
             continue

@@ -151,14 +151,25 @@ class Binding(Order):
 
     # device and context -------------------------------------------------------------------------------------------
     def _cuInit(self, flags: int) -> None: ...
-    def _cuDriverGetVersion(self) -> int: return self.version
-    def _cuDeviceGetCount(self) -> int: return self.devices
-    def _cuDeviceGet(self, index: int) -> int: return index
-    def _cuDeviceGetName(self, length: int, device: int) -> bytes: return b"Fake GPU\0\0"
-    def _cuDevicePrimaryCtxRetain(self, device: int) -> int: return 0xC0 + device
+    def _cuDriverGetVersion(self) -> int:
+        return self.version
+
+    def _cuDeviceGetCount(self) -> int:
+        return self.devices
+
+    def _cuDeviceGet(self, index: int) -> int:
+        return index
+
+    def _cuDeviceGetName(self, length: int, device: int) -> bytes:
+        return b"Fake GPU\0\0"
+
+    def _cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        return 0xC0 + device
+
     def _cuDevicePrimaryCtxRelease(self, device: int) -> None: ...
     def _cuCtxSynchronize(self) -> None: ...
-    def _cuGetErrorString(self, code: Any) -> bytes: return b"said by the driver"
+    def _cuGetErrorString(self, code: Any) -> bytes:
+        return b"said by the driver"
 
     def _cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
         name = attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
@@ -166,18 +177,28 @@ class Binding(Order):
         return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor, "MULTIPROCESSOR_COUNT": 132,
                 "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024}[name]  # fmt: skip
 
-    def _cuCtxGetCurrent(self) -> int: return self.contexts[-1] if self.contexts else 0
-    def _cuCtxPushCurrent(self, context: int) -> None: self.contexts.append(int(context))
-    def _cuCtxPopCurrent(self) -> int: return self.contexts.pop()
-    def _cuCtxSetCurrent(self, context: int) -> None: self.contexts[:] = [int(context)]
+    def _cuCtxGetCurrent(self) -> int:
+        return self.contexts[-1] if self.contexts else 0
+
+    def _cuCtxPushCurrent(self, context: int) -> None:
+        self.contexts.append(int(context))
+
+    def _cuCtxPopCurrent(self) -> int:
+        return self.contexts.pop()
+
+    def _cuCtxSetCurrent(self, context: int) -> None:
+        self.contexts[:] = [int(context)]
 
     # memory -------------------------------------------------------------------------------------------------------
-    def _cuDeviceGetDefaultMemPool(self, device: int) -> int: return 0x900
+    def _cuDeviceGetDefaultMemPool(self, device: int) -> int:
+        return 0x900
+
     def _cuMemPoolGetAttribute(self, pool: int, attribute: Any) -> int:
         return 0 if "THRESHOLD" in attribute.name else sum(map(len, self.memory.values()))
 
     def _cuMemPoolSetAttribute(self, pool: int, attribute: Any, value: Any) -> None: ...
-    def _cuMemGetInfo(self) -> tuple[int, int]: return (self.free_bytes, 1 << 30)
+    def _cuMemGetInfo(self) -> tuple[int, int]:
+        return (self.free_bytes, 1 << 30)
 
     def _cuTensorMapEncodeTiled(self, dtype: Any, rank: int, address: int, *lists_and_modes: Any) -> Any:
         """A map that the CPU executor understands, from what the driver would get."""
@@ -185,7 +206,9 @@ class Binding(Order):
         from ptxgen.runtime.cpu.native.tensormap_bytes import encode
 
         dims, strides, box, steps = (tuple(map(int, numbers)) for numbers in lists_and_modes[:4])
-        tables = (tensormap.INTERLEAVES, tensormap.SWIZZLES, tensormap.PROMOTIONS, tensormap.FILLS)
+        tables: list[dict[Any, int]] = [
+            tensormap.INTERLEAVES, tensormap.SWIZZLES, tensormap.PROMOTIONS, tensormap.FILLS
+        ]  # fmt: skip
         modes = [
             {number: name for name, number in table.items()}[int(mode)]
             for table, mode in zip(tables, lists_and_modes[4:], strict=True)
@@ -210,13 +233,16 @@ class Binding(Order):
         return ctypes.string_at(pointer, size)
 
     def _cuMemFreeAsync(self, pointer: int, stream: Any) -> None:
-        def job() -> None: del self.memory[int(pointer)]
+        def job() -> None:
+            del self.memory[int(pointer)]
+
         if (recording := self.capturing.get(int(stream))) is None:
             job()
         else:
             recording.append(job)
 
-    def _cuMemFree(self, pointer: int) -> None: del self.memory[int(pointer)]
+    def _cuMemFree(self, pointer: int) -> None:
+        del self.memory[int(pointer)]
 
     def _cuMemHostAlloc(self, size: int, flags: int) -> int:
         raw = ctypes.create_string_buffer(size)
@@ -255,9 +281,14 @@ class Binding(Order):
         data = int(value).to_bytes(width, "little") * count
         self._submit(stream, lambda: ctypes.memmove(int(pointer), data, len(data)) and None)
 
-    def _cuMemsetD8Async(self, *args: Any) -> None: self._set(1, *args)
-    def _cuMemsetD16Async(self, *args: Any) -> None: self._set(2, *args)
-    def _cuMemsetD32Async(self, *args: Any) -> None: self._set(4, *args)
+    def _cuMemsetD8Async(self, *args: Any) -> None:
+        self._set(1, *args)
+
+    def _cuMemsetD16Async(self, *args: Any) -> None:
+        self._set(2, *args)
+
+    def _cuMemsetD32Async(self, *args: Any) -> None:
+        self._set(4, *args)
 
     # code ---------------------------------------------------------------------------------------------------------
     def _cuLinkCreate(self, count: int, keys: list[Any], values: list[Any]) -> int:
@@ -290,7 +321,8 @@ class Binding(Order):
         self.texts[module] = image[5:].decode()
         return module
 
-    def _cuModuleUnload(self, module: int) -> None: del self.texts[module]
+    def _cuModuleUnload(self, module: int) -> None:
+        del self.texts[module]
 
     def _cuModuleGetFunction(self, module: int, name: bytes) -> Any:
         if not re.search(rf"\.entry\s+{name.decode()}\b", self.texts[module]):

@@ -59,10 +59,15 @@ class Order:
             recording.append(job)
 
     # streams and events -------------------------------------------------------------------------------------------
-    def _cuStreamCreate(self, flags: int) -> int: return self.handle()
+    def _cuStreamCreate(self, flags: int) -> int:
+        return self.handle()
+
     def _cuStreamDestroy(self, stream: object) -> None: ...
-    def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int: return mode
-    def _cuEventCreate(self, flags: int) -> int: return self.handle()
+    def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int:
+        return mode
+
+    def _cuEventCreate(self, flags: int) -> int:
+        return self.handle()
 
     def _cuStreamSynchronize(self, stream: Any) -> Any:
         """Of a captured stream: an error now, and another where the capture ends."""
@@ -99,12 +104,16 @@ class Order:
         return None
 
     def _cuEventSynchronize(self, event: object) -> None: ...
-    def _cuEventQuery(self, event: object) -> Any: return real.CUresult(600) if self.busy else None
+    def _cuEventQuery(self, event: object) -> Any:
+        return real.CUresult(600) if self.busy else None
+
     def _cuEventDestroy(self, event: object) -> None: ...
-    def _cuEventElapsedTime(self, start: object, end: object) -> float: return 1.5
+    def _cuEventElapsedTime(self, start: object, end: object) -> float:
+        return 1.5
 
     # graphs -------------------------------------------------------------------------------------------------------
-    def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> None: self.capturing[int(stream)] = []
+    def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> None:
+        self.capturing[int(stream)] = []
 
     def _cuStreamEndCapture(self, stream: Any) -> Any:
         recorded = self.capturing[int(stream)]
@@ -123,9 +132,14 @@ class Order:
         self.graphs[graph] = []
         return graph
 
-    def _cuGraphGetNodes(self, graph: int, count: int) -> tuple[list[Any], int]: return [], len(self.graphs[graph])
-    def _cuGraphDestroy(self, graph: int) -> None: del self.graphs[graph]
-    def _cuGraphExecDestroy(self, executable: int) -> None: del self.graphs[executable]
+    def _cuGraphGetNodes(self, graph: int, count: int) -> tuple[list[Any], int]:
+        return [], len(self.graphs[graph])
+
+    def _cuGraphDestroy(self, graph: int) -> None:
+        del self.graphs[graph]
+
+    def _cuGraphExecDestroy(self, executable: int) -> None:
+        del self.graphs[executable]
 
     def _launch_of(self, params: Any) -> Launched:
         function = int(params.func)

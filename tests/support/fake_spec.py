@@ -61,6 +61,4 @@ class Generator:
             raise self.fail.pop(0)
         text = sample_text(spec, target)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Ptx(spec, target, "sample", text, spec.params(), spec.launch(target), None, digest, None)  # type: ignore[arg-type]
-
-
+        return Ptx(spec, target, "sample", text, spec.params(), spec.launch(target), None, digest, None)

@@ -54,10 +54,10 @@ def text_of(spec: Idiom, body: str, target: str = "sm_90") -> str:
 
 
 def run_idiom(
-    spec: Idiom, body: str, *arrays: np.ndarray, target: str = "sm_90", mode: str = "check"
+    spec: Idiom, body: str, *arrays: np.ndarray, target: str = "sm_90", mode: str = "check", seed: int = 1
 ) -> list[np.ndarray]:
     """What the buffers hold after a launch."""
-    device = ExecutorDevice(mode)
+    device = ExecutorDevice(mode, seed)
     there = [device.array(array) for array in arrays]
     kernel = device.module(text_of(spec, body, target))["idiom"]
     kernel.launch((spec.cluster, 1, 1), (spec.threads, 1, 1), there, cluster=(spec.cluster, 1, 1))

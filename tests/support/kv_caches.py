@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxgen.examples import poison
@@ -18,7 +20,7 @@ def made(device: Device, dtype: str = "f32", **changes: int) -> KvCache:
 def filled(cache: KvCache, lengths: tuple[int, ...] = (7, 5), seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Random bytes (no NaN) everywhere, written by plain copies; lengths set. What was written, per layer."""
     rng = np.random.default_rng(seed)
-    written = []
+    written: list[Any] = []
     for layer, length in enumerate(lengths):
         written.append({})
         for name, buffer in cache.buffers(layer).items():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,8 +25,8 @@ def installed(folder: Path, name: str, files: dict[str, str], module: str) -> No
 
 def run(*command: str, cwd: Path, path: tuple[Path, ...], **env: str) -> subprocess.CompletedProcess[str]:
     """A Python program or module (`-m`, `-c`), with these folders before all others."""
-    where = {"cwd": cwd, "env": os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), **env}}
-    return subprocess.run([sys.executable, *command], **where, capture_output=True, text=True)  # type: ignore[call-overload,no-any-return]
+    where: dict[str, Any] = {"cwd": cwd, "env": os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), **env}}
+    return subprocess.run([sys.executable, *command], **where, capture_output=True, text=True)
 
 
 def done(*command: str, cwd: Path, path: tuple[Path, ...], **env: str) -> str:

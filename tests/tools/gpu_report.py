@@ -57,12 +57,12 @@ def measure(arguments: list[str]) -> int:
     import pytest
 
     figures = Figures()
-    parity.compare = figures.compare  # before any test module takes it
+    setattr(parity, "compare", figures.compare)  # noqa: B010 - before any test module takes it
     status = int(pytest.main(["-m", "gpu", *(arguments or ["tests"])], plugins=[figures]))
     from benchmarks.report.rows import Run
     from ptxgen.runtime import open_device
 
-    run = Run("gpu_suite", open_device("cuda").model)  # type: ignore[attr-defined]
+    run = Run("gpu_suite", open_device("cuda").model)
     for name, counts in figures.outcomes.items():
         kinds = {kind: counts[kind] for kind in ("passed", "failed", "skipped")}
         run.add({"file": name}, "tests", **kinds, seconds=float(figures.seconds[name]))

@@ -122,7 +122,7 @@ def far_off(text: str, mutation: Mutation) -> str:
 
 def dropped_options(spec: KernelType, target: Target) -> Iterator[Mutation]:
     """The text without one option (a field back at its default), where the launch and the parameters stay the same."""
-    for one in dataclasses.fields(spec):  # type: ignore[arg-type]
+    for one in dataclasses.fields(spec):
         if one.default is dataclasses.MISSING or getattr(spec, one.name) == one.default:
             continue
         if domain(type(spec), one.name).silent:

@@ -194,16 +194,19 @@ def table(outcomes: list[Outcome], tools: list[str]) -> Iterator[tuple[str, dict
     """Figures of each tool."""
     for tool in tools:
         mine = [o for o in outcomes if o.item.tool == tool]
-        yield tool, {
-            "tests": sum(o.passed for o in mine),
-            "skipped": sum(o.skipped for o in mine),
-            "of": sum(o.item.tests for o in mine),
-            "findings": sum(o.findings or 0 for o in mine),
-            "failed": sum(o.failed for o in mine),
-            "unfinished": sum(not o.done for o in mine),
-            "restarted": sum(o.starts - 1 for o in mine),
-            "seconds": round(sum(o.seconds for o in mine), 1),
-        }
+        yield (
+            tool,
+            {
+                "tests": sum(o.passed for o in mine),
+                "skipped": sum(o.skipped for o in mine),
+                "of": sum(o.item.tests for o in mine),
+                "findings": sum(o.findings or 0 for o in mine),
+                "failed": sum(o.failed for o in mine),
+                "unfinished": sum(not o.done for o in mine),
+                "restarted": sum(o.starts - 1 for o in mine),
+                "seconds": round(sum(o.seconds for o in mine), 1),
+            },
+        )
 
 
 def main() -> None:
@@ -241,7 +244,7 @@ def save(rows: dict[str, dict[str, int | float]], part: str) -> None:
     from benchmarks.report.rows import Run
     from ptxgen.runtime import open_device
 
-    kept = Run("sanitizer", open_device("cuda").model)  # type: ignore[attr-defined]
+    kept = Run("sanitizer", open_device("cuda").model)
     for tool, row in rows.items():
         kept.add({"tool": tool, "part": part}, "ptxgen", **row)
     print(kept.save())

@@ -65,7 +65,7 @@ def test_the_search_finds_what_is_fastest(job: Job) -> None:
 
 def test_a_search_measures_no_plan_twice_and_many_ways_to_divide() -> None:
     plans = []
-    search(LLAMA, SM_90, lambda choice: plans.append(LLAMA.plan(SM_90, choice)) or 1.0)  # type: ignore[func-returns-value]
+    search(LLAMA, SM_90, lambda choice: plans.append(LLAMA.plan(SM_90, choice)) or 1.0)
     assert len(plans) - 1 - FINALISTS <= len(set(plans)) < len(plans), "but for the few that decide"
     assert {p.cluster for p in plans} == {1, 2, 4, 8}
     assert {p.shape.warps for p in plans} >= {2, 4, 6, 8, 12}
@@ -147,7 +147,7 @@ def test_prepared_kernels_are_compiled_once_and_kept_no_longer(monkeypatch: pyte
 def test_a_search_says_what_comes_next() -> None:
     told: list[list[Choice]] = []
     asked: list[Choice] = []
-    search(LLAMA, SM_90, lambda choice: asked.append(choice) or 7.0, prepare=lambda c: told.append(list(c)))  # type: ignore[func-returns-value]
+    search(LLAMA, SM_90, lambda choice: asked.append(choice) or 7.0, prepare=lambda c: told.append(list(c)))
     prepared = [choice for part in told for choice in part]
     assert prepared == asked[: len(prepared)], "all but the few that are measured again"
     assert len(asked) - len(prepared) <= 1 + FINALISTS

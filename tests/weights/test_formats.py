@@ -135,6 +135,14 @@ def test_an_unknown_format_names_the_nearest() -> None:
         weight_format("q4k")
 
 
+def test_e4m3_weights_are_finite() -> None:
+    """On tensor cores the one code that is NaN would be a number."""
+    source = weight_format("e4m3").quantise(np.ones((16, 128), np.float32))
+    source["weight"][3, 5] = np.nan
+    with pytest.raises(SpecError, match=r"e4m3 weights: must be finite \(got NaN at \[3, 5\]\)"):
+        weight_format("e4m3").pack(source, 16, 128)
+
+
 def test_blocks_of_another_size_are_refused() -> None:
     with pytest.raises(SpecError, match=r"blocks: must be uint8 \[16, 144\] \(got uint8 \[16, 143\]\)"):
         weight_format("q4_k").pack({"blocks": np.zeros((16, 143), np.uint8)}, 16, 256)

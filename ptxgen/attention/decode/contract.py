@@ -3,7 +3,7 @@
     locate  →  (early loads)  →  lengths  →  main loop  →  CTA merge  →  cluster merge, ticket merge  →  output
 
 The parts before the main loop fill a `Task`; a main loop (`mma`, `simt`) turns the task's tiles into `Partials` in
-shared memory; the merges read nothing but partials. They know nothing else of each other.
+shared memory; the merges read nothing but partials. They share nothing else.
 
 A main loop is a module of this package with a `MainLoop` in it, and a template part that the kernel's skeleton includes
 between the fragment `lengths` and the barrier before the CTA merge. Its registers, fragments and labels are its own;

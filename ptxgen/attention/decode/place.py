@@ -107,9 +107,10 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
     else:
         b.op("mul.wide.u32", row, kv_head, attention.cache.max_len)
     for what in ("cache", "scales") if attention.cache.quantised else ("cache",):
-        for x, side in attention.cache.sides.items():
+        for x, side in attention.cache.buffers.items():
             base = rows[f"{x}_{what}"] = b.ld_param(f"{x}_{what}")
             b.op("mad.lo.u64", base, row, side.bytes if what == "cache" else side.scale_bytes, base)
+        rows.setdefault(f"v_{what}", rows[f"k_{what}"])  # V in K
     return rows
 
 

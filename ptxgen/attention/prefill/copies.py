@@ -69,9 +69,7 @@ class RowCopy:
     Its registers start with `name`.
     """
 
-    def __init__(
-        self, b: Builder, name: str, dim: int, rows: int, threads: int, source: DType, target: DType
-    ) -> None:
+    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, source: DType, target: DType) -> None:
         self.b, self.name, self.source, self.target = b, name, source, target
         self.elements = 4 if source == target == f32 else 8
         self.spread = Spread.best(dim // self.elements, rows, threads)

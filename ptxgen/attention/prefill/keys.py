@@ -25,9 +25,7 @@ CHUNKS_AT_ONCE = 4  # of K and as many of V, where a tile passes through registe
 class KeyTiles:
     """`stages` stages, each `keys` rows of K and then of V, from the register `base` on."""
 
-    def __init__(
-        self, b: Builder, spec: Prefill, rows: Rows, threads: int, stages: int, dtype: DType
-    ) -> None:
+    def __init__(self, b: Builder, spec: Prefill, rows: Rows, threads: int, stages: int, dtype: DType) -> None:
         self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
         self.copy = RowCopy(b, "kv", spec.dim, rows.keys, threads, spec.attention.cache.dtype, dtype)
         self.tile_bytes = rows.keys * self.copy.pitch

@@ -42,7 +42,7 @@ class Rows:
         with b.fragment("locate"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             index = b.op("mov.u32", "cta", b.special("ctaid.x"))
-            self.kv_head = b.op("rem.u32", "kv_head", index, self.problem.n_kv_heads)
+            self.kv_head: Reg = b.op("rem.u32", "kv_head", index, self.problem.n_kv_heads)
             b.op("div.u32", index, index, self.problem.n_kv_heads)
             if not self.cache.batched:
                 self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")

@@ -24,6 +24,7 @@ class TensorRegisters:
         self.steps, self.tail = divmod(spec.dim, 16)
         self.columns = -(-spec.dim // 8 // tile.column_groups)  # accumulator tiles of a warp
         self.rows = Rows(b, spec, tile.rows, tile.keys)
+        self.column_group: Reg  # of two; there is none where a warp has all columns
         self.owns_first: Reg | None = None  # of two column groups this is the first
 
     def declare(self) -> None:

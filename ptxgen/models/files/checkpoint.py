@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,8 +87,6 @@ def _quantization(config: Any) -> dict[str, Any]:
 
 def _with_tying(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:
     """Files of models with tied embeddings hold the head once, or twice."""
-    from dataclasses import replace
-
     heads = ("lm_head.weight", "language_model.lm_head.weight")
     return replace(spec, tied=False) if spec.tied and any(name in stored for name in heads) else spec
 

@@ -1,6 +1,6 @@
 """A GGUF file's header, every count, length and offset held against the file's size before it is used.
 
-The `gguf` package gives the tables of types; its reader trusts the file, so the bytes are walked here. Format:
+The `gguf` package gives the tables of types; its reader does not check the file, so the bytes are read here. Format:
 github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian.
 """
 

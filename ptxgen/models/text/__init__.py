@@ -47,7 +47,7 @@ class Stream:
 
     def push(self, token: int) -> str:
         """The text that a token completes, often its own, sometimes none."""
-        piece = self._pieces[token]
+        piece = self._pieces[token] if token < len(self._pieces) else b""  # a row that fills the embedding up
         if self._strip and piece:
             piece, self._strip = piece.removeprefix(b" "), False
         return self._decoder.decode(piece)

@@ -17,15 +17,15 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
 def text_of(fields: Mapping[str, Any], source: str) -> Text:
     """The tokenizer of a file's metadata. Raises `FileError` naming the key."""
     at = {key.removeprefix(_AT): value for key, value in fields.items() if key.startswith(_AT)}
+    made = {"llama": _pieces, "gpt2": _byte_level}.get(str(at.get("model")))
+    if made is None:
+        raise FileError(f"{source}: {_AT}model: must be llama or gpt2 (got {brief(at.get('model'))})")
     tokens = at.get("tokens")
     if not _is_list(tokens, str) or not tokens:
         raise FileError(f"{source}: {_AT}tokens: must be a list of strings (got {brief(tokens)})")
     types = at.get("token_type", np.ones(len(tokens), np.int32))
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise FileError(f"{source}: {_AT}token_type: must be {len(tokens)} integers (got {brief(types)})")
-    made = {"llama": _pieces, "gpt2": _byte_level}.get(str(at.get("model")))
-    if made is None:
-        raise FileError(f"{source}: {_AT}model: must be llama or gpt2 (got {brief(at.get('model'))})")
     return made(at, tokens, [int(kind) for kind in types], source)
 
 
@@ -38,7 +38,9 @@ def _pieces(at: Mapping[str, Any], tokens: list[str], types: list[int], source: 
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens) or scores.dtype.kind != "f":
         raise FileError(f"{source}: {_AT}scores: must be {len(tokens)} numbers (got {brief(scores)})")
     space_prefix = bool(at.get("add_space_prefix", True))
-    whole = {token: n for n, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (3, 4)}
+    whole = {
+        token: n for n, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_CONTROL, _USER_DEFINED)
+    }
     unknown = token_id(at.get("unknown_token_id", 0), len(tokens), f"{source}: {_AT}unknown_token_id")
     ids = {token: n for n, token in enumerate(tokens)}
     split = sentencepieces.SentencePieces(

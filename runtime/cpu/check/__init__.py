@@ -1,1 +1,1 @@
-"""Support functions of check mode: shadow memory, races, and who knows of whose work."""
+"""Support functions of check mode: shadow memory, races, and the order between the accesses of warps and CTAs."""

@@ -1,5 +1,6 @@
-"""Check mode: a warp's rows of record numbers (`release_records.py`): what it has known of other CTAs' work, and what
-it has only glimpsed, for its next fence to make known."""
+"""Check mode: a warp's rows of record numbers (`release_records.py`): what it has acquired of other CTAs, and what its
+relaxed reads have seen, which its next fence acquires.
+"""
 
 from __future__ import annotations
 

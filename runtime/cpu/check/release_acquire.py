@@ -1,4 +1,4 @@
-"""Check mode: what a CTA knows of other CTAs' work, through atomics, fences, mbarriers and the barriers of clusters.
+"""Check mode: which work of other CTAs comes before a CTA's, by atomics, fences, mbarriers and cluster barriers.
 
 A release leaves a record at the place that it goes through (an address): the clocks of the CTA's warps, up to which
 their work comes before it (see `shared_races.py`). A place keeps for each CTA the number of a record, and a CTA that
@@ -6,7 +6,7 @@ acquires takes them over. Relaxed operations release what a fence came before, a
 "memory consistency model": release and acquire patterns). What a warp has acquired serves the others of its CTA once
 they come after it: behind a barrier, or what else exchanges clocks.
 
-The book that this is kept in is `release_records.py`, what a warp has of it `record_rows.py`.
+The records are kept in `release_records.py`, a warp's rows of them in `record_rows.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def order(what: str, space: str = "") -> str:
     `order.release|acquire(w, place, how)` do that for one place (an i64); `order.fence(w)`; `order.arrive(w, how)` at a
     cluster barrier, all of whose arrivals `order.publish(cta, place)` releases at the end of the phase;
     `order.share(w)`, when the warp's clock has grown, gives it what the warps that it now comes after know;
-    `order.begin(gang)` forgets what others released where the gang's structures and shared memory lie now;
+    `order.begin(gang)` removes what others released where the gang's structures and shared memory lie now;
     `order.known(w, cta, warp, strong)` is the time up to which another CTA's warp is known.
     """
     if what in ("before", "after"):
@@ -46,9 +46,7 @@ def order(what: str, space: str = "") -> str:
 def _around(what: str, space: str) -> str:
     """Every lane's place, once for neighbours that share it."""
     kind = address_type(space)
-    c = Code(
-        f"define internal void @order.{what}.{space}(ptr %w, {vec(kind)} %a, i64 %off, i32 %m, i32 %how) noinline"
-    )
+    c = Code(f"define internal void @order.{what}.{space}(ptr %w, {vec(kind)} %a, i64 %off, i32 %m, i32 %how) noinline")
     cta, _ = order_block(c)
     if what == "before":  # a relaxed access releases nothing where no fence came before
         strong = c(f"icmp ne i32 {c(f'and i32 %how, {RELEASE}')}, 0")
@@ -143,9 +141,7 @@ def _release() -> str:
     return c.text()
 
 
-def _leave(
-    c: Code, cta: str, block: str, key: str, clocks: str, each: Callable[[Callable[[str], None]], None]
-) -> None:
+def _leave(c: Code, cta: str, block: str, key: str, clocks: str, each: Callable[[Callable[[str], None]], None]) -> None:
     """A record of these clocks, with what `each` warp that is given to it knows of other CTAs."""
     with alone(c, block):
         place = c(f"call i32 @ledger.place(ptr {block}, i64 {key}, i1 true)")
@@ -178,7 +174,7 @@ def _learn_of_own(c: Code, cta: str, block: str, row: str) -> None:
 
 
 def _is_news(c: Code, cta: str, block: str, place: str) -> str:
-    """Not where the warp has last looked there just so, and nobody has released since: lanes and polls repeat."""
+    """False where the warp's last look was the same, with no release since: lanes and polls repeat."""
     times, plus_one = c.load("i32", times_of(c, block, place)), c(f"add i32 {place}, 1")
     who = c(f"or i32 {c.load('i32', '%w', WARP['id'])}, {c('shl i32 %how, 8')}")
     now = {"seen_place": plus_one, "seen_times": times, "seen_warp": who}

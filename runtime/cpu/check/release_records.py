@@ -1,4 +1,4 @@
-"""Check mode: the launch's book of who released what: places, a row of record numbers each, and the records.
+"""Check mode: the launch's releases: places, a row of record numbers each, and the records.
 
 A place is an address through which CTAs synchronise. Its row has for each CTA the number of a record: 32 clocks, one a
 warp. Rows and records are bounded; a launch that needs more is not compared any further (`off`). What releases and
@@ -83,7 +83,7 @@ def _place() -> str:
 
 
 def _forget() -> str:
-    """`ledger.forget(block, begin, length)`: nobody has released anything at the places among these addresses."""
+    """`ledger.forget(block, begin, length)`: the places among these addresses have no release any more."""
     c = Code("define internal void @ledger.forget(ptr %block, i64 %begin, i64 %length) noinline")
     kind, lanes = vec("i64"), vec("i1")
     begin, length = c.spread("i64", "%begin"), c.spread("i64", "%length")
@@ -101,7 +101,7 @@ def _forget() -> str:
 
 
 def _record() -> str:
-    """`ledger.record(block) -> i32`: the number of a fresh record; 0, which knows nothing, where there is no room."""
+    """`ledger.record(block) -> i32`: the number of a new record; 0, a record without clocks, where there is no room."""
     c = Code("define internal i32 @ledger.record(ptr %block) noinline")
     number = c(f"add i32 {c.load('i32', '%block', ORDER['records'])}, 1")
     with c.if_(c(f"icmp uge i32 {number}, {ORDER_RECORDS}"), likely=False):

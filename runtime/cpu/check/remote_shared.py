@@ -1,7 +1,7 @@
 """Check mode: accesses of another CTA's shared memory, against its owner's last writes and against the owner's exit.
 
-What the owner has written last (`shared_races.py`) must be known to whoever comes from outside (`release_acquire.py`).
-Each such access is noted, one a rank, and the owner must know that it is over when it exits.
+What the owner has written last (`shared_races.py`) must be ordered before the accesses of other CTAs
+(`release_acquire.py`). Each such access is noted, one a rank, and must be ordered before the owner's exit.
 """
 
 from __future__ import annotations

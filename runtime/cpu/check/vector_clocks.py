@@ -1,4 +1,4 @@
-"""Check mode: what a warp knows of the other warps of its CTA, and how barriers and atomics pass it on.
+"""Check mode: which accesses of a CTA's other warps come before a warp's, and how barriers and atomics order them.
 
 A CTA counts its synchronisations (`epoch`); an access carries the count at which it was made. A warp's vector clock
 says, for each warp, up to which count that warp's accesses come before its own now. A barrier takes in the clocks of

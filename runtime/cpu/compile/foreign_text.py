@@ -1,4 +1,4 @@
-"""Foreign text before it runs: refused at once where it is no PTX, and entry by entry for forms that nobody here knows.
+"""Foreign text before it runs: refused at once where it is no PTX, and entry by entry for forms that it lacks.
 
 A newer or rarer instruction in one entry says nothing against the others, so it is left out of the module's check.
 """

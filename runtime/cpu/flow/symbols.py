@@ -1,4 +1,4 @@
-"""Names of PTX: registers, variables, labels and functions, and the scopes they live in. Owns no code."""
+"""Names of PTX: registers, variables, labels and functions, and their scopes. Owns no code."""
 
 from __future__ import annotations
 

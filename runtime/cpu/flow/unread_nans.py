@@ -1,4 +1,4 @@
-"""Registers whose NaNs may be the host's between blocks: nobody looks at their bits. Emits nothing."""
+"""Registers whose NaNs may be the host's between blocks, as no instruction reads their bits. Emits nothing."""
 
 from __future__ import annotations
 

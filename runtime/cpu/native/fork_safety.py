@@ -1,4 +1,4 @@
-"""What a forked process needs of the executor: locks that nobody holds. Owns no lock."""
+"""What a forked process needs of the executor: locks that no thread holds. Owns no lock."""
 
 from __future__ import annotations
 

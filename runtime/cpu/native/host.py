@@ -83,11 +83,11 @@ def compile_ir(text: str, host: Host, level: int = 1) -> bytes:
 
 
 class Mappings:
-    """How many pieces the process's address space may still be cut into. LLVM ends the process where there are no more.
+    """How many more memory mappings the process may have. LLVM ends the process where a mapping fails.
 
     `most` (None: no known limit) and `count()` are the system's. Counting thousands takes longer than linking, so it
-    happens only when what was free at the last count is used up, whoever gave something back meanwhile. Modules that
-    nobody can reach any more may still wait for Python's collector, which comes by the rarer the larger a program is.
+    happens only when what was free at the last count is used up, whoever gave something back meanwhile. Unreachable
+    modules may still wait for Python's garbage collector, which runs less often the larger a program is.
     """
 
     def __init__(self, most: int | None, count: Callable[[], int]) -> None:

@@ -1,6 +1,6 @@
 """What a finding says: kernel, line and text, CTA, warp, lanes, address, what would be right.
 
-Where an address lies is in `address_names.py`, who waits where in `standstill.py`.
+Where an address lies is in `address_names.py`, which warps wait where in `standstill.py`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _race_text(extra: int) -> str:
 
 
 def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
-    """An access by another CTA of the launch, or another warp of this one, that this access knows nothing of."""
+    """An access by another CTA of the launch, or another warp of this one, that is not ordered before this access."""
     number, warp = _writer(extra)
     did = "read" if extra & layout.READER else "written"
     for gang in gangs:

@@ -103,7 +103,7 @@ class Memory:
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
-        """A lock that nobody holds."""
+        """A free lock."""
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, align: int = 256, name: str = "", *, initialised: bool = False) -> int:

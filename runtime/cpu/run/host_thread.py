@@ -1,4 +1,4 @@
-"""A host thread's share of a launch: runs gangs, keeps those that wait for each other, tells when nothing moves."""
+"""A host thread's share of a launch: runs gangs, keeps those that wait for each other, tells when nothing changes."""
 
 from __future__ import annotations
 

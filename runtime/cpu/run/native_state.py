@@ -114,7 +114,7 @@ def order_block(geometry: Geometry) -> Block:
 
 
 def forget_order(block: Block, geometry: Geometry) -> None:
-    """A new launch: nobody knows anything yet."""
+    """A new launch: no accesses are recorded yet."""
     if block.get("I", ORDER["places"]):
         block.bytes[ORDER_KEYS : ORDER_KEYS + 8 * ORDER_PLACES] = 0
     for name in ("lock", "places", "records"):

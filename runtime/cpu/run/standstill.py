@@ -1,4 +1,4 @@
-"""What a report says of kernels that stand still: which warps wait where, or repeat the same states."""
+"""What a report says of kernels that make no progress: which warps wait where, or repeat the same states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The host threads of the executor: those that run CTAs, and one that asks native code to look up now and then."""
+"""The host threads of the executor: those that run CTAs, and one that regularly makes native code return
+to Python.
+"""
 
 from __future__ import annotations
 

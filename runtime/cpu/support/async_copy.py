@@ -1,6 +1,6 @@
-"""Asynchronous copies: at once in fast mode; in check mode kept in the thread's queue until somebody waits for them.
+"""Asynchronous copies: at once in fast mode; in check mode kept in the thread's queue until a wait for them.
 
-A copy that lands only at its wait shows a missing wait: the reader then finds what was there before.
+A copy that lands only at its wait shows a missing wait: the reader finds what was there before.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _append() -> str:
 
 
 def _land() -> str:
-    """`async.land(record)`: the bytes arrive, and their mbarrier hears of it."""
+    """`async.land(record)`: the bytes are written, and their mbarrier is told."""
     c = Code("define internal void @async.land(ptr %record) noinline")
     inline = c(f"icmp eq i32 {c.load('i32', '%record', ASYNC['kind'])}, {ASYNC_INLINE}")
     w, to = c.load("ptr", "%record", ASYNC["warp"]), c.load("ptr", "%record", ASYNC["target"])
@@ -293,7 +293,7 @@ def _land_products() -> str:
 
 def _left() -> str:
     """`async.left(w)`: as a CTA exits, a bulk copy out of its shared memory, or anything that will complete on one of
-    its mbarriers, is a finding. (cp.async that nobody waits for is not.)"""
+    its mbarriers, is a finding. (A cp.async without a wait is none.)"""
     c = Code("define internal void @async.left(ptr %w) noinline")
     _, first, count = _queue(c)
     cta = c.load("ptr", "%w", WARP["cta"])

@@ -19,7 +19,7 @@ from ptxgen.runtime.cpu.support.mbarrier import checking
 def bulk(to: str, from_: str, completion: str) -> str:
     """`bulk.TO.FROM.tx|group(w, target_site, source_site, lane, target, source, size, bar, ranks)`.
 
-    `ranks`: CTAs of the cluster that get the bytes (and whose mbarrier hears of them); 0: as the addresses say.
+    `ranks`: CTAs of the cluster that get the bytes (and whose mbarrier counts them); 0: as the addresses say.
     """
     c = Code(
         f"define internal void @bulk.{to}.{from_}.{completion}(ptr %w, i32 %target_site, i32 %source_site, i32 %lane, "
@@ -179,5 +179,3 @@ def _reduce(c: Code, operator: str, kind: str, place: str) -> None:
         wraps = c(f"or i1 {zero}, {over}")
         new = c(f"select i1 {wraps}, {whole} %value0, {whole} {c(f'sub {whole} {old}, 1')}")
     c.store(whole, new, place)
-
-

@@ -1,4 +1,4 @@
-"""The cluster barrier: arrivals of all threads of a gang, phases, and who waits for them."""
+"""The cluster barrier: arrivals of all threads of a gang, phases, and the lanes that wait for them."""
 
 from __future__ import annotations
 

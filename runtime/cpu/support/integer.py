@@ -1,4 +1,4 @@
-"""Integer functions that LLVM has not, or that would kill the process: division, 64-bit high products, bit fields."""
+"""Integer functions that LLVM has not, or that would end the process: division, 64-bit high products, bit fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mbarrier objects: 64 bits of shared memory, their phases and transaction counts, and who waits for them.
+"""mbarrier objects: 64 bits of shared memory, their phases and transaction counts, and the lanes that wait for them.
 
 The word, from bit 0: transactions still due (22 bits, biased by 2²¹), arrivals still due (20), arrivals of a phase
 (20), the phase's parity (1), and a 0 that fresh shared memory does not have. PTX ISA, "mbarrier": a phase ends when no
@@ -27,12 +27,9 @@ def reach(space: str, what: str = "") -> str:
     `reach.SPACE.write`: that of a write."""
     name = f"reach.{space}" + (".write" if what else "")
     c = Code(
-        f"define internal ptr @{name}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes, i64 %align) "
-        "noinline"
+        f"define internal ptr @{name}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes, i64 %align) noinline"
     )
-    pointer = c(
-        f"call ptr @{resolver(space, bool(what))}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes)"
-    )
+    pointer = c(f"call ptr @{resolver(space, bool(what))}(ptr %w, i32 %site, i32 %lane, i64 %address, i64 %bytes)")
     rest = c(f"and i64 %address, {c('sub i64 %align, 1')}")
     crooked = c(f"icmp ne i64 {rest}, 0")
     missing = c(f"icmp eq ptr {pointer}, null")
@@ -174,10 +171,8 @@ def _update() -> str:
 
 def _passed() -> str:
     """`mbarrier.passed(w, site, lane, address, parity) -> i32`: 1 when the phase of that parity is over. What is in
-    flight towards this object lands first: nobody may see it earlier."""
-    c = Code(
-        "define internal i32 @mbarrier.passed(ptr %w, i32 %site, i32 %lane, i64 %address, i32 %parity) noinline"
-    )
+    flight towards this object lands first: no thread may see the phase complete before that."""
+    c = Code("define internal i32 @mbarrier.passed(ptr %w, i32 %site, i32 %lane, i64 %address, i32 %parity) noinline")
     bar = c("call ptr @mbarrier.check(ptr %w, i32 %site, i32 %lane, i64 %address)")
     c.ret("i32 1", when=c(f"icmp eq ptr {bar}, null"))
     with c.if_(checking(c)):
@@ -191,5 +186,3 @@ def _passed() -> str:
         _between_ctas(c, "acquire", bar)
     c.ret("i32 " + c(f"zext i1 {over} to i32"))
     return c.text()
-
-

@@ -268,7 +268,7 @@ def _all_here(c: Code, bar: str) -> None:
 
 
 def reset_barrier(c: Code, bar: str) -> None:
-    """A barrier nobody has arrived at."""
+    """A barrier without arrivals."""
     for name, value in (("arrived", 0), ("expected", 0), ("and", 1), ("or", 0), ("popc", 0)):
         c.store("i32", value, bar, BAR[name])
 

@@ -179,9 +179,7 @@ def _begin() -> str:
 def _reach() -> str:
     """`box.reach(w, site, lane, map, coordinates, reads) -> i1`: every row's part of the array may be read, of which
     check mode is told; or without `reads`, may be written."""
-    c = Code(
-        "define internal i1 @box.reach(ptr %w, i32 %site, i32 %lane, ptr %map, ptr %at, i1 %reads) noinline"
-    )
+    c = Code("define internal i1 @box.reach(ptr %w, i32 %site, i32 %lane, ptr %map, ptr %at, i1 %reads) noinline")
     element = _field(c, "element", "i8")
 
     def look(row: Row) -> None:

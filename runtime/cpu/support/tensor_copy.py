@@ -84,7 +84,7 @@ def _begun(name: str, head: str, reads: bool) -> tuple[Code, str, str, str]:
 
 def _load() -> str:
     """`tensor.load(w, map_site, shared_site, lane, map, shared, bar, ranks, rank, coordinates)`; `ranks`: CTAs of the
-    cluster that get the box, and whose mbarrier hears of it; 0: as the addresses say."""
+    cluster that get the box, and whose mbarrier counts its bytes; 0: as the addresses say."""
     c, map_, at, size = _begun("load", _HEAD + ", i64 %bar, i32 %ranks", True)
     with c.if_(c("icmp eq i32 %ranks, 0")):
         _load_one(c, map_, at, size, "%shared", "%bar")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ptxgen import CapacityError, SpecError
-from ptxgen.runtime import Model
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.cpu.device import CpuDevice
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return CpuDevice()
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(request.param)
 
 
 def model_of(device: Device, family: str = "llama") -> Model:
@@ -30,7 +31,9 @@ def test_sequences_that_join_and_leave_at_random_are_as_if_alone(device: Device,
     batch = model.batch(slots)
     waiting = [rng.integers(0, model.shape.vocab, rng.integers(1, 14)).tolist() for _ in range(slots + 6)]
     wanted = {index: int(rng.integers(1, 9)) for index in range(len(waiting))}
-    prompts, running, done = dict(enumerate(waiting)), {}, {}
+    prompts = dict(enumerate(waiting))
+    running: dict[int, Any] = {}
+    done: dict[int, Any] = {}
     while len(done) < len(prompts):
         for index in list(prompts):
             if index not in running and index not in done and len(running) < slots and rng.random() < 0.7:

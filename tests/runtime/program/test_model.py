@@ -11,7 +11,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.models.reference import ReferenceModel
-from ptxgen.runtime import Model
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.program.model import chunks
@@ -24,9 +24,9 @@ RECORDED = dict(np.load(RECORD))
 CLOSE = {"f32": 3e-5, "f16": 3e-2}  # of logits around 10
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return CpuDevice()
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Device:
+    return open_device(request.param)
 
 
 def file_of(family: str, format: str = "f32") -> ArrayFile:
@@ -89,9 +89,10 @@ def test_a_token_is_one_graph_launch_and_one_copy_of_4_bytes(device: Device, mon
     token = model.prefill(PROMPT)
     token = model.forward_to_token(token)
     calls: list[object] = []
-    graph, copy = model._decode.graph._launch, device._copy
-    monkeypatch.setattr(model._decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
-    monkeypatch.setattr(device, "_copy", lambda one, *rest: (calls.append((one.direction, one.width)), copy(one, *rest)))
+    graph, copy = model.steps.decode.graph._launch, device._copy
+    monkeypatch.setattr(model.steps.decode.graph, "_launch", lambda stream: (calls.append("graph"), graph(stream)))
+    counted = lambda one, *rest: (calls.append((one.direction, one.width)), copy(one, *rest))  # noqa: E731
+    monkeypatch.setattr(device, "_copy", counted)
     for _ in range(3):
         calls.clear()
         token = model.forward_to_token(token)
@@ -111,19 +112,25 @@ def test_the_host_may_say_another_token_or_position(device: Device) -> None:
         model.forward_to_token(131)
 
 
+def following(model: Model, token: int, count: int) -> list[int]:
+    """The tokens after one."""
+    found = []
+    for _ in range(count):
+        found.append(token := model.forward_to_token(token))
+    return found
+
+
 def test_rollback_snapshot_and_restore_go_back(device: Device) -> None:
     model = model_of(device, kv_dtype="f16")
     token = model.prefill(PROMPT)
     held = model.snapshot()
-    expected = [token := model.forward_to_token(token) for _ in range(4)]
+    expected = following(model, token, 4)
     model.rollback(len(PROMPT))
-    token = RECORDED["llama.tokens"].tolist()[0]
-    assert [token := model.forward_to_token(token) for _ in range(4)] == expected
+    assert following(model, token, 4) == expected
     model.reset()
     model.prefill(PROMPT[::-1])
     model.restore(held)
-    token = RECORDED["llama.tokens"].tolist()[0]
-    assert [token := model.forward_to_token(token) for _ in range(4)] == expected
+    assert following(model, token, 4) == expected
 
 
 def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +138,7 @@ def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: 
     model = model_of(device)
     assert model.deterministic
     assert model.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == RECORDED["llama.tokens"].tolist()
-    assert model._decode._graph is None
+    assert model.steps.decode._graph is None
 
 
 def test_generation_stops(device: Device) -> None:
@@ -167,7 +174,8 @@ def test_attention_from_host_caches(device: Device) -> None:
     for family, layer in (("llama", 0), ("mistral", 1), ("gemma2", 0)):
         model = model_of(device, family)
         spec, n = model.spec, 11
-        q, *kv = (rng.standard_normal((n, width)).astype(np.float32) for width in (spec.q_width, spec.kv_width, spec.kv_width))
+        widths = (spec.q_width, spec.kv_width, spec.kv_width)
+        q, *kv = (rng.standard_normal((n, width)).astype(np.float32) for width in widths)
         found = model.attention_with_cache(q[-1], kv[0][:-1], kv[1][:-1], kv[0][-1], kv[1][-1], layer)
         heads = [part.reshape(n, -1, spec.shape.head_dim).astype(np.float64) for part in (q, *kv)]
         reference = ReferenceModel(spec, file_of(family).values())

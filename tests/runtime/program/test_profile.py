@@ -53,6 +53,6 @@ def test_bytes_are_those_that_have_to_move(model: Model) -> None:
 
 def test_memory_on_the_device_is_the_plan(model: Model) -> None:
     plan = plan_of(model.program(), model.program("prefill", model.chunk))
-    assert sum(b.nbytes for b in model.weights.values()) == plan.weights
+    assert sum(b.nbytes for b in model.steps.weights.values()) == plan.weights
     assert model.cache.nbytes == plan.cache
-    assert model._arena.nbytes == plan.scratch
+    assert model.steps.arena.nbytes == plan.scratch

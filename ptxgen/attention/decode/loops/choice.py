@@ -13,9 +13,7 @@ from ptxgen.targets import Target
 LOOPS: tuple[MainLoop, ...] = (cast(MainLoop, mma), cast(MainLoop, simt))
 
 
-def choose(
-    attention: Attention, target: Target, warps: int = 8, stages: int = 0
-) -> tuple[MainLoop, LoopShape] | None:
+def choose(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> tuple[MainLoop, LoopShape] | None:
     """The first loop that can run it, and how with at most so many warps and stages; None when no loop can."""
     for loop in LOOPS:
         shape = loop.shape(attention, target, warps, stages)

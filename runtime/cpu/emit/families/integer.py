@@ -176,7 +176,7 @@ def div(e: Emitter, op: Op) -> None:
     kind = op.words[-1]
     vector = vector_of(kind)
     a, b = _sources(e, op, kind)
-    # Lanes that do not execute hold anything: they divide by 1, or the process would die of them.
+    # Lanes that do not execute hold any value: they divide by 1, as a division by 0 would end the process.
     live = e.exec_vector()
     safe = e.c(f"select {vec('i1')} {live}, {vector} {b}, {vector} {splat(element_of(kind), 1)}")
     result = e.c(f"call {vector} @{op.words[0]}.{kind}({vector} {a}, {vector} {safe})")

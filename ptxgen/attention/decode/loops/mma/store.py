@@ -92,9 +92,10 @@ class Store:
             self._lanes[name] = b.op("mad.lo.u32", name, self.g, 4 * block.elements, row)
             return self._lanes[name]
         self._pair = self._pair or b.op("shl.b32", "acc_spread", self.q, 4)
-        made = self._lanes[name] = b.op("mul.lo.u32", name, self.g, 4 * block.elements)
+        made: Reg = b.op("mul.lo.u32", name, self.g, 4 * block.elements)
         if first:
             b.op("add.u32", made, made, 4 * first)
         b.op("xor.b32", made, made, self._pair)
         b.op("add.u32", made, made, row)
+        self._lanes[name] = made
         return made

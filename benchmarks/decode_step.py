@@ -1,0 +1,355 @@
+"""Whole decode steps of real models' shapes with random weights: ours beside llama.cpp, transformers and the read.
+
+    python -m benchmarks.decode_step --seconds 400 --llama SOURCE.tar.xz      measure on a GPU, print, append rows
+    python -m benchmarks.decode_step --seconds 400 --models llama-3.2-1b --weights bf16
+    python -m benchmarks.decode_step --report [--run ID]                      the table of the last run, or of one
+
+`us` of ours: launches of a step's graph back to back. `host_us`: what `forward_to_token` (`Batch.step`) takes longer,
+token by token. `bytes`: weights, and keys and values at that depth. `floor`: only reading so many bytes; from 2 GB on
+at the rate of 2 GB. Rows of ops, by what they do in all layers, go to `decode_step_ops.jsonl`: `us` in a graph of
+nothing else, `missing_us` how much shorter the step's graph is without them, `apart_us` one by one outside of a graph
+(launches included). Every row is kept as soon as it is there; what fails or finds no time says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.cases.models import MIXES, MODELS, cache_bytes, fill_cache, open_random, weight_bytes
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
+from benchmarks.schedule import Task, work_off
+
+if TYPE_CHECKING:
+    from benchmarks.peers.llama_cpp import LlamaCpp
+    from ptxgen.runtime import Model
+    from ptxgen.runtime.core.bound import BoundKernel
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.graph import Graph
+    from ptxgen.runtime.program.batch import Batch
+
+Case = dict[str, Any]
+FIRST = (
+    ("tinyllama-1.1b", "q4_k_m"), ("qwen2.5-1.5b", "q4_k_m"), ("llama-3-8b", "q4_k_m"), ("llama-3.2-1b", "bf16"),
+    ("qwen2.5-1.5b", "bf16"), ("llama-3-8b", "bf16"),
+)  # fmt: skip
+MORE = (("llama-3-8b", "e4m3"), ("llama-3-8b", "int4-128"), ("llama-3-8b", "q8_0"))
+DEPTHS = {1: (0, 128, 4096), 8: (128, 512, 4096), 32: (512, 4096)}  # of ours by batch; llama.cpp and transformers: some
+ROLES_DEPTH = 4096
+MAX_LEN = 4096 + 512
+STEPS = 32  # launches back to back
+REPEATS = 5
+NODES = 16  # of a graph of few ops
+SETTLE_SECONDS = 0.04  # see benchmarks.gpu
+FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
+
+
+class Ours:
+    """Models on a device, each opened once, and their rows. `floors`: the read of some sizes, once measured."""
+
+    def __init__(
+        self, run: Run, ops: Run, device: Device, models: Mapping[str, Mapping[str, Any]] = MODELS,
+        max_len: int = MAX_LEN, steps: int = STEPS,
+    ) -> None:  # fmt: skip
+        self.run, self.ops, self.device, self.models = run, ops, device, models
+        self.max_len, self.steps = max_len, steps
+        self.floors: dict[int, float] = {}
+        self._open: dict[tuple[str, str], Model] = {}
+
+    def model(self, name: str, weights: str) -> Model:
+        """A model, opened."""
+        if (name, weights) not in self._open:
+            self._open[name, weights] = open_random(self.models[name], weights, self.max_len, self.device)
+        return self._open[name, weights]
+
+    def single(self, name: str, weights: str, depths: Sequence[int]) -> None:
+        """Rows of one sequence."""
+        model = self.model(name, weights)
+        program = model.steps.decode.program
+        for depth in depths:
+            us = self._us(model.steps.decode.graph, functools.partial(at_depth, model, depth))
+            at_depth(model, depth)
+            host = tokens_us(model, self.steps) - us
+            nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
+            self._add(name, weights, 1, depth, us, host, nbytes)
+
+    def batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
+        """Rows of several sequences, all as long."""
+        self._batch(name, weights, slots, depths)
+        gc.collect()  # their caches
+
+    def _batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
+        model = self.model(name, weights)
+        batch = model.batch(slots)
+        for layer in range(model.shape.n_layers):
+            fill_cache(batch.cache.buffers(layer))
+        program = batch._step.program
+        for depth in depths:
+            us = self._us(batch._step.graph, functools.partial(batch_at, batch, depth, stepped=True))
+            batch_at(batch, depth)
+            host = median_us(batch.step, self.steps) - us
+            nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
+            self._add(name, weights, slots, depth, us, host, nbytes)
+
+    def _add(self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int) -> None:
+        case = case_of(name, weights, batch, depth)
+        more = {"host_us": host, "bytes": nbytes, "tbs": nbytes / us / 1e6, "tokens_s": batch * 1e6 / us}
+        print(self.run.add(case, "ptxgen", us=us, **more), flush=True)
+        if self.floors:
+            least = floor_us(self.floors, nbytes)
+            self.run.add(case, "floor", us=least, bytes=nbytes, tbs=nbytes / least / 1e6)
+
+    def _us(self, graph: Graph, place: Callable[[], object]) -> float:
+        """Microseconds of a graph, launched back to back from the same place on."""
+        return graph_us(self.device, graph, place, self.steps, REPEATS)
+
+    def roles(self, name: str, weights: str, depth: int) -> None:
+        """Rows of the ops of one token's step, those of all layers that do the same together."""
+        model = self.model(name, weights)
+        step = model.steps.decode
+        place = functools.partial(at_depth, model, depth)
+        whole = self._us(step.graph, place)
+        place()
+        apart = model.profile(repeats=3)
+        named = {(cost.op, cost.kernel): cost for cost in apart.by_role()}
+        for role in dict.fromkeys(op.role for op in step.program.ops):
+            mine = [bound for bound, op in zip(step.launches, step.program.ops, strict=True) if op.role == role]
+            others = [bound for bound, op in zip(step.launches, step.program.ops, strict=True) if op.role != role]
+            times = -(-NODES // len(mine))
+            alone = self._us(chain(self.device, mine * times), place) / times
+            less = whole - self._us(chain(self.device, others), place)
+            for cost in (cost for (of, _), cost in named.items() if of == role):
+                case = case_of(name, weights, 1, depth) | {"op": role, "kernel": cost.kernel}
+                more = {"missing_us": less, "apart_us": cost.us, "bytes": cost.bytes, "tbs": cost.bytes / alone / 1e6}
+                self.ops.add(case, "ptxgen", us=alone, count=len(mine), step_us=whole, **more)
+        print(apart.table(), flush=True)
+
+    def read(self) -> None:
+        """Measure the floors."""
+        self.floors = floor_times()
+        print({size: round(us, 1) for size, us in self.floors.items()}, flush=True)
+
+
+def case_of(model: str, weights: str, batch: int, depth: int) -> Case:
+    """A row's case."""
+    return {"model": model, "weights": weights, "batch": batch, "depth": depth}
+
+
+def chain(device: Device, launches: Sequence[BoundKernel]) -> Graph:
+    """Launches in one graph, as a step's are."""
+    made = device.graph()
+    for bound in launches:
+        made.add(bound, programmatic=bool(made.nodes) and bound.geometry.programmatic)
+    return made
+
+
+def at_depth(model: Model, depth: int) -> None:
+    """Let a sequence be so long; what it holds are the random values of the cache."""
+    model._length, model._known = depth, None
+    model._place(0, depth)
+
+
+def batch_at(batch: Batch, depth: int, stepped: bool = False) -> None:
+    """Let every slot hold a sequence of that length; `stepped`: the device is told of one position more."""
+    for slot in range(batch.slots):
+        batch.cache.set_length(slot, depth)
+        batch._next.setdefault(slot, 0)
+    if stepped:
+        batch.cache.step(batch.active, batch.model.stream)
+
+
+def graph_us(device: Device, graph: Graph, place: Callable[[], object], steps: int, repeats: int) -> float:
+    """Microseconds of a launch: the median over `repeats` of `steps` back to back, each from `place` on."""
+    stream = device.default_stream
+    times: list[float] = []
+    settled = time.perf_counter() + (SETTLE_SECONDS if device.kind == "cuda" else 0)
+    while len(times) < repeats:
+        place()
+        stream.synchronize()
+        before = stream.record()
+        for _ in range(steps):
+            graph.launch(stream)
+        after = stream.record()
+        after.synchronize()
+        if time.perf_counter() >= settled:
+            times.append(after.elapsed_us(before) / steps)
+    return statistics.median(times)
+
+
+def tokens_us(model: Model, steps: int) -> float:
+    """Median time of `forward_to_token` on the host, which feeds every token back."""
+    state = [model.forward_to_token(0)]
+
+    def token() -> None:
+        state[0] = model.forward_to_token(state[0])
+
+    return median_us(token, steps)
+
+
+def median_us(call: Callable[[], object], times: int) -> float:
+    """Median time of a call on the host's clock; the first does not count."""
+    call()
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - began) * 1e6)
+    return statistics.median(found)
+
+
+# the others -----------------------------------------------------------------------------------------------------------
+def floor_times() -> dict[int, float]:
+    """The read of some sizes alone."""
+    from benchmarks.peers.read_floor import Floor
+
+    floor = Floor()
+    return {size: floor.us(size) for size in FLOORS}
+
+
+def floor_us(times: Mapping[int, float], nbytes: int) -> float:
+    """Microseconds to read so many bytes: between the sizes of `times`, and past them at the largest one's rate."""
+    largest = max(times)
+    if nbytes > largest:
+        return times[largest] * nbytes / largest
+    return float(np.interp(nbytes, [0, *times], [0.0, *times.values()]))
+
+
+def llama_single(run: Run, llama: LlamaCpp, name: str, depths: Sequence[int], ends: float) -> None:
+    """llama-bench's tokens one by one."""
+    for row in llama.bench(llama.file(name), ends - time.monotonic(), prompt=0, tokens=64, depths=depths):
+        if row["n_gen"]:
+            tokens = float(row["avg_ts"])
+            run.add(case_of(name, "q4_k_m", 1, row["n_depth"]), "llama.cpp", us=1e6 / tokens, tokens_s=tokens)
+            print(run.rows[-1], flush=True)
+
+
+def llama_batches(
+    run: Run, llama: LlamaCpp, name: str, batches: Sequence[int], depths: Sequence[int], ends: float
+) -> None:
+    """llama-batched-bench's steps."""
+    for row in llama.batched(llama.file(name), ends - time.monotonic(), depths=depths, batches=batches, tokens=32):
+        us = float(row["t_tg"]) / row["tg"] * 1e6
+        case = case_of(name, "q4_k_m", row["pl"], row["pp"])
+        print(run.add(case, "llama.cpp", us=us, tokens_s=row["pl"] * 1e6 / us), flush=True)
+
+
+def transformers_steps(run: Run, name: str, batch: int, depths: Sequence[int], ends: float) -> None:
+    """transformers' steps."""
+    from benchmarks.peers.transformers_step import measured
+
+    for row in measured(name, batch, depths, ends - time.monotonic()):
+        case = case_of(name, "bf16", batch, row["depth"])
+        found = {"us": row["us"], "tokens_s": batch * 1e6 / row["us"]} if "us" in row else {"why": row["why"]}
+        print(run.add(case, "transformers-compiled", **found), flush=True)
+
+
+# the run --------------------------------------------------------------------------------------------------------------
+def tasks(run: Run, ours: Ours, llama: LlamaCpp | None, given: argparse.Namespace, ends: float) -> Iterator[Task]:
+    """Everything, the most important first."""
+    first = [pair for pair in FIRST if chosen(pair, given)]
+    packed = [name for name, weights in first if weights == "q4_k_m"]
+    plain = [name for name, weights in first if weights == "bf16"]
+
+    def one(pair: tuple[str, str]) -> Task:
+        case, work = case_of(*pair, 1, 0), functools.partial(ours.single, *pair, DEPTHS[1])
+        return Task(case, "ptxgen", work, 20)
+
+    def several(pair: tuple[str, str], slots: int) -> Task:
+        case, work = case_of(*pair, slots, 512), functools.partial(ours.batch, *pair, slots, DEPTHS[slots])
+        return Task(case, "ptxgen", work, 25)
+
+    yield Task({}, "floor", ours.read, 15)
+    yield from map(one, first)
+    if llama is not None:
+        for name in packed:
+            work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
+            yield Task(case_of(name, "q4_k_m", 1, 0), "llama.cpp", work, 20, functools.partial(llama.ready, name))
+    yield from (several(pair, 8) for pair in first)
+    for name in plain if given.transformers else ():
+        work = functools.partial(transformers_steps, run, name, 1, (128, 4096), ends)
+        yield Task(case_of(name, "bf16", 1, 128), "transformers-compiled", work, 40)
+    yield from (several(pair, 32) for pair in first)
+    for pair in first:
+        work = functools.partial(ours.roles, *pair, ROLES_DEPTH)
+        yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 15)
+    if llama is not None:
+        for name in packed:
+            work = functools.partial(llama_batches, run, llama, name, (8, 32), (512, 4096), ends)
+            yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 35, functools.partial(llama.ready, name))
+    yield from (one(pair) for pair in MORE if chosen(pair, given))
+    for name in plain if given.transformers else ():
+        work = functools.partial(transformers_steps, run, name, 8, (128, 4096), ends)
+        yield Task(case_of(name, "bf16", 8, 128), "transformers-compiled", work, 40)
+
+
+def chosen(pair: tuple[str, str], given: argparse.Namespace) -> bool:
+    """Whether a model with these weights is wanted."""
+    wanted = (given.models, MODELS), (given.weights, MIXES)
+    return all(not names or one in names.split(",") for one, (names, _) in zip(pair, wanted, strict=True))
+
+
+def main(run: Run, given: argparse.Namespace) -> None:
+    """All of it, in `given.seconds`."""
+    from benchmarks.peers.llama_cpp import WEIGHTS, LlamaCpp
+    from ptxgen.runtime import open_device
+
+    ends = time.monotonic() + given.seconds
+    llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
+    try:
+        if llama is not None:
+            llama.write([pair[0] for pair in FIRST if pair[1] == WEIGHTS and chosen(pair, given)])
+        with Run("decode_step_ops", gpu(), at_once=True) as ops:
+            work_off(run, list(tasks(run, Ours(run, ops, open_device("cuda")), llama, given, ends)), ends)
+    finally:
+        if llama is not None:
+            llama.stop()
+
+
+OPTIONS = (
+    ("--seconds", {"type": float, "default": 400.0, "help": "end after so many (default: 400)"}),
+    ("--llama", {"metavar": "SOURCE", "help": "an archive of llama.cpp's source, built while ours is measured"}),
+    ("--work", {"metavar": "FOLDER", "help": "where llama.cpp and its files are, or will be (default: a new one)"}),
+    ("--no-transformers", {"dest": "transformers", "action": "store_false", "help": "leave transformers out"}),
+    ("--models", {"help": "only these models, separated by commas"}),
+    ("--weights", {"help": "only these weights"}),
+)
+IMPLS = ("ptxgen", "llama.cpp", "transformers-compiled", "floor")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line a case: µs of every implementation, the share of the read, how much faster than the best of the others;
+    then what has no row, and why."""
+    cases: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        if "us" in row:
+            cases.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row
+    heads = ("model", "weights", "batch", "depth", "MB", *IMPLS, "host", "of the read", "times a peer")
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    for case in sorted(cases):
+        found = cases[case]
+        us = [f"{found[impl]['us']:.0f}" if impl in found else "" for impl in IMPLS]
+        ours = found.get("ptxgen", {})
+        peers = [found[impl]["us"] for impl in IMPLS[1:-1] if impl in found]
+        size = f"{ours['bytes'] / 1e6:.0f}" if ours else ""
+        host = f"{ours['host_us']:.0f}" if ours else ""
+        share = f"{found['floor']['us'] / ours['us']:.2f}" if ours and "floor" in found else ""
+        times = f"{min(peers) / ours['us']:.2f}" if ours and peers else ""
+        lines.append("| " + " | ".join([*map(str, case), size, *us, host, share, times]) + " |")
+    for row in rows:
+        if "why" in row:
+            case = ", ".join(map(str, row["case"].values()))
+            lines.append(f"\n{row['impl']}, {case}: {row['why']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command("decode_step", __doc__, main, *OPTIONS, device=gpu, table=table, at_once=True)

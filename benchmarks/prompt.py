@@ -1,0 +1,133 @@
+"""Prompts of 512 tokens through models of real shapes with random weights: `Model.prefill` beside llama.cpp.
+
+    python -m benchmarks.prompt --seconds 120 --llama SOURCE.tar.xz --work FOLDER   measure on a GPU, print, append rows
+    python -m benchmarks.prompt --report [--run ID]                                 the table of the last run, or of one
+
+`us`: from the call to the token after the prompt, on the host's clock, the median. "ptxgen": steps of 64 positions, as
+`Model` takes them; "ptxgen-512": one step. `--work`: the folder of a build that `benchmarks.decode_step` made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.cases.models import MODELS, open_random
+from benchmarks.decode_step import FIRST, MORE, OPTIONS, chosen, median_us
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run
+from benchmarks.schedule import Task, work_off
+
+if TYPE_CHECKING:
+    from benchmarks.peers.llama_cpp import LlamaCpp
+    from ptxgen.runtime.core.device import Device
+
+TOKENS = 512
+DEPTHS = (0, 4096)
+MAX_LEN = 4096 + TOKENS
+CHUNKS = {"ptxgen": 64, "ptxgen-512": 512}
+REPEATS = 5
+Case = dict[str, Any]
+
+
+def case_of(model: str, weights: str, tokens: int, depth: int) -> Case:
+    """A row's case."""
+    return {"model": model, "weights": weights, "tokens": tokens, "depth": depth, "batch": 1}
+
+
+def ours(
+    run: Run, device: Device, name: str, weights: str, *, models: Mapping[str, Mapping[str, Any]] = MODELS,
+    tokens: int = TOKENS, depths: Sequence[int] = DEPTHS, max_len: int = MAX_LEN, chunks: Mapping[str, int] = CHUNKS,
+) -> None:  # fmt: skip
+    """Rows of a model with each of `chunks`; the weights are shared."""
+    from ptxgen.runtime import Model
+
+    first = open_random(models[name], weights, max_len, device, chunk=min(chunks.values()))
+    prompt = np.random.default_rng(0).integers(0, first.shape.vocab, tokens).tolist()
+    for impl, chunk in chunks.items():
+        model = first if chunk == first.chunk else Model(first.source, device, chunk=chunk, weights=first.weights)
+        for depth in depths:
+
+            def whole(model: Model = model, depth: int = depth) -> None:
+                model._length = depth
+                model.prefill(prompt)
+
+            us = median_us(whole, REPEATS)
+            case = case_of(name, weights, tokens, depth)
+            print(run.add(case, impl, us=us, tokens_s=tokens * 1e6 / us), flush=True)
+    gc.collect()
+
+
+def llama_prompts(run: Run, llama: LlamaCpp, name: str, ends: float) -> None:
+    """llama-bench's prompts."""
+    for row in llama.bench(llama.file(name), ends - time.monotonic(), prompt=TOKENS, tokens=0, depths=DEPTHS):
+        if row["n_prompt"]:
+            tokens = float(row["avg_ts"])
+            case = case_of(name, "q4_k_m", TOKENS, row["n_depth"])
+            print(run.add(case, "llama.cpp", us=TOKENS * 1e6 / tokens, tokens_s=tokens), flush=True)
+
+
+def tasks(run: Run, device: Device, llama: LlamaCpp | None, given: argparse.Namespace, ends: float) -> Iterator[Task]:
+    """Everything, the most important first."""
+    pairs = [pair for pair in (*FIRST, *MORE) if chosen(pair, given)]
+    for name, weights in pairs:
+        if weights == "q4_k_m":
+            work = functools.partial(ours, run, device, name, weights)
+            yield Task(case_of(name, weights, TOKENS, 0), "ptxgen", work, 15)
+            if llama is not None:
+                peer = functools.partial(llama_prompts, run, llama, name, ends)
+                yield Task(
+                    case_of(name, weights, TOKENS, 0), "llama.cpp", peer, 15, functools.partial(llama.ready, name)
+                )
+    for name, weights in pairs:
+        if weights != "q4_k_m":
+            work = functools.partial(ours, run, device, name, weights)
+            yield Task(case_of(name, weights, TOKENS, 0), "ptxgen", work, 15)
+
+
+def main(run: Run, given: argparse.Namespace) -> None:
+    """All of it, in `given.seconds`."""
+    from benchmarks.peers.llama_cpp import WEIGHTS, LlamaCpp
+    from ptxgen.runtime import open_device
+
+    ends = time.monotonic() + given.seconds
+    llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
+    try:
+        if llama is not None:
+            llama.write([pair[0] for pair in FIRST if pair[1] == WEIGHTS and chosen(pair, given)])
+        work_off(run, list(tasks(run, open_device("cuda"), llama, given, ends)), ends)
+    finally:
+        if llama is not None:
+            llama.stop()
+
+
+IMPLS = (*CHUNKS, "llama.cpp")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line a case: tokens a second of every implementation; then what has no row, and why."""
+    cases: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        if "us" in row:
+            cases.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["tokens_s"]
+    heads = ("model", "weights", "tokens", "depth", "batch", *(f"{impl}, tokens/s" for impl in IMPLS))
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
+    for case, found in sorted(cases.items()):
+        cells = [f"{found[impl]:.0f}" if impl in found else "" for impl in IMPLS]
+        lines.append("| " + " | ".join([*map(str, case), *cells]) + " |")
+    for row in rows:
+        if "why" in row:
+            lines.append(f"\n{row['impl']}, {', '.join(map(str, row['case'].values()))}: {row['why']}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    wanted = [option for option in OPTIONS if option[0] != "--no-transformers"]
+    command("prompt", __doc__, main, *wanted, device=gpu, table=table, at_once=True)

@@ -1,0 +1,65 @@
+"""Tasks of a benchmark that has so many seconds: the most important first, those that wait for something when it is
+there, and none that would not end in time."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report.rows import Run
+
+Case = dict[str, Any]
+TICK = 1.0  # seconds between looks for what is ready
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something that adds rows for `case` and `impl`. `seconds`: about what it takes. `ready`: whether it can begin;
+    it raises where it never will."""
+
+    case: Case
+    impl: str
+    work: Callable[[], None]
+    seconds: float
+    ready: Callable[[], bool] = lambda: True
+
+
+def work_off(run: Run, tasks: Sequence[Task], ends: float) -> None:
+    """Do what can be done until `ends` (of `time.monotonic`). What fails or finds no time is a row that says why."""
+    left = list(tasks)
+    while left:
+        now = time.monotonic()
+        for late in [task for task in left if now + task.seconds > ends]:
+            left.remove(late)
+            run.add(
+                late.case, late.impl, why=f"{ends - now:.0f} s were left of the run, it takes about {late.seconds:.0f}"
+            )
+        task = next((task for task in left if _ready(run, task, left)), None)
+        if task is None:
+            time.sleep(TICK if left else 0)
+            continue
+        left.remove(task)
+        print(f"{ends - now:.0f} s left: {task.impl} {task.case}", flush=True)
+        try:
+            task.work()
+        except Exception as wrong:
+            _failed(run, task, wrong)
+
+
+def _ready(run: Run, task: Task, left: list[Task]) -> bool:
+    if task not in left:
+        return False
+    try:
+        return task.ready()
+    except Exception as wrong:
+        left.remove(task)
+        _failed(run, task, wrong)
+        return False
+
+
+def _failed(run: Run, task: Task, wrong: Exception) -> None:
+    traceback.print_exception(wrong)
+    run.add(task.case, task.impl, why=f"{type(wrong).__name__}: {wrong}"[:400])

@@ -1,0 +1,75 @@
+"""How a token is drawn: the settings of a sequence, and their arrays on the device. Kernel type Sample draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxgen import rules
+from ptxgen.dtypes import f32, s32, u64
+from ptxgen.errors import SpecError
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.core.buffer import Buffer
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.stream import Stream
+
+_DTYPES = {"temperature": f32, "top_k": s32, "top_p": f32, "min_p": f32, "seed": u64, "penalty": f32}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`temperature` 0 takes the likeliest token. Off: `top_k` 0, `top_p` 1, `min_p` 0, `penalty` 1 (above: tokens that
+    the sequence has already are less likely). The same `seed` gives the same tokens on every device."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for reason in (
+            *rules.between("temperature", self.temperature, 0.0, 1e6),
+            *rules.between("top_k", self.top_k, 0, 1 << 30),
+            *rules.between("top_p", self.top_p, 0.0, 1.0),
+            *rules.between("min_p", self.min_p, 0.0, 1.0),
+            *rules.between("penalty", self.penalty, 1e-3, 1e3),
+            *rules.between("seed", self.seed, 0, (1 << 64) - 1),
+        ):
+            raise SpecError(f"Sampling.{reason}")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the sequence's own tokens matter."""
+        return self.penalty != 1.0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Settings:
+    """The settings of `rows` sequences on the device: `buffers` by the names that a Program gives them."""
+
+    def __init__(self, device: Device, rows: int, history: int) -> None:
+        self.buffers: dict[str, Buffer] = {
+            f"sampling.{name}": device.zeros(rows, kind) for name, kind in _DTYPES.items()
+        }
+        self.buffers["history"] = device.zeros((rows, history), s32)
+        self._now: list[Sampling | None] = [None] * rows
+
+    def put(self, sampling: Sampling, row: int, stream: Stream) -> None:
+        """Let a row have these settings from the next step on."""
+        if sampling == self._now[row]:
+            return
+        for name, kind in _DTYPES.items():
+            value = np.array([getattr(sampling, name)], kind.numpy)
+            self.buffers[f"sampling.{name}"][row : row + 1].copy_from(value, stream)
+        self._now[row] = sampling
+
+    def remember(self, tokens: np.ndarray, stream: Stream) -> None:
+        """The tokens of row 0, from its first position on."""
+        self.buffers["history"][0, : len(tokens)].copy_from(tokens, stream)

@@ -1,0 +1,98 @@
+"""`Steps`: the memory that the steps of a model share, and those that have been bound. Knows no sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.dtypes import dtype, f32, s32
+from ptxgen.models.arena import plan_arena
+from ptxgen.models.decode import step_program
+from ptxgen.models.packing import WeightSource, formats_of
+from ptxgen.models.program import Program
+from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.kvcache import KvCache
+from ptxgen.runtime.program.sampling import Sampling, Settings
+from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.program.weights import Progress, load_weights
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.stream import Stream
+
+
+class Steps:
+    """Weights, the cache of one sequence, scratch memory, `counters` (position, length), `tokens` and `logits`.
+
+    A prompt's steps take `chunk` positions or a power of two below. `overlaps`: kernels may start before the one ahead
+    has ended, where the device can.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        source: WeightSource,
+        kv_dtype: object,
+        chunk: int,
+        overlaps: bool,
+        progress: Progress | None,
+        weights: Mapping[str, Buffer] | None = None,
+    ) -> None:
+        self.device, self.source, self.spec = device, source, source.spec
+        self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
+        decode, prefill = self.program("decode"), self.program("prefill", chunk)
+        self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
+        shape = self.spec.shape
+        self.cache = KvCache(
+            device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype
+        )
+        self.arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill)), "u8")
+        self.counters, self.tokens = device.zeros(2, s32), device.zeros(1, s32)
+        self.logits = device.empty((1, shape.vocab), f32)
+        self.decode = self._bind(decode)
+        self._settings: Settings | None = None
+        self._bound: dict[tuple[int, str], Step] = {(0, "greedy"): self.decode}
+
+    def program(self, step: str = "decode", rows: int = 1, **options: Any) -> Program:
+        """The Program of a step of this model on this device."""
+        return step_program(
+            self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype,
+            target=self.device.target.name, programmatic=self.overlaps, **options,
+        )  # fmt: skip
+
+    def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:
+        """The step of a chunk of `rows` positions (0: the decode step) that draws so, its settings on the device."""
+        choice = "greedy" if sampling is None else "penalise" if sampling.penalises else "sample"
+        if sampling is not None:
+            self.settings.put(sampling, 0, stream)
+        step = self._bound.get((rows, choice))
+        if step is None:
+            program = self.program("prefill" if rows else "decode", rows or 1, choice=choice)
+            step = self._bound[rows, choice] = self._bind(program, self._settings)
+        return step
+
+    @property
+    def settings(self) -> Settings:
+        """How the sequence draws its tokens, made when first asked for."""
+        if self._settings is None:
+            self._settings = Settings(self.device, 1, self.spec.shape.max_len)
+        return self._settings
+
+    def _bind(self, program: Program, settings: Settings | None = None) -> Step:
+        buffers = {**self.weights, **layer_buffers(self.cache), "tokens": self.tokens, "logits": self.logits}
+        buffers |= {"position": self.counters[:1], "length": self.counters[1:]}
+        if settings is not None:
+            buffers |= settings.buffers
+        return Step(self.device, program, buffers | own_buffers(self.device, program, buffers), self.arena)
+
+
+def layer_buffers(cache: Any) -> dict[str, Buffer]:
+    """The memory of a cache, single or batched, by the names that a Program gives it."""
+    named = ((layer, cache.buffers(layer)) for layer in range(cache.n_layers))
+    return {f"layers.{layer}.{name}": buffer for layer, held in named for name, buffer in held.items()}
+
+
+def own_buffers(device: Device, program: Program, given: dict[str, Buffer]) -> dict[str, Buffer]:
+    """Memory of the states, inputs and outputs of a program that nobody shares, zeroed where that is asked for."""
+    tensors = [t for t in program.tensors.values() if t.kind in ("state", "input", "output") and t.name not in given]
+    return {t.name: (device.zeros if t.zeroed else device.empty)(t.shape, t.dtype) for t in tensors}

@@ -1,0 +1,172 @@
+"""What a user adds without touching a kernel: a step of the score, sinks and slopes in prefill, rows of two widths, V
+inside K. Each on the CPU executor against the one reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen.attention.problem import Attention
+from ptxgen.attention.reference import attend, cached_rows
+from ptxgen.attention.variant import PerHead, Scores
+from ptxgen.builder import Builder
+from ptxgen.idioms.convert import scratch
+from ptxgen.kernel import KernelType
+from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
+from ptxgen.launch import Param, buffer
+from ptxgen.runtime import Device
+from ptxgen.runtime.tools.trial import trial
+
+
+def run(device: Device, where: str, one: KernelType) -> None:
+    trial(one, device, target=where, arguments=one.example(np.random.default_rng(3))).require()
+
+
+# -- a step of the score -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gate:
+    """score · sigmoid(t(h) · score); in units of log2 that is s / (1 + 2^(−t · s))."""
+
+    temperature = PerHead("temperatures", "score_temperature", -1.0)
+
+    @property
+    def per_head(self) -> tuple[PerHead, ...]:
+        return (self.temperature,)
+
+    def apply(self, b: Builder, scores: Scores) -> None:
+        gate = scratch(b, "score_gate", "f32")
+        for minus_t, registers in scores.heads(self.temperature):
+            for score in registers:
+                b.op("mul.f32", gate, score, minus_t)
+                b.op("ex2.approx.ftz.f32", gate, gate)
+                b.op("add.f32", gate, gate, 1.0)
+                b.op("rcp.approx.ftz.f32", gate, gate)
+                b.op("mul.f32", score, score, gate)
+
+    def reference(self, scores: np.ndarray, distance: np.ndarray, arguments: Any) -> np.ndarray:
+        t = arguments["temperatures"].astype(np.float64)[:, None, None]
+        return scores / (1 + np.exp(-t * scores))
+
+
+def gated(attention: Attention) -> Attention:
+    return replace(attention, variant=replace(attention.variant, more=(Gate(),)))
+
+
+@dataclass(frozen=True, eq=False)
+class GatedDecode(IncrementalAttention):
+    @property
+    def attention(self) -> Attention:
+        return gated(super().attention)
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        return super().given(rng, sizes) | {"temperatures": np.asarray(rng.uniform(0.25, 2, self.n_heads), np.float32)}
+
+
+@dataclass(frozen=True, eq=False)
+class GatedPrefill(MultiHeadAttention):
+    @property
+    def attention(self) -> Attention:
+        return gated(super().attention)
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        return super().given(rng, sizes) | {"temperatures": np.asarray(rng.uniform(0.25, 2, self.n_heads), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("sm_80", {"head_dim": 64, "n_heads": 6, "n_kv_heads": 2, "q_dtype": "f16", "kv_dtype": "f16"}),
+        (
+            "sm_90",
+            {"head_dim": 128, "n_heads": 12, "n_kv_heads": 1, "kv_dtype": "e4m3", "alibi": True, "batched": True},
+        ),
+        ("sm_75", {"head_dim": 32, "n_heads": 20, "n_kv_heads": 1, "soft_cap": 5.0, "sinks": True, "lse": True}),
+    ],
+)
+def test_a_step_of_the_score_in_decode(device: Device, where: str, fields: dict[str, Any]) -> None:
+    run(device, where, GatedDecode(max_len=100, **fields))
+
+
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("sm_80", {"head_dim": 64, "n_heads": 4, "n_kv_heads": 2, "lse": True}),
+        ("sm_90", {"head_dim": 16, "n_heads": 3, "n_kv_heads": 1, "kv_dtype": "s8", "max_len": 32, "batched": True}),
+        (
+            "sm_75",
+            {"head_dim": 40, "n_heads": 2, "n_kv_heads": 2, "kv_dtype": "f32", "layout": "heads", "causal": False},
+        ),
+    ],
+)
+def test_a_step_of_the_score_in_prefill(device: Device, where: str, fields: dict[str, Any]) -> None:
+    run(device, where, GatedPrefill(**fields))
+
+
+# -- fields of a variant in prefill ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Prefill(MultiHeadAttention):
+    sinks: bool = False
+    alibi: bool = False
+
+
+@pytest.mark.parametrize("more", [{"sinks": True}, {"alibi": True}, {"sinks": True, "alibi": True, "window": 9}])
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("sm_80", {"head_dim": 64, "n_heads": 4, "n_kv_heads": 2, "lse": True}),
+        ("sm_90", {"head_dim": 16, "n_heads": 3, "n_kv_heads": 1, "kv_dtype": "s8", "max_len": 32, "batched": True}),
+        ("sm_75", {"head_dim": 64, "n_heads": 4, "n_kv_heads": 1, "soft_cap": 20.0, "lse": True}),
+    ],
+)
+def test_sinks_and_slopes_in_prefill(device: Device, where: str, fields: dict[str, Any], more: dict[str, Any]) -> None:
+    run(device, where, Prefill(**fields, **more))
+
+
+# -- rows of two widths, and V inside K --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TwoWidths(IncrementalAttention):
+    """K's rows have head_dim elements, V's, and an output, `v_dim`."""
+
+    v_dim: int = 8
+    v_in_k: bool = False
+
+    @property
+    def attention(self) -> Attention:
+        whole = super().attention
+        cache = replace(whole.cache, v_dim=self.v_dim, v_in_k=self.v_in_k)
+        return replace(whole, problem=replace(whole.problem, v_dim=self.v_dim), cache=cache)
+
+    def params(self) -> tuple[Param, ...]:
+        out = buffer("out", self.q_dtype, self.n_heads, self.v_dim, access="out")
+        return tuple(out if p.name == "out" else p for p in super().params())
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        length = int(np.ravel(a["seq_len"])[0])
+        k, v = (rows[:, :length] for rows in cached_rows(self.attention, a, 0))
+        values, _ = attend(self.attention, a["q"][:, None], k, v, length - 1, a)
+        return {"out": values[:, 0].astype(self.q_dtype.numpy)}
+
+
+@pytest.mark.parametrize("v_in_k", [False, True])
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("sm_80", {"max_len": 300, "head_dim": 128, "v_dim": 64, "n_heads": 6, "n_kv_heads": 2, "kv_dtype": "f16"}),
+        ("sm_90", {"max_len": 600, "head_dim": 192, "v_dim": 128, "n_heads": 16, "n_kv_heads": 1, "kv_dtype": "bf16"}),
+        ("sm_80", {"max_len": 96, "head_dim": 64, "v_dim": 32, "n_heads": 8, "n_kv_heads": 1, "kv_dtype": "s8"}),
+    ],
+)
+def test_rows_of_two_widths_and_v_inside_k(device: Device, where: str, fields: dict[str, Any], v_in_k: bool) -> None:
+    one = TwoWidths(q_dtype="f16", indirect=True, v_in_k=v_in_k, **fields)
+    assert ("v_cache" in {p.name for p in one.params()}) is not v_in_k
+    run(device, where, one)

@@ -1,0 +1,30 @@
+"""The benchmark of prompts on the CPU executor."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import prompt
+from benchmarks.report.rows import Run
+from ptxgen.runtime.cpu.device import CpuDevice
+from tests.benchmarks.test_decode_step import LLAMA
+
+
+def test_rows_of_a_small_model() -> None:
+    run = Run("prompt", "a GPU")
+    chunks = {"ptxgen": 2, "ptxgen-512": 4}
+    prompt.ours(
+        run, CpuDevice(), "small", "q4_k_m", models={"small": LLAMA}, tokens=4, depths=(0, 3), max_len=16, chunks=chunks
+    )
+    assert [(row["impl"], row["case"]["depth"]) for row in run.rows] == [
+        ("ptxgen", 0), ("ptxgen", 3), ("ptxgen-512", 0), ("ptxgen-512", 3),
+    ]  # fmt: skip
+    assert all(row["us"] > 0 and row["case"]["tokens"] == 4 for row in run.rows)
+    assert "| small | q4_k_m | 4 | 0 | 1 |" in prompt.table(run.rows)
+
+
+def test_tasks_begin_with_what_has_a_peer() -> None:
+    given = argparse.Namespace(models="", weights="")
+    made = list(prompt.tasks(Run("prompt", "a GPU"), CpuDevice(), None, given, 0.0))
+    assert [task.case["weights"] for task in made[:4]] == ["q4_k_m", "q4_k_m", "q4_k_m", "bf16"]
+    assert max(prompt.DEPTHS) + prompt.TOKENS <= prompt.MAX_LEN

@@ -1,0 +1,106 @@
+"""A model decodes from every kind of file: its logits are those of the float64 model with the file's values.
+
+What a format's values are, `tests.weights` and `tests.models` hold against `gguf` and against plain arithmetic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from ptxgen.models.files import open_model
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.runtime import Device, Model
+from ptxgen.weights import weight_format
+from tests.models.test_checkpoints import packed, write_llama2c
+from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.model_files import ARCHS, write_folder, write_gguf
+from tests.tools.record_families import PROMPT, torch_name
+
+CLOSE = 1e-5  # of the largest logit
+SIZES = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=2, head_dim=64)
+# As llama.cpp's Q4_K_M mixes types: the rest of the matrices in the first of them.
+MIX = {"v_proj": "q6_k", "down_proj": "q6_k", "o_proj": "q5_k", "embed_tokens": "q6_k", "lm_head": "q8_0"}
+
+
+def check(device: Device, path: Path, prompt: tuple[int, ...] = PROMPT) -> None:
+    """Logits after each token of a prompt, and the tokens after it."""
+    file = open_model(path)
+    model = Model(file, device, "f32", chunk=8)
+    reference = ReferenceModel(file.spec, {name: file.values(name) for name in file.tensors})
+    expected = reference.forward(prompt)
+    found = [model.forward(token) for token in prompt]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
+    reference.rollback(0)
+    assert model.generate(prompt, 8)[len(prompt) :] == reference.generate(prompt, 8)
+
+
+@pytest.mark.parametrize("family", ARCHS)
+def test_a_gguf_file_of_a_family(device: Device, family: str, tmp_path: Path) -> None:
+    check(device, write_gguf(tmp_path / "m.gguf", family))
+
+
+@pytest.mark.parametrize("first", ["q4_k", "q5_k", "q4_0", "f16", "bf16"])
+def test_a_gguf_file_of_mixed_types(device: Device, first: str, tmp_path: Path) -> None:
+    def convert(name: str, values: np.ndarray) -> tuple[np.ndarray, Any]:
+        if values.ndim == 1:
+            return values, None
+        format = MIX.get(name.rsplit(".", 1)[-1], first)
+        source = weight_format(format).quantise(values)
+        array = source["blocks"] if "blocks" in source else source["weight"].view(np.uint8)
+        return np.ascontiguousarray(array), Type[format.upper()]
+
+    check(device, write_gguf(tmp_path / "m.gguf", "llama", convert, **SIZES))
+
+
+def quantised(folder: Path, format: str, parts: Any, quantization: dict[str, Any]) -> Path:
+    """A llama whose products are in `format`, each as `parts` lays its source arrays out."""
+    config = CONFIGS["llama"] | SIZES | {"attention_bias": False, "mlp_bias": False}
+    spec = small_spec("llama", **config)
+    arrays: dict[str, np.ndarray] = {}
+    for name, values in random_weights(spec).items():
+        theirs = torch_name(name)
+        if values.ndim == 1 or not name.endswith("_proj"):
+            arrays[theirs] = values
+            continue
+        for part, array in parts(weight_format(format).quantise(values)).items():
+            arrays[f"{theirs.removesuffix('weight')}{part}"] = np.ascontiguousarray(array)
+    return write_folder(folder, config | {"quantization_config": quantization}, arrays)
+
+
+@pytest.mark.parametrize("format", ["e4m3", "e4m3_channel", "e4m3_block"])
+def test_a_checkpoint_in_fp8(device: Device, format: str, tmp_path: Path) -> None:
+    scale = "weight_scale_inv" if format == "e4m3_block" else "weight_scale"
+    check(
+        device,
+        quantised(
+            tmp_path, format, lambda s: {"weight": s["weight"], scale: np.asarray(s["scale"])}, {"quant_method": "fp8"}
+        ),
+    )
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_a_checkpoint_in_int4(device: Device, method: str, size: int, tmp_path: Path) -> None:
+    awq = method == "awq"
+    order = (0, 2, 4, 6, 1, 3, 5, 7) if awq else tuple(range(8))
+
+    def parts(source: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        zeros = source["zeros"].T.astype(np.int64) - (not awq)
+        return {
+            "qweight": packed(source["qweight"].T, 1 if awq else 0, order),
+            "qzeros": packed(zeros & 15, 1, order),
+            "scales": source["scales"].T,
+        }
+
+    check(device, quantised(tmp_path, f"int4_g{size}", parts, {"quant_method": method, "bits": 4}))
+
+
+def test_a_llama2c_checkpoint(device: Device, tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    write_llama2c(path, 0, False)
+    check(device, path, PROMPT[:7])  # of 16 positions

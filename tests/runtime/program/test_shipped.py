@@ -1,0 +1,58 @@
+"""The model that is shipped: greedy tokens of the float64 model on every device, its memory, a token in check mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ptxgen.models.arena import plan_arena
+from ptxgen.models.files import open_model
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.runtime import Model
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.weights import weight_format
+
+SHIPPED = Path(__file__).parents[3] / "examples" / "models"
+PROMPT, COUNT = "In the beginning", 24
+
+
+def reference_tokens(path: Path, kv_dtype: str | None = None) -> tuple[list[int], list[int]]:
+    """A prompt, and what the float64 model says after it."""
+    file = open_model(path, 128)
+    prompt = [int(token) for token in file.text().encode(PROMPT)]
+    model = ReferenceModel(file.spec, {name: file.values(name) for name in file.tensors}, kv_dtype)
+    return prompt, model.generate(prompt, COUNT)
+
+
+@pytest.mark.parametrize(("kind", "kv_dtype"), [("f16", "f16"), ("q8_0", "f32")])
+def test_greedy_tokens_are_those_of_the_float64_model(device: Device, kind: str, kv_dtype: str) -> None:
+    path = SHIPPED / f"kjv-{kind}.gguf"
+    prompt, expected = reference_tokens(path)
+    model = Model.load(path, device, kv_dtype, max_len=128)
+    assert model.generate(prompt, COUNT)[len(prompt) :] == expected
+
+
+def test_a_token_in_check_mode_has_no_finding() -> None:
+    model = Model.load(SHIPPED / "kjv-q8_0.gguf", CpuDevice("check"), "f16", max_len=64, chunk=4)
+    assert model.forward_to_token(model.prefill([1, 2, 3, 4])) >= 0
+
+
+def test_memory_is_within_2_percent_of_what_the_formats_need() -> None:
+    """Weights without padding, the cache, and the scratch memory that lives at once in a step."""
+    model = Model.load(SHIPPED / "kjv-f16.gguf", CpuDevice(), "f16")
+    shapes = model.spec.tensors().values()
+    need = sum(2 * shape[0] * shape[1] if len(shape) == 2 else 4 * shape[0] for shape in shapes) + model.cache.nbytes
+    need += max(plan_arena(p).needed for p in (model.program(), model.program("prefill", model.chunk)))
+    taken = sum(b.nbytes for b in model.steps.weights.values()) + model.cache.nbytes + model.steps.arena.nbytes
+    assert need <= taken <= 1.02 * need
+    assert weight_format("f16").nbytes(16, 64) == 2 * 16 * 64
+
+
+@pytest.mark.gpu
+def test_replayed_tokens_are_those_of_launches_one_by_one(gpu: Device) -> None:
+    path = SHIPPED / "kjv-q8_0.gguf"
+    prompt = [1, 2, 3, 4, 5]
+    graph = Model.load(path, gpu, "f16").generate(prompt, 64)
+    assert Model.load(path, gpu, "f16", deterministic=True).generate(prompt, 64) == graph
