@@ -31,6 +31,10 @@ coverage: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report= --cov-report=json:coverage.json $(PYTEST_ARGS)
 	$(BIN)/python -m tests.tools.coverage_figure coverage.json
 
+# Small mutations of the source, and which of them the tests do not notice: hours for all of them
+mutants: $(STAMP)
+	$(BIN)/python -m tests.tools.mutants $(MUTANTS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --output-format concise .

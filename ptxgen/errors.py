@@ -58,6 +58,15 @@ class CapacityError(PtxgenError):
     """A KV cache cannot hold what was asked; nothing was changed."""
 
 
+# what Python raises where a text nests, counts or measures beyond all bounds: one place turns it into an error
+UNREADABLE = (RecursionError, ValueError, OverflowError, MemoryError)
+
+
+def unreadable(wrong: BaseException) -> str:
+    """What is said of a text for which Python raised one of `UNREADABLE`."""
+    return f"cannot be read ({str(wrong).partition(';')[0] or type(wrong).__name__})"
+
+
 _LONGEST = 60
 
 
@@ -71,6 +80,7 @@ def brief(value: object) -> str:
 
 
 __all__ = [
+    "UNREADABLE",
     "AssembleError",
     "CapacityError",
     "CudaError",
@@ -84,4 +94,5 @@ __all__ = [
     "TargetError",
     "TemplateError",
     "brief",
+    "unreadable",
 ]

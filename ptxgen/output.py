@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+from ptxgen.errors import SpecError
 
 
 def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...]:
@@ -42,6 +44,15 @@ def write_files(root: Path, files: Mapping[str, str | bytes]) -> tuple[Path, ...
                 folder.rmdir()
         raise
     return tuple(root / name for name in sorted(files))
+
+
+def check_below(root: Path, names: Iterable[str]) -> None:
+    """Raise `SpecError` for a file that would lie outside of `root`, through a link or dots."""
+    real = root.resolve()
+    for name in names:
+        path = root / name
+        if path.is_symlink() or not path.parent.resolve().is_relative_to(real):
+            raise SpecError(f"{path}: must lie below {root} itself (got a link to {path.resolve()})")
 
 
 def check_place(path: Path) -> None:

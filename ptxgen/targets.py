@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ptxgen.errors import TargetError
+from ptxgen.errors import TargetError, brief
 
 IsaVersion = tuple[int, int]
 
@@ -154,10 +154,10 @@ ALL_TARGETS: tuple[Target, ...] = tuple(
 
 @lru_cache(maxsize=256)
 def _parse(name: str) -> Target:
-    match = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)([af]?)", name)
+    match = re.fullmatch(r"(?:sm|compute)_(\d{1,3})(\d)([af]?)", name)
     found = Target(int(match[1]), int(match[2]), match[3]) if match else None
     if found not in ALL_TARGETS:
-        raise TargetError(f"target: must be one of {', '.join(t.name for t in ALL_TARGETS)} (got {name!r})")
+        raise TargetError(f"target: must be one of {', '.join(t.name for t in ALL_TARGETS)} (got {brief(name)})")
     return found
 
 

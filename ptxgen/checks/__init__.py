@@ -9,7 +9,7 @@ from ptxgen.checks.access import unwritten_reads, wild_accesses
 from ptxgen.checks.lint import Finding, backward_branches, narrow_addresses
 from ptxgen.checks.names import Names
 from ptxgen.checks.operand import choose, fault
-from ptxgen.errors import IsaError
+from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, unreadable
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand
 from ptxgen.nodes import Function, Instruction, Label, Module, Register, Scope, Statement, Variable
@@ -42,7 +42,7 @@ def check(
 def _header(module: Module, target: Target | None) -> Iterable[Finding]:
     own = own_target(module.targets)
     if own is None:
-        yield module.line_of(".target"), f".target: unknown architecture (got {module.targets[0]})"
+        yield module.line_of(".target"), f".target: unknown architecture (got {module.targets[0][:60]})"
     elif target is not None and own != target:
         yield module.line_of(".target"), f".target: must be {target} (got {own})"
     lowest = own.lowest_ptx if own else OLDEST
@@ -132,7 +132,12 @@ class _FunctionCheck:
         for item in items:
             if type(item) is Instruction:
                 self.flat.append(item)
-                self.instruction(item)
+                try:
+                    self.instruction(item)
+                except UNREADABLE as wrong:
+                    if isinstance(wrong, PtxgenError):
+                        raise
+                    self.report(item.line, unreadable(wrong))
             elif type(item) is Label:
                 self.flat.append(item)
             elif type(item) is Variable:

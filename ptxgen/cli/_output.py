@@ -22,9 +22,15 @@ def emit_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: control characters as Python writes them, line ends kept."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """A table: drawn on a terminal, else aligned columns that nothing wraps or cuts."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    title = printable(title)
     if sys.stdout.isatty():
         _rich_table(columns, cells, title)
         return
@@ -40,7 +46,7 @@ def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]], title: s
     from rich.markup import escape
     from rich.table import Table
 
-    drawn = Table(*columns, title=title or None, title_justify="left")
+    drawn = Table(*columns, title=escape(title) or None, title_justify="left")
     for line in cells:
         drawn.add_row(*map(escape, line))
     Console().print(drawn)

@@ -20,7 +20,7 @@ from ptxgen.golden.compare import RESOURCES, Finding, Snapshot, compare
 from ptxgen.golden.record import by_folder, measured, read_record, record_text
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
 from ptxgen.manifest import manifest
-from ptxgen.output import write_files
+from ptxgen.output import check_below, write_files
 from ptxgen.packages import package_of
 from ptxgen.targets import Target, target
 
@@ -147,6 +147,7 @@ class Goldens:
             files[f"{folder}/{RESOURCES}"] = record_text(members)
         there = {path: self.root / path for path in files}
         changed = {f: t for f, t in files.items() if not there[f].is_file() or there[f].read_bytes() != t.encode()}
+        check_below(self.root, [*files, *removed])
         write_files(self.root, changed)
         for file in removed:
             (self.root / file).unlink()

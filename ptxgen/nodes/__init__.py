@@ -182,11 +182,15 @@ class Function:
         return head + "\n{\n" + "\n".join(map(str, self.body)) + "\n}"
 
 
+_LONGEST = 400  # characters of a line that a finding shows
+
+
 def finding(source: str, file: str, about: str, line: int, what: str) -> str:
     """The one form of everything that is found in a text: `about, origin, FILE:LINE: what | the line's text`."""
     lines = source.splitlines()
     places = ", ".join(str(part) for part in (about, origin(source, line), f"{file}:{line}") if part)
     text = lines[line - 1].strip() if 0 < line <= len(lines) else "end of text"
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 50]} … {text[-40:]}"
     shown = f" | {text}" if source else ""  # a module of nodes that were never text has none
     return f"{places}: {what}{shown}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ptxgen.errors import IsaError
+from ptxgen.errors import UNREADABLE, IsaError, unreadable
 from ptxgen.nodes import (
     Address,
     Directive,
@@ -53,8 +53,8 @@ def parse(text: str, file: str = "<ptx>", about: str = "") -> Module:
         return parser.module()
     except IsaError:
         raise
-    except (RecursionError, ValueError) as wrong:  # scopes within scopes without end; a number of thousands of digits
-        parser.fail(f"cannot be read ({str(wrong).partition(';')[0]})")
+    except UNREADABLE as wrong:  # scopes within scopes without end; a number of thousands of digits
+        parser.fail(unreadable(wrong))
 
 
 def _blanked(match: re.Match[str]) -> str:

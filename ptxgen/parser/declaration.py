@@ -6,6 +6,7 @@ import re
 
 from ptxgen.errors import IsaError
 from ptxgen.nodes import Immediate, Operand, Variable, Vector
+from ptxgen.parser.limits import MOST_PARAMETERS, bytes_of, within
 from ptxgen.parser.operand import evaluate, parse_operand, split_operands
 
 SPACES = frozenset({"reg", "sreg", "const", "global", "local", "param", "shared", "tex"})
@@ -21,17 +22,26 @@ def parse_variables(text: str, line: int) -> list[Variable]:
     """The variables of one declaration statement (without `;`): one a name. Raises `IsaError`."""
     simple = _REGISTERS.fullmatch(text)
     if simple:
-        return [Variable("reg", simple[1], simple[2], count=int(simple[3] or 0), line=line)]
+        return [within(Variable("reg", simple[1], simple[2], count=int(simple[3] or 0), line=line))]
     head, names = _head(text)
     return [_declared(head, part, line) for part in _declarators(names)]
 
 
 def parse_parameters(text: str, line: int) -> tuple[Variable, ...]:
     """The parameters of a function's parenthesised list (without the parentheses)."""
-    found = []
-    for part in split_operands(text):
-        at = line + text[: text.find(part)].count("\n")
-        found += parse_variables(part, at)
+    parts = split_operands(text)
+    if len(parts) > MOST_PARAMETERS:
+        raise IsaError(f"parameters: at most {MOST_PARAMETERS:,} bytes (got {len(parts):,} parameters)")
+    found: list[Variable] = []
+    place = 0
+    for part in parts:
+        begin = text.find(part, place)
+        line += text.count("\n", place, begin)
+        place = begin
+        found += parse_variables(part, line)
+    total = sum(bytes_of(each) for each in found if each.space == "param")
+    if total > MOST_PARAMETERS:
+        raise IsaError(f"parameters: at most {MOST_PARAMETERS:,} bytes (got {total:,})")
     return tuple(found)
 
 
@@ -90,16 +100,17 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
     extents = [inner.strip() for inner in re.findall(r"\[([^\]]*)\]", match[3])]
     dims = tuple(evaluate(inner) if inner else 0 for inner in extents)
     init = None
+    within(Variable(head.space, head.type, match[1], dims))  # before rows are filled up
     if equals:
         node = parse_operand(value)
         if dims[:1] == (0,) and isinstance(node, Vector):
             dims = (len(node.items), *dims[1:])
         init = _flat(node, dims)
     attributes = " ".join(head.attributes)
-    return Variable(
+    return within(Variable(
         head.space, head.type, match[1], dims, head.align, head.vector, int(match[2] or 0), init,
         tuple(head.linkage), attributes, line,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 _ZERO = Immediate("0")

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from ptxgen.errors import IsaError
+from ptxgen.errors import IsaError, brief
 from ptxgen.nodes import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[\w:]+)?|_|[A-Za-z_$][\w$]*\.[xyzwrgba]")
 _NUMBER = re.compile(r"-?\s*(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)")
 _LONGEST = 80  # a sign, 0b and 64 bits, with room for blanks
+_NOT_OCTAL = re.compile(r"-?\s*0\d*[89]\d*U?")
 _DECIMAL = re.compile(r"[-+]?\s*(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_$][\w$]*")
 _OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+)U?)", re.DOTALL)
@@ -27,6 +28,8 @@ def parse_operand(text: str) -> Operand:
     if _NUMBER.fullmatch(text):
         if len(text) > _LONGEST:
             raise IsaError(f"a literal has 64 bits at most (got {text[:20]}…, {len(text)} characters)")
+        if _NOT_OCTAL.fullmatch(text):
+            raise IsaError(f"a number that begins with 0 has digits up to 7 (got {text})")
         return Immediate("".join(text.split()))
     first = text[:1]
     if first == "[":
@@ -59,7 +62,7 @@ def _rest(text: str) -> Operand:
         return Symbol(" ".join(text.split()))
     if text and _EXPRESSION.fullmatch(text):
         return Immediate(str(evaluate(text)))
-    raise IsaError(f"not an operand: {text!r}")
+    raise IsaError(f"not an operand: {brief(text)}")
 
 
 def _offset(match: re.Match[str]) -> int:
@@ -120,61 +123,91 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "|": lambda a, b: a | b, "^": lambda a, b: a ^ b, "&": lambda a, b: a & b,
     "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b), "<": lambda a, b: int(a < b),
     "<=": lambda a, b: int(a <= b), ">": lambda a, b: int(a > b), ">=": lambda a, b: int(a >= b),
-    "<<": lambda a, b: a << min(b, 64), ">>": lambda a, b: a >> b, "+": lambda a, b: a + b, "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b, "/": lambda a, b: int(a / b) if b else _divided(), "%": lambda a, b: a - b * int(a / b)
-    if b else _divided(),
+    "<<": lambda a, b: a << min(b, 64) if b >= 0 else _shifted(),
+    ">>": lambda a, b: a >> b if b >= 0 else _shifted(),
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b, "/": lambda a, b: _divided(a, b), "%": lambda a, b: a - b * _divided(a, b),
 }  # fmt: skip
 
 
-def _divided() -> int:
-    raise IsaError("division by zero in a constant expression")
+def _shifted() -> int:
+    raise IsaError("a shift by less than 0 in a constant expression")
+
+
+def _divided(a: int, b: int) -> int:
+    """The quotient, towards zero."""
+    if not b:
+        raise IsaError("division by zero in a constant expression")
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 def evaluate(text: str) -> int:
     """The value of an integer constant expression, C's operators and precedence (PTX ISA, "Constant Expressions")."""
     words = _TERM.findall(text)
     if "".join(words) != re.sub(r"\s|(?<=[0-9a-fA-F])[uU]", "", text):
-        raise IsaError(f"not an operand: {text!r}")
-    value, rest = _conditional(words)
-    if rest:
-        raise IsaError(f"not an operand: {text!r}")
+        raise IsaError(f"not an operand: {brief(text)}")
+    reader = _Expression(words)
+    value = reader.conditional()
+    if reader.word():
+        raise IsaError(f"not an operand: {brief(text)}")
     return value
 
 
-def _conditional(words: list[str]) -> tuple[int, list[str]]:
-    value, words = _binary(words, 0)
-    if words[:1] != ["?"]:
-        return value, words
-    yes, words = _conditional(words[1:])
-    if words[:1] != [":"]:
-        raise IsaError("? without : in a constant expression")
-    no, words = _conditional(words[1:])
-    return (yes if value else no), words
+class _Expression:
+    """The words of a constant expression, and how far they are read."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words, self.at = words, 0
+
+    def word(self) -> str:
+        """The next word, or nothing."""
+        return self.words[self.at] if self.at < len(self.words) else ""
+
+    def conditional(self) -> int:
+        """`a ? b : c`, or what binds closer."""
+        value = self.binary(0)
+        if self.word() != "?":
+            return value
+        self.at += 1
+        yes = self.conditional()
+        if self.word() != ":":
+            raise IsaError("? without : in a constant expression")
+        self.at += 1
+        no = self.conditional()
+        return yes if value else no
+
+    def binary(self, level: int) -> int:
+        """Operators of one precedence, from the left."""
+        if level == len(_LEVELS):
+            return self.unary()
+        value = self.binary(level + 1)
+        while (word := self.word()) in _LEVELS[level]:
+            self.at += 1
+            value = _in_64_bits(_OPERATORS[word](value, self.binary(level + 1)))
+        return value
+
+    def unary(self) -> int:
+        """A number, a sign before one, or an expression in brackets."""
+        word = self.word()
+        self.at += 1
+        if not word:
+            raise IsaError("a constant expression breaks off")
+        if word == "(":
+            value = self.conditional()
+            if self.word() != ")":
+                raise IsaError("( without ) in a constant expression")
+            self.at += 1
+            return value
+        if word in "-+~!":
+            value = self.unary()
+            return {"-": -value, "+": value, "~": ~value, "!": int(not value)}[word]
+        if not word[0].isdigit():
+            raise IsaError(f"not a number in a constant expression: {word!r}")
+        octal = len(word) > 1 and word[0] == "0" and word.isdigit()
+        return _in_64_bits(int(word, 8 if octal else 0))
 
 
-def _binary(words: list[str], level: int) -> tuple[int, list[str]]:
-    if level == len(_LEVELS):
-        return _unary(words)
-    value, words = _binary(words, level + 1)
-    while words and words[0] in _LEVELS[level]:
-        right, rest = _binary(words[1:], level + 1)
-        value, words = _OPERATORS[words[0]](value, right), rest
-    return value, words
-
-
-def _unary(words: list[str]) -> tuple[int, list[str]]:
-    if not words:
-        raise IsaError("a constant expression breaks off")
-    word, rest = words[0], words[1:]
-    if word == "(":
-        value, rest = _conditional(rest)
-        if rest[:1] != [")"]:
-            raise IsaError("( without ) in a constant expression")
-        return value, rest[1:]
-    if word in "-+~!":
-        value, rest = _unary(rest)
-        return {"-": -value, "+": value, "~": ~value, "!": int(not value)}[word], rest
-    if not word[0].isdigit():
-        raise IsaError(f"not a number in a constant expression: {word!r}")
-    octal = len(word) > 1 and word[0] == "0" and word.isdigit()
-    return int(word, 8 if octal else 0), rest
+def _in_64_bits(value: int) -> int:
+    if value.bit_length() > 64:
+        raise IsaError("a constant expression of more than 64 bits")
+    return value

@@ -131,7 +131,7 @@ class Table:
             plain = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as failure:
             raise SpecError(f"{path}: a tuning table that cannot be read ({failure.strerror or failure})") from None
-        except ValueError as failure:
+        except (ValueError, RecursionError) as failure:
             raise SpecError(f"{path}: not JSON ({failure})") from None
         return cls.of(plain, str(path))
 

@@ -1,14 +1,17 @@
 """Bytes kept between processes: one file an entry, with magic, length and checksum. Owns no meaning of the bytes.
 
 There are no locks: a writer makes a temporary file, syncs it and renames it; a reader takes only what its checksum
-confirms. A file system that fails costs one warning, after which the entries concerned stay in memory.
+confirms. As some of it is run as machine code, a directory or a file counts only if it is this user's own and nobody
+else may write there. A file system that fails costs one warning, after which the entries concerned stay in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 import struct
 import sys
 import threading
@@ -133,7 +136,7 @@ class DiskCache:
         if path is None:
             return None
         try:
-            data = path.read_bytes()
+            data = self._own_bytes(path)
         except FileNotFoundError:
             return None
         except OSError as failure:
@@ -147,14 +150,23 @@ class DiskCache:
                 os.utime(path)  # its place in the order of use
         return payload
 
+    def _own_bytes(self, path: Path) -> bytes:
+        """What a file holds that nobody else can have written; `OSError` for another."""
+        _demand_own(os.stat(path.parent), "the directory")
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        with open(file, "rb") as opened:
+            _demand_own(os.fstat(file), path.name)
+            return opened.read()
+
     def _write(self, key: bytes, payload: bytes) -> None:
         path = self.path(key)
         assert path is not None
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(path.parent)
+        _demand_own(os.stat(path.parent), "the directory")
         temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
         data = _HEAD.pack(_MAGIC, len(key), len(payload), _checksum(key, payload)) + key + payload
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=_private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -222,10 +234,34 @@ class DiskCache:
             self._warned = True
             warnings.warn(
                 f"cache directory {self.directory}: {failure.strerror or failure}; entries stay in memory "
-                "(set PTXGEN_CACHE_DIR to a writable directory, or to 'off')",
+                "(set PTXGEN_CACHE_DIR to a writable directory of your own, or to 'off')",
                 RuntimeWarning,
                 stacklevel=4,
             )
+
+
+def _make_private(directory: Path) -> None:
+    """The directory, and what is missing above it, for this user alone."""
+    missing = [*reversed([one for one in (directory, *directory.parents) if not one.exists()])]
+    for one in missing:
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.mkdir(one, 0o700)
+    if not missing and not directory.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _demand_own(status: os.stat_result, name: str) -> None:
+    """Raise `PermissionError` for what is another user's, or what group or others may write."""
+    if not hasattr(os, "geteuid"):
+        return
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, f"{name} may be written by others (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def _checksum(key: bytes, payload: bytes) -> bytes:

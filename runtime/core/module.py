@@ -85,6 +85,11 @@ class Module:
             raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
         if not isinstance(text, str):
             raise SpecError(f"Device.module: must be PTX text, a str (got {brief(text)})")
+        try:
+            text.encode()
+        except UnicodeEncodeError as wrong:
+            line = text.count("\n", 0, wrong.start) + 1
+            raise ModuleLoadError(f"module:{line}: {text[wrong.start]!r} is no character of a text") from None
         self.device = device
         self.text = text
         self._code = device._load_foreign(text)

@@ -39,6 +39,10 @@ def test_stores_of_equal_values_are_a_note_and_others_a_race(way):
     finding("^race", STORES[way].replace("VALUE", "%warp"), block=96)
 
 
+def test_lanes_that_differ_are_no_equal_stores_whichever_wins():
+    finding("^race", "st.shared.u32 [s], %lane; ret;", block=64)
+
+
 def test_one_value_of_a_row_that_differs_is_a_race():
     finding("^race.*lane 5", STORES["a row"].replace("VALUE", "0; setp.eq.u32 %p1, %tid, 37; selp.u32 %r1, 1, 0, %p1"),
             block=64)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 import textwrap
@@ -220,3 +221,19 @@ def test_two_processes_share_the_cache(tmp_path):
         environment = {"PTXGEN_CACHE_DIR": str(tmp_path), "PYTHONPATH": "."}
         done = subprocess.run([sys.executable, "-c", code, which], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("junk", [b"", b"no object", b"\x7fELF" + bytes(200)])
+def test_what_loads_not_is_compiled_again_whatever_its_checksum(disk, junk):
+    want = launch_text()
+    for check in (False, True):
+        support_objects.of(this_host(), check).good(["fault"])
+    for path in list(disk.directory.iterdir()):
+        _, length, _, _ = struct.unpack_from("<8sIQ32s", path.read_bytes())
+        key = path.read_bytes()[52 : 52 + length]
+        path.unlink()
+        disk.put(key, junk)
+    for mode in ("fast", "check"):
+        support_objects.of.cache_clear()
+        np.testing.assert_array_equal(launch_text(mode=mode), want)
+    open_device("cpu")

@@ -164,7 +164,7 @@ def test_shared_memory_that_nobody_wrote():
   mov.u32 %r1, small; mad.lo.u32 %r2, %lane, 4, %r1; setp.lt.u32 %p1, %lane, {0};
   @%p1 st.shared.u32 [%r2], %lane;
   bar.sync 0;
-  ld.shared.u32 %r3, [%r2]; ret;"""
+  ld.shared.u32 %r3, [%r2]; setp.eq.u32 %p9, %r3, 0; @%p9 bra out; out: ret;"""
     )
     text = finding(body.format(11), u32(1), block=16)
     assert "read of uninitialised memory" in text
@@ -178,7 +178,7 @@ def test_shared_memory_of_the_cta_before_does_not_count():
         SHARED
         + """
   mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, small;
-  @!%p1 st.shared.u32 [%r2], 1; ld.shared.u32 %r3, [%r2]; ret;"""
+  @!%p1 st.shared.u32 [%r2], 1; ld.shared.u32 %r3, [%r2]; setp.eq.u32 %p9, %r3, 0; @%p9 bra out; out: ret;"""
     )
     assert "CTA (1, 0, 0)" in finding(body, u32(1), grid=2, block=1)
 
@@ -186,7 +186,8 @@ def test_shared_memory_of_the_cta_before_does_not_count():
 def test_global_memory_that_nobody_wrote():
     memory = Memory(track=True)
     begin = memory.allocate(256, name="fresh")
-    body = f"mov.u64 %rd1, {begin}; add.u64 %rd1, %rd1, %at4; ld.global.u32 %r1, [%rd1]; ret;"
+    body = f"mov.u64 %rd1, {begin}; add.u64 %rd1, %rd1, %at4; ld.global.u32 %r1, [%rd1]; "
+    body += "setp.eq.u32 %p9, %r1, 0; @%p9 bra out; out: ret;"
     memory.written(begin, 40)
     text = finding(body, u32(1), memory=memory)
     assert "read of uninitialised memory" in text
@@ -200,7 +201,8 @@ def test_global_memory_that_nobody_wrote():
 ])  # fmt: skip
 def test_lanes_that_leave_a_hole_do_not_write_it(guard, hole):
     shared = ".shared .align 16 .b8 s[128]; mov.u32 %r1, s; mad.lo.u32 %r1, %lane, 4, %r1; "
-    body = shared + "{} @%p1 st.shared.u32 [%r1], %lane; bar.warp.sync -1; ld.shared.u32 %r2, [%r1]; ret;"
+    body = shared + "{} @%p1 st.shared.u32 [%r1], %lane; bar.warp.sync -1; ld.shared.u32 %r2, [%r1]; "
+    body += "setp.eq.u32 %p9, %r2, 0; @%p9 bra out; out: ret;"
     text = finding(body.format(guard), u32(1))
     assert "read of uninitialised memory" in text
     assert f"lane {hole}\n" in text
@@ -214,7 +216,9 @@ def test_a_hole_in_what_a_warp_writes_to_global_memory_stays_unwritten():
     at = f"mov.u64 %rd1, {begin}; add.u64 %rd1, %rd1, %at4; "
     run(at + "setp.ne.u32 %p1, %lane, 5; @%p1 st.global.u32 [%rd1], %lane; ret;", u32(1), mode="check", memory=memory)
     clean(at + "setp.ne.u32 %p1, %lane, 5; @%p1 ld.global.u32 %r1, [%rd1]; ret;", u32(1), memory=memory)
-    text = finding(at + "ld.global.u32 %r1, [%rd1]; ret;", u32(1), memory=memory)
+    text = finding(
+        at + "ld.global.u32 %r1, [%rd1]; setp.eq.u32 %p9, %r1, 0; @%p9 bra out; out: ret;", u32(1), memory=memory
+    )
     assert "lane 5\n" in text
     assert "byte 20 of fresh" in text
 
@@ -420,10 +424,11 @@ def test_null_and_wild_pointers():
 
 def test_variables_of_functions_have_their_names():
     shared = ".shared .align 4 .b8 _ZZ6kernelE4tile[64];\n"
-    text = message("mov.u32 %r1, _ZZ6kernelE4tile; ld.shared.u32 %r2, [%r1+8]; ret;", before=shared)
+    text = message("mov.u32 %r1, _ZZ6kernelE4tile; ld.shared.u32 %r2, [%r1+8]; setp.eq.u32 %p9, %r2, 0; "
+                   "@%p9 bra out; out: ret;", before=shared)  # fmt: skip
     assert "byte 8 of tile (64 bytes)" in text
     generic = """mov.u32 %r1, _ZZ6kernelE4tile; cvt.u64.u32 %rd1, %r1; cvta.shared.u64 %rd1, %rd1;
-      ld.u32 %r2, [%rd1+8]; ret;"""
+      ld.u32 %r2, [%rd1+8]; setp.eq.u32 %p9, %r2, 0; @%p9 bra out; out: ret;"""
     assert "byte 8 of tile (64 bytes)" in message(generic, before=shared)
 
 

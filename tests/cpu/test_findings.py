@@ -42,15 +42,18 @@ class Faulty:
     options: dict[str, Any] = field(default_factory=dict)
     buffer: str = "zeros"  # "empty", "read only"
     before: str = SHARED
+    equal_stores: str = "note"
 
 
 FAULTS = {
     "out of bounds": Faulty("st.global.u32 [%a0+1024], 1; ret;", mode="fast"),
     "misaligned access": Faulty("ld.global.u32 %r1, [%a0+2]; ret;", mode="fast"),
     "trap": Faulty("trap;", mode="fast"),
-    "read of uninitialised memory": Faulty("ld.global.u32 %r1, [%a0]; ret;", buffer="empty"),
+    "read of uninitialised memory": Faulty("ld.global.u32 %r1, [%a0]; st.global.u32 [%a0+4], %r1; ret;", buffer="empty",
+                                            block=1),
     "read of an uninitialised register": Faulty("st.global.u32 [%a0], %r1; ret;", block=1),
     "race": Faulty("st.shared.u32 [s], %tid; ret;", block=64),
+    "unordered stores of equal values": Faulty("st.shared.u32 [s], 7; ret;", block=64, equal_stores="finding"),
     "divergent aligned barrier": Faulty("setp.lt.u32 %p1, %lane, 9; @%p1 bra skip; bar.sync 0; skip: bar.sync 0; ret;"),
     "operand": Faulty("and.b32 %r1, %lane, 1; bar.sync %r1; ret;", mode="fast"),
     "wrong use": Faulty("shfl.sync.idx.b32 %r1, %lane, 0, 31, 1; ret;", mode="fast"),
@@ -84,7 +87,7 @@ def titles() -> set[str]:
 
 
 def launch(faulty: Faulty) -> None:
-    device = open_device("cpu", mode=faulty.mode, threads=1)
+    device = open_device("cpu", mode=faulty.mode, threads=1, equal_stores=faulty.equal_stores)
     data: Any = np.frombuffer(bytes(1024), np.uint32)
     if faulty.buffer != "read only":
         data = device.empty(256, "u32") if faulty.buffer == "empty" else device.zeros(256, "u32")

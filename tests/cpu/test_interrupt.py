@@ -25,6 +25,7 @@ from ptxgen import runtime
 from tests.support.cpu_run import text_of
 from tests.cpu.test_interrupt import BARRIERS, COUNTS
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent that ignores it (nohup) hands that on
 device = runtime.open_device("cpu", mode=sys.argv[1], threads=int(sys.argv[2]))
 buffer = device.zeros(64, "u32")
 entries = [device.module(text_of(body, 1))["k"] for body in (COUNTS, BARRIERS, "ret;")]

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -283,3 +284,68 @@ DiskCache(Path({str(tmp_path)!r})).put(b"k", b"payload")
         assert cache.get(b"k") is None
         cache.put(b"k", b"payload")
         assert DiskCache(tmp_path).get(b"k") == b"payload"
+
+
+# who may write there --------------------------------------------------------------------------------------------------
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_directories_and_entries_are_the_users_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        cache = DiskCache(tmp_path / "a" / "b")
+        cache.put(b"k", b"payload")
+    finally:
+        os.umask(before)
+    assert [mode_of(path) for path in (tmp_path / "a", tmp_path / "a" / "b", cache.path(b"k"))] == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_is_not_used(tmp_path, mode):
+    DiskCache(tmp_path / "c").put(b"k", b"planted")
+    (tmp_path / "c").chmod(mode)
+    cache = DiskCache(tmp_path / "c")
+    with pytest.warns(  # noqa: PT031 - the warning comes once, whatever follows
+        RuntimeWarning, match=rf"the directory may be written by others .mode {mode:o}.*stay in memory"
+    ) as said:
+        assert cache.get(b"k") is None
+        cache.put(b"k", b"own")
+        cache.put(b"l", b"own")
+    assert len(said) == 1
+    assert cache.get(b"k") == b"own"
+    assert len(list((tmp_path / "c").iterdir())) == 1
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o606])
+def test_an_entry_that_others_may_write_is_not_used(tmp_path, mode):
+    cache = DiskCache(tmp_path / "c")
+    cache.put(b"k", b"planted")
+    cache.path(b"k").chmod(mode)
+    with pytest.warns(RuntimeWarning, match="may be written by others"):
+        assert cache.get(b"k") is None
+
+
+@pytest.mark.parametrize("what", ["the directory", "entry"])
+def test_what_belongs_to_another_user_is_not_used(tmp_path, monkeypatch, what):
+    cache = DiskCache(tmp_path / "c")
+    cache.put(b"k", b"planted")
+    real, mine = os.stat if what == "the directory" else os.fstat, os.geteuid()
+
+    def another(*given, **named):
+        found = list(real(*given, **named))
+        found[stat.ST_UID] = mine + 1
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "stat" if what == "the directory" else "fstat", another)
+    with pytest.warns(RuntimeWarning, match=f"belongs to user {mine + 1}, not to {mine}"):
+        assert cache.get(b"k") is None
+
+
+def test_an_entry_that_is_a_link_is_not_used(tmp_path):
+    cache = DiskCache(tmp_path / "c")
+    cache.put(b"k", b"planted")
+    cache.path(b"k").rename(tmp_path / "elsewhere")
+    cache.path(b"k").symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(RuntimeWarning, match="entries stay in memory"):
+        assert cache.get(b"k") is None

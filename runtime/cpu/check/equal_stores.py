@@ -13,6 +13,7 @@ from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import EQUAL
 
 _BYTES = DOUBT["_end"]
+DIFFERENT, SAME = 1, 2  # how a store's lanes are in doubt; 0: not at all
 
 
 def doubted(c: Code) -> str:
@@ -22,15 +23,16 @@ def doubted(c: Code) -> str:
 
 @support("doubt")
 def doubt(what: str) -> str:
-    """`doubt.begin(w)`, `doubt.settle(w)` around a store; `doubt.take(w, site, kind, mask, row, address, extra,
-    pointer, bytes) -> i1` between them: whether the fault (of at most 4 bytes) waits for `settle`, else it is reported.
+    """`doubt.begin(w, how)`, `doubt.settle(w)` around a store; `doubt.take(w, site, kind, mask, row, address, extra,
+    pointer, bytes, several) -> i1` between them: whether the fault (of at most 4 bytes) waits for `settle`, else it is
+    reported. `how`: SAME where all lanes store one value; else what `several` lanes write is in no order either.
     """
     return {"begin": _begin, "take": _take, "settle": _settle}[what]()
 
 
 def _begin() -> str:
-    c = Code("define internal void @doubt.begin(ptr %w)")
-    c.store("i32", 1, c.load("ptr", "%w", WARP["thread"]), THREAD["doubting"])
+    c = Code("define internal void @doubt.begin(ptr %w, i32 %how)")
+    c.store("i32", "%how", c.load("ptr", "%w", WARP["thread"]), THREAD["doubting"])
     c.ret()
     return c.text()
 
@@ -38,12 +40,14 @@ def _begin() -> str:
 def _take() -> str:
     c = Code(
         "define internal i1 @doubt.take(ptr %w, i32 %site, i32 %kind, i32 %mask, i32 %row, i64 %address, i64 %extra, "
-        "ptr %pointer, i64 %n) cold noinline"
+        "ptr %pointer, i64 %n, i1 %several) cold noinline"
     )
     thread = c.load("ptr", "%w", WARP["thread"])
     number = c.load("i32", thread, THREAD["doubted"])
     room = c(f"icmp ult i32 {number}, {DOUBTS}")
-    storing = c(f"icmp ne i32 {c.load('i32', thread, THREAD['doubting'])}, 0")
+    how = c.load("i32", thread, THREAD["doubting"])
+    least = c(f"select i1 %several, i32 {SAME}, i32 {DIFFERENT}")
+    storing = c(f"icmp uge i32 {how}, {least}")
     waits = c(f"and i1 {c(f'and i1 {storing}, {room}')}, {c('icmp ne i64 %n, 0')}")
     with c.if_(waits):
         base = c.load("ptr", thread, THREAD["doubts"])

@@ -88,7 +88,8 @@ def report(c: Code, kind: int, first_bad: str, extra: str = "0", same: tuple[str
     where = c(f"add i64 %a, {first_bad}")
     what = f"ptr %w, i32 %site, i32 {kind}, i32 {bit}, i32 %row, i64 {where}, i64 {extra}"
     if same is not None:
-        return c(f"call i1 @doubt.take({what}, ptr {same[0]}, i64 {same[1]})")
+        several = c("icmp sge i32 %lane, 32")
+        return c(f"call i1 @doubt.take({what}, ptr {same[0]}, i64 {same[1]}, i1 {several})")
     c.do(f"call void @fault({what})")
     return "false"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from ptxgen import nodes
-from ptxgen.errors import IsaError
+from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, unreadable
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
@@ -17,6 +19,8 @@ from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.host import Host, Linked, compile_ir
 
 _LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
+# how a payload fails that was not written by this version: in its form, or in LLVM's linker (RuntimeError)
+_UNUSABLE = (ValueError, LookupError, TypeError, AttributeError, struct.error, RuntimeError)
 _EXPORTS = ["warp", "thread.run", "resume.run"]
 
 
@@ -85,17 +89,31 @@ class CompiledCache:
     def _index(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
         """Names of the entries, and the variables. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
         if self._known is None:
-            self._known = self._looked_up()
+            with self._readable():
+                self._known = self._looked_up()
         return self._known
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Whatever Python raises for a text beyond all bounds becomes an `IsaError`."""
+        try:
+            yield
+        except PtxgenError:
+            raise
+        except UNREADABLE as wrong:
+            if isinstance(wrong, RecursionError):
+                raise IsaError(f"{self.file}: functions, scopes or expressions nest too deeply") from None
+            raise IsaError(f"{self.file}: {unreadable(wrong)}") from None
 
     def _looked_up(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
         verify = isinstance(self._module, LazyText) and self._module.verify
         key = self._key("index", verify)
         found = support_objects.disk().get(key)
         if found is not None:
-            data = json.loads(found)
-            variables = [GlobalVariable(**{**v, "image": bytes.fromhex(v["image"])}) for v in data["variables"]]
-            return tuple(data["entries"]), variables
+            with contextlib.suppress(*_UNUSABLE):
+                data = json.loads(found)
+                variables = [GlobalVariable(**{**v, "image": bytes.fromhex(v["image"])}) for v in data["variables"]]
+                return tuple(data["entries"]), variables
         if verify:
             from ptxgen.runtime.cpu.compile.foreign_text import verify as verified
 
@@ -120,15 +138,27 @@ class CompiledCache:
             raise IsaError(self._refused[name])
         found = support_objects.disk().get(self._key("entry", name, check))
         if found is not None:
-            objects = Objects.from_bytes(found)
-        else:
-            entry, text = emit_entry(self.module, name, check, self.host)
-            names = tuple(needed_by(text, check))
-            warp = compile_ir(module_text([text]), self.host, _level(text))
-            groups = support_objects.of(self.host, check).quick(names)
-            objects = Objects(entry, names, warp, tuple(g.image for g in groups), all(g.good for g in groups))
-            support_objects.disk().put(self._key("entry", name, check), objects.to_bytes())
+            with contextlib.suppress(*_UNUSABLE):  # compiled again, whatever its checksum says
+                objects = Objects.from_bytes(found)
+                return objects, self._link(objects, check)
+        objects = self._compiled(name, check)
+        try:
+            return objects, self._link(objects, check)
+        except RuntimeError:  # of the linker: support functions that were on disk are no object code
+            support_objects.of(self.host, check).distrust()
+        objects = self._compiled(name, check)
         return objects, self._link(objects, check)
+
+    def _compiled(self, name: str, check: bool) -> Objects:
+        """An entry, compiled and kept."""
+        with self._readable():
+            entry, text = emit_entry(self.module, name, check, self.host)
+        names = tuple(needed_by(text, check))
+        warp = compile_ir(module_text([text]), self.host, _level(text))
+        groups = support_objects.of(self.host, check).quick(names)
+        objects = Objects(entry, names, warp, tuple(g.image for g in groups), all(g.good for g in groups))
+        support_objects.disk().put(self._key("entry", name, check), objects.to_bytes())
+        return objects
 
     def improve(self, objects: Objects, check: bool) -> tuple[Objects, Linked]:
         """The same with optimised support functions; kept in the place of what was there."""

@@ -57,11 +57,22 @@ class Library:
         self._quick: dict[str, Group] = {}
         self._good: dict[str, Group] = {}
         self._core = b""
+        self._trusts_disk = True
         renewed_in_children(self)
 
     def renew_lock(self) -> None:
         """After a fork."""
         self._lock = threading.RLock()
+
+    def distrust(self) -> None:
+        """What was on disk is no object code, whatever its checksum: compile all of it again, and keep that."""
+        with self._lock:
+            self._trusts_disk, self._core = False, b""
+            self._quick.clear()
+            self._good.clear()
+
+    def _found(self, name: str) -> bytes | None:
+        return disk().get(self._key(name)) if self._trusts_disk else None
 
     def core(self) -> bytes:
         """What every entry is linked with; it is large, and runs once a warp or a CTA, so it is never optimised."""
@@ -74,7 +85,7 @@ class Library:
         """Objects that hold these functions and all that those call, as soon as possible."""
         with self._lock:
             for name in names:
-                if name not in self._quick and (found := disk().get(self._key(name))) is not None:
+                if name not in self._quick and (found := self._found(name)) is not None:
                     self._good[name] = self._quick[name] = Group((name,), found, True)
             missing = tuple(name for name in names if name not in self._quick)
             if missing:
@@ -108,11 +119,10 @@ class Library:
         return key_of(["support", name, self.check, layout.FORMAT, sources_digest(), self.host])
 
     def _kept(self, name: str, make: Callable[[], bytes]) -> bytes:
-        key = self._key(name)
-        found = disk().get(key)
+        found = self._found(name)
         if found is None:
             found = make()
-            disk().put(key, found)
+            disk().put(self._key(name), found)
         return found
 
 
@@ -127,4 +137,8 @@ def prepare(check: bool) -> None:
     import_module("ptxgen.runtime.core.module")
     registry.family_of(("ret",))
     sources_digest()
-    Linked([of(this_host(), check).core()], ["thread.run"])  # a process's first link takes half a millisecond longer
+    library = of(this_host(), check)
+    try:
+        Linked([library.core()], ["thread.run"])  # a process's first link takes half a millisecond longer
+    except RuntimeError:  # no object code
+        library.distrust()

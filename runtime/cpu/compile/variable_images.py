@@ -11,10 +11,15 @@ from ptxgen.runtime.cpu.flow.calls import function_address
 from ptxgen.runtime.cpu.flow.flow import module_variables
 from ptxgen.runtime.cpu.flow.symbols import bits_of, variable_align, variable_bytes
 
+MOST_BYTES = 4 << 30  # of a module's variables, which the executor allocates when it is loaded
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalVariable:
-    """A variable's image. `addresses` are (offset, symbol number, addend) of pointers to fill in."""
+    """A variable's image, up to its last byte that is not 0.
+
+    `addresses` are (offset, symbol number, addend) of pointers to fill in.
+    """
 
     name: str
     space: str
@@ -28,11 +33,16 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
     """Every variable of the module, by symbol number; those in shared memory have no image."""
     variables = module_variables(module)
     numbers = {variable.name: number for number, variable in enumerate(variables)}
-    found = []
+    found, total = [], 0
     for variable in variables:
         size = variable_bytes(variable)
-        image, addresses = bytearray(size if variable.space in ("global", "const") else 0), []
+        total += size if variable.space in ("global", "const") else 0
+        if total > MOST_BYTES:
+            said = f"the variables of a module have {MOST_BYTES:,} bytes at most on the CPU executor (got {total:,})"
+            raise IsaError(module.finding(variable.line, said))
         step = bits_of(variable.type, variable.line) // 8
+        initialised = len(variable.init or ()) * step
+        image, addresses = bytearray(initialised if variable.space in ("global", "const") else 0), []
         for position, item in enumerate(variable.init or ()):
             if isinstance(item, nodes.Immediate):
                 image[position * step : (position + 1) * step] = _encoded(item, variable.type, step)
@@ -46,7 +56,12 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
                 )
         found.append(
             GlobalVariable(
-                variable.name, variable.space, size, variable_align(variable), bytes(image), tuple(addresses)
+                variable.name,
+                variable.space,
+                size,
+                variable_align(variable),
+                bytes(image).rstrip(b"\0"),
+                tuple(addresses),
             )
         )
     return found

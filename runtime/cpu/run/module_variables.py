@@ -23,7 +23,7 @@ class Globals:
                 padded = np.zeros(variable.size + variable.align, np.uint8)
                 skip = -padded.ctypes.data % variable.align
                 block = padded[skip : skip + variable.size]
-                block[:] = np.frombuffer(variable.image, np.uint8)
+                block[: len(variable.image)] = np.frombuffer(variable.image, np.uint8)
             self._blocks.append(block)
             if block is not None:
                 self.table[len(self._blocks) - 1] = block.ctypes.data

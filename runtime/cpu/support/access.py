@@ -213,10 +213,31 @@ def _concatenate(c: Code, element: str, lanes: int, a: str, b: str) -> str:
 
 
 # check mode -----------------------------------------------------------------------------------------------------------
-def doubtful(c: Code, access: Access, what: str) -> None:
-    """`begin` before the shadow is told of a store, `settle` when the bytes are there (`check/equal_stores.py`)."""
-    if access.check == "check" and access.space != "local":
-        c.do(f"call void @doubt.{what}(ptr %w)")
+def doubtful(c: Code, access: Access, what: str, apart: bool = False) -> None:
+    """`begin` before the shadow is told of a store, `settle` when the bytes are there (`check/equal_stores.py`).
+
+    `apart`: its lanes write bytes of their own.
+    """
+    if access.check != "check" or access.space == "local":
+        return
+    if what == "settle":
+        c.do("call void @doubt.settle(ptr %w)")
+        return
+    how = "1" if apart else c(f"select i1 {_one_value(c, access)}, i32 2, i32 1")
+    c.do(f"call void @doubt.begin(ptr %w, i32 {how})")
+
+
+def _one_value(c: Code, access: Access) -> str:
+    """i1: all active lanes store the same."""
+    lane = c("call i32 @llvm.cttz.i32(i32 %m, i1 false)")
+    size = 4 * access.bits
+    equal = "true"
+    for k in range(access.count):
+        values = "%value" if access.simple else c.load(access.value, "%in", size * k, align=access.bits // 8)
+        first = c(f"extractelement {access.value} {values}, i32 {c(f'and i32 {lane}, 31')}")
+        same = covers(c, c(f"icmp eq {access.value} {values}, {c.spread(access.element, first)}"))
+        equal = c(f"and i1 {equal}, {same}")
+    return equal
 
 
 def watch_lane(c: Code, access: Access, what: str, lane: str, pointer: str, address: str) -> None:

@@ -108,8 +108,8 @@ def _gather(c: Code, access: Access, offsets: str, pointer: str, rows: str) -> N
 
 def _forward_shared(c: Code, access: Access, tail: str) -> None:
     """Hand over to the function of shared memory where every active lane's generic address is in its window."""
-    window = c(f"lshr {vec('i64')} %a, {splat('i64', WINDOW_SHIFT)}")
-    first = c(f"icmp eq {vec('i64')} {window}, {splat('i64', 1)}")
+    upper = c(f"lshr {vec('i64')} %a, {splat('i64', 32)}")  # the window, and no bits that 32 could not hold
+    first = c(f"icmp eq {vec('i64')} {upper}, {splat('i64', 1 << WINDOW_SHIFT - 32)}")
     there = c(f"bitcast {vec('i1')} {first} to i32")
     inactive = c("xor i32 %m, -1")
     with c.if_(c(f"icmp eq i32 {c(f'or i32 {there}, {inactive}')}, -1")):
@@ -138,7 +138,7 @@ def _run(c: Code, access: Access, what: str) -> Iterator[tuple[str, str, str]]:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
             if what == "write":
-                doubtful(c, access, "begin")
+                doubtful(c, access, "begin", apart=True)
             watch_run(c, access, what, base, start, pointer)
             yield pointer, c.at(pointer, c(f"sub i64 {base}, {start}")), whole
 

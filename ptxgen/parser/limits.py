@@ -1,0 +1,48 @@
+"""How much one declaration may ask for: what no GPU has is refused before anything is made of it."""
+
+from __future__ import annotations
+
+from ptxgen.errors import IsaError
+from ptxgen.nodes import Variable
+
+MOST_REGISTERS = 1 << 20  # of one declaration %r<n>; compilers name tens of thousands
+MOST_ALIGNMENT = 1 << 20
+MOST_PARAMETERS = 32764  # bytes (PTX ISA 9.0, "Kernel Function Parameters"), so not more of them either
+MOST_BYTES = {
+    "local": 512 << 10,  # of a thread (CUDA C++ Programming Guide, "Technical Specifications")
+    "shared": 1 << 20,  # more than any CTA has
+    "const": 1 << 20,
+    "param": 1 << 16,
+    "global": 1 << 38,  # more than any GPU has
+}
+_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}  # of a type, by the digits in its name; 16x2 has 4
+
+
+def within(variable: Variable) -> Variable:
+    """The variable itself. Raises `IsaError` where it asks for more than there can be."""
+    name, align = variable.name, variable.align
+    if variable.count > MOST_REGISTERS:
+        raise IsaError(
+            f"{name}: at most {MOST_REGISTERS:,} registers in one declaration (got {_brief(variable.count)})"
+        )
+    if align and (align > MOST_ALIGNMENT or align & (align - 1)):
+        raise IsaError(f"{name}: .align must be a power of two up to {MOST_ALIGNMENT:,} (got {_brief(align)})")
+    if any(extent < 0 for extent in variable.dims):
+        raise IsaError(f"{name}: an array has 0 elements or more (got {_brief(min(variable.dims))})")
+    most = MOST_BYTES.get(variable.space.partition("[")[0])
+    if most is not None and bytes_of(variable) > most:
+        raise IsaError(f"{name}: at most {most:,} bytes of .{variable.space} memory (got {_brief(bytes_of(variable))})")
+    return variable
+
+
+def bytes_of(variable: Variable) -> int:
+    """Bytes of a declaration; of a type that is not known, what a byte each would take."""
+    digits = "".join(char for char in variable.type.partition("x")[0] if char.isdigit())
+    size = _BYTES.get(digits, 1) * max(variable.vector, 1)
+    for extent in variable.dims:
+        size *= extent
+    return size
+
+
+def _brief(number: int) -> str:
+    return f"{number:,}" if number.bit_length() < 128 else f"a number of {number.bit_length()} bits"

@@ -1,0 +1,127 @@
+"""No text, however small, takes the machine's memory or minutes: a clear error with its line, or linear time."""
+
+import io
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+from ptxgen.archive import read_arrays
+from ptxgen.errors import IsaError, ModuleLoadError, SpecError
+from ptxgen.parser import parse
+from ptxgen.parser.operand import evaluate
+from ptxgen.runtime import open_device
+from ptxgen.tuning import Table
+
+MANY = "9" * 4999
+
+
+def text(body="ret;", *, outside="", params="", target="sm_90a", version="8.6"):
+    return (
+        f".version {version}\n.target {target}\n.address_size 64\n{outside}\n.visible .entry k({params})\n"
+        f"{{ .reg .b32 %r<4>;\n{body}\n}}\n"
+    )
+
+
+REFUSED = {
+    "registers": (text(".reg .b32 %q<1000000000>; ret;"), r":7: .*at most 1,048,576 registers .*1,000,000,000"),
+    "a number of registers": (text(f".reg .b32 %q<{MANY}>; ret;"), r":7: .*cannot be read"),
+    "local": (text(".local .b8 x[1000000000000]; ret;"), r":7: .*x: at most 524,288 bytes of .local"),
+    "shared": (text(outside=".shared .b8 x[1000000000000];"), r":4: x: at most 1,048,576 bytes of .shared"),
+    "const": (text(outside=".const .b8 x[1000000000000];"), r":4: x: at most 1,048,576 bytes of .const"),
+    "global": (text(outside=".global .b8 x[1000000000000];"), r":4: x: at most .* bytes of .global"),
+    "rows": (text(outside=".global .b8 x[100000][100000][100000] = {{{1}}};"), r":4: x: at most .* bytes of .global"),
+    "a parameter": (text(params=".param .b8 a[1000000000000]"), r":5: .*a: at most 65,536 bytes of .param"),
+    "parameters": (text(params=", ".join(f".param .u32 a{n}" for n in range(100_000))), r":5: .*32,764 bytes"),
+    "parameters of 40,000 bytes": (text(params=", ".join(f".param .u64 a{n}" for n in range(5000))), r":5: .*40,000"),
+    "alignment": (text(".local .align 1099511627776 .b8 x[4]; ret;"), r":7: .*.align must be a power of two"),
+    "an odd alignment": (text(".local .align 24 .b8 x[4]; ret;"), r":7: .*.align must be a power of two"),
+    "less than nothing": (text(".local .b8 x[-5]; ret;"), r":7: .*x: an array has 0 elements or more .got -5"),
+    "no octal": (text("mov.u32 %r1, 08; ret;"), r":7: .*a number that begins with 0 has digits up to 7 .got 08"),
+    "digits": (text(f"mov.u32 %r1, {MANY}; ret;"), r":7: .*a literal has 64 bits at most"),
+    "a large expression": (text("mov.u32 %r1, " + "*".join(["9999999999"] * 9) + "; ret;"), r":7: .*more than 64 bits"),
+    "a shift by less than nothing": (text("mov.u32 %r1, 1<<(0-1); ret;"), r":7: .*a shift by less than 0"),
+    "brackets": (text(f"mov.u32 %r1, {'(' * 20000}1{')' * 20000}; ret;"), r":7: .*cannot be read"),
+    "scopes": (text("{" * 20000 + "}" * 20000), r":7: .*cannot be read"),
+    "a target": (text(target="sm_" + MANY), r":2: .target: unknown architecture .got sm_9"),
+    "a version": (text(version=MANY + ".0"), r"cannot be read"),
+    "half a character": (text("// \ud800\nret;"), r":7: .*is no character"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_beyond_all_bounds_is_refused_with_its_line(name):
+    given, said = REFUSED[name]
+    with pytest.raises((ModuleLoadError, IsaError), match=f"(?s){said}") as caught:
+        open_device("cpu", threads=1).module(given)["k"]
+    assert len(str(caught.value)) < 1200
+
+
+def test_a_chain_of_functions_that_is_too_long_is_refused():
+    links = [f".func f{n}() {{ call f{n - 1}, (); ret; }}" for n in range(1, 3000)]
+    given = text("call f2999, (); ret;", outside="\n".join([".func f0() { ret; }", *links]))
+    with pytest.raises(ModuleLoadError, match="nest too deeply"):
+        open_device("cpu", threads=1).module(given)["k"]
+
+
+def test_long_texts_take_linear_time():
+    """Seconds where each was a minute."""
+    assert evaluate("+".join(["1"] * 100_000)) == 100_000
+    assert len(parse(text(params=", ".join(f".param .u32 a{n}" for n in range(8000)))).items[0].params) == 8000
+    device = open_device("cpu", threads=1)
+    device.module(text(outside=".global .b8 zeros[1000000000] = {1};"))["k"].launch(1, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("1 - 2 - 3", -4), ("2 + 3 * 4", 14), ("(2 + 3) * 4", 20), ("1 ? 2 : 3", 2), ("-7 / 2", -3), ("-7 % 2", -1),
+     ("1 << 63", 1 << 63), ("~0 & 0xff", 255), ("!3 || 4 && 0", 0), ("3 < 4 == 1", 1), ("017", 15)],
+)  # fmt: skip
+def test_expressions_are_cs(expression, value):
+    assert evaluate(expression) == value
+
+
+def test_a_small_archive_that_unpacks_to_gigabytes_is_refused(tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": (300 << 20,)})
+        for _ in range(300):
+            member.write(bytes(1 << 20))
+    path = tmp_path / "bomb.npz"
+    path.write_bytes(packed.getvalue())
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(SpecError, match=r"unpack to 314,5.*at most 268,4"):
+        read_arrays(path, "an archive")
+
+
+def test_a_tuning_table_nested_without_end_is_refused(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(SpecError, match="not JSON"):
+        Table.read(path)
+
+
+def test_what_a_record_says_does_not_reach_a_terminal_as_orders(capsys):
+    from ptxgen.cli._output import table
+
+    table(("buffer\x1b[2J",), [["q\x1b]0;owned\x07"], ["plain\u202e"]], "k, recorded on \x1b[31mred")
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\x07" not in said
+    assert "\u202e" not in said
+    assert r"q\x1b]0;owned\x07" in said
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
+def test_an_update_of_goldens_stays_below_its_root(tmp_path):
+    from ptxgen.output import check_below
+
+    (tmp_path / "root").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "root" / "sm_90a").symlink_to(tmp_path / "outside")
+    (tmp_path / "root" / "file.ptx").symlink_to(tmp_path / "outside" / "file.ptx")
+    for name in ("sm_90a/k/a.ptx", "file.ptx", "../outside/a.ptx"):
+        with pytest.raises(SpecError, match="must lie below"):
+            check_below(tmp_path / "root", [name])
+    check_below(tmp_path / "root", ["new/folder/a.ptx", "b.ptx"])

@@ -1,0 +1,187 @@
+"""What the caches must not forget: what a key depends on, locks, forks, and where memory's shadows lie."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import ExecutionError
+from ptxgen.parity import ELEMENT_FACTOR, compare
+from ptxgen.runtime.core.diskcache import DiskCache
+from ptxgen.runtime.cpu.compile import entry_cache, support_objects
+from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
+from ptxgen.runtime.cpu.native.host import this_host
+from ptxgen.runtime.cpu.run.global_memory import Memory
+from tests.support.cpu_run import run, text_of, u32
+from tests.support.fake_cuda import fake_device
+from tests.support.fake_spec import Generator, Sample
+
+TEXT = text_of("st.global.u32 [%a0], 1; ret;", 1)
+
+
+# keys of the object cache ---------------------------------------------------------------------------------------------
+def keys(host=None, text=TEXT, check=False):
+    host = host or this_host()
+    cache = CompiledCache(CompiledCache.lazy(text, "f.ptx"), host)
+    return cache._key("entry", "k", check), support_objects.of(host, check)._key("fault")
+
+
+def test_keys_depend_on_the_sources_of_the_executor(monkeypatch):
+    before = keys()
+    monkeypatch.setattr(support_objects, "sources_digest", lambda: b"other sources")
+    assert not set(before) & set(keys())
+
+
+def test_the_digest_of_the_sources_is_of_every_file(tmp_path, monkeypatch):
+    package = tmp_path / "cpu" / "compile"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(support_objects, "__file__", str(package / "support_objects.py"))
+
+    def digest():
+        return support_objects.sources_digest.__wrapped__()
+
+    seen = {digest()}
+    for path in (package / "a.py", tmp_path / "cpu" / "b.py", tmp_path / "cpu" / "deep.py"):
+        path.write_text("x = 1")
+        seen.add(digest())
+    (tmp_path / "cpu" / "b.py").write_text("x = 2")
+    assert len({*seen, digest()}) == 5
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(this_host())])
+def test_keys_depend_on_everything_that_is_known_of_the_host(field):
+    value = getattr(this_host(), field)
+    other = replace(this_host(), **{field: (not value) if isinstance(value, bool) else "another"})
+    assert not set(keys()) & set(keys(other))
+
+
+def test_keys_depend_on_the_format_the_text_and_the_mode(monkeypatch):
+    before = keys()
+    assert before[0] != keys(text=TEXT + "\n")[0]
+    assert not set(before) & set(keys(check=True))
+    monkeypatch.setattr(vars(entry_cache)["layout"], "FORMAT", -1)
+    assert not set(before) & set(keys())
+
+
+# the module cache -----------------------------------------------------------------------------------------------------
+class Watched(dict):
+    """A dictionary that may be changed only while its cache's lock is held."""
+
+    def __init__(self, cache, given=()):
+        super().__init__(given)
+        self.cache, self.changes = cache, 0
+
+    def _held(self):
+        assert self.cache._lock.locked(), "changed without the lock"
+        self.changes += 1
+
+    def __setitem__(self, key, value):
+        self._held()
+        super().__setitem__(key, value)
+
+    def setdefault(self, key, default=None):
+        self._held()
+        return super().setdefault(key, default)
+
+    def pop(self, *key):
+        self._held()
+        return super().pop(*key)
+
+
+def test_what_a_module_cache_knows_changes_under_its_lock_only(monkeypatch):
+    monkeypatch.setattr("ptxgen.generator.generate", Generator())
+    cache = fake_device()[0].modules
+    cache._pending, cache._by_table = Watched(cache), Watched(cache)
+    cache.load(Sample(dim=64))
+    assert cache._pending.changes >= 2, "it becomes pending, and ends"
+    assert cache._by_table.changes >= 2
+    assert not cache._lock.locked()
+    own, every = next(iter(cache._by_table.values()))
+    before = [dict(own), dict(every)]
+    assert Sample(dim=64) in before[0]
+
+
+def test_nothing_is_pending_and_no_lock_is_held_after_a_fork(monkeypatch):
+    """A thread that was loading, or held a lock, is not in the child."""
+    monkeypatch.setattr("ptxgen.generator.generate", Generator())
+    cache = fake_device()[0].modules
+    kernel = cache.load(Sample(dim=64))
+    cache._lock.acquire()
+    cache._generating.acquire()
+    key = (Sample(dim=32), cache.device.target, "table")
+    cache._pending[key] = Future()
+    cache._after_fork()
+    assert cache._pending == {}
+    assert cache.load(Sample(dim=64)) is kernel
+    done: list[object] = []
+    thread = threading.Thread(target=lambda: done.append(cache.load(Sample(dim=32))), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done, "a load waits for what died with the parent"
+
+
+def test_a_disk_cache_has_a_lock_of_its_own_after_a_fork(tmp_path):
+    from ptxgen.runtime.core import diskcache
+
+    cache = DiskCache(tmp_path)
+    cache._lock.acquire()
+    diskcache._after_fork()
+    assert not cache._lock.locked()
+
+
+# judging results ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("factor", "fine"), [(0.9, True), (1.1, False), (9.0, False)])
+def test_one_element_may_be_wrong_by_eight_limits_of_the_largest(factor, fine):
+    """Where the buffer as a whole is right: among ten thousand elements one is lost in the norm."""
+    want = np.ones(10_000)
+    got = want.copy()
+    got[77] += factor * 8.0 * 0.01
+    verdict = compare("out", got, want, 0.01)
+    assert verdict.error < 0.01
+    assert verdict.ok is fine
+    assert ELEMENT_FACTOR == 8.0
+
+
+# shadows --------------------------------------------------------------------------------------------------------------
+def rows_of(memory):
+    begins, ends, shadows = (column.tolist() for column in memory.table()._columns[0])
+    return list(zip(begins, ends, shadows, strict=True))
+
+
+def test_views_inside_an_allocation_have_its_shadow_and_those_that_leave_it_have_none():
+    memory = Memory(track=True)
+    begin = memory.allocate(256)
+    shadow = memory.find(begin).shadow.ctypes.data
+    assert rows_of(memory) == [(begin, begin + 256, shadow)]
+    memory.adopt(begin + 64, 64)
+    memory.adopt(begin + 192, 64)
+    assert rows_of(memory) == [(begin, begin + 256, shadow)]
+    memory.adopt(begin + 128, 192)
+    assert rows_of(memory) == [(begin, begin + 320, 0)]
+
+
+def test_bytes_stay_as_initialised_as_their_source_was():
+    memory = Memory(track=True)
+    source, target = memory.allocate(64), memory.allocate(64)
+    memory.written(source + 8, 8)
+    memory.copied(target + 4, source, 32)
+    flags = memory.find(target).shadow.tolist()
+    assert [n for n, flag in enumerate(flags) if flag] == list(range(12, 20))
+    memory.copied(target + 16, target + 8, 16)  # within one allocation, overlapping
+    flags = memory.find(target).shadow.tolist()
+    assert [n for n, flag in enumerate(flags) if flag] == list(range(12, 16)) + list(range(20, 28))
+
+
+def test_check_mode_looks_at_the_shadow_of_the_array_under_a_view():
+    memory = Memory(track=True)
+    begin = memory.allocate(256)
+    memory.adopt(begin + 64, 64)
+    body = f"mov.u64 %rd1, {begin}; ld.global.u32 %r1, [%rd1+64]; st.global.u32 [%a0], %r1; ret;"
+    with pytest.raises(ExecutionError, match=r"^read of uninitialised memory"):
+        run(body, u32(1), block=1, mode="check", memory=memory)
+    memory.written(begin, 256)
+    run(body, u32(1), block=1, mode="check", memory=memory)

@@ -1,0 +1,183 @@
+"""Small mutations of chosen source files, and which of them the tests do not notice. In a copy of the tree.
+
+python -m tests.tools.mutants [FILE …] [--every 7] [--list]     the files of TESTS, each with its own tests
+make mutants [MUTANTS="runtime/core/diskcache.py --every 3"]
+
+A mutation changes one place: a comparison, a number, `and` for `or`, `not`, a lock that is not taken, a part of a list
+that is left out, a call that does not happen. Exits 1 where more than 5 % survive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_SURVIVORS = 0.05
+SECONDS = 300  # for the tests of one mutation: one that hangs is noticed
+TESTS = {
+    "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py",),
+    "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
+    "runtime/core/arguments.py": ("tests/runtime/test_bind.py", "tests/runtime/test_device.py"),
+    "runtime/cpu/compile/entry_cache.py": ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py"),
+    "runtime/cpu/compile/support_objects.py": ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py"),
+    "runtime/cpu/run/global_memory.py": (
+        "tests/cpu/test_memory.py", "tests/cpu/test_checks.py", "tests/runtime/test_cache_guards.py",
+    ),
+    "ptxgen/parity.py": ("tests/package/test_parity.py",),
+    "ptxgen/checks/__init__.py": ("tests/checks",),
+    "ptxgen/checks/operand.py": ("tests/checks",),
+}  # fmt: skip
+_OTHER = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
+    ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+}  # fmt: skip
+
+
+class Mutation(NamedTuple):
+    """One change: the bytes from `begin` to `end` become others."""
+
+    line: int
+    what: str
+    begin: int
+    end: int
+    text: str
+
+
+def mutations(source: str) -> list[Mutation]:
+    """Every mutation of a source, in the order of the text."""
+    tree = ast.parse(source)
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    data = source.encode()
+
+    def place(node: ast.AST, end: bool = False) -> int:
+        line, column = ("end_lineno", "end_col_offset") if end else ("lineno", "col_offset")
+        return starts[getattr(node, line) - 1] + int(getattr(node, column))
+
+    def changed(node: ast.AST, text: str, begin: int, end: int) -> Mutation:
+        was = data[begin:end].decode().strip().splitlines()[0][:50]
+        return Mutation(getattr(node, "lineno", 0), f"{was} → {text.strip()[:50] or 'nothing'}", begin, end, text)
+
+    def of(node: ast.AST) -> Iterator[Mutation]:
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            word = _OTHER[type(node.ops[0])]
+            yield changed(node, f" {word} ", place(node.left, True), place(node.comparators[0]))
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and place(node) != place(node, True):
+            value: Any = node.value
+            number = value + 1 if isinstance(value, int) else value * 10
+            yield changed(node, repr(number), place(node), place(node, True))
+        elif isinstance(node, ast.BoolOp):
+            word = "or" if isinstance(node.op, ast.And) else "and"
+            yield changed(node, f" {word} ", place(node.values[0], True), place(node.values[1]))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield changed(node, "", place(node), place(node.operand))
+        elif isinstance(node, ast.With) and "lock" in ast.unparse(node.items[0].context_expr).lower():
+            yield changed(node, "True", place(node.items[0].context_expr), place(node.items[0].context_expr, True))
+        elif isinstance(node, ast.List | ast.Tuple) and isinstance(node.ctx, ast.Load) and len(node.elts) > 1:
+            for here, after in zip(node.elts, [*node.elts[1:], None], strict=True):
+                stop = place(after) if after is not None else place(here, True)
+                yield changed(here, "", place(here), stop)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield changed(node, "pass", place(node), place(node, True))
+
+    found = [one for node in ast.walk(tree) for one in of(node) if not _in_annotation(tree, one, starts)]
+    usable = []
+    for one in sorted(found, key=lambda mutation: (mutation.begin, mutation.end)):
+        text = applied(source, one)
+        try:
+            compile(text, "<mutant>", "exec")
+        except SyntaxError:
+            continue
+        usable.append(one)
+    return usable
+
+
+def _in_annotation(tree: ast.AST, one: Mutation, starts: list[int]) -> bool:
+    """Types of annotations are not run."""
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.expr):
+            begin = starts[annotation.lineno - 1] + annotation.col_offset
+            end = starts[(annotation.end_lineno or 1) - 1] + (annotation.end_col_offset or 0)
+            if begin <= one.begin < end:
+                return True
+    return False
+
+
+def applied(source: str, one: Mutation) -> str:
+    """The source with one mutation; a lock is replaced by a condition that always holds."""
+    data = source.encode()
+    text = (data[: one.begin] + one.text.encode() + data[one.end :]).decode()
+    if one.text == "True":
+        begin = data.rindex(b"with", 0, one.begin)
+        text = (data[:begin] + b"if True" + data[one.end :]).decode()
+    return text
+
+
+def survivors(copy: Path, file: str, tests: tuple[str, ...], every: int) -> tuple[int, list[str]]:
+    """(mutations tried, those that the tests did not notice)."""
+    path = copy / file
+    source = path.read_text(encoding="utf-8")
+    chosen = mutations(source)[::every]
+    unnoticed = []
+    for one in chosen:
+        path.write_text(applied(source, one), encoding="utf-8")
+        noticed = not passes(copy, tests)
+        print(f"{file}:{one.line}: {one.what}: {'noticed' if noticed else 'SURVIVES'}", flush=True)
+        if not noticed:
+            unnoticed.append(f"{file}:{one.line}: {one.what}")
+    path.write_text(source, encoding="utf-8")
+    return len(chosen), unnoticed
+
+
+def passes(copy: Path, tests: tuple[str, ...]) -> bool:
+    """Whether the tests pass in the copy."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Try them; 1 where too many survive."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="*", default=list(TESTS), help="files of TESTS (default: all)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th mutation")
+    parser.add_argument("--list", action="store_true", help="say which mutations there are, and run nothing")
+    given = parser.parse_args()
+    if unknown := [file for file in given.files if file not in TESTS]:
+        parser.error(f"no tests are named for {', '.join(unknown)}; TESTS has {', '.join(TESTS)}")
+    if given.list:
+        for file in given.files:
+            for one in mutations((ROOT / file).read_text(encoding="utf-8"))[:: given.every]:
+                print(f"{file}:{one.line}: {one.what}")
+        return 0
+    tried = 0
+    unnoticed: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "tree"
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
+        for file in given.files:
+            if not passes(copy, TESTS[file]):
+                parser.error(f"the tests of {file} fail without any mutation")
+            count, found = survivors(copy, file, TESTS[file], given.every)
+            tried, unnoticed = tried + count, unnoticed + found
+    print(f"{len(unnoticed)} of {tried} mutations survive", *unnoticed, sep="\n  ")
+    return int(len(unnoticed) > MOST_SURVIVORS * tried)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,42 @@
+"""The command that applies mutations: each is one change that compiles, and what tests notice is told apart."""
+
+from tests.tools import mutants
+
+SOURCE = """
+LIMIT = 8.0
+
+
+def f(a: int, b: list[int]) -> bool:
+    with a.lock:
+        g(a, [a, b])
+    return not a < 3 and b == [1, 2]
+"""
+
+
+def test_each_mutation_changes_one_place_and_compiles():
+    found = mutants.mutations(SOURCE)
+    texts = [mutants.applied(SOURCE, one) for one in found]
+    assert len(set(texts)) == len(texts) == len(found)
+    assert SOURCE not in texts
+    for text in texts:
+        compile(text, "mutant", "exec")
+        changed = [(a, b) for a, b in zip(SOURCE.splitlines(), text.splitlines(), strict=True) if a != b]
+        assert len(changed) == 1
+    said = "\n".join(one.what for one in found)
+    for what in ("8.0 → 80.0", "a.lock → True", "< → <=", "== → !=", "and → or", "3 → 4", "g(a, [a, b]) → pass"):
+        assert what in said, what
+
+
+def test_every_file_and_its_tests_are_there():
+    for file, tests in mutants.TESTS.items():
+        assert mutants.mutations((mutants.ROOT / file).read_text()), file
+        assert all((mutants.ROOT / test).exists() for test in tests), file
+
+
+def test_what_tests_do_not_notice_survives(tmp_path):
+    (tmp_path / "m.py").write_text("LIMIT = 8\nOTHER = 5\n")
+    (tmp_path / "test_m.py").write_text("import m\n\n\ndef test():\n    assert m.LIMIT == 8\n")
+    tried, unnoticed = mutants.survivors(tmp_path, "m.py", ("test_m.py",), 1)
+    assert tried == 2
+    assert unnoticed == ["m.py:2: 5 → 6"]
+    assert (tmp_path / "m.py").read_text() == "LIMIT = 8\nOTHER = 5\n"
