@@ -306,7 +306,9 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path, mode):
     DiskCache(tmp_path / "c").put(b"k", b"planted")
     (tmp_path / "c").chmod(mode)
     cache = DiskCache(tmp_path / "c")
-    with pytest.warns(RuntimeWarning, match=rf"the directory may be written by others .mode {mode:o}.*stay in memory") as said:
+    with pytest.warns(
+        RuntimeWarning, match=rf"the directory may be written by others .mode {mode:o}.*stay in memory"
+    ) as said:
         assert cache.get(b"k") is None
         cache.put(b"k", b"own")
         cache.put(b"l", b"own")

@@ -55,7 +55,12 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
                 )
         found.append(
             GlobalVariable(
-                variable.name, variable.space, size, variable_align(variable), bytes(image).rstrip(b"\0"), tuple(addresses)
+                variable.name,
+                variable.space,
+                size,
+                variable_align(variable),
+                bytes(image).rstrip(b"\0"),
+                tuple(addresses),
             )
         )
     return found
