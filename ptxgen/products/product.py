@@ -149,12 +149,13 @@ class Product(KernelType):
                 depend(b)
         tokens = self.tokens_of(b, at)
         norm: Stage | Squares | None = stage if self.norm else None
+        inputs = None
         if stage is not None:
-            stage.build(tokens, loop.thread)
+            stage.build(tokens, loop)
         elif self.norm:
             norm = Squares(b, self, at, tokens)
-            norm.build(loop.lane)
-        loop.build(tokens)
+            inputs = norm.build(loop.lane, loop.warp)
+        loop.build(tokens, inputs)
         epilogue = Epilogue(b, self, at)
         epilogue.build(loop, norm, tokens)
         passes = 0 if stage is None else stage.passes
