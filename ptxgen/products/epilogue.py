@@ -52,6 +52,8 @@ class Epilogue:
                 for address in (self.mine, self.others):
                     b.op("add.u32", address, address, self.to_other)
                 b.op("sub.u32", self.to_other, 0, self.to_other)
+        else:
+            b.without("turn")
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b

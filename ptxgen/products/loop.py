@@ -106,6 +106,8 @@ class TileLoop(ABC):
             if not self.late:
                 with b.fragment("take_up"):
                     self._take()
+        else:
+            b.without("request_up", "multiply_gate", "take_up")
         with b.fragment("advance"):
             b.op("add.u32", self.step, self.step, at.k_warps)
             ends = b.op("setp.ge.u32", "ends_record", self.step, self.tiles)
@@ -123,6 +125,8 @@ class TileLoop(ABC):
         if not self.one_group:
             with b.fragment("restart"):
                 convert.clear(b, self.sums)
+        else:
+            b.without("restart")
 
     def _take(self) -> None:
         for word, ahead in zip(self.words, self.next, strict=True):

@@ -76,6 +76,8 @@ class Stage:
                 b.op("setp.lt.u32", "stage_again", column, spec.padded_k)
         if sums is not None:
             self._sum_squares(loop, sums)
+        else:
+            b.without("sum_squares")
 
     def _stage(
         self, column: Reg, source: Reg, norm: Reg | None, target: Reg, exists: RegArray | None, sums: RegArray | None

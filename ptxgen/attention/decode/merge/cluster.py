@@ -42,7 +42,7 @@ class Exchange:
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.ready[0], bytes_to_come, pred=leader)
 
     def push(self, part: Partial) -> None:
-        """Send the current element to the rank that owns it; with a head's first chunks its maximum and sum to all ranks."""
+        """Send the current element to the rank that owns it; with a head's first chunks its maximum and sum to all."""
         b, element = self.b, self.elements
         owner = b.op("div.u32", "push_rank", element.element, self.slice)
         place = b.op("mov.u32", "push_place", self.inbox)

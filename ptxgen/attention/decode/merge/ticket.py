@@ -128,9 +128,7 @@ class SharedTicket(EarlyTicket):
         rank, mark, asks = self._rank()
         now = b.op("selp.b32", "ticket_now", mark, 1, asks)
         b.op("add.u32", now, now, self.asked)
-        b.note(
-            "the counter when all CTAs have started and all that must ask have asked: bits 17 to mergers + 15"
-        )
+        b.note("the counter when all CTAs have started and all that must ask have asked: bits 17 to mergers + 15")
         whole = b.op("add.u32", "ticket_whole", self.count, 16)
         b.op("shl.b32", whole, 1, whole)  # of 16 mergers 0: shl gives 0 from 32 on
         b.op("sub.u32", whole, whole, 1 << 17)
