@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
+    "Batch": "program.batch",
     "BatchedKvCache": "kv.batched",
     "BoundKernel": "core.bound",
     "Buffer": "core.buffer",

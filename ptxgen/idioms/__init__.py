@@ -1,1 +1,18 @@
 """Instruction sequences that several kernel types share. Each takes the builder first and appends to its fragment."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+
+def __dir__() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def __getattr__(name: str) -> Any:
+    """A module of idioms, when it is first used."""
+    if name in __dir__():
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,19 +29,32 @@ class CacheSpec(Protocol):
     """Fields that a kernel type on a KV cache has."""
 
     @property
-    def max_len(self) -> int: ...
+    def max_len(self) -> int:
+        """Positions that the cache has room for."""
+
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """Elements of a head."""
+
     @property
-    def n_kv_heads(self) -> int: ...
+    def n_kv_heads(self) -> int:
+        """Heads of K and of V."""
+
     @property
-    def kv_dtype(self) -> DType: ...
+    def kv_dtype(self) -> DType:
+        """Element type of the cache."""
+
     @property
-    def batched(self) -> bool: ...
+    def batched(self) -> bool:
+        """Whether every row is of a sequence of its own, at a position of its own."""
+
     @property
-    def indirect(self) -> bool: ...
+    def indirect(self) -> bool:
+        """Whether the position is read from device memory."""
+
     @property
-    def page_size(self) -> int: ...
+    def page_size(self) -> int:
+        """Positions of a page; 0: no pages."""
 
 
 def cache_rules(spec: CacheSpec) -> Iterator[str]:

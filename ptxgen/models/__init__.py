@@ -17,8 +17,14 @@ from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.jsonfields import Fields
 from ptxgen.models.rope import rope_settings
 
+__all__ = ["LayerKind", "ModelShape", "config_fields", "load_config", "model_shape", "read_config"]
+
 _MOST_LAYERS = 10_000
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
+
+__all__ = ["WeightFormat", "weight_format", "weight_formats"]
 
 
 @cache
@@ -36,4 +38,14 @@ def weight_format(name: str) -> WeightFormat:
     return found
 
 
-__all__ = ["weight_format", "weight_formats"]
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    """`WeightFormat`, whose module needs numpy, when it is first used."""
+    if name == "WeightFormat":
+        from ptxgen.weights.format import WeightFormat
+
+        return WeightFormat
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,11 @@
-"""docs/adding-a-kernel.md: its example is a kernel type that generates, runs and matches its reference."""
+"""docs/adding-a-kernel.md: its examples are kernel types that generate, run and match their references."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -18,42 +17,52 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
 from tests.support.demo_kernel import demo_template
-
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "adding-a-kernel.md"
-
-
-def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    return str(found)
+from tests.support.guide import EXAMPLES, PAGE, blocks, example
 
 
-@pytest.fixture
-def scale_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[KernelType]]:
-    """The class of the document's Python block, with its template, for one test."""
-    module = ModuleType("scale_rows")
-    monkeypatch.setitem(sys.modules, "scale_rows", module)
-    with demo_template(block("jinja"), "scale_rows"):
-        exec(compile(block("python"), str(DOCUMENT), "exec"), vars(module))
-        yield module.ScaleRows
-    del kernel._REGISTRY["scale_rows"]
+@contextmanager
+def registered(name: str) -> Iterator[type[KernelType]]:
+    """An example's class with its template. Both have another name than on the page: a copy of the repository to which
+    the page's files were added has kernel types of those."""
+    python, template = example(name)
+    title, module = "".join(map(str.capitalize, name.split("_"))), ModuleType(f"of_page_{name}")
+    sys.modules[module.__name__] = module
+    try:
+        with demo_template(template, module.__name__):
+            exec(compile(python.replace(title, f"OfPage{title}"), str(PAGE), "exec"), vars(module))
+            yield vars(module)[f"OfPage{title}"]
+    finally:
+        kernel._REGISTRY.pop(module.__name__, None)
+        del sys.modules[module.__name__]
 
 
-def test_the_example_generates_runs_and_matches_its_reference(scale_rows: type[KernelType]) -> None:
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_generates_runs_and_matches_its_reference(name: str) -> None:
     device = CpuDevice(mode="check")
-    for fields in scale_rows.goldens:
-        spec = scale_rows(**fields)
-        for name in scale_rows.golden_targets:
-            assert _generate(spec, target(name)).text.startswith(f"// {spec!r} for {name}\n")
-            trial(spec, device, target=name, seed=1).require()
+    with registered(name) as cls:
+        for fields in cls.goldens:
+            spec = cls(**fields)
+            for where in cls.golden_targets:
+                if supports(spec, where):
+                    assert _generate(spec, target(where)).text.startswith(f"// {spec!r} for {where}\n")
+                    trial(spec, device, target=where, seed=1).require()
 
 
-def test_the_example_refuses_what_it_does_not_take(scale_rows: type[KernelType]) -> None:
-    reasons = supports({"kernel_type": "scale_rows", "dim": 2000, "dtype": "f16"}, "sm_80").reasons
+def test_the_first_example_refuses_what_it_does_not_take() -> None:
+    with registered(EXAMPLES[0]) as cls:
+        reasons = supports({"kernel_type": cls.kernel_name, "dim": 2000, "dtype": "f16"}, "sm_80").reasons
     assert [reason.partition(":")[0] for reason in reasons] == ["dim", "dtype"]
 
 
+def test_the_rms_norm_is_short() -> None:
+    """The whole file and the whole template, with empty lines, imports and docstrings."""
+    python, template = example("norm_rows")
+    assert (python.count("\n"), template.count("\n")) == (60, 18)
+
+
 def test_commands_of_the_document_exist() -> None:
-    lines = block("console").splitlines()
+    (block,) = blocks("console")
+    lines = block.splitlines()
     assert len(lines) >= 4
     for line in lines:
         words = line.removeprefix("$ ptxgen ").partition("#")[0].split()

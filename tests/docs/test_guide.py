@@ -1,5 +1,5 @@
-"""docs/adding-a-kernel.md does what it says: its example, added to a copy of the repository and to a package of its
-own, passes the linter, the type checker and the tests of every kernel type, and changes no file that was there.
+"""docs/adding-a-kernel.md does what it says: its examples, added to a copy of the repository and to a package of
+their own, pass the linter, the type checker and the tests of every kernel type, and changes no file that was there.
 """
 
 from __future__ import annotations
@@ -10,22 +10,33 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.support.guide import EXAMPLES, blocks, example
 from tests.support.packages import ROOT, done, pip_install
 
-PAGE = (ROOT / "docs" / "adding-a-kernel.md").read_text(encoding="utf-8")
 PROJECT = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n[project]\n' \
           'name = "my_package"\nversion = "1.0"\n\n'  # fmt: skip
-KERNEL = "scale_rows"
-# Tests that no kernel type's name is part of, and that see all of them.
+# Tests that no kernel type's name is part of, and that see all of them, or the page's examples a second time.
 OVERALL = (
     "test_every_kernel_type_has_goldens", "test_no_golden_belongs",
     "test_the_page_is_what", "test_list_", "test_every_size_has_a_range",
+    "test_adding_a_kernel", "test_every_skeleton", "test_every_arm",
 )  # fmt: skip
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return str(found)
+def written(modules: Path, templates: Path) -> tuple[Path, ...]:
+    """The page's files in these folders; the Python ones."""
+    for name in EXAMPLES:
+        python, template = example(name)
+        (modules / f"{name}.py").write_text(python, encoding="utf-8")
+        (templates / f"{name}.ptx.j2").write_text(template, encoding="utf-8")
+    return tuple(modules / f"{name}.py" for name in EXAMPLES)
+
+
+def commands() -> list[list[str]]:
+    """The page's commands, for each of its kernel types."""
+    (block,) = blocks("console")
+    lines = [line.removeprefix("$ ").partition("#")[0] for line in block.splitlines()]
+    return [line.replace("scale-rows", name.replace("_", "-")).split() for name in EXAMPLES for line in lines]
 
 
 def copied(to: Path) -> Path:
@@ -55,21 +66,25 @@ def files(root: Path) -> dict[str, str]:
 
 
 def kernel_tests(root: Path) -> list[str]:
-    """The files of tests that run over every kernel type, and those of the reference and of `list`."""
+    """The files of tests that run over every kernel type, and those of documents, templates and `list`."""
     users = (
         path for path in sorted((root / "tests").rglob("test_*.py")) if "from tests.support.kernels" in path.read_text()
     )
-    more = ("docs/test_api_reference.py", "cli/test_cli_tools.py")
+    more = (
+        "docs/test_api_reference.py", "docs/test_adding_a_kernel.py", "golden/test_template_coverage.py",
+        "cli/test_cli_tools.py",
+    )  # fmt: skip
     return [*(path.relative_to(root).as_posix() for path in users), *(f"tests/{name}" for name in more)]
 
 
-def linted(source: Path, cwd: Path, path: tuple[Path, ...]) -> None:
+def linted(sources: tuple[Path, ...], cwd: Path, path: tuple[Path, ...]) -> None:
+    files = [str(source) for source in sources]
     settings = str(ROOT / "pyproject.toml")
-    done("-m", "ruff", "check", "--no-cache", "--config", settings, str(source), cwd=cwd, path=path)
-    done("-m", "ruff", "format", "--no-cache", "--check", "--config", settings, str(source), cwd=cwd, path=path)
+    done("-m", "ruff", "check", "--no-cache", "--config", settings, *files, cwd=cwd, path=path)
+    done("-m", "ruff", "format", "--no-cache", "--check", "--config", settings, *files, cwd=cwd, path=path)
     cache = ["--cache-dir", str(ROOT / ".mypy_cache" / "guide")]
     where = ":".join(map(str, path[:1]))
-    done("-m", "mypy", "--strict", "--config-file", settings, *cache, str(source), cwd=cwd, path=path, MYPYPATH=where)
+    done("-m", "mypy", "--strict", "--config-file", settings, *cache, *files, cwd=cwd, path=path, MYPYPATH=where)
 
 
 def passed(root: Path, cwd: Path, path: tuple[Path, ...], chosen: str, **env: str) -> int:
@@ -83,33 +98,42 @@ def passed(root: Path, cwd: Path, path: tuple[Path, ...], chosen: str, **env: st
 def test_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     root = copied(tmp_path / "copy")
     before = files(root)
-    module = root / "ptxgen" / "kernels" / f"{KERNEL}.py"
-    module.write_text(block("python"), encoding="utf-8")
-    (root / "templates" / f"{KERNEL}.ptx.j2").write_text(block("jinja"), encoding="utf-8")
-    for line in block("console").splitlines():
-        done("-m", *line.removeprefix("$ ").partition("#")[0].split(), cwd=root, path=(root,))
-    linted(module, root, (root,))
-    assert passed(root, root, (root,), " or ".join([KERNEL, *OVERALL])) > 40
+    modules = written(root / "ptxgen" / "kernels", root / "templates")
+    for words in commands():
+        done("-m", *words, cwd=root, path=(root,))
+    linted(modules, root, (root,))
+    assert passed(root, root, (root,), " or ".join([*EXAMPLES, *OVERALL])) > 80
     after = files(root)
     assert {name: after.get(name) for name in before} == before
     new = after.keys() - before.keys()
-    assert {f"ptxgen/kernels/{KERNEL}.py", f"templates/{KERNEL}.ptx.j2"} <= new
-    assert all(f"/{KERNEL}" in name for name in new)
+    for kernel in EXAMPLES:
+        assert {f"ptxgen/kernels/{kernel}.py", f"templates/{kernel}.ptx.j2"} <= new
+    assert all(any(f"/{kernel}" in name for kernel in EXAMPLES) for name in new)
 
 
 def test_in_a_package_of_its_own(tmp_path: Path) -> None:
     project, site = tmp_path / "project", tmp_path / "site"
     package = project / "my_package"
     package.mkdir(parents=True)
-    (project / "pyproject.toml").write_text(PROJECT + block("toml"), encoding="utf-8")
+    (points,) = blocks("toml")
+    more = "".join(f'{name} = "my_package.{name}"\n' for name in EXAMPLES if name not in points)
+    (project / "pyproject.toml").write_text(PROJECT + points + more, encoding="utf-8")
     (package / "__init__.py").write_text("")
-    (package / f"{KERNEL}.py").write_text(block("python"), encoding="utf-8")
-    (package / f"{KERNEL}.ptx.j2").write_text(block("jinja"), encoding="utf-8")
+    modules = written(package, package)
     pip_install(project, site)
     path = (ROOT, site)
-    linted(package / f"{KERNEL}.py", project, path)
-    done("-m", "ptxgen", "golden", "update", "--init", "scale-rows", cwd=project, path=path)
-    for line in block("console").splitlines():
-        done("-m", *line.removeprefix("$ ").partition("#")[0].split(), cwd=project, path=path)
+    linted(modules, project, path)
+    done(
+        "-m",
+        "ptxgen",
+        "golden",
+        "update",
+        "--init",
+        *(name.replace("_", "-") for name in EXAMPLES),
+        cwd=project,
+        path=path,
+    )
+    for words in commands():
+        done("-m", *words, cwd=project, path=path)
     goldens = {"PTXGEN_TEST_PACKAGE": "my_package", "PTXGEN_TEST_GOLDENS": str(project / "golden_ptx")}
-    assert passed(ROOT, ROOT, path, KERNEL, **goldens) > 30
+    assert passed(ROOT, ROOT, path, " or ".join(EXAMPLES), **goldens) > 60

@@ -3,8 +3,9 @@
     python -m tests.tools.api_reference           write it
     python -m tests.tools.api_reference --check   exit 1 where it is not what is written; it may lack new kernel types
 
-Public is what `dir()` of `ptxgen`, `ptxgen.kernels` and `ptxgen.runtime` shows, and of its classes what has no
-underscore before it. A public name without a docstring is an error.
+Public is what `dir()` of `ptxgen`, `ptxgen.kernels` and `ptxgen.runtime` shows; for authors of kernels and users of
+model files also what `AUTHORS` names. Of a class public is what has no underscore before it. A public name without a
+docstring is an error.
 """
 
 from __future__ import annotations
@@ -21,9 +22,24 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 MODULES = ("ptxgen", "ptxgen.runtime", "ptxgen.kernels")
+# For authors of kernel types and users of model files: modules and which of their names; none: what `dir()` shows.
+AUTHORS: dict[str, tuple[str, ...]] = {
+    "ptxgen.kernel": ("Spread", "field"),
+    "ptxgen.rules": ("between", "divides", "multiple_of", "one_of"),
+    "ptxgen.builder": ("Builder",),
+    "ptxgen.builder.values": ("Addr", "Not", "Reg", "RegArray", "Shared", "Table"),
+    "ptxgen.idioms": (),
+    "ptxgen.attention.variant": ("PerHead", "Scores", "Step", "Variant"),
+    "ptxgen.models": (),
+    "ptxgen.models.files": ("ModelFile", "TensorInfo", "open_model"),
+    "ptxgen.weights": (),
+}
 HEAD = """# API reference
 
 Written from the docstrings by `python -m tests.tools.api_reference`; do not edit.
+
+`ptxgen`, `ptxgen.runtime` and `ptxgen.kernels` are what one uses to generate and to run. From `ptxgen.kernel` on stands
+what authors of kernel types and users of model files need besides.
 """
 
 
@@ -40,14 +56,29 @@ def page(like: str | None = None) -> str:
             titles = set(re.findall(r"^### \w+", like, re.MULTILINE))
             entries = [entry for entry in entries if not entry.startswith("### ") or entry.partition("(")[0] in titles]
         lines += entries
+    for name, chosen in AUTHORS.items():
+        module = importlib.import_module(name)
+        lines += _module(module, silent, chosen)
+        parts = [getattr(module, part) for part in dir(module)] if name == "ptxgen.idioms" else []
+        for part, own in ((part, _own(part)) for part in parts):
+            lines += _module(part, silent, own) if own else ()
     if silent:
         raise SystemExit("public names without a docstring: " + ", ".join(silent))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _module(module: ModuleType, silent: list[str]) -> Iterator[str]:
+def _own(module: ModuleType) -> tuple[str, ...]:
+    """The public functions and classes that a module defines."""
+    there = (
+        name for name, value in sorted(vars(module).items()) if getattr(value, "__module__", "") == module.__name__
+    )
+    return tuple(name for name in there if callable(getattr(module, name)) and not name.startswith("_"))
+
+
+def _module(module: ModuleType, silent: list[str], names: tuple[str, ...] = ()) -> Iterator[str]:
+    """A module's head, and the entries of these names, or of all that it shows."""
     yield f"## {module.__name__}\n\n{_first(module)}\n"
-    for name in dir(module):
+    for name in names or dir(module):
         value = getattr(module, name)
         if name.startswith("_") or inspect.ismodule(value):
             continue
@@ -98,12 +129,15 @@ def _signature(value: Any) -> str:
             if f.init
         ]
         return f"({', '.join(parameters)})"
+    if getattr(value, "_is_protocol", False):
+        return ""
     try:
         found = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
     shown = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values() if p.name != "self"]
-    return str(found.replace(parameters=shown, return_annotation=inspect.Signature.empty))
+    text = str(found.replace(parameters=shown, return_annotation=inspect.Signature.empty))
+    return text.replace(repr(dataclasses.MISSING), "…")  # its own text has an address
 
 
 def _first(value: Any) -> str:
