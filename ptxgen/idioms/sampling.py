@@ -5,7 +5,6 @@ Owns the fragments and the order of the steps; what the steps mean is told by th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from ptxgen.builder import Builder
@@ -14,6 +13,7 @@ from ptxgen.dtypes import f32
 from ptxgen.idioms import philox, weights
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.elements import Elements, pieces
+from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.marks import Marks
 from ptxgen.idioms.order import ordered_bits, ordered_key
 from ptxgen.idioms.reduce import over_cta
@@ -22,7 +22,6 @@ from ptxgen.idioms.threshold import search
 
 MINUS_INFINITY, INFINITY = 0x007FFFFF, 0xFF800000  # as ordered keys; a NaN's is above both
 STEEPEST = 1e30  # of log2(e) / temperature
-LOG2E = math.log2(math.e)
 Take = Callable[[Reg, "Reg | int", "Reg | None"], None]
 
 
