@@ -45,6 +45,8 @@ class KernelType:
     kernel_name: ClassVar[str] = ""
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = ()
     golden_targets: ClassVar[tuple[str, ...]] = ("sm_75", "sm_80", "sm_90")
+    golden_lines: ClassVar[int] = 900
+    """Lines of a golden at most: people read them. A kernel type whose smallest text is longer says so."""
     lowest_target: ClassVar[str] = "sm_75"
 
     # -- what a kernel type says about itself ---------------------------------------------------------------------

@@ -41,8 +41,9 @@ class Gemm(Product):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     goldens = (
         dict(n=40, k=72),
-        dict(n=16, k=256, weights="q4_k", norm="rms", activation="silu", gated=True, residual=True, indirect=True),
+        dict(n=16, k=64, weights="bf16", activation="silu", gated=True, residual=True, indirect=True),
         dict(n=33, k=2080, weights="q8_0", bias=True),
+        dict(n=20, k=64, weights="f16", norm="rms"),
     )
 
     golden_targets = ("sm_75", "sm_90")

@@ -36,12 +36,11 @@ class Gemv(Product):
 
     goldens = (
         dict(n=40, k=72, programmatic=True),
-        dict(n=48, k=512, weights="q4_k", norm="rms", residual=True),
-        dict(n=16, k=256, weights="q6_k", activation="silu", gated=True),
+        dict(n=48, k=512, weights="q4_0", norm="rms", residual=True),
+        dict(n=16, k=256, weights="bf16", activation="silu", gated=True),
         dict(n=33, k=128, weights="q8_0", bias=True, activation="gelu"),
         dict(n=16, k=2080, weights="f32", norm="rms", norm_offset=1.0, activation="gelu_tanh"),
         dict(n=34000, k=32, weights="q4_0", residual=True),
-        dict(n=24, k=256, weights="q5_k"),
         dict(n=20, k=200, weights="bf16"),
         dict(n=20, k=131, weights="e4m3"),
         dict(n=20, k=256, weights="e4m3_channel"),

@@ -54,6 +54,7 @@ class Sample(KernelType):
     programmatic: bool = False
 
     sizes = {"rows": 8}
+    golden_lines = 1800  # the searches over a row stand four times in the smallest text
     goldens = (
         dict(vocab=1000),
         dict(vocab=1001, history=40, programmatic=True),
