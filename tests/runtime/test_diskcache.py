@@ -286,7 +286,7 @@ DiskCache(Path({str(tmp_path)!r})).put(b"k", b"payload")
         assert DiskCache(tmp_path).get(b"k") == b"payload"
 
 
-# who may write there ---------------------------------------------------------------------------------------------------
+# who may write there --------------------------------------------------------------------------------------------------
 def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -306,7 +306,9 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path, mode):
     DiskCache(tmp_path / "c").put(b"k", b"planted")
     (tmp_path / "c").chmod(mode)
     cache = DiskCache(tmp_path / "c")
-    with pytest.warns(RuntimeWarning, match=rf"the directory may be written by others .mode {mode:o}.*stay in memory") as said:
+    with pytest.warns(  # noqa: PT031 - the warning comes once, whatever follows
+        RuntimeWarning, match=rf"the directory may be written by others .mode {mode:o}.*stay in memory"
+    ) as said:
         assert cache.get(b"k") is None
         cache.put(b"k", b"own")
         cache.put(b"l", b"own")

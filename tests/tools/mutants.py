@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SURVIVORS = 0.05
@@ -73,7 +73,8 @@ def mutations(source: str) -> list[Mutation]:
             word = _OTHER[type(node.ops[0])]
             yield changed(node, f" {word} ", place(node.left, True), place(node.comparators[0]))
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and place(node) != place(node, True):
-            number = node.value + 1 if isinstance(node.value, int) else node.value * 10
+            value: Any = node.value
+            number = value + 1 if isinstance(value, int) else value * 10
             yield changed(node, repr(number), place(node), place(node, True))
         elif isinstance(node, ast.BoolOp):
             word = "or" if isinstance(node.op, ast.And) else "and"
@@ -164,7 +165,8 @@ def main() -> int:
             for one in mutations((ROOT / file).read_text(encoding="utf-8"))[:: given.every]:
                 print(f"{file}:{one.line}: {one.what}")
         return 0
-    tried, unnoticed = 0, []
+    tried = 0
+    unnoticed: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
