@@ -5,22 +5,15 @@ Values are unsigned: a negative number counts as one of 2³¹ or more. Owns no r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ptxgen.nodes import Guard, Immediate, Instruction, Label, Negated, Operand, Register, Symbol
+from ptxgen.checks.comparisons import Facts, Less, facts_of, mentions, side_of
+from ptxgen.checks.largest import ANY, HALF, LOADED, RULES, SPECIAL
+from ptxgen.nodes import Guard, Immediate, Instruction, Label, Operand, Register, Symbol
 
-ANY = (1 << 32) - 1
-HALF = 1 << 31  # below it a value is the same signed and unsigned
 _WIDEN_AFTER = 3  # rounds of a loop before what still grows counts as unbounded
 _NARROWINGS = 2
-
-# Largest values (PTX ISA, "Special Registers"; CUDA programming guide, technical specifications).
-SPECIAL = {
-    "%laneid": 31, "%tid.x": 1023, "%tid.y": 1023, "%tid.z": 63, "%ntid.x": 1024, "%ntid.y": 1024, "%ntid.z": 64,
-    "%warpid": 63, "%nwarpid": 64, "%ctaid.y": 65534, "%ctaid.z": 65534, "%nctaid.y": 65535, "%nctaid.z": 65535,
-    "%cluster_ctarank": 31, "%cluster_nctarank": 32, "%cluster_ctaid.x": 31, "%cluster_nctaid.x": 32,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +22,6 @@ class Bound:
 
     largest: int
     since: Instruction | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Less:
-    """`low < high`, or with `equal` `low ≤ high`; both are register names or numbers, compared as `signed` has it."""
-
-    low: str | int
-    high: str | int
-    equal: bool
-    signed: bool
-
-
-Facts = tuple[tuple[Less, ...], tuple[Less, ...]]  # of a predicate: what holds where it is true, and where it is not
 
 
 @dataclass(slots=True)
@@ -217,10 +197,10 @@ class Flow:
             return
         name = item.operands[0].name
         inside = self._guarded(state, item.guard)
-        facts = _facts(item, inside.facts)
+        facts = facts_of(item, inside.facts)
         bound = self._result(inside, item)
         self._write(state, name, bound, item.guard)
-        if facts is not None and item.guard is None and not _mentions(facts, name):
+        if facts is not None and item.guard is None and not mentions(facts, name):
             state.facts[name] = facts
 
     def _write(self, state: State, name: str, bound: Bound, guard: Guard | None) -> None:
@@ -229,14 +209,14 @@ class Flow:
             bound = before
         state.bounds[name] = bound
         state.facts.pop(name, None)
-        for predicate in [p for p, facts in state.facts.items() if _mentions(facts, name)]:
+        for predicate in [p for p, facts in state.facts.items() if mentions(facts, name)]:
             del state.facts[predicate]
 
     def _result(self, state: State, item: Instruction) -> Bound:
         sources = item.operands[1:]
         rule = RULES.get(item.opcode)
         if rule is None:
-            return Bound(_LOADED.get(item.opcode.rpartition(".")[2], ANY) if item.opcode[:3] == "ld." else ANY, item)
+            return Bound(LOADED.get(item.opcode.rpartition(".")[2], ANY) if item.opcode[:3] == "ld." else ANY, item)
         bounds = [self.bound(state, source) for source in sources]
         largest = rule([b.largest for b in bounds], [isinstance(s, Immediate) for s in sources])
         if item.opcode == "sub.u32" and self._below(state, item):
@@ -250,7 +230,7 @@ class Flow:
         """Whether the guard of a subtraction says that it does not pass below zero."""
         if item.guard is None or item.guard.register not in state.facts:
             return False
-        low, high = (_side(source) for source in (item.operands[2], item.operands[1]))
+        low, high = (side_of(source) for source in (item.operands[2], item.operands[1]))
         facts = state.facts[item.guard.register][1 if item.guard.negated else 0]
         return any(not fact.signed and fact.low == low and fact.high == high for fact in facts)
 
@@ -298,105 +278,3 @@ def _names(operand: Operand) -> list[str]:
     """The registers of a destination in braces, or with a predicate beside it."""
     items = getattr(operand, "items", None) or [getattr(operand, side, None) for side in ("first", "second")]
     return [item.name for item in items if isinstance(item, Register)]
-
-
-# -- what a compare says -------------------------------------------------------------------------------------------
-
-
-def _side(operand: Operand) -> str | int | None:
-    if isinstance(operand, Register):
-        return operand.name
-    return operand.value if isinstance(operand, Immediate) and isinstance(operand.value, int) else None
-
-
-def _mentions(facts: Facts, name: str) -> bool:
-    return any(name in (fact.low, fact.high) for side in facts for fact in side)
-
-
-def _facts(item: Instruction, known: Mapping[str, Facts]) -> Facts | None:
-    """What the predicate that an instruction writes says, true and false."""
-    words = item.opcode.split(".")
-    if words[-1] == "pred":
-        return _of_logic(words[0], item.operands[1:], known)
-    if words[0] != "setp" or words[-1] not in ("u32", "s32", "b32") or len(item.operands) < 3:
-        return None
-    a, b = (_side(operand) for operand in item.operands[1:3])
-    if a is None or b is None:
-        return None
-    holds, fails = _compared(words[1], a, b, words[-1] == "s32")
-    if len(words) == 3:
-        return holds, fails
-    other = _of(item.operands[3], known)
-    return {"and": (holds + other[0], ()), "or": ((), fails + other[1])}.get(words[2])
-
-
-def _compared(word: str, a: str | int, b: str | int, signed: bool) -> Facts:
-    less, most = Less(a, b, False, signed), Less(a, b, True, signed)
-    more, least = Less(b, a, False, signed), Less(b, a, True, signed)
-    both = (Less(a, b, True, False), Less(b, a, True, False))
-    table: dict[str, Facts] = {
-        "lt": ((less,), (least,)), "le": ((most,), (more,)), "gt": ((more,), (most,)), "ge": ((least,), (less,)),
-        "lo": ((less,), (least,)), "ls": ((most,), (more,)), "hi": ((more,), (most,)), "hs": ((least,), (less,)),
-        "eq": (both, ()), "ne": ((), both),
-    }  # fmt: skip
-    return table.get(word, ((), ()))
-
-
-def _of(operand: Operand, known: Mapping[str, Facts]) -> Facts:
-    if isinstance(operand, Negated):
-        holds, fails = _of(operand.operand, known)
-        return fails, holds
-    return known.get(operand.name, ((), ())) if isinstance(operand, Register) else ((), ())
-
-
-def _of_logic(word: str, sources: Sequence[Operand], known: Mapping[str, Facts]) -> Facts | None:
-    each = [_of(source, known) for source in sources]
-    if word == "and":
-        return each[0][0] + each[1][0], ()
-    if word == "or":
-        return (), each[0][1] + each[1][1]
-    return {"not": (each[0][1], each[0][0]), "mov": each[0]}.get(word)
-
-
-# -- what instructions make of their sources' largest values ----------------------------------------------------------
-
-Rule = Callable[[list[int], list[bool]], int]
-
-
-def _bits(b: list[int], _: list[bool]) -> int:
-    """No bit that neither source can have."""
-    return int((1 << max(b[0], b[1]).bit_length()) - 1)
-
-
-def _signed_min(b: list[int], _: list[bool]) -> int:
-    return min(b[0], b[1]) if max(b[0], b[1]) < HALF else ANY
-
-
-def _signed_max(b: list[int], _: list[bool]) -> int:
-    """One side that is not negative makes the result so."""
-    if max(b[0], b[1]) < HALF:
-        return max(b[0], b[1])
-    return HALF - 1 if min(b[0], b[1]) < HALF else ANY
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mov.u32", "mov.s32", "mov.b32"), lambda b, _: b[0]),
-    **dict.fromkeys(("cvt.u32.u32", "cvt.s32.s32", "shfl.sync.bfly.b32", "shfl.sync.idx.b32"), lambda b, _: b[0]),
-    **dict.fromkeys(("add.u32", "add.s32"), lambda b, _: b[0] + b[1]),
-    **dict.fromkeys(("mul.lo.u32", "mul.lo.s32"), lambda b, _: b[0] * b[1]),
-    **dict.fromkeys(("mad.lo.u32", "mad.lo.s32"), lambda b, _: b[0] * b[1] + b[2]),
-    **dict.fromkeys(("and.b32", "min.u32"), lambda b, _: min(b[0], b[1])),
-    **dict.fromkeys(("or.b32", "xor.b32"), _bits),
-    **dict.fromkeys(("selp.u32", "selp.s32", "selp.b32", "max.u32"), lambda b, _: max(b[0], b[1])),
-    **dict.fromkeys(("redux.sync.max.u32", "redux.sync.min.u32"), lambda b, _: b[0]),
-    **dict.fromkeys(("shr.u32", "shr.b32"), lambda b, number: b[0] >> min(b[1], 32) if number[1] else b[0]),
-    **dict.fromkeys(("popc.b32", "clz.b32"), lambda b, _: 32),
-    "min.s32": _signed_min,
-    "max.s32": _signed_max,
-    "shl.b32": lambda b, _: b[0] << min(b[1], 32),
-    "rem.u32": lambda b, _: min(b[0], max(b[1] - 1, 0)),
-    "div.u32": lambda b, number: b[0] // max(b[1], 1) if number[1] else b[0],
-    "bfe.u32": lambda b, number: min(b[0], (1 << min(b[2], 32)) - 1) if number[2] else b[0],
-    "sub.u32": lambda b, _: ANY,
-}
-_LOADED = {"u8": 255, "b8": 255, "u16": 65535, "b16": 65535}

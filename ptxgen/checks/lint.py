@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ptxgen.checks.bounds import ANY, HALF, RULES, SPECIAL, Bound, Flow, State
+from ptxgen.checks.bounds import Bound, Flow, State
+from ptxgen.checks.largest import ANY, HALF, RULES, SPECIAL
 from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol
 
 Finding = tuple[int, str]

@@ -14,12 +14,12 @@ from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
 from ptxgen.attention.decode.parts import place_loop
 from ptxgen.attention.decode.plan import CtaPlan, chip_of, cta_plan
+from ptxgen.attention.decode.slots import Slots
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
-from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
@@ -179,7 +179,8 @@ class FlashDecodingChunk(KernelType):
         arena = b.shared("arena", plan.arena_bytes, dynamic=self.launch(b.target).shared > 0)
         task, where = self._locate(b, plan)
         bounds = self._bounds(b, plan, task, where)
-        stats = self._leave_empty(b, plan, task, where, bounds)
+        slots = Slots(b, task, where.query, where.chunk, max_chunks=self.max_chunks, head_dim=self.head_dim)
+        stats = slots.leave_empty(plan, bounds.chunks, bounds.has_positions)
         b.expose(plan=plan)
         place_loop(b, plan.loop.build(b, self.attention, plan.shape, task, plan.partials, arena))
         elements = merge.Elements(b, plan.shape.heads, self.head_dim, plan.shape.threads, task.tid)
@@ -196,7 +197,7 @@ class FlashDecodingChunk(KernelType):
             elements.locate()
             merge.merge_warps(b, elements, plan.partials, arena, merged)
         with b.fragment("store_chunk"):
-            self._store(b, task, where, elements, merged, partials, stats)
+            slots.store(elements, merged, partials, stats)
         with b.fragment("warps_next"):
             elements.advance(elements.count)
 
@@ -276,89 +277,6 @@ class FlashDecodingChunk(KernelType):
             b.op("add.s32", task.tile, task.tile, task.warp)
             b.op("mov.s32", task.tile_step, plan.shape.warps)
         return Bounds(chunks, has_positions)
-
-    def _slot(self, b: Builder, where: Where, elements: merge.Elements) -> Reg:
-        """The index of the element's head's slot for this chunk."""
-        slot, head = scratch(b, "slot", "u64"), scratch(b, "slot_head", "u64")
-        b.op("cvt.u64.u32", head, elements.head)
-        b.op("add.u64", head, head, where.query)
-        b.op("mul.lo.u64", slot, head, self.max_chunks)
-        b.op("cvt.u64.u32", head, where.chunk)
-        b.op("add.u64", slot, slot, head)
-        return slot
-
-    def _first(self, b: Builder, task: Task, elements: merge.Elements) -> tuple[Reg | None, Reg]:
-        """The predicates that the element's head exists, and that this is the head's first element."""
-        exists = None
-        if task.heads_left is not None:
-            exists = scratch(b, "head_exists", "pred")
-            b.op("setp.lt.s32", exists, elements.head, task.heads_left)
-        first = scratch(b, "first_element", "pred")
-        b.op("setp.eq.u32", first, elements.chunk, 0)
-        if exists is not None:
-            b.op("and.pred", first, first, exists)
-        return exists, first
-
-    def _store(
-        self,
-        b: Builder,
-        task: Task,
-        where: Where,
-        elements: merge.Elements,
-        merged: merge.Partial,
-        partials: Reg,
-        stats: Reg,
-    ) -> None:
-        """The element's four values over the sum; with the first of a head, its stats."""
-        b.note("normalised: the maximum becomes log2 of the sum, and the sum 1")
-        exists, first = self._first(b, task, elements)
-        slot = self._slot(b, where, elements)
-        level = b.op("lg2.approx.f32", "level", merged.total)
-        b.op("add.f32", level, level, merged.maximum)
-        inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
-        for value in merged.values:
-            b.op("mul.f32", value, value, inverse)
-        stats_at = b.op("mad.lo.u64", "stats_at", slot, 8, stats)
-        one = b.op("mov.f32", "one", 1.0)
-        b.op("st.global.v2.f32", stats_at[0], (level, one), pred=first)
-        at = b.op("mad.lo.u64", "partials_at", slot, self.head_dim * 4, partials)
-        quad = b.op("rem.u32", "quad", elements.element, elements.per_head)
-        b.op("mad.wide.u32", at, quad, 16, at)
-        b.op("st.global.v4.f32", at[0], merged.values, pred=exists)
-
-    def _leave_empty(self, b: Builder, plan: CtaPlan, task: Task, where: Where, bounds: Bounds) -> Reg:
-        """Fragments `empty_start` and `empty_store`, a loop's body: the slots of this CTA that no chunk fills. Returns
-        the address of all stats.
-
-        Slot `chunk` when it has no positions, and chunk + chunks, chunk + 2 · chunks, … below max_chunks, of every
-        head: a thread for each, as many at a time as there are threads.
-        """
-        heads = plan.shape.heads
-        together = plan.shape.threads // heads
-        with b.fragment("empty_start"):
-            b.note("slots without a chunk: the reduction skips a sum of 0")
-            place = b.op("div.u32", "empty_place", task.tid, heads)
-            head = b.op("rem.u32", "empty_head", task.tid, heads)
-            slot = b.op("mul.lo.u32", "empty_slot", place, bounds.chunks)
-            b.op("add.u32", slot, slot, where.chunk)
-            b.op("add.u32", slot, slot, bounds.chunks, pred=bounds.has_positions)
-            step = b.op("mul.lo.u32", "empty_step", bounds.chunks, together)
-            marks = b.op("setp.lt.u32", "more_empty", slot, self.max_chunks)
-            if heads & (heads - 1):  # the last threads have no place in a whole row of heads
-                b.op("setp.lt.and.u32", marks, place, together, marks)
-            if task.heads_left is not None:
-                b.op("setp.lt.and.s32", marks, head, task.heads_left, marks)
-            row = b.op("cvt.u64.u32", scratch(b, "slot_head", "u64"), head)
-            b.op("add.u64", row, row, where.query)
-            stats = b.ld_param("stats")
-            at = b.op("mad.lo.u64", "empty_at", row, self.max_chunks * 8, stats)
-            nothing = b.op("mov.f32", "no_level", float("-inf")), b.op("mov.f32", "no_sum", 0.0)
-        with b.fragment("empty_store"):
-            target = b.op("mad.wide.u32", "empty_target", slot, 8, at)
-            b.op("st.global.v2.f32", target[0], nothing)
-            b.op("add.u32", slot, slot, step)
-            b.op("setp.lt.u32", marks, slot, self.max_chunks)
-        return stats
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

@@ -160,12 +160,10 @@ class Product(KernelType):
         loop.build(tokens, inputs)
         epilogue = Epilogue(b, self, at)
         epilogue.build(loop, norm, tokens)
-        x_parts = (
-            ("products/staged.ptx.j2",) if stage is not None else ("products/squares.ptx.j2",) if self.norm else ()
-        )
+        x_part = "staged" if stage is not None else "squares" if self.norm else ""
         b.expose(
             geometry=at,
-            x_parts=x_parts,
+            x_parts=[f"products/{x_part}.ptx.j2"] if x_part else [],
             staged=stage is not None,
             stage_repeats=stage is not None and stage.passes > 1,
             tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
