@@ -71,7 +71,7 @@ def test_ctas_may_store_equal_values_to_global_memory(value):
             entry.launch(3, 1, [data])
         assert data.numpy()[0] == 7
     else:
-        with pytest.raises(ExecutionError, match="^race in kernel k"):
+        with pytest.raises(ExecutionError, match=r"^race in kernel k"):
             entry.launch(3, 1, [data])
 
 
@@ -154,7 +154,8 @@ UNUSED = {
 }
 USED = {
     "stored": "ld.shared.u32 %r1, [s]; st.global.u32 [%a0], %r1; ret;",
-    "decided by": "ld.shared.u32 %r1, [s]; setp.eq.u32 %p1, %r1, 0; @%p1 bra there; st.global.u32 [%a0], 1; there: ret;",
+    "decided by": "ld.shared.u32 %r1, [s]; setp.eq.u32 %p1, %r1, 0; @%p1 bra there; "
+    "st.global.u32 [%a0], 1; there: ret;",
     "an address": "ld.shared.u32 %r1, [s]; and.b32 %r1, %r1, 0; mul.wide.u32 %rd1, %r1, 4; add.u64 %rd1, %a0, %rd1; "
     "ld.global.u32 %r2, [%rd1]; ret;",
     "behind a loop": "mov.u32 %r5, 0; again: ld.shared.u32 %r1, [s]; add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 4; "
@@ -178,12 +179,13 @@ def test_so_it_is_with_global_memory():
     data, out = device.empty(64, "u32"), device.zeros(64, "u32")
     load = "add.u64 %rd1, %a0, %at4; ld.global.u32 %r1, [%rd1]; "
     device.module(text_of(load + "ret;", 2))["k"].launch(1, 32, [data, out])
-    with pytest.raises(ExecutionError, match="^read of uninitialised memory"):
+    with pytest.raises(ExecutionError, match=r"^read of uninitialised memory"):
         device.module(text_of(load + "st.global.u32 [%a1], %r1; ret;", 2))["k"].launch(1, 1, [data, out])
 
 
 def test_a_race_of_a_read_counts_whatever_becomes_of_it():
-    finding("^race", "setp.eq.u32 %p1, %warp, 0; @%p1 st.shared.u32 [s], 1; @!%p1 ld.shared.u32 %r1, [s]; ret;", block=64)
+    finding("^race", "setp.eq.u32 %p1, %warp, 0; @%p1 st.shared.u32 [s], 1; @!%p1 ld.shared.u32 %r1, [s]; ret;",
+            block=64)  # fmt: skip
 
 
 # bytes of registers ---------------------------------------------------------------------------------------------------
@@ -200,7 +202,8 @@ DEFINED = {
     "converted": "st.global.u32 [%a0], %r2; ret;|cvt.u32.u16 %r2, %r9;",
     "packed again": "st.global.u32 [%a0], %r2; ret;|mov.b32 {%h1, %h2}, %r9; mov.b32 %r2, {%h1, %h1};",
     "decided by": "there: ret;|and.b32 %r2, %r9, 255; setp.eq.u32 %p1, %r2, 5; @%p1 bra there;",
-    "in the next block": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; add.u32 %r3, %r3, 1; on: "
+    "in the next block": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
+    "add.u32 %r3, %r3, 1; on: "
     "shl.b32 %r2, %r9, 16;",
 }
 UNDEFINED = {
@@ -214,7 +217,8 @@ UNDEFINED = {
     "picked": "st.global.u32 [%a0], %r2; ret;|prmt.b32 %r2, %r9, %r1, 0x7642;",
     "added": "st.global.u8 [%a0], %r2; ret;|mul.lo.u32 %r2, %r9, %r9;",
     "decided by": "there: ret;|setp.eq.u32 %p1, %r9, 5; @%p1 bra there;",
-    "in the next block": "st.global.u32 [%a0], %r9; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; add.u32 %r3, %r3, 1; on: ",
+    "in the next block": "st.global.u32 [%a0], %r9; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
+    "add.u32 %r3, %r3, 1; on: ",
 }
 
 

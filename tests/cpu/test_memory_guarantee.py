@@ -37,7 +37,7 @@ def test_no_access_leaves_what_the_launch_may_use(space, mode):
             before = neighbour.copy()
             text = access.format(space=f".{word}" if word else "", at="%rd2")
             body = f"mov.u32 %r7, 7; {start} add.u64 %rd2, %rd1, {offset}; {text} ret;"
-            with pytest.raises(ExecutionError, match="^(out of bounds|misaligned access)"):
+            with pytest.raises(ExecutionError, match=r"^(out of bounds|misaligned access)"):
                 run(body, own, block=1, mode=mode, before=BEFORE)
             np.testing.assert_array_equal(neighbour, before, err_msg=f"{way} {name}")
             assert not own.any(), (way, name)
@@ -49,13 +49,14 @@ def test_memory_that_was_freed_or_belongs_to_another_device_may_not_be_used(mode
     freed = memory.allocate(64)
     memory.free(freed)
     for address in (freed, other.allocate(64), 0, 8, 1 << 47, (1 << 64) - 8):
-        with pytest.raises(ExecutionError, match="^out of bounds"):
+        with pytest.raises(ExecutionError, match=r"^out of bounds"):
             run(f"mov.u64 %rd1, {address}; st.global.u32 [%rd1], 1; ret;", np.zeros(1, np.uint32), block=1, mode=mode,
                 memory=memory)  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lane_cannot_reach_the_local_memory_of_another(mode):
-    body = ".local .align 16 .b8 l[16]; mov.u64 %rd1, l; setp.eq.u32 %p1, %lane, 0; @%p1 st.local.u32 [%rd1+16], 7; ret;"
-    with pytest.raises(ExecutionError, match="^out of bounds"):
+    body = ".local .align 16 .b8 l[16]; mov.u64 %rd1, l; setp.eq.u32 %p1, %lane, 0; "
+    body += "@%p1 st.local.u32 [%rd1+16], 7; ret;"
+    with pytest.raises(ExecutionError, match=r"^out of bounds"):
         run(body, np.zeros(1, np.uint32), mode=mode)

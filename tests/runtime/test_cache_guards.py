@@ -181,7 +181,7 @@ def test_check_mode_looks_at_the_shadow_of_the_array_under_a_view():
     begin = memory.allocate(256)
     memory.adopt(begin + 64, 64)
     body = f"mov.u64 %rd1, {begin}; ld.global.u32 %r1, [%rd1+64]; st.global.u32 [%a0], %r1; ret;"
-    with pytest.raises(ExecutionError, match="^read of uninitialised memory"):
+    with pytest.raises(ExecutionError, match=r"^read of uninitialised memory"):
         run(body, u32(1), block=1, mode="check", memory=memory)
     memory.written(begin, 256)
     run(body, u32(1), block=1, mode="check", memory=memory)

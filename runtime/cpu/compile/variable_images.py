@@ -11,14 +11,15 @@ from ptxgen.runtime.cpu.flow.calls import function_address
 from ptxgen.runtime.cpu.flow.flow import module_variables
 from ptxgen.runtime.cpu.flow.symbols import bits_of, variable_align, variable_bytes
 
-
 MOST_BYTES = 4 << 30  # of a module's variables, which the executor allocates when it is loaded
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalVariable:
-    """A variable's image, up to its last byte that is not 0. `addresses` are (offset, symbol number, addend) of pointers
-    to fill in."""
+    """A variable's image, up to its last byte that is not 0.
+
+    `addresses` are (offset, symbol number, addend) of pointers to fill in.
+    """
 
     name: str
     space: str
@@ -53,10 +54,9 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
                 raise IsaError(
                     module.refusal(variable.line, f"initialiser {item} is not supported by the CPU executor")
                 )
+        shown = bytes(image).rstrip(b"\0")
         found.append(
-            GlobalVariable(
-                variable.name, variable.space, size, variable_align(variable), bytes(image).rstrip(b"\0"), tuple(addresses)
-            )
+            GlobalVariable(variable.name, variable.space, size, variable_align(variable), shown, tuple(addresses))
         )
     return found
 

@@ -83,7 +83,7 @@ class DefinedLanes:
 
     def both(self, a: str, b: str) -> str:
         """The lanes that are among both."""
-        if a == ALL or a == b:
+        if a in (ALL, b):
             return b
         return a if b == ALL else self.e.c(f"and i32 {a}, {b}")
 

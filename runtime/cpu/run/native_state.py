@@ -90,6 +90,7 @@ def launch_block(entry: Entry, geometry: Geometry, check: bool) -> Block:
     block.put("I", LAUNCH["first_block"], entry.first_block)
     block.put("I", LAUNCH["dynamic_shared"], geometry.shared)
     block.put("q", LAUNCH["cleared"], shape.file - READY)
+    block.put("I", LAUNCH["inits"], int(entry.strong))
     if check:
         block.order = order_block(geometry)
         block.put("q", LAUNCH["known"], block.order.address)
@@ -211,8 +212,8 @@ def _check_block(shared: int) -> Block:
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
     at = block.address + CHECK["arrays"]
-    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4, "written": 1, "read": 1}
-    sizes |= {"write_lanes": 1, "read_lanes": 1}
+    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4}
+    sizes |= {"written": 1, "read": 1, "write_lanes": 1, "read_lanes": 1}
     for name, size in sizes.items():
         block.put("q", CHECK[name], at)
         at += cells * size
