@@ -346,8 +346,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append("| " + " | ".join([*map(str, case), size, *us, host, share, times]) + " |")
     for row in rows:
         if "why" in row:
-            case = ", ".join(map(str, row["case"].values()))
-            lines.append(f"\n{row['impl']}, {case}: {row['why']}")
+            lines.append(f"\n{row['impl']}, {', '.join(map(str, row['case'].values()))}: {row['why']}")
     return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ def ours(
     first = open_random(models[name], weights, max_len, device, chunk=min(chunks.values()))
     prompt = np.random.default_rng(0).integers(0, first.shape.vocab, tokens).tolist()
     for impl, chunk in chunks.items():
-        model = first if chunk == first.chunk else Model(first.source, device, chunk=chunk, weights=first.weights)
+        model = first if chunk == first.chunk else Model(first.source, device, chunk=chunk, weights=first.steps.weights)
         for depth in depths:
 
             def whole(model: Model = model, depth: int = depth) -> None:

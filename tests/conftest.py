@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ptxgen.runtime import Device, open_device
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
     from ptxgen.golden import Goldens
+
+# No test fails by time, of an example or of drawing one: machines are shared, and coverage slows them down.
+settings.register_profile("ptxgen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ptxgen")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

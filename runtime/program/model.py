@@ -284,13 +284,14 @@ class Model:
         if not keep:
             self.reset()
         found: list[int] = []
+        reach = 8 + 4 * max(map(len, stop), default=0)  # tokens that a stop string spans, and some that are no text
         token = self.prefill(prompt, sampling=sampling)
         while max_new_tokens is None or len(found) < max_new_tokens:
             if token in stop_ids:
                 return
             found.append(token)
             yield token
-            if stop and any(one in decode(found) for one in stop):
+            if stop and any(one in decode(found[-reach:]) for one in stop):
                 return
             if self._length >= self.shape.max_len or len(found) == max_new_tokens:
                 return

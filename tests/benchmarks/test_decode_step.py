@@ -70,8 +70,8 @@ def test_weights_on_the_device_are_those_that_the_source_reads(
 ) -> None:
     made = open_random(config, weights, 64, device, chunk=8)
     read = Model(made.source, device, "f16", chunk=8)
-    for name, buffer in read.weights.items():
-        np.testing.assert_array_equal(made.weights[name].numpy(), buffer.numpy(), name)
+    for name, buffer in read.steps.weights.items():
+        np.testing.assert_array_equal(made.steps.weights[name].numpy(), buffer.numpy(), name)
     logits = made.forward(3)
     assert np.isfinite(logits).all()
     assert logits.std() > 0

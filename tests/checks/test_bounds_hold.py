@@ -94,7 +94,7 @@ def _run(items: list[Instruction | Label], thread: int, cta: int) -> Iterator[tu
     def of(operand: Operand) -> int:
         if isinstance(operand, Negated):
             return 1 - of(operand.operand)
-        return values[operand.name] if isinstance(operand, Register) else int(operand.value) % WORD  # type: ignore[union-attr]
+        return values[operand.name] if isinstance(operand, Register) else int(operand.value) % WORD
 
     at = 0
     while at < len(items):
@@ -105,9 +105,9 @@ def _run(items: list[Instruction | Label], thread: int, cta: int) -> Iterator[tu
         yield item, values
         words, operands = item.opcode.split("."), item.operands
         if words[0] == "bra":
-            at = places[operands[0].name]  # type: ignore[union-attr]
+            at = places[operands[0].name]
             continue
-        values[operands[0].name] = _result(item, words, [of(operand) for operand in operands[1:]])  # type: ignore[union-attr]
+        values[operands[0].name] = _result(item, words, [of(operand) for operand in operands[1:]])
 
 
 def _result(item: Instruction, words: list[str], source: list[int]) -> int:

@@ -67,7 +67,7 @@ def test_ctas_may_store_equal_values_to_global_memory(value):
     data = device.zeros(32, "u32")
     entry = device.module(text_of(f"mov.u32 %r1, {value}; st.global.u32 [%a0], %r1; ret;", 1))["k"]
     if value == "7":
-        with pytest.warns(ExecutionNote, match="(?s)CTA .0, 0, 0., warp 0, of this launch has written"):
+        with pytest.warns(ExecutionNote, match=r"(?s)CTA .0, 0, 0., warp 0, of this launch has written"):
             entry.launch(3, 1, [data])
         assert data.numpy()[0] == 7
     else:
@@ -138,8 +138,6 @@ def test_the_first_write_is_the_ctas_own():
     """The next CTA in the same shared memory begins anew."""
     check(SEMAPHORE.replace("INIT", "st.shared.u32").replace("ATOM", "atom.acq_rel").replace("BARRIER", "bar.sync 0;"),
           block=96, grid=5)  # fmt: skip
-
-
 
 
 # values that are read and discarded -----------------------------------------------------------------------------------

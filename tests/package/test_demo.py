@@ -10,7 +10,7 @@ import pytest
 from ptxgen import demo
 from ptxgen.models.program import Program
 from ptxgen.runtime import Device, open_device
-from ptxgen.runtime.program import model
+from ptxgen.runtime.program import steps
 from ptxgen.runtime.tools.complete import Completion
 
 TOKENS = 6
@@ -42,7 +42,7 @@ def test_the_demo_fails_on_what_check_mode_finds(
         return {tensor.name: device.empty(tensor.shape, tensor.dtype) for tensor in program.of_kind("weight")}
 
     def opened(name: str, **options: Any) -> Device:
-        monkeypatch.setattr(model, "load_weights", unfilled)
+        monkeypatch.setattr(steps, "load_weights", unfilled)
         return open_device(name, **options)
 
     monkeypatch.setattr(demo, "open_device", opened)

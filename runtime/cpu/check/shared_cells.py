@@ -120,9 +120,7 @@ def compare_lanes(
         report_at(c, cell, extra, same)
 
 
-def compare(
-    c: Code, cells: Cells, cell: str, warp: str, time: str, bytes_: str, wrote: bool, same: str = "0"
-) -> None:
+def compare(c: Code, cells: Cells, cell: str, warp: str, time: str, bytes_: str, wrote: bool, same: str = "0") -> None:
     """Report a race with another warp's access that this warp's clock does not cover.
 
     `same`: how many bytes this access (two stores race) may leave as they are; then it is no more than a note.

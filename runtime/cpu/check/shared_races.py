@@ -227,9 +227,7 @@ def _against_write(c: Code, cells: Cells, cell: str, here: str, same: str = "0")
     return earlier, common
 
 
-def _compare_stamp(
-    c: Code, cells: Cells, cell: str, stamp: str, bytes_: str, wrote: bool, same: str = "0"
-) -> None:
+def _compare_stamp(c: Code, cells: Cells, cell: str, stamp: str, bytes_: str, wrote: bool, same: str = "0") -> None:
     warp, time = c(f"and i32 {stamp}, 31"), c(f"lshr i32 {stamp}, 5")
     compare(c, cells, cell, warp, time, bytes_, wrote, same)
 

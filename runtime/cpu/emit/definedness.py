@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ptxgen.runtime.cpu.emit.defined_bytes import ALL, Planes, bytes_of_result
 from ptxgen.runtime.cpu.emit.wgmma_products import Products
@@ -12,6 +12,7 @@ from ptxgen.runtime.cpu.flow.flow import Block, Op
 from ptxgen.runtime.cpu.flow.symbols import Reg
 
 if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.emit.operands import Operands
     from ptxgen.runtime.cpu.emit.values import Values
 
 
@@ -19,7 +20,7 @@ class DefinedLanes:
     """Registers that some path leaves unwritten: the lanes of their bytes that are written, as masks."""
 
     def __init__(self, values: Values) -> None:
-        self.e = values
+        self.e = cast("Operands", values)  # whose own part is complete by the first instruction
         self.products = Products(values)
         self.now: dict[int, Planes | None] = {}  # None: all lanes that are here
         self.base: dict[int, Planes] = {}

@@ -79,8 +79,9 @@ class Memories:
             return None
         digest = hashlib.blake2b(digest_size=16)
         for gang in gangs:
-            for part in (gang.warp_states(), *gang.own_memory()):
-                digest.update(part)
+            digest.update(gang.warp_states())
+            for part in gang.own_memory():
+                digest.update(part.data)
         for begin, size in written:
             digest.update((ctypes.c_uint8 * size).from_address(begin))
         state = digest.digest()

@@ -249,7 +249,7 @@ def _each_place_once(found: list[str]) -> list[str]:
     return list(first.values())
 
 
-def _join(futures: list[Future[str | None]]) -> None:
+def _join(futures: list[Future[list[str]]]) -> None:
     """Until every thread has left; they do so soon, so that another Ctrl-C need not end this."""
     for future in futures:
         future.cancel()  # what has not begun

@@ -197,7 +197,7 @@ class Gang:
         return table[:, READY:].tobytes()
 
     def own_memory(self) -> list[np.ndarray]:
-        """What else the warps' next steps depend on: who waits where, barriers, shared and local memory."""
+        """What else the warps' next steps depend on: which lanes wait where, barriers, shared and local memory."""
         warps = self.warps.bytes.reshape(-1, self.shape.stride)
         ctas = self.ctas.bytes.reshape(-1, CTA["_stride"])
         parts = (warps[:, WARP["parks"] : WARP["vclock"]], ctas[:, CTA["bars"] : CTA["ext"]])
