@@ -230,3 +230,16 @@ def test_bytes_that_were_written_may_be_used(way):
 def test_bytes_that_nobody_wrote_may_not(way):
     last, _, first = UNDEFINED[way].partition("|")
     finding("^read of an uninitialised register", MIXED + first + last, u32(1), block=1)
+
+
+# as compilers write it ------------------------------------------------------------------------------------------------
+def test_braces_around_one_register_are_that_register():
+    """Triton writes every scalar access so."""
+    out = u32(32)
+    check(
+        "add.u64 %rd1, %a0, %at4; mov.u32 %r1, 7; st.global.b32 [ %rd1 + 0 ], { %r1 }; "
+        "ld.global.b32 { %r2 }, [ %rd1 + 0 ]; "
+        "add.u32 %r2, %r2, 1; st.global.u32 [%rd1], {%r2}; atom.global.add.u32 {%r3}, [%rd1], {%r2}; ret;",
+        out,
+    )
+    assert (out == 16).all()
