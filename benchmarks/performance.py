@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import decode_step, products, prompt
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import load
@@ -19,7 +20,7 @@ INTRODUCTION = """# Performance
 All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
-`small_kernels`, `launch`, `host_attention`, `generation`).
+`small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `products`, `prompt`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -113,6 +114,37 @@ def launches() -> Iterable[str]:
     yield ""
 
 
+def whole_models() -> Iterable[str]:
+    """Decode steps and prompts of whole models, and their products alone."""
+    steps, alone, prompts = (_measured(name) for name in ("decode_step", "products", "prompt"))
+    yield "## Whole models: µs of a decode step\n"
+    yield (
+        "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device, "
+        "measured while llama.cpp was built beside it. `of the read`: read of the same bytes ÷ ours. Products are "
+        "exact in f32. Short of the aims, which are 2.5 times llama.cpp and 690 µs for Llama 3.2 1B: four-bit weights "
+        "stand at half the rate of their read, more than 8 tokens read the weights again for every 8, and small models "
+        f"are latency, seven launches a layer. {_commit(steps)}\n"
+    )
+    yield decode_step.table(steps) + "\n"
+    yield "## Prompts of 512 tokens, tokens/s\n"
+    yield (
+        "Through mma.sync attention and products of 8 tokens a CTA; these have no wgmma yet, and llama.cpp is up to "
+        f"four times as fast. `ptxgen`: in chunks of 64 tokens; `ptxgen-512`: in one. {_commit(prompts)}\n"
+    )
+    yield prompt.table(prompts) + "\n"
+    yield "## Products alone: µs as graph nodes, weights beyond the L2\n"
+    yield (
+        "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
+        f"relative, against float64. {_commit(alone)}\n"
+    )
+    yield products.table(alone) + "\n"
+
+
+def _measured(bench: str) -> list[dict[str, Any]]:
+    """The rows of the last run that have a time: what was not reached is in the rows alone."""
+    return [row for row in load(bench) if "us" in row]
+
+
 def generation() -> Iterable[str]:
     """What the text of a kernel costs, on the host."""
     rows = load("generation")
@@ -136,7 +168,7 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 def document(rows: Sequence[Mapping[str, Any]]) -> str:
     """docs/performance.md, from the rows of the documented run of decode attention and the last runs of the others."""
     parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
-    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *generation()]
+    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *whole_models(), *generation()]
     return "\n".join(parts)
 
 
