@@ -285,11 +285,9 @@ class Worker:
         return [Fault(*fields) for fields in struct.iter_unpack("<4I4Q", first + rest)]
 
     def go_on(self, gangs: list[Gang]) -> None:
-        """Forget what was found: the warp that returned for it, in one of these gangs, may run again."""
-        warp = self.thread.get("Q", THREAD["warp"])
+        """Forget what was found: the warps of these gangs that returned for it may run again."""
         for gang in gangs:
-            at = warp - gang.warps.address
-            if 0 <= at < gang.warps.size:
+            for at in range(0, gang.warps.size, gang.shape.stride):
                 ready = gang.warps.get("Q", at + READY) & ~1
                 gang.warps.put("Q", at + READY, ready)
                 if not ready:
