@@ -86,6 +86,12 @@ def scratch(b: Builder, name: str, type: str) -> Reg:
     return found if found is not None else b.reg(name, type)
 
 
+def scratch_array(b: Builder, name: str, type: str, count: int) -> RegArray:
+    """The same of an array."""
+    found = b.arrays.get(name)
+    return found if found is not None else b.array(name, type, count)
+
+
 def _suffix(vector: int) -> str:
     return f".v{vector}" if vector > 1 else ""
 

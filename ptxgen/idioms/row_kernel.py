@@ -64,6 +64,7 @@ class Rows:
     def __init__(self, b: Builder, share: RowShare, heads: int) -> None:
         self.b, self.share, self.walk = b, share, RowWalk(b, share)
         self._moved: dict[str, tuple[Elements, ...]] = {}
+        self._bases: dict[str, Reg] = {}
         with b.fragment("locate"):
             self.thread: Reg = b.op("mov.u32", "thread", b.special("tid.x"))
             self.row: Reg = b.op("mov.u32", "row", b.special("ctaid.x"))
@@ -72,7 +73,7 @@ class Rows:
                 head = b.op("cvt.u64.u32", "head", b.op("mov.u32", "cta_head", b.special("ctaid.y")))
                 b.op("mad.lo.u64", index, index, heads, head)
             for name, param in b.params.items():
-                base = b.ld_param(name)
+                base = self._bases[name] = b.ld_param(name)
                 if param.shape[0] == "rows":
                     elements = param.shape[-1] if len(param.shape) > 1 else 1
                     assert isinstance(elements, int), f"{name}: elements of a row"
@@ -80,6 +81,10 @@ class Rows:
             several = share.ctas > 1
             self._cta = b.op("mov.u32", "cta_of_row", b.special("ctaid.z")) if several else None
             self.begin()
+
+    def base(self, name: str) -> Reg:
+        """Where a buffer's row begins; of a buffer that serves all rows, the buffer."""
+        return self._bases[name]
 
     def array(self, name: str) -> RegArray:
         """Registers for the thread's elements of a pass."""
@@ -130,7 +135,7 @@ class Rows:
 
     def _at(self, name: str, first: int) -> tuple[DType, Reg]:
         """The type of a buffer, and where the thread's first vector of its row lies."""
-        dtype, base = self.b.params[name].dtype, self.b.registers[name]
+        dtype, base = self.b.params[name].dtype, self.base(name)
         at = self.walk.at(f"{name}_at", base, dtype.bytes)
         if first:
             self.b.op("add.u64", at, at, first * dtype.bytes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.elements import Elements, widest
 from ptxgen.idioms.threads import ceil_div
 
@@ -106,7 +107,7 @@ class RowWalk:
 
     def at(self, name: str, base: Reg, bytes: int) -> Reg:
         """The address of the thread's first vector in a row at `base`, of elements of `bytes`."""
-        address: Reg = self.b.op("mad.wide.u32", self.b.registers.get(name, name), self.index[0], bytes, base)
+        address: Reg = self.b.op("mad.wide.u32", scratch(self.b, name, "u64"), self.index[0], bytes, base)
         return address
 
     def number(self, into: Reg, i: int) -> Reg:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, e4m3, f16, f32
 from ptxgen.idioms import quantised_rows
+from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.quantised_rows import GROUPS, QuantisedRows
 from ptxgen.idioms.row_kernel import Rows
 from ptxgen.idioms.rows import RowShare
@@ -62,14 +63,14 @@ class Dequantize(QuantisedRows, KernelType):
 
     def _scale(self, b: Builder, rows: Rows, i: int) -> Reg:
         """That of a vector; where it does not exist any."""
-        scale = b.registers.get("scale") or b.reg("scale", "f32")
+        scale = scratch(b, "scale", "f32")
         if not self.group:
             if i == 0:
-                b.op("ld.global.f32", scale, b.registers["scales"][0])
+                b.op("ld.global.f32", scale, rows.base("scales")[0])
             return scale
-        group = rows.walk.number(b.registers.get("group") or b.reg("group", "u32"), i)
+        group = rows.walk.number(scratch(b, "group", "u32"), i)
         b.op("shr.u32", group, group, self.group.bit_length() - 1)
-        at = b.op("mad.wide.u32", b.registers.get("scale_at", "scale_at"), group, f32.bytes, b.registers["scales"])
+        at = b.op("mad.wide.u32", scratch(b, "scale_at", "u64"), group, f32.bytes, rows.base("scales"))
         b.op("mov.f32", scale, 0.0)
         b.op("ld.global.f32", scale, at[0], pred=rows.walk.exists[i])
         return scale

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import f32, s32, u8
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -117,15 +117,15 @@ class Embedding(KernelType):
             upper = b.op("and.b32", "row_of_half", token, TILE_ROWS // 2 - 1)
             lane = b.op("mad.lo.u32", "lane", upper, LANES, quad)
             half = b.op("and.b32", "half", token, TILE_ROWS // 2)
-            b.op("setp.ne.u32", "is_lower", half, 0)
+            is_lower = b.op("setp.ne.u32", "is_lower", half, 0)
             reader = TileReader(b, kind, self.dim)
             reader.locate(b, b.ld_param("table"), lane, upper, tile)
             reader.go_to(b, record)
             reader.load(b, words)
-        self._write(b, words, row, tile, quad)
+        self._write(b, words, is_lower, row, tile, quad)
 
-    def _write(self, b: Builder, words: Any, row: Reg, tile: Reg, quad: Reg) -> None:
-        """Fragment `write`: every chunk of the tile."""
+    def _write(self, b: Builder, words: RegArray, is_lower: Reg, row: Reg, tile: Reg, quad: Reg) -> None:
+        """Fragment `write`: every chunk of the tile; `is_lower`: the row is in the lower half of its record."""
         kind = self.kind
         with b.fragment("write"):
             out = b.ld_param("out")
@@ -141,7 +141,7 @@ class Embedding(KernelType):
             for chunk in range(kind.chunks):
                 kind.weights(b, words, chunk, halves)
                 for upper, lower in zip(*halves, strict=True):
-                    b.op("selp.f32", upper, lower, upper, b.registers["is_lower"])
+                    b.op("selp.f32", upper, lower, upper, is_lower)
                     if self.scale != 1.0:
                         b.op("mul.f32", upper, upper, self.scale)
                 step = OWN if self.dim % OWN == 0 else 1

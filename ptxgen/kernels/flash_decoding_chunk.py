@@ -109,8 +109,9 @@ class FlashDecodingChunk(KernelType):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
-        if choose(self.attention, target) is None:
-            yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
+        chosen = choose(self.attention, target)
+        if isinstance(chosen, str):
+            yield chosen
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class FlashDecodingChunk(KernelType):
         """The geometry of a CTA: there is one per chunk and KV head, or part of its group."""
         warps = max(1, min(WARPS, self.cut.least // LEAST_OF_WARP, self.max_len // LEAST_OF_WARP))
         chosen = choose(self.attention, target, warps)
-        assert chosen is not None, "target_rules refuses what no loop can run"
+        assert not isinstance(chosen, str), "target_rules refuses what no loop can run"
         loop, shape = chosen
         cache = self.attention.cache
         tile_bytes = shape.tile * (cache.k.bytes + cache.v.bytes)

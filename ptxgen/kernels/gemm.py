@@ -72,10 +72,9 @@ class Gemm(Product):
             if self.indirect:
                 count = b.reg("n_rows_given", "s32")
                 b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
-                b.op("max.s32", "rows_counted", count, 0)
             else:
-                b.op("max.s32", "rows_counted", b.ld_param("n_rows"), 0)
-            return Tokens(first, b.registers["rows_counted"])
+                count = b.ld_param("n_rows")
+            return Tokens(first, b.op("max.s32", "rows_counted", count, 0))
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         import numpy as np

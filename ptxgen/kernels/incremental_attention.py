@@ -112,8 +112,9 @@ class IncrementalAttention(KernelType):
             yield "indirect: batched lengths are in device memory already (got indirect=True, batched=True)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
-        if choose(self.attention, target) is None:
-            yield f"kv_dtype: no main loop for {self.kv_dtype} on {target}"
+        chosen = choose(self.attention, target)
+        if isinstance(chosen, str):
+            yield chosen
         yield from programmatic_rules(self.programmatic, target)
 
     # -- parameters and geometry -------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class IncrementalAttention(KernelType):
     def _workspaces(self, lead: tuple[Extent, ...]) -> Iterator[Param]:
         """Records and tickets of split units, as large as any target needs them."""
         targets = [parse_target(name) for name in CHIPS]
-        plans = [self.plan(t) for t in targets if choose(self.attention, t) is not None]
+        plans = [self.plan(t) for t in targets if not isinstance(choose(self.attention, t), str)]
         plans = [p for p in plans if p.most_splits > 1]
         if not plans:
             return

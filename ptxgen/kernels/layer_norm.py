@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.builder.values import RegArray
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.dot import add, dot
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.row_kernel import RowKernel, Rows
@@ -67,8 +67,9 @@ class LayerNorm(RowKernel, KernelType):
             rows.step()
             rows.load("x", values)
             if self.residual:
-                rows.load("residual", rows.array("before"))
-                add(b, values, b.arrays["before"])
+                before = rows.array("before")
+                rows.load("residual", before)
+                add(b, values, before)
                 rows.store("residual", values)
             for value in values:
                 b.op("add.f32", mean, mean, value)
@@ -78,7 +79,7 @@ class LayerNorm(RowKernel, KernelType):
             b.op("mul.f32", mean, mean, 1 / self.dim)
             rows.begin()
         with b.fragment("centre"):
-            self._centred(b, rows, values)
+            self._centred(b, rows, values, mean)
             rows.only(values)
             dot(b, square, values, values)
             rows.advance("more_squares")
@@ -90,7 +91,7 @@ class LayerNorm(RowKernel, KernelType):
         with b.fragment("scale"):
             rows.step()
             if self.share.passes > 1:
-                self._centred(b, rows, values)
+                self._centred(b, rows, values, mean)
                 self._load_weights(rows, gains, shifts)
             for i, value in enumerate(values):
                 b.op("mul.f32", value, value, factor)
@@ -106,13 +107,13 @@ class LayerNorm(RowKernel, KernelType):
         if shifts is not None:
             rows.load("bias", shifts)
 
-    def _centred(self, b: Builder, rows: Rows, values: RegArray) -> None:
+    def _centred(self, b: Builder, rows: Rows, values: RegArray, mean: Reg) -> None:
         """The elements of a pass less the mean; where one pass takes the row they are still in registers."""
         rows.step()
         if self.share.passes > 1:
             rows.load("residual" if self.residual else "x", values)
         for value in values:
-            b.op("sub.f32", value, value, b.registers["mean"])
+            b.op("sub.f32", value, value, mean)
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import lengths, rules
 from ptxgen.attention.cache import KV_DTYPES, Cache
 from ptxgen.attention.prefill import tiles
-from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.problem import Attention, Problem
@@ -113,6 +113,9 @@ class MultiHeadAttention(KernelType):
         if self.page_size and not self.batched:
             yield f"page_size: needs batched=True (got page_size={self.page_size}, batched=False; nearest: 0)"
         yield from rules.softmax_factors(self.scale, self.soft_cap)
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from width_rules(self.attention)
 
     @property
     def attention(self) -> Attention:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ptxgen.builder.values import RegArray
 from ptxgen.dtypes import DType, e4m3, f16, f32
 from ptxgen.idioms import quantised_rows
 from ptxgen.idioms.quantised_rows import GROUPS, QuantisedRows, magnitude, over_scale
@@ -52,19 +53,19 @@ class Quantize(QuantisedRows, KernelType):
         rows = self.rows(b)
         values = rows.array("value")
         if self.whole_rows:
-            self._by_row(b, rows)
+            self._by_row(b, rows, values)
             return
         with b.fragment("load"):
             rows.step()
             rows.load("x", values)
         with b.fragment("store"):
             if self.group:
-                self._by_group(b, rows)
+                self._by_group(b, rows, values)
             rows.store("out", values)
 
-    def _by_row(self, b: Builder, rows: Rows) -> None:
+    def _by_row(self, b: Builder, rows: Rows, values: RegArray) -> None:
         """Fragments of two loops over the row: its largest magnitude, then the elements."""
-        values, largest = b.arrays["value"], b.reg("largest", "f32")
+        largest = b.reg("largest", "f32")
         with b.fragment("begin"):
             b.op("mov.f32", largest, 0.0)
         with b.fragment("measure"):
@@ -76,7 +77,7 @@ class Quantize(QuantisedRows, KernelType):
         with b.fragment("scale"):
             inverse = over_scale(b, largest, self.dtype)
             first = b.op("setp.eq.u32", "first", rows.thread, 0)
-            b.op("st.global.f32", b.registers["scales"][0], largest, pred=first)
+            b.op("st.global.f32", rows.base("scales")[0], largest, pred=first)
             rows.begin()
         with b.fragment("store"):
             rows.step()
@@ -87,7 +88,7 @@ class Quantize(QuantisedRows, KernelType):
             rows.store("out", values)
             rows.advance("more_outputs")
 
-    def _by_group(self, b: Builder, rows: Rows) -> None:
+    def _by_group(self, b: Builder, rows: Rows, values: RegArray) -> None:
         """Scale the vectors of neighbouring lanes that make a group; the first of them stores its scale."""
         vector, walk = self.share.vector, rows.walk
         largest, leads = b.reg("largest", "f32"), b.reg("leads", "pred")
@@ -95,7 +96,7 @@ class Quantize(QuantisedRows, KernelType):
         group = b.reg("group", "u32")
         b.op("and.b32", lane, rows.thread, self.lanes - 1)
         for i in range(self.share.flight):
-            mine = b.arrays["value"][i * vector : (i + 1) * vector]
+            mine = values[i * vector : (i + 1) * vector]
             b.op("mov.f32", largest, 0.0)
             magnitude(b, largest, mine)
             over_lanes(b, "max.f32", largest, halves(self.lanes))
@@ -109,7 +110,7 @@ class Quantize(QuantisedRows, KernelType):
                 b.op("setp.eq.and.u32", leads, lane, 0, exists)
             walk.number(group, i)
             b.op("shr.u32", group, group, self.group.bit_length() - 1)
-            b.op("mad.wide.u32", at, group, f32.bytes, b.registers["scales"])
+            b.op("mad.wide.u32", at, group, f32.bytes, rows.base("scales"))
             b.op("st.global.f32", at[0], largest, pred=leads)
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:

@@ -63,8 +63,9 @@ class RmsNorm(RowKernel, KernelType):
             rows.step()
             rows.load("x", values)
             if self.residual:
-                rows.load("residual", rows.array("before"))
-                add(b, values, b.arrays["before"])
+                before = rows.array("before")
+                rows.load("residual", before)
+                add(b, values, before)
                 rows.store("residual", values)
             dot(b, total, values, values)
             rows.advance("more_squares")

@@ -205,16 +205,15 @@ class _Sampling:
                 history = b.ld_param("history")
                 b.op("mad.lo.u64", history, wide, 4 * spec.history, history)
         if self.marks is not None:
-            self.marks.build(self.thread, b.registers["history"], self.read["history_len"], spec.history)
-        self._largest()
-        self._decide()
+            self.marks.build(self.thread, history, self.read["history_len"], spec.history)
+        self._decide(*self._largest())
         self._limits()
         with b.fragment("store"):
             writes = b.op("or.b32", "writer", self.thread, self.rank)
             writes = b.op("setp.eq.u32", "writes", writes, 0)
             token = b.ld_param("token")
             b.op("mad.wide.u32", token, row, 4, token)
-            b.op("st.global.s32", token[0], b.registers["chosen"], pred=writes)
+            b.op("st.global.s32", token[0], self.chosen, pred=writes)
 
     def _of_row(self, name: str, row: Reg) -> Reg:
         """A row's parameter."""
@@ -254,8 +253,8 @@ class _Sampling:
         b.op("div.rn.f32", value, value, penalty, pred=marked)
         b.op("selp.f32", value, more, value, less)
 
-    def _largest(self) -> None:
-        """The row's largest key, with the complement of its lowest index in the low word."""
+    def _largest(self) -> tuple[Reg, Reg]:
+        """The row's largest key, with the complement of its lowest index in the low word; a register for that word."""
         b = self.b
         best, mine, low = b.reg("best", "u64"), b.reg("candidate", "u64"), b.reg("complement", "u32")
         with b.fragment("largest_start"):
@@ -273,14 +272,15 @@ class _Sampling:
                 b.op("max.u64", best, best, mine, pred=exists)
             self.walk.advance("more_of_row")
         over_cta(b, "top", "max.u64", [best], self.thread, self.share.warps, cluster=self.share.ctas)
+        return best, low
 
-    def _decide(self) -> None:
+    def _decide(self, best: Reg, complement: Reg) -> None:
         """The most likely token, and whether to draw: with which limits and which random number."""
         b, read = self.b, self.read
         with b.fragment("decide"):
             top = b.reg("top_key", "u32")
-            b.op("mov.b64", (b.registers["complement"], top), b.registers["best"])
-            b.op("not.b32", "chosen", b.registers["complement"])
+            b.op("mov.b64", (complement, top), best)
+            self.chosen = b.op("not.b32", "chosen", complement)
             draws = b.op("setp.gt.f32", "draws", read["temperature"], 0.0)
             b.op("setp.gt.and.u32", draws, top, MINUS_INFINITY, draws)
             b.op("setp.lt.and.u32", draws, top, INFINITY, draws)
@@ -302,14 +302,14 @@ class _Sampling:
             b.op("mul.f32", share, share, float(1 << 32))
             low, high = b.op("mov.u32", "share_low", 0), b.reg("share_high", "u32")
             b.op("cvt.rzi.u32.f32", high, share, pred=by_mass)
-            b.op("mov.b64", "wide_share", (low, high))
+            self.wide_share = b.op("mov.b64", "wide_share", (low, high))
         with b.fragment("random"):
             words = [b.op("mov.u32", f"word{i}", 0) for i in range(4)]
             b.op("mov.b32", words[0], read["counter"])
             key = b.reg("seed_low", "u32"), b.reg("seed_high", "u32")
             b.op("mov.b64", key, read["seed"])
             philox.emit(b, words, key)
-            b.op("mov.b64", "random_bits", (words[0], words[1]))
+            self.random_bits = b.op("mov.b64", "random_bits", (words[0], words[1]))
 
     def _weigh(self, value: Reg) -> None:
         """The weight of the current element."""
@@ -345,18 +345,18 @@ class _Sampling:
             b.op("cvt.u64.s32", goal, self.read["top_k"])
 
         def of_mass(goal: Reg, total: Reg) -> None:
-            b.op("mul.hi.u64", goal, total, b.registers["wide_share"])
+            b.op("mul.hi.u64", goal, total, self.wide_share)
             b.op("max.u64", goal, goal, 1)
 
         def of_choice(goal: Reg, total: Reg) -> None:
-            b.op("mul.hi.u64", goal, total, b.registers["random_bits"])
+            b.op("mul.hi.u64", goal, total, self.random_bits)
             b.op("add.u64", goal, goal, 1)
 
         def raise_floor(found: Reg) -> None:
             b.op("max.u32", self.floor, self.floor, found)
 
         def choose(found: Reg) -> None:
-            b.op("sub.u32", b.registers["chosen"], vocab - 1, found)
+            b.op("sub.u32", self.chosen, vocab - 1, found)
 
         common = dict(thread=self.thread, warps=self.share.warps, cluster=self.share.ctas)
         advance = self.walk.advance

@@ -52,12 +52,14 @@ class Epilogue:
                 for address in (self.mine, self.others):
                     b.op("add.u32", address, address, self.to_other)
                 b.op("sub.u32", self.to_other, 0, self.to_other)
+        else:
+            b.without("turn")
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b
         with b.fragment("locate_slot"):
             slots = b.op("mov.u32", "slots", self.slots)
-            self.mine = b.op("mad.lo.u32", "publish_at", b.registers["warp"], self.warp_bytes, slots)
+            self.mine = b.op("mad.lo.u32", "publish_at", loop.warp, self.warp_bytes, slots)
             b.op("mad.lo.u32", self.mine, loop.row, 4, self.mine)
             self.others = b.op("mov.u32", "combine_base", slots)
             if self.buffers > 1:

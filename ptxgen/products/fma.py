@@ -11,7 +11,7 @@ from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.geometry import Geometry
-from ptxgen.products.loop import TileLoop, Tokens
+from ptxgen.products.loop import Inputs, TileLoop, Tokens
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class FmaLoop(TileLoop):
         super().__init__(b, spec, at)
         self.vector = vector
 
-    def begin(self, tokens: Tokens | None) -> None:
+    def begin(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
         b, at = self.b, self.at
         self.x_base = b.op("mov.u32", "x_base", self.vector)
         b.op("mad.lo.u32", self.x_base, self.quad, 4 * OWN, self.x_base)

@@ -23,6 +23,13 @@ class Tokens(NamedTuple):
     rows: Reg
 
 
+class Inputs(NamedTuple):
+    """Addresses of x and of the norm's weights, where a fragment before the loop has loaded them."""
+
+    x: Reg
+    norm_weight: Reg
+
+
 def row_of(b: Builder, name: str, tokens: Tokens, token: Reg) -> Reg:
     """The row of x of a token of the CTA; past the last row that one, or row 0 where there is none."""
     wanted = b.op("add.u32", f"{name}_wanted", tokens.first, token)
@@ -60,7 +67,7 @@ class TileLoop(ABC):
         with b.fragment("locate"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             self.lane = b.op("and.b32", "lane", self.thread, 31)
-            warp = b.op("shr.u32", "warp", self.thread, 5)
+            warp = self.warp = b.op("shr.u32", "warp", self.thread, 5)
             self.k_warp = b.op("and.b32", "k_warp", warp, at.k_warps - 1)
             self.row_warp = b.op("shr.u32", "row_warp", warp, at.k_warps.bit_length() - 1)
             self.row = b.op("shr.u32", "row_of_lane", self.lane, 2)
@@ -80,11 +87,11 @@ class TileLoop(ABC):
         b.op("min.u32", self.record, self.wanted, self.kind.records(self.spec.n) - 1, pred=pred)
         self.reader.go_to(b, self.record, pred)
 
-    def build(self, tokens: Tokens | None) -> None:
+    def build(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
         """Everything but `locate`."""
         b, at, spec = self.b, self.at, self.spec
         with b.fragment("begin"):
-            self.begin(tokens)
+            self.begin(tokens, inputs)
             convert.clear(b, self.sums)
         with b.fragment("take"):
             if not self.late:
@@ -99,6 +106,8 @@ class TileLoop(ABC):
             if not self.late:
                 with b.fragment("take_up"):
                     self._take()
+        else:
+            b.without("request_up", "multiply_gate", "take_up")
         with b.fragment("advance"):
             b.op("add.u32", self.step, self.step, at.k_warps)
             ends = b.op("setp.ge.u32", "ends_record", self.step, self.tiles)
@@ -116,6 +125,8 @@ class TileLoop(ABC):
         if not self.one_group:
             with b.fragment("restart"):
                 convert.clear(b, self.sums)
+        else:
+            b.without("restart")
 
     def _take(self) -> None:
         for word, ahead in zip(self.words, self.next, strict=True):
@@ -124,7 +135,7 @@ class TileLoop(ABC):
     # -- what multiplies -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def begin(self, tokens: Tokens | None) -> None:
+    def begin(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
         """Where this lane's x begins; declares `sums`."""
 
     @abstractmethod

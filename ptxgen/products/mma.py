@@ -17,7 +17,7 @@ from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.geometry import FEW_WORDS, Geometry
-from ptxgen.products.loop import TileLoop, Tokens, row_of
+from ptxgen.products.loop import Inputs, TileLoop, Tokens, row_of
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, constant, pair_of_bf16
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def split_digits(b: Builder, values: Sequence[Reg], digits: Fragments) -> None:
 class MmaLoop(TileLoop):
     """What is common: totals are four a part, rows g and g + 8 by columns 2t and 2t + 1 of N."""
 
-    def begin(self, tokens: Tokens | None) -> None:
+    def begin(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
         b = self.b
         self.sums = b.array("sum", "f32", self.spec.parts * 4).regs
         self.products, self.zeros = b.array("product", "f32", 4), b.array("zero_sum", "f32", 4)
@@ -66,10 +66,9 @@ class MmaLoop(TileLoop):
             first = chunk % group == 0
             for index, (a, digit) in enumerate(self._pairs(fragments, digits)):
                 self._mma(self.products, a, digit, fresh=first and index == 0)
-            if less:
-                self._sum_x(digits, first)
+            x_sums = self._sum_x(digits, first) if less else ()
             if (chunk + 1) % group == 0:
-                self._scale(totals, factors, less)
+                self._scale(totals, factors, less, x_sums)
 
     def _pairs(self, fragments: Fragments, digits: Fragments) -> list[tuple[Sequence[Reg], Sequence[Reg]]]:
         """Parts of the weights with parts of x, the small ones first; below 2⁻²⁴ of the whole nothing."""
@@ -79,15 +78,16 @@ class MmaLoop(TileLoop):
     def _mma(self, sums: Sequence[Reg], a: Sequence[Reg], digit: Sequence[Reg], *, fresh: bool) -> None:
         self.b.op(MMA, tuple(sums), tuple(a), tuple(digit), tuple(self.zeros if fresh else sums))
 
-    def _sum_x(self, digits: Fragments, first: bool) -> None:
+    def _sum_x(self, digits: Fragments, first: bool) -> Sequence[Reg]:
         """The sum of x over the chunk, as a product with ones: what a min is multiplied with."""
         b = self.b
-        sums = b.arrays["x_sum"] if "x_sum" in b.arrays else b.array("x_sum", "f32", 4)
+        sums = convert.scratch_array(b, "x_sum", "f32", 4).regs
         one = constant(b, "one_pair", pair_of_bf16(1))
         for index, digit in enumerate(reversed(digits)):
             self._mma(sums, (one,) * 4, digit, fresh=first and index == 0)
+        return sums
 
-    def _scale(self, totals: Sequence[Reg], factors: Sequence[Reg], less: Sequence[Reg]) -> None:
+    def _scale(self, totals: Sequence[Reg], factors: Sequence[Reg], less: Sequence[Reg], x_sums: Sequence[Reg]) -> None:
         b = self.b
         for i, total in enumerate(totals):
             if factors:
@@ -95,7 +95,7 @@ class MmaLoop(TileLoop):
             else:
                 b.op("add.f32", total, total, self.products[i])
             if less:
-                b.op("fma.rn.f32", total, b.arrays["x_sum"][i], less[i // 2], total)
+                b.op("fma.rn.f32", total, x_sums[i], less[i // 2], total)
 
 
 class TokenLoop(MmaLoop):
@@ -108,19 +108,19 @@ class TokenLoop(MmaLoop):
     def late(self) -> bool:
         return self.spec.gated and self.kind.words > FEW_WORDS
 
-    def begin(self, tokens: Tokens | None) -> None:
+    def begin(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
         assert tokens is not None
-        super().begin(tokens)
+        super().begin(tokens, inputs)
         b, spec = self.b, self.spec
         row = row_of(b, "x_row", tokens, self.row)
         own = self.own_column = b.op("mul.lo.u32", "own_column", self.quad, OWN)
-        self.x_base = b.op("mad.wide.u32", "x_base", row, 4 * spec.k, b.registers.get("x") or b.ld_param("x"))
+        self.x_base = b.op("mad.wide.u32", "x_base", row, 4 * spec.k, b.ld_param("x") if inputs is None else inputs.x)
         b.op("mad.wide.u32", self.x_base, own, 4, self.x_base)
         self.own_x = b.array("x_own", "f32", OWN)
         self.own_norm = b.array("norm_own", "f32", OWN) if spec.norm else None
         self.digits = b.array("x_digit", "b32", 2 * DIGITS)
-        if spec.norm:
-            self.norm_base = b.op("mad.wide.u32", "norm_base", own, 4, b.registers["norm_weight"])
+        if inputs is not None:
+            self.norm_base = b.op("mad.wide.u32", "norm_base", own, 4, inputs.norm_weight)
 
     def find_x(self) -> None:
         b, step = self.b, 4 * self.kind.tile_k
@@ -177,8 +177,8 @@ class DigitLoop(MmaLoop):
         super().__init__(b, spec, at)
         self.vector = vector
 
-    def begin(self, tokens: Tokens | None) -> None:
-        super().begin(tokens)
+    def begin(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
+        super().begin(tokens, inputs)
         b = self.b
         self.x_base = b.op("mov.u32", "x_base", self.vector)
         b.op("mad.lo.u32", self.x_base, self.row, DIGIT_BYTES, self.x_base)

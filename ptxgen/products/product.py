@@ -147,19 +147,31 @@ class Product(KernelType):
         if self.programmatic:
             with b.fragment("depends"):
                 depend(b)
+        else:
+            b.without("depends")
         tokens = self.tokens_of(b, at)
         norm: Stage | Squares | None = stage if self.norm else None
+        inputs = None
         if stage is not None:
-            stage.build(tokens, loop.thread)
+            stage.build(tokens, loop)
         elif self.norm:
             norm = Squares(b, self, at, tokens)
-            norm.build(loop.lane)
-        loop.build(tokens)
+            inputs = norm.build(loop.lane, loop.warp)
+        loop.build(tokens, inputs)
         epilogue = Epilogue(b, self, at)
         epilogue.build(loop, norm, tokens)
-        passes = 0 if stage is None else stage.passes
-        b.expose(geometry=at, one_group=loop.one_group, stage_passes=passes, again=loop.more, turns=epilogue.turns)
-        b.expose(late=loop.late)
+        x_parts = (
+            ("products/staged.ptx.j2",) if stage is not None else ("products/squares.ptx.j2",) if self.norm else ()
+        )
+        b.expose(
+            geometry=at,
+            x_parts=x_parts,
+            staged=stage is not None,
+            stage_repeats=stage is not None and stage.passes > 1,
+            tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
+            again=loop.more,
+            results_repeat=epilogue.turns > 1,
+        )
 
     def _loop(self, b: Builder, at: Geometry, stage: Stage | None) -> TileLoop:
         if stage is None:

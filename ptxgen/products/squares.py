@@ -9,7 +9,7 @@ from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.products.geometry import Geometry
-from ptxgen.products.loop import Tokens, row_of
+from ptxgen.products.loop import Inputs, Tokens, row_of
 
 if TYPE_CHECKING:
     from ptxgen.products.product import Product
@@ -30,12 +30,11 @@ class Squares:
         self.reach = 32 * self.width * FLIGHT
         self.squares: Shared = b.shared("squares", 4 * at.tokens)
 
-    def build(self, lane: Reg) -> None:
-        """All fragments."""
+    def build(self, lane: Reg, warp: Reg) -> Inputs:
+        """All fragments; the addresses that they load."""
         b, spec, at, width = self.b, self.spec, self.at, self.width
-        warp = b.registers["warp"]
         with b.fragment("begin_squares"):
-            b.ld_param("norm_weight")
+            norm_weight = b.ld_param("norm_weight")
             source, column = b.ld_param("x"), b.op("mul.lo.u32", "square_column", lane, width)
             pass_at = b.op("mov.u32", "square_pass", 0)
             slot = b.op("mul.lo.u32", "square_token", warp, self.rows)
@@ -71,3 +70,4 @@ class Squares:
             b.op("mad.lo.u32", keep, slot, 4, keep)
             for index, total in enumerate(sums):
                 b.op("st.shared.f32", keep[4 * index], total, pred=holds)
+        return Inputs(source, norm_weight)

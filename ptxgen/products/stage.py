@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg, Shared
+from ptxgen.builder.values import Reg, RegArray, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry
-from ptxgen.products.loop import Tokens
 from ptxgen.products.mma import DIGIT_BYTES, DIGITS, split_digits
 from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
+    from ptxgen.products.loop import TileLoop, Tokens
     from ptxgen.products.product import Product
 
 MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
@@ -41,12 +41,13 @@ class Stage:
         self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
 
-    def build(self, tokens: Tokens | None, thread: Reg) -> None:
-        """All fragments."""
-        b, spec, at = self.b, self.spec, self.at
+    def build(self, tokens: Tokens | None, loop: TileLoop) -> None:
+        """All fragments, after those that `loop` locates its tiles by."""
+        b, spec, at, thread = self.b, self.spec, self.at, loop.thread
         with b.fragment("begin_stage"):
             column = b.op("mul.lo.u32", "stage_column", thread, self.width)
             source = b.ld_param("x")
+            exists = sums = None
             if tokens is not None:
                 wide = b.op("mul.wide.u32", "first_row_offset", tokens.first, 4 * spec.k)
                 b.op("add.u64", source, source, wide)
@@ -67,16 +68,21 @@ class Stage:
             if spec.norm:
                 sums = b.array("square_sum", "f32", at.tokens)
                 convert.clear(b, sums)
-        self._stage(column, source, norm, target, tokens is not None)
+        self._stage(column, source, norm, target, exists, sums)
         if self.passes > 1:
             with b.fragment("next_stage"):
                 b.op("add.u32", column, column, self.flight * self.reach)
                 b.op("add.u32", target, target, self.flight * self.stride)
                 b.op("setp.lt.u32", "stage_again", column, spec.padded_k)
-        if spec.norm:
-            self._sum_squares(thread)
+        if sums is not None:
+            self._sum_squares(loop, sums)
+        else:
+            b.without("sum_squares")
 
-    def _stage(self, column: Reg, source: Reg, norm: Reg | None, target: Reg, many: bool) -> None:
+    def _stage(
+        self, column: Reg, source: Reg, norm: Reg | None, target: Reg, exists: RegArray | None, sums: RegArray | None
+    ) -> None:
+        """`exists`: which rows of x there are, where there are several; `sums`: of squares, a token's each."""
         b, spec, at, width = self.b, self.spec, self.at, self.width
         values = b.array("staged", "f32", self.flight * at.tokens * width)
         factors = b.array("norm_factor", "f32", self.flight * width) if norm is not None else None
@@ -91,8 +97,8 @@ class Stage:
                 b.op("setp.lt.u32", there[i], here, spec.padded_k)
                 for token in range(at.tokens):
                     guard = inside[i]
-                    if many:
-                        guard = b.op("and.pred", both, inside[i], b.arrays["row_exists"][token])
+                    if exists is not None:
+                        guard = b.op("and.pred", both, inside[i], exists[token])
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     convert.load_words(b, words, address, 4 * (token * spec.k + i * self.reach), pred=guard)
             if factors is not None:
@@ -104,8 +110,8 @@ class Stage:
             for i in range(self.flight):
                 for token in range(at.tokens):
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
-                    if factors is not None:
-                        self._normalise(words, factors[width * i : width * (i + 1)], token)
+                    if factors is not None and sums is not None:
+                        self._normalise(words, factors[width * i : width * (i + 1)], sums[token])
                     self._keep(words, target, token * self.row_bytes + i * self.stride, there[i])
 
     def _keep(self, words: tuple[Reg, ...], target: Reg, offset: int, pred: Reg) -> None:
@@ -117,23 +123,23 @@ class Stage:
         for i, digit in enumerate(digits):
             convert.store_words(self.b, target, digit, offset + DIGIT_BYTES * i, space="shared", pred=pred)
 
-    def _normalise(self, words: tuple[Reg, ...], factors: tuple[Reg, ...], token: int) -> None:
+    def _normalise(self, words: tuple[Reg, ...], factors: tuple[Reg, ...], total: Reg) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""
         b, spec = self.b, self.spec
-        total, scaled = b.arrays["square_sum"][token], convert.scratch(b, "norm_scaled", "f32")
+        scaled = convert.scratch(b, "norm_scaled", "f32")
         for word, factor in zip(words, factors, strict=True):
             b.op("fma.rn.f32", total, word, word, total)
             if spec.norm_offset:
                 factor = b.op("add.f32", scaled, factor, spec.norm_offset)
             b.op("mul.f32", word, word, factor)
 
-    def _sum_squares(self, thread: Reg) -> None:
+    def _sum_squares(self, loop: TileLoop, sums: RegArray) -> None:
         b, at = self.b, self.at
         assert self.squares is not None
         with b.fragment("sum_squares"):
-            is_first = b.op("setp.eq.u32", "is_first_lane", b.registers["lane"], 0)
+            is_first = b.op("setp.eq.u32", "is_first_lane", loop.lane, 0)
             slot = b.op("mov.u32", "squares_slot", self.squares)
-            b.op("mad.lo.u32", slot, b.registers["warp"], 4 * at.tokens, slot)
-            for token, total in enumerate(b.arrays["square_sum"]):
+            b.op("mad.lo.u32", slot, loop.warp, 4 * at.tokens, slot)
+            for token, total in enumerate(sums):
                 over_warp(b, "add.f32", total)
                 b.op("st.shared.f32", slot[4 * token], total, pred=is_first)

@@ -293,8 +293,7 @@ def constant(b: Builder, name: str, bits: int) -> Reg:
 
 def fragment(b: Builder, name: str = "a") -> Sequence[Reg]:
     """The four registers of an A fragment; declared once a kernel."""
-    found = b.arrays.get(name)
-    return (found if found is not None else b.array(name, "b32", 4)).regs
+    return convert.scratch_array(b, name, "b32", 4).regs
 
 
 def low_nibbles(b: Builder, word: Reg, half: int, name: str = "code_bytes") -> Reg:

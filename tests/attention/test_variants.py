@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptxgen.attention.prefill.contract import Prefill as PrefillProblem
 from ptxgen.attention.problem import Attention
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import PerHead, Scores
 from ptxgen.builder import Builder
+from ptxgen.errors import SpecError
 from ptxgen.idioms.convert import scratch
-from ptxgen.kernel import KernelType
+from ptxgen.kernel import KernelType, supports
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
 from ptxgen.launch import Param, buffer
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target
 
 
 def run(device: Device, where: str, one: KernelType) -> None:
@@ -170,3 +173,47 @@ def test_rows_of_two_widths_and_v_inside_k(device: Device, where: str, fields: d
     one = TwoWidths(q_dtype="f16", indirect=True, v_in_k=v_in_k, **fields)
     assert ("v_cache" in {p.name for p in one.params()}) is not v_in_k
     run(device, where, one)
+
+
+@pytest.mark.parametrize(("where", "kv_dtype"), [("sm_75", "f32"), ("sm_75", "f16"), ("sm_90", "f32")])
+def test_decode_without_tensor_cores_refuses_two_widths_by_name(where: str, kv_dtype: str) -> None:
+    one = TwoWidths(max_len=96, head_dim=64, v_dim=32, n_heads=2, n_kv_heads=1, kv_dtype=kv_dtype)
+    width, cores = str(supports(one, where).reasons[0]).split("; kv_dtype")
+    assert width == (
+        "v_dim: must be qk_dim where tensor cores do not compute it (got v_dim=32, qk_dim=64; nearest: 64)"
+    )
+    assert cores == f": tensor cores take f16, bf16, e4m3, s8 from sm_80 on (got {kv_dtype} on {where})"
+    with pytest.raises(SpecError, match="v_dim: must be qk_dim"):
+        one.plan(target(where))
+
+
+@dataclass(frozen=True, eq=False)
+class TwoWidthsPrefill(MultiHeadAttention):
+    v_dim: int = 64
+    v_in_k: bool = False
+
+    @property
+    def attention(self) -> Attention:
+        whole = super().attention
+        cache = replace(whole.cache, v_dim=self.v_dim, v_in_k=self.v_in_k)
+        return replace(whole, problem=replace(whole.problem, v_dim=self.v_dim), cache=cache)
+
+
+@pytest.mark.parametrize("where", ["sm_75", "sm_90"])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"v_dim": 32}, "v_dim: prefill takes rows of q, K, V and out of one width (got v_dim=32, qk_dim=64; "),
+        ({"v_in_k": True}, "v_in_k: prefill reads V from its own buffer (got v_in_k=True; nearest: False)"),
+    ],
+)
+def test_prefill_refuses_two_widths_and_v_inside_k(where: str, fields: dict[str, Any], reason: str) -> None:
+    one = TwoWidthsPrefill(head_dim=64, n_heads=2, n_kv_heads=1, **fields)
+    assert supports(one, where).reasons[0].startswith(reason)
+    with pytest.raises(SpecError) as refused:
+        PrefillProblem(one.attention, by_token=True)
+    assert reason in str(refused.value)
+
+
+def test_prefill_takes_one_width() -> None:
+    assert supports(TwoWidthsPrefill(head_dim=64, n_heads=2, n_kv_heads=1), "sm_75")

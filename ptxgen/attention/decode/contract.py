@@ -169,9 +169,9 @@ class LoopParts:
 class MainLoop(Protocol):
     """A main loop. Between its first loads and its first tile it places `meet_parts`, which are about other CTAs."""
 
-    def shape(self, attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
+    def shape(self, attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | str:
         """How it would run this attention on this target with at most so many warps, and tiles in shared memory a warp;
-        None when it cannot."""
+        the reason when it cannot."""
 
     def build(
         self, b: Builder, attention: Attention, shape: LoopShape, task: Task, partials: Partials, arena: Shared

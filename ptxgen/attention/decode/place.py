@@ -128,7 +128,7 @@ def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -
 
 
 def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place) -> None:
-    """What follows from the length: visible positions, the warp's tiles, which splits work. Lengths below 0 count as 0,
+    """Visible positions, the warp's tiles and which splits work, from the length. Lengths below 0 count as 0,
     lengths above max_len as max_len."""
     b.op("max.s32", task.length, task.length, 0)
     b.op("min.s32", task.length, task.length, attention.cache.max_len)

@@ -212,8 +212,8 @@ def _mergers(choice: Choice, most_splits: int) -> int:
 def _loop(attention: Attention, target: Target, warps: int, stages: int = 0) -> tuple[MainLoop, LoopShape]:
     """The main loop and its shape."""
     chosen = choose(attention, target, warps, stages)
-    if chosen is None:
-        raise SpecError(f"kv_dtype: no main loop for {attention.cache.dtype} on {target}")
+    if isinstance(chosen, str):
+        raise SpecError(chosen)
     return chosen
 
 

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxgen.attention.problem import Attention
+from ptxgen.errors import SpecError
+
+
+def width_rules(attention: Attention) -> Iterator[str]:
+    """Why these main loops cannot run an attention: their tiles of q, K, V and out are of one width."""
+    problem, cache = attention.problem, attention.cache
+    widths = {"v_dim": problem.v_dim, "cache.k_dim": cache.k_dim, "cache.v_dim": cache.v_dim}
+    for name, width in widths.items():
+        if width != problem.qk_dim:
+            yield (
+                f"{name}: prefill takes rows of q, K, V and out of one width (got {name}={width}, "
+                f"qk_dim={problem.qk_dim}; nearest: {problem.qk_dim})"
+            )
+    if cache.v_in_k:
+        yield "v_in_k: prefill reads V from its own buffer (got v_in_k=True; nearest: False)"
 
 
 @dataclass(frozen=True)
@@ -20,7 +36,12 @@ class Prefill:
     indirect: bool = False
     lse: bool = False
 
+    def __post_init__(self) -> None:
+        reasons = tuple(width_rules(self.attention))
+        if reasons:
+            raise SpecError("; ".join(reasons))
+
     @property
     def dim(self) -> int:
-        """Elements of a row of q, K, V and out: this main loops' tiles are of one width."""
+        """Elements of a row of q, K, V and out: `width_rules` refuses attention of several widths."""
         return self.attention.problem.qk_dim

@@ -173,7 +173,7 @@ class KeyTiles:
             self.b.without("settle")
             return
         with self.b.fragment("settle"):
-            self.b.note(f"{self.spec.attention.cache.dtype} to {self.copy.target}, into the stage that nobody reads")
+            self.b.note(f"{self.spec.attention.cache.dtype} to {self.copy.target}, into the stage that no warp reads")
             self._aim_at_stage()
             for number, i, column, takes_part in self._chunks(self.copy.spread.row_passes):
                 for x in "kv":

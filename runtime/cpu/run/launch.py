@@ -142,7 +142,7 @@ class Run:
         return [text for future in futures if not future.cancelled() for text in future.result()]
 
     def _patience(self) -> float | None:
-        """Seconds until somebody has to look at the time."""
+        """Seconds until the time has to be looked at."""
         if self.mode == "check":
             return _LOOK_SECONDS if self.time_limit is None else min(_LOOK_SECONDS, self.time_limit)
         return self.time_limit

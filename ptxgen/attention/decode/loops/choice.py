@@ -13,10 +13,12 @@ from ptxgen.targets import Target
 LOOPS: tuple[MainLoop, ...] = (cast(MainLoop, mma), cast(MainLoop, simt))
 
 
-def choose(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> tuple[MainLoop, LoopShape] | None:
-    """The first loop that can run it, and how with at most so many warps and stages; None when no loop can."""
+def choose(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> tuple[MainLoop, LoopShape] | str:
+    """The first loop that can run it, and how with at most so many warps and stages; the reasons when none can."""
+    reasons = []
     for loop in LOOPS:
         shape = loop.shape(attention, target, warps, stages)
-        if shape is not None:
+        if not isinstance(shape, str):
             return loop, shape
-    return None
+        reasons.append(shape)
+    return "; ".join(reversed(reasons))

@@ -42,7 +42,7 @@ class Exchange:
         b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.ready[0], bytes_to_come, pred=leader)
 
     def push(self, part: Partial) -> None:
-        """Send the current element to its owner, and with a head's first chunks its maximum and sum to every rank."""
+        """Send the current element to the rank that owns it; with a head's first chunks its maximum and sum to all."""
         b, element = self.b, self.elements
         owner = b.op("div.u32", "push_rank", element.element, self.slice)
         place = b.op("mov.u32", "push_place", self.inbox)
@@ -85,6 +85,7 @@ class Exchange:
         b.op("mad.lo.u32", statistics, element.head, 8, statistics)
         parts = partials(b, "rank", self.size)
         for rank, part in enumerate(parts):
+            b.note(f"rank {rank} of {self.size}")
             b.op("ld.shared.v2.f32", (part.maximum, part.total), statistics[8 * rank * element.heads])
             b.op("ld.shared.v4.f32", part.values, place[16 * rank * self.slice])
-        combine(b, into, parts)
+        combine(b, into, parts, [f"rank {rank}" for rank in range(self.size)])

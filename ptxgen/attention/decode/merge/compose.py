@@ -113,15 +113,11 @@ def _splits(
     late = isinstance(ticket, LateTicket)
     records = Records(b, elements, where.splits, where.active, where.split, plan.most_splits, late=late)
     with b.fragment("records_locate"):
-        b.expose(divided=~b.op("setp.eq.u32", "undivided", where.active, 1))
-        records.locate(b.ld_param("records"), where.unit)
+        b.expose(divided=~records.locate(where.unit))
     with b.fragment("record_store"):
         records.store(merged)
     with b.fragment("ticket_draw"):
-        tickets, index = b.ld_param("tickets"), where.unit
-        if exchange is not None:
-            index = b.op("mad.lo.u32", "ticket", where.unit, plan.cluster, exchange.rank)
-        ticket.draw(tickets, index)
+        ticket.draw(where.unit, exchange)
     if isinstance(ticket, EarlyTicket):
         with b.fragment("ticket_tell"):
             ticket.tell()

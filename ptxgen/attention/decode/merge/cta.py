@@ -46,12 +46,15 @@ def empty(b: Builder, part: Partial) -> None:
         b.op("mov.f32", register, 0.0)
 
 
-def combine(b: Builder, into: Partial, parts: Sequence[Partial]) -> None:
+def combine(b: Builder, into: Partial, parts: Sequence[Partial], names: Sequence[str] = ()) -> None:
     """`into` = the softmax over all positions of `parts`, in their order; `into` may be one of them, the first.
 
     A part over nothing has maximum −inf and adds nothing; nothing at all stays (−inf, 0, 0).
+    `names` of the parts go into comments.
     """
     top, factor = scratch(b, "merge_top", "f32"), scratch(b, "merge_factor", "f32")
+    if names:
+        b.note("the largest maximum")
     b.op("mov.f32", top, parts[0].maximum)
     for part in parts[1:]:
         b.op("max.f32", top, top, part.maximum)
@@ -60,6 +63,8 @@ def combine(b: Builder, into: Partial, parts: Sequence[Partial]) -> None:
     b.op("setp.neu.f32", finite, top, MINUS_INFINITY)
     b.op("selp.f32", base, top, 0.0, finite)
     for index, part in enumerate(parts):
+        if names:
+            b.note(f"{names[index]}: times 2^(its maximum - the largest)")
         b.op("sub.f32", factor, part.maximum, base)
         b.op("ex2.approx.ftz.f32", factor, factor)
         pairs = zip((into.total, *into.values), (part.total, *part.values), strict=True)
@@ -127,4 +132,4 @@ def merge_warps(b: Builder, elements: Elements, layout: Partials, arena: Shared,
         b.op("ld.shared.f32", part.maximum, statistics[layout.maximum(warp)])
         b.op("ld.shared.f32", part.total, statistics[layout.total(warp)])
         b.op("ld.shared.v4.f32", part.values, place[layout.row(warp)])
-    combine(b, into, parts)
+    combine(b, into, parts, [f"warp {warp}" for warp in range(layout.warps)])

@@ -41,14 +41,21 @@ class Records:
         self.parts = partials(b, "record", self.at_once)
         self._places: dict[str, Reg] = {}
 
-    def locate(self, records: Reg, unit: Reg) -> None:
-        """Addresses of the unit's records."""
+    def locate(self, unit: Reg) -> Reg:
+        """Find the unit's records; whether this CTA's split is the only one."""
         b, count = self.b, self.elements.count
+        undivided: Reg = b.op("setp.eq.u32", "undivided", self.active, 1)
+        records = b.ld_param("records")
         if self.unread is not None:
             b.op("setp.lt.u32", self.unread, self.active, 0)
         first = b.op("mul.lo.u32", "record_first", unit, self.splits)
         b.op("mad.wide.u32", self.values, first, 4 * RECORD_FLOATS * count, records)
         b.op("mad.wide.u32", self.statistics, self.splits, 16 * count, self.values)
+        return undivided
+
+    def _name(self, index: int) -> str:
+        """One of the records that are read together, for comments."""
+        return f"record {index} of {self.at_once}"
 
     def _address(self, name: str, split: Reg, size: int, base: Reg) -> Reg:
         b = self.b
@@ -58,7 +65,7 @@ class Records:
         return place
 
     def store(self, part: Partial) -> None:
-        """Leave the current element's record."""
+        """Write the current element's record, whose odd words are complemented so that none is 0."""
         b = self.b
         pairs = b.array("record_left", "b64", 3)
         values = (*part.values, part.maximum, part.total)
@@ -73,12 +80,12 @@ class Records:
         b.op("st.relaxed.gpu.global.b64", self._address("statistics", self.index, 8, self.statistics)[0], pairs[2])
 
     def begin(self, into: Partial) -> None:
-        """Merge nothing yet for the current element."""
+        """Begin the current element with the softmax over nothing."""
         empty(self.b, into)
         self.b.op("mov.u32", self.split, 0)
 
     def read(self) -> None:
-        """Read the next records of the current element, if there is one, as far as they are there."""
+        """Read the next records of the current element; those that do not exist count as softmaxes over nothing."""
         b, count = self.b, self.elements.count
         values = self._address("values", self.split, 16, self.values)
         statistics = self._address("statistics", self.split, 8, self.statistics)
@@ -86,6 +93,7 @@ class Records:
         b.op("sub.u32", left, self.active, self.split)
         for index, exists in enumerate(self.exist):
             pairs = self.pairs[3 * index : 3 * index + 3]
+            b.note(self._name(index))
             b.op("setp.gt.and.u32", exists, left, index, self.elements.has)
             for pair, nothing in zip(pairs, _NOTHING, strict=True):
                 b.op("mov.b64", pair, nothing)
@@ -93,14 +101,16 @@ class Records:
             b.op("ld.relaxed.gpu.global.b64", pairs[2], statistics[8 * count * index], pred=exists)
 
     def check(self) -> None:
-        """Whether what was read was there, all of it; late, what is read from now on has to be read again."""
+        """Whether every word that was read had been written; late, what is read from now on has to be read again."""
         b = self.b
         tells = list(self.words)
         for index, part in enumerate(self.parts):
+            b.note(self._name(index))
             registers = (*part.values, part.maximum, part.total)
             for number in range(3):
                 b.op("mov.b64", registers[2 * number : 2 * number + 2], self.pairs[3 * index + number])
                 b.op("mov.b32", tells[3 * index + number], registers[2 * number + 1])
+        b.note("the least of the words that are never 0 once they are written")
         least = b.array("record_least", "u32", (len(tells) + 1) // 2).regs
         while len(tells) > 1:
             half, odd = len(tells) // 2, tells[len(tells) // 2 * 2 :]
@@ -112,16 +122,18 @@ class Records:
             b.op("setp.ge.u32", self.unread, self.active, 0)
 
     def merge(self, into: Partial) -> Reg:
-        """Merge what was read and clear it in memory; returns whether more are left."""
+        """Merge the records that were read and clear them in memory; returns whether more are left."""
         b, count = self.b, self.elements.count
         values, statistics = (self._places[name] for name in ("values", "statistics"))
         zero = b.op("mov.b64", "record_zero", 0)
         for index, (part, exists) in enumerate(zip(self.parts, self.exist, strict=True)):
+            b.note(f"{self._name(index)}: its words back from their complements, and zeros in memory")
             for number, register in enumerate((part.values[1], part.values[3], part.total)):
                 b.op("not.b32", register, self.words[3 * index + number])
             b.op("st.relaxed.gpu.global.v2.b64", values[16 * count * index], (zero, zero), pred=exists)
             b.op("st.relaxed.gpu.global.b64", statistics[8 * count * index], zero, pred=exists)
-        combine(b, into, (into, *self.parts))
+        names = ("the records merged so far", *map(self._name, range(self.at_once)))
+        combine(b, into, (into, *self.parts), names)
         b.op("add.u32", self.split, self.split, self.at_once)
         more: Reg = b.op("setp.lt.u32", "record_more", self.split, self.active)
         return more

@@ -13,6 +13,7 @@ part. If not, its mark stays in the counter for the last to find, which then mer
 
 from __future__ import annotations
 
+from ptxgen.attention.decode.merge.cluster import Exchange
 from ptxgen.attention.decode.merge.cta import Elements
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
@@ -41,6 +42,13 @@ class Ticket:
         merges: Reg = self.b.op("setp.eq.u32", "merges", left, 0)
         return merges
 
+    def _counter(self, unit: Reg, exchange: Exchange | None) -> tuple[Reg, Reg]:
+        """The counters, and which of them is the unit's; of a cluster each rank has one."""
+        tickets = self.b.ld_param("tickets")
+        if exchange is None:
+            return tickets, unit
+        return tickets, self.b.op("mad.lo.u32", "ticket", unit, exchange.size, exchange.rank)
+
     def _draw(self, tickets: Reg, index: Reg) -> tuple[Reg, Reg]:
         """(leader, the last ticket); the counter's `index` is among `tickets`."""
         leads, place, final = self.leads(), self._place(tickets, index), self._final()
@@ -64,9 +72,9 @@ class Ticket:
 class LateTicket(Ticket):
     """The last CTA to leave its record merges."""
 
-    def draw(self, tickets: Reg, index: Reg) -> None:
-        """Draw, and tell the CTA, ahead of a barrier."""
-        self._tell(*self._draw(tickets, index))
+    def draw(self, unit: Reg, exchange: Exchange | None) -> None:
+        """Draw a ticket and write it to shared memory, ahead of a barrier."""
+        self._tell(*self._draw(*self._counter(unit, exchange)))
 
 
 class EarlyTicket(Ticket):
@@ -78,12 +86,12 @@ class EarlyTicket(Ticket):
         self.b.op("setp.ne.and.u32", leads, self.active, 1, leads)
         return leads
 
-    def draw(self, tickets: Reg, index: Reg) -> None:
-        """Draw; `index` is the counter's among `tickets`."""
-        self._draw(tickets, index)
+    def draw(self, unit: Reg, exchange: Exchange | None) -> None:
+        """Draw a ticket from the unit's counter."""
+        self._draw(*self._counter(unit, exchange))
 
     def tell(self) -> None:
-        """Tell the CTA, ahead of a barrier."""
+        """Write the ticket to shared memory, ahead of a barrier."""
         self._tell(self.leads(), self._final())
 
 
@@ -102,9 +110,9 @@ class SharedTicket(EarlyTicket):
         self.mask, self.share = b.reg("part_mask", "u32"), b.reg("part_share", "u32")
         self.part_first, self.part_end = b.reg("part_first", "u32"), b.reg("part_end", "u32")
 
-    def draw(self, tickets: Reg, index: Reg) -> None:
-        """Draw: add 1 to the lower half."""
-        self.place = self._place(tickets, index)
+    def draw(self, unit: Reg, exchange: Exchange | None) -> None:
+        """Draw a ticket, which adds 1 to the counter's lower half."""
+        self.place = self._place(*self._counter(unit, exchange))
         self.b.op("atom.relaxed.gpu.global.add.u32", self.drawn, self.place[0], 1)
 
     def ask(self) -> None:
@@ -115,12 +123,12 @@ class SharedTicket(EarlyTicket):
         b.op("atom.relaxed.gpu.global.add.u32", self.asked, self.place[0], mark, pred=asks)
 
     def tell(self) -> None:
-        """Tell the CTA which parts it merges, a bit each, ahead of a barrier. The last to use the counter clears it."""
+        """Write to shared memory which parts this CTA merges, a bit each. The last CTA to use the counter clears it."""
         b = self.b
         rank, mark, asks = self._rank()
         now = b.op("selp.b32", "ticket_now", mark, 1, asks)
         b.op("add.u32", now, now, self.asked)
-        b.note("what it is when all have started, and all that have to ask have asked: bits 17 to mergers + 15")
+        b.note("the counter when all CTAs have started and all that must ask have asked: bits 17 to mergers + 15")
         whole = b.op("add.u32", "ticket_whole", self.count, 16)
         b.op("shl.b32", whole, 1, whole)  # of 16 mergers 0: shl gives 0 from 32 on
         b.op("sub.u32", whole, whole, 1 << 17)
@@ -129,7 +137,7 @@ class SharedTicket(EarlyTicket):
         b.op("st.relaxed.gpu.global.u32", self.place[0], 0, pred=used)
         b.op("and.b32", now, now, MOST_SHARED_SPLITS)
         started = b.op("setp.eq.u32", "all_started", now, self.active)
-        b.note("its own part; the last to start also those of CTAs that asked before")
+        b.note("this CTA's own part; the last CTA to start also merges the parts of CTAs that asked before it started")
         marks = b.op("shr.u32", "ticket_marks", self.drawn, 16)
         b.op("selp.b32", marks, 0, marks, asks)
         b.op("shl.b32", self.mask, 1, rank)

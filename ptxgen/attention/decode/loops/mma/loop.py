@@ -28,6 +28,7 @@ _LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared mem
 _LEAST_STAGES = 2  # with one, more heads a warp are not worth their room
 _PARTIALS_LIMIT = 160 * 1024  # bytes; a CTA with more takes fewer warps
 _WARPS_OF_255 = 8  # so many have all of a thread's registers
+_DTYPES = ("f16", "bf16", "e4m3", "s8")
 _TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
 
 
@@ -82,10 +83,11 @@ def _most_tiles(attention: Attention, fits: Callable[[int], bool]) -> int:
     return tiles
 
 
-def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
-    """How this loop runs an attention; None when the target or the cache type is not for it, or registers run short."""
-    if attention.cache.dtype.name not in ("f16", "bf16", "e4m3", "s8") or not target.includes_any(("sm_80",)):
-        return None
+def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | str:
+    """How this loop runs an attention; why not when target or cache type are not for it, or registers run short."""
+    dtype = attention.cache.dtype.name
+    if dtype not in _DTYPES or not target.includes_any(("sm_80",)):
+        return f"kv_dtype: tensor cores take {', '.join(_DTYPES)} from sm_80 on (got {dtype} on {target})"
     if not stages_for(attention, target):
         stages = 0
     found = _shape(attention, target, head_tiles(attention), warps, stages)
@@ -93,6 +95,12 @@ def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0)
         wide = _shape(attention, target, staged_head_tiles(attention, target), warps, stages)
         if wide and wide.stages >= min(stages, _LEAST_STAGES) and (found is None or wide.warps >= found.warps):
             return wide
+    if found is None:
+        problem = attention.problem
+        return (
+            f"n_heads: tensor cores have too few registers for so many query heads a KV head and rows so wide (got "
+            f"{problem.group} heads, qk_dim={problem.qk_dim}, v_dim={problem.v_dim}, kv_dtype={dtype})"
+        )
     return found
 
 

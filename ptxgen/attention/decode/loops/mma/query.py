@@ -62,7 +62,7 @@ class Query:
     # -- in registers ------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Every fragment into registers, for good."""
+        """Load every fragment of the query into registers, where it stays."""
         b, bases = self.b, self._bases
         first = 0
         for block in self.layout.k_blocks:

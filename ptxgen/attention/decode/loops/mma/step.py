@@ -60,7 +60,7 @@ class Step:
         self._per_head: dict[PerHead, RegArray] = {}
 
     def start(self) -> None:
-        """What the first tile finds: no token seen yet, and constants."""
+        """Accumulators, sums and maxima before the first tile: no token seen yet; and constants."""
         if not self.once:
             self.nothing()
         self.b.op("mov.f32", self.zero, 0.0)

@@ -22,10 +22,14 @@ MOST_WARPS = 8  # for which `simt_layout` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 
-def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | None:
+def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | str:
     """How this loop runs an attention, without stages; it runs all whose rows of K and V are of one width."""
-    if attention.cache.k_dim != attention.cache.v_dim:
-        return None
+    cache = attention.cache
+    if cache.k_dim != cache.v_dim:
+        return (
+            "v_dim: must be qk_dim where tensor cores do not compute it "
+            f"(got v_dim={cache.v_dim}, qk_dim={cache.k_dim}; nearest: {cache.k_dim})"
+        )
     lanes = lanes_of(attention, target)
     warps, tiles = min(warps, MOST_WARPS), -(-attention.cache.max_len // lanes.tile)
     while warps > 1 and warps > tiles:
