@@ -58,6 +58,10 @@ class CapacityError(PtxgenError):
     """A KV cache cannot hold what was asked; nothing was changed."""
 
 
+class VersionWarning(UserWarning):
+    """A text's `.version` is newer than the instruction table."""
+
+
 # what Python raises where a text nests, counts or measures beyond all bounds: one place turns it into an error
 UNREADABLE = (RecursionError, ValueError, OverflowError, MemoryError)
 
@@ -93,6 +97,7 @@ __all__ = [
     "SpecError",
     "TargetError",
     "TemplateError",
+    "VersionWarning",
     "brief",
     "unreadable",
 ]

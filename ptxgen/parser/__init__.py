@@ -34,6 +34,7 @@ _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w.]|\s*:)\s*([^;]*);\s*")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)\s*")
 _WORD = re.compile(r"\.(\w+)")
+_SCALAR = re.compile(r"(?:ld|ldu|st|atom|red)\.(?!.*\.v[248]\b)")  # accesses of one element
 _TO_LINE_END = frozenset({"loc", "file"})
 _BLANK = re.compile(r"\s*")
 _HEADER = re.compile(
@@ -269,6 +270,8 @@ class _Parser:
             else:
                 parts = []
             operands = tuple(map(parse_operand, parts))
+            if "{" in rest and _SCALAR.match(opcode):  # Triton's braces around one register
+                operands = tuple(o.items[0] if isinstance(o, Vector) and len(o.items) == 1 else o for o in operands)
         except IsaError as wrong:
             self.fail(str(wrong), line)
         if self.plain:

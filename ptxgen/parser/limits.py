@@ -22,9 +22,8 @@ def within(variable: Variable) -> Variable:
     """The variable itself. Raises `IsaError` where it asks for more than there can be."""
     name, align = variable.name, variable.align
     if variable.count > MOST_REGISTERS:
-        raise IsaError(
-            f"{name}: at most {MOST_REGISTERS:,} registers in one declaration (got {_brief(variable.count)})"
-        )
+        got = _brief(variable.count)
+        raise IsaError(f"{name}: at most {MOST_REGISTERS:,} registers in one declaration (got {got})")
     if align and (align > MOST_ALIGNMENT or align & (align - 1)):
         raise IsaError(f"{name}: .align must be a power of two up to {MOST_ALIGNMENT:,} (got {_brief(align)})")
     if any(extent < 0 for extent in variable.dims):

@@ -124,8 +124,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b), "<": lambda a, b: int(a < b),
     "<=": lambda a, b: int(a <= b), ">": lambda a, b: int(a > b), ">=": lambda a, b: int(a >= b),
     "<<": lambda a, b: a << min(b, 64) if b >= 0 else _shifted(),
-    ">>": lambda a, b: a >> b if b >= 0 else _shifted(),
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b,
+    ">>": lambda a, b: a >> b if b >= 0 else _shifted(), "+": lambda a, b: a + b, "-": lambda a, b: a - b,
     "*": lambda a, b: a * b, "/": lambda a, b: _divided(a, b), "%": lambda a, b: a - b * _divided(a, b),
 }  # fmt: skip
 

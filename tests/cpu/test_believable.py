@@ -182,9 +182,8 @@ def test_so_it_is_with_global_memory():
 
 
 def test_a_race_of_a_read_counts_whatever_becomes_of_it():
-    finding(
-        "^race", "setp.eq.u32 %p1, %warp, 0; @%p1 st.shared.u32 [s], 1; @!%p1 ld.shared.u32 %r1, [s]; ret;", block=64
-    )
+    finding("^race", "setp.eq.u32 %p1, %warp, 0; @%p1 st.shared.u32 [s], 1; @!%p1 ld.shared.u32 %r1, [s]; ret;",
+            block=64)  # fmt: skip
 
 
 # bytes of registers ---------------------------------------------------------------------------------------------------
@@ -201,8 +200,9 @@ DEFINED = {
     "converted": "st.global.u32 [%a0], %r2; ret;|cvt.u32.u16 %r2, %r9;",
     "packed again": "st.global.u32 [%a0], %r2; ret;|mov.b32 {%h1, %h2}, %r9; mov.b32 %r2, {%h1, %h1};",
     "decided by": "there: ret;|and.b32 %r2, %r9, 255; setp.eq.u32 %p1, %r2, 5; @%p1 bra there;",
-    "in the next block": "st.global.u32 [%a0], %r2; ret;|"
-    "setp.eq.u32 %p1, %lane, 0; @%p1 bra on; add.u32 %r3, %r3, 1; on: shl.b32 %r2, %r9, 16;",
+    "in the next block": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
+    "add.u32 %r3, %r3, 1; on: "
+    "shl.b32 %r2, %r9, 16;",
 }
 UNDEFINED = {
     "the upper half": "st.global.u16 [%a0], %h2; ret;|mov.b32 {%h1, %h2}, %r9;",
@@ -215,8 +215,8 @@ UNDEFINED = {
     "picked": "st.global.u32 [%a0], %r2; ret;|prmt.b32 %r2, %r9, %r1, 0x7642;",
     "added": "st.global.u8 [%a0], %r2; ret;|mul.lo.u32 %r2, %r9, %r9;",
     "decided by": "there: ret;|setp.eq.u32 %p1, %r9, 5; @%p1 bra there;",
-    "in the next block": "st.global.u32 [%a0], %r9; ret;|"
-    "setp.eq.u32 %p1, %lane, 0; @%p1 bra on; add.u32 %r3, %r3, 1; on: ",
+    "in the next block": "st.global.u32 [%a0], %r9; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
+    "add.u32 %r3, %r3, 1; on: ",
 }
 
 
@@ -230,3 +230,16 @@ def test_bytes_that_were_written_may_be_used(way):
 def test_bytes_that_nobody_wrote_may_not(way):
     last, _, first = UNDEFINED[way].partition("|")
     finding("^read of an uninitialised register", MIXED + first + last, u32(1), block=1)
+
+
+# as compilers write it ------------------------------------------------------------------------------------------------
+def test_braces_around_one_register_are_that_register():
+    """Triton writes every scalar access so."""
+    out = u32(32)
+    check(
+        "add.u64 %rd1, %a0, %at4; mov.u32 %r1, 7; st.global.b32 [ %rd1 + 0 ], { %r1 }; "
+        "ld.global.b32 { %r2 }, [ %rd1 + 0 ]; "
+        "add.u32 %r2, %r2, 1; st.global.u32 [%rd1], {%r2}; atom.global.add.u32 {%r3}, [%rd1], {%r2}; ret;",
+        out,
+    )
+    assert (out == 16).all()

@@ -216,9 +216,8 @@ def test_a_hole_in_what_a_warp_writes_to_global_memory_stays_unwritten():
     at = f"mov.u64 %rd1, {begin}; add.u64 %rd1, %rd1, %at4; "
     run(at + "setp.ne.u32 %p1, %lane, 5; @%p1 st.global.u32 [%rd1], %lane; ret;", u32(1), mode="check", memory=memory)
     clean(at + "setp.ne.u32 %p1, %lane, 5; @%p1 ld.global.u32 %r1, [%rd1]; ret;", u32(1), memory=memory)
-    text = finding(
-        at + "ld.global.u32 %r1, [%rd1]; setp.eq.u32 %p9, %r1, 0; @%p9 bra out; out: ret;", u32(1), memory=memory
-    )
+    used = "ld.global.u32 %r1, [%rd1]; setp.eq.u32 %p9, %r1, 0; @%p9 bra out; out: ret;"
+    text = finding(at + used, u32(1), memory=memory)
     assert "lane 5\n" in text
     assert "byte 20 of fresh" in text
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.errors import ExecutionError, ModuleLoadError
+from ptxgen.errors import ExecutionError, ModuleLoadError, VersionWarning
 from ptxgen.runtime import open_device
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -81,14 +81,22 @@ def test_what_is_no_ptx_is_refused_at_once():
         open_device("cpu").module(HEAD + entry("bad", FOREIGN) + wrong + GOOD)
 
 
-@pytest.mark.parametrize(
-    ("head", "says"),
-    [(".version 99.0\n.target sm_80\n.address_size 64\n", r"module:1: \.version: at most 9\.3 is known \(got 99\.0\)"),
-     (".version 8.0\n.target sm_80\n.address_size 32\n", r"module:3: \.address_size: must be 64 \(got 32\)")],
-)  # fmt: skip
-def test_headers_of_other_worlds_are_refused(head, says):
-    with pytest.raises(ModuleLoadError, match=says):
-        open_device("cpu").module(head + GOOD)
+def test_an_address_size_of_32_bits_is_refused():
+    with pytest.raises(ModuleLoadError, match=r"module:3: \.address_size: must be 64 \(got 32\)"):
+        open_device("cpu").module(".version 8.0\n.target sm_80\n.address_size 32\n" + GOOD)
+
+
+def test_a_version_that_is_newer_than_the_table_is_warned_of_and_runs():
+    """What it adds is refused where it is used."""
+    device, head = open_device("cpu"), ".version 99.0\n.target sm_80\n.address_size 64\n"
+    with pytest.warns(VersionWarning, match=r"module:1: \.version 99\.0 is newer than 9\.3, the last that is known"):
+        module = device.module(head + GOOD)
+    good_runs(module, device)
+    with pytest.warns(VersionWarning):
+        module = device.module(head + entry("bad", FOREIGN) + GOOD)
+    good_runs(module, device)
+    with pytest.raises(ModuleLoadError):
+        module["bad"]
 
 
 def test_a_header_without_an_address_size_is_taken_for_64_bits():

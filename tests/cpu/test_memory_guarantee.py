@@ -56,8 +56,7 @@ def test_memory_that_was_freed_or_belongs_to_another_device_may_not_be_used(mode
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lane_cannot_reach_the_local_memory_of_another(mode):
-    body = (
-        ".local .align 16 .b8 l[16]; mov.u64 %rd1, l; setp.eq.u32 %p1, %lane, 0; @%p1 st.local.u32 [%rd1+16], 7; ret;"
-    )
+    body = ".local .align 16 .b8 l[16]; mov.u64 %rd1, l; setp.eq.u32 %p1, %lane, 0; "
+    body += "@%p1 st.local.u32 [%rd1+16], 7; ret;"
     with pytest.raises(ExecutionError, match=r"^out of bounds"):
         run(body, np.zeros(1, np.uint32), mode=mode)

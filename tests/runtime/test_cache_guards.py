@@ -12,8 +12,9 @@ import pytest
 from ptxgen.errors import ExecutionError
 from ptxgen.parity import ELEMENT_FACTOR, compare
 from ptxgen.runtime.core.diskcache import DiskCache
-from ptxgen.runtime.cpu.compile import entry_cache, support_objects
+from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
+from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.host import this_host
 from ptxgen.runtime.cpu.run.global_memory import Memory
 from tests.support.cpu_run import run, text_of, u32
@@ -63,7 +64,7 @@ def test_keys_depend_on_the_format_the_text_and_the_mode(monkeypatch):
     before = keys()
     assert before[0] != keys(text=TEXT + "\n")[0]
     assert not set(before) & set(keys(check=True))
-    monkeypatch.setattr(vars(entry_cache)["layout"], "FORMAT", -1)
+    monkeypatch.setattr(layout, "FORMAT", -1)
     assert not set(before) & set(keys())
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SURVIVORS = 0.05
@@ -72,9 +72,8 @@ def mutations(source: str) -> list[Mutation]:
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             word = _OTHER[type(node.ops[0])]
             yield changed(node, f" {word} ", place(node.left, True), place(node.comparators[0]))
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and place(node) != place(node, True):
-            value: Any = node.value
-            number = value + 1 if isinstance(value, int) else value * 10
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and str(node.value)[0] not in "TF":
+            number = node.value + 1 if isinstance(node.value, int) else node.value * 10
             yield changed(node, repr(number), place(node), place(node, True))
         elif isinstance(node, ast.BoolOp):
             word = "or" if isinstance(node.op, ast.And) else "and"
@@ -129,7 +128,7 @@ def survivors(copy: Path, file: str, tests: tuple[str, ...], every: int) -> tupl
     path = copy / file
     source = path.read_text(encoding="utf-8")
     chosen = mutations(source)[::every]
-    unnoticed = []
+    unnoticed: list[str] = []
     for one in chosen:
         path.write_text(applied(source, one), encoding="utf-8")
         noticed = not passes(copy, tests)
@@ -166,7 +165,7 @@ def main() -> int:
                 print(f"{file}:{one.line}: {one.what}")
         return 0
     tried = 0
-    unnoticed: list[Any] = []
+    unnoticed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))

@@ -7,13 +7,14 @@ else is known, the store is not entered: what changes nothing is no write.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ptxgen.runtime.cpu.native.ir import Code
 from ptxgen.runtime.cpu.native.layout import DOUBT, DOUBTS, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import EQUAL
 
 _BYTES = DOUBT["_end"]
-DIFFERENT, SAME = 1, 2  # how a store's lanes are in doubt; 0: not at all
 
 
 def doubted(c: Code) -> str:
@@ -23,18 +24,24 @@ def doubted(c: Code) -> str:
 
 @support("doubt")
 def doubt(what: str) -> str:
-    """`doubt.begin(w, how)`, `doubt.settle(w)` around a store; `doubt.take(w, site, kind, mask, row, address, extra,
-    pointer, bytes, several) -> i1` between them: whether the fault (of at most 4 bytes) waits for `settle`, else it is
-    reported. `how`: SAME where all lanes store one value; else what `several` lanes write is in no order either.
+    """`doubt.take(w, site, kind, mask, row, address, extra, pointer, bytes, several) -> i1` before a store: whether the
+    fault (of at most 4 bytes) waits for `settle`, else it is reported. `doubt.settle(w, same)` behind it; `same`: all
+    lanes store one value, else what `several` lanes write is in no order either.
     """
-    return {"begin": _begin, "take": _take, "settle": _settle}[what]()
+    return {"take": _take, "settle": _settle}[what]()
 
 
-def _begin() -> str:
-    c = Code("define internal void @doubt.begin(ptr %w, i32 %how)")
-    c.store("i32", "%how", c.load("ptr", "%w", WARP["thread"]), THREAD["doubting"])
-    c.ret()
-    return c.text()
+def begin(c: Code) -> None:
+    """Before the shadow is told of a store: faults may wait."""
+    c.store("i32", 1, c.load("ptr", "%w", WARP["thread"]), THREAD["doubting"])
+
+
+def settle(c: Code, same: Callable[[], str]) -> None:
+    """When the bytes of a store are there; `same` emits the i1 that `doubt.settle` wants."""
+    thread = c.load("ptr", "%w", WARP["thread"])
+    c.store("i32", 0, thread, THREAD["doubting"])
+    with c.if_(c(f"icmp ne i32 {c.load('i32', thread, THREAD['doubted'])}, 0"), likely=False):
+        c.do(f"call void @doubt.settle(ptr %w, i1 {same()})")
 
 
 def _take() -> str:
@@ -45,9 +52,7 @@ def _take() -> str:
     thread = c.load("ptr", "%w", WARP["thread"])
     number = c.load("i32", thread, THREAD["doubted"])
     room = c(f"icmp ult i32 {number}, {DOUBTS}")
-    how = c.load("i32", thread, THREAD["doubting"])
-    least = c(f"select i1 %several, i32 {SAME}, i32 {DIFFERENT}")
-    storing = c(f"icmp uge i32 {how}, {least}")
+    storing = c(f"icmp ne i32 {c.load('i32', thread, THREAD['doubting'])}, 0")
     waits = c(f"and i1 {c(f'and i1 {storing}, {room}')}, {c('icmp ne i64 %n, 0')}")
     with c.if_(waits):
         base = c.load("ptr", thread, THREAD["doubts"])
@@ -56,6 +61,7 @@ def _take() -> str:
             c.store(kind, f"%{name}", record, DOUBT[name])
         for name in ("site", "kind", "mask", "row"):
             c.store("i32", f"%{name}", record, DOUBT[name])
+        c.store("i32", c("zext i1 %several to i32"), record, DOUBT["several"])
         old = c.at(record, DOUBT["old"])
         c.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {old}, ptr %pointer, i64 %n, i1 false)")
         c.store("i32", c(f"add i32 {number}, 1"), thread, THREAD["doubted"])
@@ -66,16 +72,17 @@ def _take() -> str:
 
 
 def _settle() -> str:
-    c = Code("define internal void @doubt.settle(ptr %w)")
+    c = Code("define internal void @doubt.settle(ptr %w, i1 %same) cold noinline")
     thread = c.load("ptr", "%w", WARP["thread"])
-    c.store("i32", 0, thread, THREAD["doubting"])
     number = c.load("i32", thread, THREAD["doubted"])
     with c.if_(c(f"icmp ne i32 {number}, 0"), likely=False):
         c.store("i32", 0, thread, THREAD["doubted"])
         base = c.load("ptr", thread, THREAD["doubts"])
         with c.count("i32", number) as index:
             record = c.at(base, c(f"zext i32 {c(f'mul i32 {index}, {_BYTES}')} to i64"))
-            pointer, changed = c.load("ptr", record, DOUBT["pointer"]), c.var("i32", 0)
+            apart = c(f"select i1 %same, i32 0, i32 {c.load('i32', record, DOUBT['several'])}")
+            pointer, changed = c.load("ptr", record, DOUBT["pointer"]), c.var("i32", apart)
+            c.store("i32", apart, changed)
             with c.count("i64", c.load("i64", record, DOUBT["n"])) as place:
                 old, now = c.load("i8", c.at(c.at(record, DOUBT["old"]), place)), c.load("i8", c.at(pointer, place))
                 other = c(f"zext i1 {c(f'icmp ne i8 {old}, {now}')} to i32")

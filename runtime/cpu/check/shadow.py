@@ -34,6 +34,19 @@ _PARAMETERS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64 %a, i64 %n"
 _ARGUMENTS = "ptr %w, i32 %site, i32 %lane, i32 %row, ptr %p, i64"
 
 
+def _when(c: Code, condition: str, call: str) -> None:
+    with c.if_(condition):
+        c.do(call)
+
+
+def may_be_first(c: Code) -> str:
+    """i1: where a few bytes are written for the first time, that counts: the entry has atomics or the like that may
+    rely on it."""
+    launch = c.load("ptr", c.load("ptr", "%w", WARP["thread"]), THREAD["launch"])
+    watched = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['inits'])}, 0")
+    return c(f"and i1 {watched}, {c(f'icmp ule i64 %n, {SMALL}')}")
+
+
 @support("shadow")
 def shadow(what: str, space: str = "") -> str:
     """`shadow.begin(cta)`; `shadow.read|write|atomic|order|publish.SPACE(w, site, lane, row, pointer, address, bytes)`.
@@ -129,12 +142,7 @@ def _global(c: Code, what: str) -> None:
         flags = c(f"inttoptr i64 {c(f'add i64 {base}, {offset}')} to ptr")
         fields = _fields(c, cache, base)
         _follow(c, what, fields, offset)
-        if what in (
-            "read",
-            "glance",
-            "fetch",
-            "constant",
-        ):  # the commonest case: all is written, and not by this launch
+        if what in ("read", "glance", "fetch", "constant"):  # the commonest: all is written, not by this launch
             c.ret(when=c(f"call i1 @between.settled(ptr %w, ptr {fields})"))
         _between(c, what, flags, c.at(fields, SHADOW["_end"]), offset)
         if what in _WRITES:
@@ -228,9 +236,10 @@ def _shared(c: Code, what: str) -> None:
     offset = c(f"sub i64 {c('ptrtoint ptr %p to i64')}, {begin}")
     flags = c.at(c.load("ptr", there, CTA["valid"]), offset)
     if what in ("write", "publish"):
-        small = c(f"and i1 {own}, {c(f'icmp ule i64 %n, {SMALL}')}")
-        with c.if_(small), c.if_(c(f"icmp ult i64 {c(f'call i64 @shadow.unwritten(ptr {flags}, i64 %n)')}, %n")):
-            c.do(f"call void @race.init(ptr %w, i32 %lane, i32 %row, i64 {offset}, i64 %n)")
+        with c.if_(c(f"and i1 {own}, {may_be_first(c)}")):
+            missing = c(f"call i64 @shadow.unwritten(ptr {flags}, i64 %n)")
+            first = f"call void @race.init(ptr %w, i32 %lane, i32 %row, i64 {offset}, i64 %n)"
+            _when(c, c(f"icmp ult i64 {missing}, %n"), first)
     _written(c, what, flags)
     with c.if_(c(f"icmp ne ptr {there}, {cta}")):
         strong = "strong" if what in (*STRONG_WORDS, "leave", "take") else "weak"

@@ -14,7 +14,7 @@ The stamps that accesses leave are those of `shared_cells.py`.
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.check.equal_stores import doubted
-from ptxgen.runtime.cpu.check.shadow import FLAG_FLYING, FLAG_WRITTEN, SMALL
+from ptxgen.runtime.cpu.check.shadow import FLAG_FLYING, FLAG_WRITTEN, SMALL, may_be_first
 from ptxgen.runtime.cpu.check.shared_cells import (
     ALL_BYTES,
     ANY_LANE,
@@ -89,10 +89,7 @@ def _quick(what: str) -> str:
     c.ret("i1 false", when=c(f"icmp ne i64 {c(f'and i64 {ragged}, 3')}, 0"))
     cells = Cells(c)
     valid = c.load("ptr", cells.cta, CTA["valid"])
-    if what == "write":  # the first of a few bytes may be what a semaphore begins with
-        with c.if_(c(f"icmp ule i64 %n, {SMALL}")):
-            missing = c(f"call i64 @shadow.unwritten(ptr {c.at(valid, '%offset')}, i64 %n)")
-            c.ret("i1 false", when=c(f"icmp ult i64 {missing}, %n"))
+    may_begin = may_be_first(c) if what == "write" else ""
     last, at = last_cell(c), c.var("i64", cells.first)
     for size in (*_CHUNKS, 1):
         kind, lanes = vec("i8", 4 * size), vec("i1", 4 * size)
@@ -105,6 +102,10 @@ def _quick(what: str) -> str:
                 wrong = c(f"icmp ne {kind} {held}, {splat('i8', FLAG_WRITTEN)}")
             else:
                 wrong = c(f"icmp eq {kind} {held}, {splat('i8', FLAG_FLYING)}")
+                if size <= SMALL // 4:  # the first of a few bytes may be what a semaphore begins with
+                    fresh = c(f"icmp eq {kind} {held}, zeroinitializer")
+                    first = c(f"icmp ne i{4 * size} {c(f'bitcast {lanes} {fresh} to i{4 * size}')}, 0")
+                    c.ret("i1 false", when=c(f"and i1 {may_begin}, {first}"))
             c.ret("i1 false", when=c(f"icmp ne i{4 * size} {c(f'bitcast {lanes} {wrong} to i{4 * size}')}, 0"))
             c.ret("i1 false", when=c(f"xor i1 {_chunk(c, cells, cell, what, size)}, true"))
             if what == "write":
@@ -271,10 +272,9 @@ def _strong(c: Code, what: str) -> None:
     """`order` is a read, `publish` a write, `atomic` both: compared with what is not strong, in every other warp."""
     cells = Cells(c)
     if what in ("order", "atomic"):
-        with c.count(
-            "i64", c(f"add i64 {last_cell(c)}, 1"), cells.first
-        ) as cell:  # whoever began with these bytes must
-            stamp = c.load("i32", cell_at(c, cells.inits, cell, 4))  # be known from elsewhere: it may come later
+        # whoever began with these bytes must be known from elsewhere: it may come later
+        with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
+            stamp = c.load("i32", cell_at(c, cells.inits, cell, 4))
             _compare_stamp(c, cells, cell, stamp, str(ALL_BYTES), wrote=True)
         c.do(f"call void @clock.take({PARAMETERS})")
     with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:

@@ -47,6 +47,7 @@ class Entry:
     stops: tuple[tuple[int, str], ...]  # line and opcode at which each block begins, by number
     variables: tuple[tuple[str, int, int], ...]  # shared variables: name, window offset, bytes
     performance: tuple[tuple[str, tuple[int, ...]], ...]
+    strong: bool  # it has atomics, or volatile or relaxed accesses, that may be of shared memory
     written: tuple[int, ...]  # offsets of parameters through which it may write (check mode: `flow/written_params.py`)
 
     @property
@@ -98,8 +99,15 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
         written=written_params(flow.blocks) if check else (),
+        strong=any(_is_strong(op.words) for block in flow.blocks for op in block.ops),
     )
     return entry, text
+
+
+def _is_strong(words: tuple[str, ...]) -> bool:
+    """Whether an instruction is an atomic or the like, and may be one of shared memory."""
+    kinds = {"atom", "red", "volatile", "relaxed", "acquire", "release"}
+    return bool(kinds & set(words)) and "global" not in words
 
 
 def _first(block: Block) -> tuple[int, str]:

@@ -54,15 +54,9 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
                 raise IsaError(
                     module.refusal(variable.line, f"initialiser {item} is not supported by the CPU executor")
                 )
+        shown = bytes(image).rstrip(b"\0")
         found.append(
-            GlobalVariable(
-                variable.name,
-                variable.space,
-                size,
-                variable_align(variable),
-                bytes(image).rstrip(b"\0"),
-                tuple(addresses),
-            )
+            GlobalVariable(variable.name, variable.space, size, variable_align(variable), shown, tuple(addresses))
         )
     return found
 

@@ -46,7 +46,8 @@ LAUNCH = _offsets(
     "warps:4 threads:4 ctas_per_gang:4 params:8 param_bytes:8 symbols:8 readable:32 writable:32 "
     "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
     "pending:4 blocks:4 words:4 first_block:4 budget:4 look:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
-    "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 workspace:64 ext:136"
+    "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 workspace:64 ext:128 inits:4 "
+    "pad_inits:4"
 )
 WORKSPACE_BYTES = 64  # what a cooperative launch has for the barrier of its grid (%envreg1, %envreg2)
 # `readable` and `writable`: the allocations that native code searches
@@ -63,7 +64,7 @@ FAULT = {name: THREAD[name] - THREAD["fault"] for name in ("fault", "site", "mas
 FAULT["_end"] = FAULT["warp"] + 8
 MORE_FAULTS = 15  # that check mode keeps beside the first, until the warp returns
 # a race of two stores, until it is known whether the later one changes anything (`check/equal_stores.py`)
-DOUBT = _offsets("pointer:8 address:8 extra:8 n:8 site:4 kind:4 mask:4 row:4 old:4 pad:4")
+DOUBT = _offsets("pointer:8 address:8 extra:8 n:8 site:4 kind:4 mask:4 row:4 old:4 several:4")
 DOUBTS = 1024
 GANG = _offsets(
     "launch:8 thread:8 ctas:8 count:4 rounds:4 index:8 id_x:4 id_y:4 id_z:4 pad:4 ext:184 "

@@ -90,6 +90,7 @@ def launch_block(entry: Entry, geometry: Geometry, check: bool) -> Block:
     block.put("I", LAUNCH["first_block"], entry.first_block)
     block.put("I", LAUNCH["dynamic_shared"], geometry.shared)
     block.put("q", LAUNCH["cleared"], shape.file - READY)
+    block.put("I", LAUNCH["inits"], int(entry.strong))
     if check:
         block.order = order_block(geometry)
         block.put("q", LAUNCH["known"], block.order.address)
@@ -211,17 +212,8 @@ def _check_block(shared: int) -> Block:
     block.put("q", CHECK["cells"], cells)
     block.put("q", CHECK["clocks"], clocks)
     at = block.address + CHECK["arrays"]
-    sizes = {
-        "writes": 4,
-        "reads": 4,
-        "last_reads": 4 * WARP_LANES,
-        "polls": 4,
-        "strongs": 4,
-        "inits": 4,
-        "written": 1,
-        "read": 1,
-    }
-    sizes |= {"write_lanes": 1, "read_lanes": 1}
+    sizes = {"writes": 4, "reads": 4, "last_reads": 4 * WARP_LANES, "polls": 4, "strongs": 4, "inits": 4}
+    sizes |= {"written": 1, "read": 1, "write_lanes": 1, "read_lanes": 1}
     for name, size in sizes.items():
         block.put("q", CHECK[name], at)
         at += cells * size
@@ -293,11 +285,9 @@ class Worker:
         return [Fault(*fields) for fields in struct.iter_unpack("<4I4Q", first + rest)]
 
     def go_on(self, gangs: list[Gang]) -> None:
-        """Forget what was found: the warp that returned for it, in one of these gangs, may run again."""
-        warp = self.thread.get("Q", THREAD["warp"])
+        """Forget what was found: the warps of these gangs that returned for it may run again."""
         for gang in gangs:
-            at = warp - gang.warps.address
-            if 0 <= at < gang.warps.size:
+            for at in range(0, gang.warps.size, gang.shape.stride):
                 ready = gang.warps.get("Q", at + READY) & ~1
                 gang.warps.put("Q", at + READY, ready)
                 if not ready:

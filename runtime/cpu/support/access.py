@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ptxgen.runtime.cpu.check.equal_stores import begin, settle
 from ptxgen.runtime.cpu.native.ir import Code, indices, lanes_of, splat, vec
 from ptxgen.runtime.cpu.native.layout import CTA, LAUNCH, SHARED_BASE, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
@@ -220,11 +221,10 @@ def doubtful(c: Code, access: Access, what: str, apart: bool = False) -> None:
     """
     if access.check != "check" or access.space == "local":
         return
-    if what == "settle":
-        c.do("call void @doubt.settle(ptr %w)")
-        return
-    how = "1" if apart else c(f"select i1 {_one_value(c, access)}, i32 2, i32 1")
-    c.do(f"call void @doubt.begin(ptr %w, i32 {how})")
+    if what == "begin":
+        begin(c)
+    else:
+        settle(c, lambda: "true" if apart else _one_value(c, access))
 
 
 def _one_value(c: Code, access: Access) -> str:

@@ -53,7 +53,10 @@ def fault(*_: str) -> str:
     with c.if_(CHECKING):
         told = c(f"getelementptr i32, ptr {c.load('ptr', thread, THREAD['reported'])}, i32 %site")
         kinds, bit = c.load("i32", told), c("shl i32 1, %kind")
-        c.ret(when=c(f"icmp ne i32 {c(f'and i32 {kinds}, {bit}')}, 0"))
+        with c.if_(c(f"icmp ne i32 {c(f'and i32 {kinds}, {bit}')}, 0")):
+            pending = c(f"icmp ne i32 {c.load('i32', thread, THREAD['fault'])}, 0")
+            _stop(c, c(f"zext i1 {pending} to i64"))  # another warp may have it
+            c.ret(when="true")
         c.store("i32", c(f"or i32 {kinds}, {bit}"), told)
     earlier = c.load("i32", thread, THREAD["fault"])
     with c.if_(c(f"icmp eq i32 {earlier}, 0")):
@@ -65,11 +68,15 @@ def fault(*_: str) -> str:
             place = c(f"zext i32 {c(f'mul i32 {more}, {_FAULT_BYTES}')} to i64")
             _note(c, c.at(c.load("ptr", thread, THREAD["more"]), place))
             c.store("i32", c(f"add i32 {more}, 1"), thread, THREAD["more_faults"])
-    ready = c.load("i64", "%w", READY)
-    c.store("i64", c(f"or i64 {ready}, 1"), "%w", READY)
-    c.store("i64", c(f"or i64 {c.load('i64', '%w', WARP['summary'])}, 1"), "%w", WARP["summary"])
+    _stop(c, "1")
     c.ret()
     return c.text()
+
+
+def _stop(c: Code, bit: str) -> None:
+    """The warp returns at its next branch, where the i64 is 1."""
+    c.store("i64", c(f"or i64 {c.load('i64', '%w', READY)}, {bit}"), "%w", READY)
+    c.store("i64", c(f"or i64 {c.load('i64', '%w', WARP['summary'])}, {bit}"), "%w", WARP["summary"])
 
 
 def _note(c: Code, place: str) -> None:

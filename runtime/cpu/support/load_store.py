@@ -138,7 +138,7 @@ def _run(c: Code, access: Access, what: str) -> Iterator[tuple[str, str, str]]:
             fine = c(f"and i1 {fine}, {whole}")
         with c.if_(fine):
             if what == "write":
-                doubtful(c, access, "begin", apart=True)
+                doubtful(c, access, "begin")
             watch_run(c, access, what, base, start, pointer)
             yield pointer, c.at(pointer, c(f"sub i64 {base}, {start}")), whole
 
@@ -225,12 +225,12 @@ def _store_run(c: Code, access: Access) -> None:
     with _run(c, access, "write") as (pointer, origin, whole):
         if not access.simple:
             transpose(c, access, pointer, "%in", to_columns=False)
-            doubtful(c, access, "settle")
+            doubtful(c, access, "settle", apart=True)
             c.ret(when="true")
             return
         with c.if_(whole, likely=True):
             c.store(access.value, "%value", pointer, align=access.bits // 8)
-            doubtful(c, access, "settle")
+            doubtful(c, access, "settle", apart=True)
             c.ret(when="true")
         if access.maskable:
             lanes = c(f"bitcast i32 %m to {vec('i1')}")
@@ -238,5 +238,5 @@ def _store_run(c: Code, access: Access) -> None:
                 f"call void @llvm.masked.store.v32{access.element}.p0({access.value} %value, "
                 f"ptr align {access.bits // 8} {origin}, {vec('i1')} {lanes})"
             )
-            doubtful(c, access, "settle")
+            doubtful(c, access, "settle", apart=True)
             c.ret(when="true")
