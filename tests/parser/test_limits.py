@@ -85,9 +85,7 @@ def test_expressions_are_cs(expression, value):
 def test_a_small_archive_that_unpacks_to_gigabytes_is_refused(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w") as member:
-        np.lib.format.write_array_header_1_0(
-            member, {"descr": "|u1", "fortran_order": False, "shape": (300 << 20,)}
-        )
+        np.lib.format.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": (300 << 20,)})
         for _ in range(300):
             member.write(bytes(1 << 20))
     path = tmp_path / "bomb.npz"
