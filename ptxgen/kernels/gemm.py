@@ -37,7 +37,6 @@ class Gemm(Product):
 
     indirect: bool = False
 
-    unreported = {r" barrier .*bar.warp.sync": "orders nothing: it keeps loads from being moved up"}
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     goldens = (
         dict(n=40, k=72),

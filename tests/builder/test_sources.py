@@ -81,12 +81,12 @@ def test_every_line_of_a_golden_comes_from_a_line_of_a_template_and_of_python(ca
 def test_a_line_of_the_skeleton_itself_is_its_line_in_the_template() -> None:
     """Comments stand in texts as they stand in templates."""
     ptx = generate(SPEC, "sm_90")
-    source = ptx.source_map.at(line_of(ptx.text, "// the row is asked for before"))
+    source = ptx.source_map.at(line_of(ptx.text, "// the row is loaded before"))
     assert source is not None
     assert source.template is not None
     assert (
         getline(source.template.file, source.template.line).strip()
-        == "// the row is asked for before its position is known"
+        == "// the row is loaded before its position is known"
     )
     assert source.template.file.endswith("templates/kv_cache_scatter.ptx.j2")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ptxgen import tuning
 from ptxgen.builder import Builder
 from ptxgen.kernel import KernelType
-from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention, MultiHeadAttention
+from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, Gemm, IncrementalAttention, MultiHeadAttention
 from ptxgen.render import render_entry
 from ptxgen.targets import target
 from ptxgen.tuning import Choice
@@ -55,6 +55,7 @@ def outlines() -> tuple[Outline, ...]:
     group, f16 = {"n_heads": 8, "n_kv_heads": 1}, {"q_dtype": "f16", "kv_dtype": "f16"}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
+        Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
         Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
         Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),
