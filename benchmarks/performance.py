@@ -122,8 +122,8 @@ def whole_models() -> Iterable[str]:
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device, "
         "measured while llama.cpp was built beside it. `of the read`: read of the same bytes ÷ ours. Products are "
         "exact in f32. Short of the aims, which are 2.5 times llama.cpp and 690 µs for Llama 3.2 1B: four-bit weights "
-        "stand at half the rate of their read, more than 8 tokens read the weights again for every 8, and small models "
-        f"are latency, seven launches a layer. {_commit(steps)}\n"
+        "read at about half the rate, more than 8 tokens read the weights again for every 8, and small models "
+        f"are latency, six launches a layer. {_commit(steps)}\n"
     )
     yield decode_step.table(steps) + "\n"
     yield "## Prompts of 512 tokens, tokens/s\n"
