@@ -48,6 +48,7 @@ class Entry:
     variables: tuple[tuple[str, int, int], ...]  # shared variables: name, window offset, bytes
     performance: tuple[tuple[str, tuple[int, ...]], ...]
     strong: bool  # it has atomics, or volatile or relaxed accesses, that may be of shared memory
+    prints: bool  # it calls vprintf
     written: tuple[int, ...]  # offsets of parameters through which it may write (check mode: `flow/written_params.py`)
 
     @property
@@ -99,6 +100,7 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
         written=written_params(flow.blocks) if check else (),
+        prints=any(op.words[0] == "$printf" for block in flow.blocks for op in block.ops),
         strong=any(_is_strong(op.words) for block in flow.blocks for op in block.ops),
     )
     return entry, text
