@@ -81,7 +81,7 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
     function = module.entries.get(name)
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
-    flow = Flow(module, function)
+    flow = Flow(module, function, check)
     emitter = Emitter(module, flow, WARP_FUNCTION, check, host)
     text = emitter.run()
     entry = Entry(

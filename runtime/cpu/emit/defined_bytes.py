@@ -1,8 +1,8 @@
-"""Check mode: which bytes of a result are defined, of the instructions that only move bytes. Emits masks of lanes."""
+"""Check mode: which bytes of a result are defined, of instructions that keep bytes or elements apart. Emits masks of lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ptxgen import nodes
@@ -18,9 +18,17 @@ ALL = "-1"
 
 def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
     """The bytes of a register that the present instruction writes, from those that it reads; None: not by byte."""
-    words = d.e.op.words
-    rule = _RULES.get(words[0])
-    return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
+    rule = _rule(d.e.op.words)
+    return None if rule is None else rule(d, reg)
+
+
+def _rule(words: tuple[str, ...]) -> Callable[[DefinedLanes, Reg], Planes | None] | None:
+    name = words[0]
+    if words[-1] in _PAIRS and name in _BY_HALF and (name != "set" or words[-2] in _PAIRS):
+        return _halves
+    if name == "cvt" and len(words) > 3:
+        return _packed if words[-2] in _PAIRS or words[-2] in _BYTE_PAIRS else None
+    return _RULES.get(name) if len(words) == _WORDS.get(name, 2) else None
 
 
 def _source(d: DefinedLanes, operand: Source, count: int) -> Planes | None:
@@ -114,8 +122,75 @@ def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
     return (*whole, *(top,) * 8)[: reg.bits // 8]
 
 
+def _lop3(d: DefinedLanes, reg: Reg) -> Planes | None:
+    return _joined(d, d.e.op.operands[1:4], 4)
+
+
+def _joined(d: DefinedLanes, operands: Iterable[Source], count: int) -> Planes | None:
+    """Byte by byte, where all sources are defined."""
+    result = (ALL,) * count
+    for operand in operands:
+        source = _source(d, operand, count)
+        if source is None:
+            return None
+        result = tuple(d.both(a, b) for a, b in zip(result, source, strict=True))
+    return result
+
+
+def _carried(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """A byte of a sum depends on those below."""
+    kind = d.e.op.words[1]
+    below = _joined(d, d.e.op.operands[1:], bits_of(kind) // 8) if kind[0] in "us" else None
+    if below is None:
+        return None
+    result: list[str] = []
+    for plane in below:
+        result.append(d.both(result[-1], plane) if result else plane)
+    return tuple(result)
+
+
+def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """Two elements of 16 bits, apart from each other."""
+    planes = _joined(d, d.e.op.operands[1:], 4)
+    if planes is None:
+        return None
+    low, high = (d.both(planes[n], planes[n + 1]) for n in (0, 2))
+    return (low, low, high, high)
+
+
+def _packed(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """Conversions of pairs: the second source (or half) goes to the low element."""
+    to, from_ = d.e.op.words[-2:]
+    sources = d.e.op.operands[1:]
+    if len(sources) == 2 and from_ == "f32":
+        found = [_source(d, operand, 4) for operand in reversed(sources)]
+        if None in found:
+            return None
+        elements = [_all_of(d, planes) for planes in found if planes is not None]
+    elif len(sources) == 1 and (from_ in _PAIRS or from_ in _BYTE_PAIRS):
+        size = 2 if from_ in _PAIRS else 1
+        whole = _source(d, sources[0], 2 * size)
+        if whole is None:
+            return None
+        elements = [_all_of(d, whole[:size]), _all_of(d, whole[size:])]
+    else:
+        return None
+    width = 2 if to in _PAIRS else 1
+    return tuple(plane for plane in elements for _ in range(width))
+
+
+def _all_of(d: DefinedLanes, planes: Planes) -> str:
+    result = planes[0]
+    for plane in planes[1:]:
+        result = d.both(result, plane)
+    return result
+
+
+_PAIRS = frozenset({"f16x2", "bf16x2", "u16x2", "s16x2"})
+_BYTE_PAIRS = frozenset({"e4m3x2", "e5m2x2"})
+_BY_HALF = frozenset({"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "set", "ex2", "tanh"})
 _RULES: dict[str, Callable[[DefinedLanes, Reg], Planes | None]] = {
     "prmt": _prmt, "shl": _shift, "shr": _shift, "and": _bitwise, "or": _bitwise, "xor": _bitwise, "not": _bitwise,
-    "mov": _mov, "cvt": _cvt,
+    "mov": _mov, "cvt": _cvt, "lop3": _lop3, "add": _carried, "sub": _carried,
 }  # fmt: skip
 _WORDS = {"cvt": 3}  # words of the opcode, where they are not two

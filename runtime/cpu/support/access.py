@@ -224,20 +224,31 @@ def doubtful(c: Code, access: Access, what: str, apart: bool = False) -> None:
     if what == "begin":
         begin(c)
     else:
-        settle(c, lambda: "true" if apart else _one_value(c, access))
+        settle(c, lambda: "true" if apart else _as_stored(c, access))
 
 
-def _one_value(c: Code, access: Access) -> str:
-    """i1: all active lanes store the same."""
-    lane = c("call i32 @llvm.cttz.i32(i32 %m, i1 false)")
-    size = 4 * access.bits
-    equal = "true"
-    for k in range(access.count):
-        values = "%value" if access.simple else c.load(access.value, "%in", size * k, align=access.bits // 8)
-        first = c(f"extractelement {access.value} {values}, i32 {c(f'and i32 {lane}, 31')}")
-        same = covers(c, c(f"icmp eq {access.value} {values}, {c.spread(access.element, first)}"))
-        equal = c(f"and i1 {equal}, {same}")
-    return equal
+def _as_stored(c: Code, access: Access) -> str:
+    """i1: at every lane's address lies what that lane has stored: so lanes that share one stored the same."""
+    size, addresses = access.bits // 8, c.var(access.addresses, align=64)
+    c.store(access.addresses, "%a", addresses)
+    values = "%in"
+    if access.simple:
+        values = c.var(access.value, align=64)
+        c.store(access.value, "%value", values)
+    kept = c.var("i32", 1)
+    c.store("i32", 1, kept)
+    with c.each_bit("%m") as lane:
+        place = c.load(access.address, c(f"getelementptr {access.address}, ptr {addresses}, i32 {lane}"))
+        head = f"ptr %w, i32 %site, i32 {lane}, i64 {widened(c, access, place)}, i64 {access.row}"
+        pointer = c(f"call ptr @{resolver(access.space, access.writes)}({head})")
+        with c.if_(c(f"icmp ne ptr {pointer}, null")):
+            for k in range(access.count):
+                column = c.at(values, 4 * access.bits * k)
+                mine = c.load(access.element, c(f"getelementptr {access.element}, ptr {column}, i32 {lane}"), align=size)
+                there = c.load(access.element, c.at(pointer, size * k), align=1)
+                same = c(f"zext i1 {c(f'icmp eq {access.element} {mine}, {there}')} to i32")
+                c.store("i32", c(f"and i32 {c.load('i32', kept)}, {same}"), kept)
+    return c(f"icmp ne i32 {c.load('i32', kept)}, 0")
 
 
 def watch_lane(c: Code, access: Access, what: str, lane: str, pointer: str, address: str) -> None:
