@@ -17,6 +17,7 @@ from ptxgen.errors import AssembleError
 from tests.compilers.case import CASES, TEXTS, Case
 
 
+CUDA = TEXTS.parent / "cuda" / "kernels.cu"
 _TYPES: dict[Any, str] = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "i32": "int32"}
 
 
@@ -36,7 +37,14 @@ def _triton(case: Case, target: str) -> dict[str, Any]:
                 scratch=made.scratch)  # fmt: skip
 
 
-_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton}
+def _nvrtc(case: Case, target: str) -> dict[str, Any]:
+    from ptxgen.runtime import compile_cuda
+
+    parts = dict(re.findall(r"^//== (\w+)\n(.*?)(?=^//==|\Z)", CUDA.read_text(), re.DOTALL | re.MULTILINE))
+    return dict(ptx=compile_cuda(parts[case.name], target, name=f"{case.name}.cu"), entry=case.name)
+
+
+_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton, "nvrtc": _nvrtc}
 
 
 def _without_debug(text: str) -> str:
