@@ -44,7 +44,23 @@ def _nvrtc(case: Case, target: str) -> dict[str, Any]:
     return dict(ptx=compile_cuda(parts[case.name], target, name=f"{case.name}.cu"), entry=case.name)
 
 
-_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton, "nvrtc": _nvrtc}
+def _numba(case: Case, target: str) -> dict[str, Any]:
+    import numba
+    import numpy as np
+
+    from ptxgen.testing.numba_kernel import compile_numba
+    from tests.compilers import kernels_numba
+
+    types = []
+    for word in case.how["signature"].split():
+        kind, _, dimensions = word.lstrip("=").partition(":")
+        scalar = numba.from_dtype(np.dtype(kind))
+        types.append(scalar if word[0] == "=" else numba.types.Array(scalar, int(dimensions or 1), "C"))
+    made = compile_numba(getattr(kernels_numba, case.name), types, target, name=case.name)
+    return dict(ptx=made.ptx, entry=made.entry)
+
+
+_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton, "nvrtc": _nvrtc, "numba": _numba}
 
 
 def _without_debug(text: str) -> str:
