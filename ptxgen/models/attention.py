@@ -7,11 +7,12 @@ steps (`decode.py`) take their fields from here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from ptxgen.dtypes import DType, s32, u64
+from ptxgen.dtypes import DType, u64
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.kernel import KernelType, find_kernel_type
@@ -78,12 +79,15 @@ class Attention:
         return dataclasses.replace(wanted, max_chunks=chunks), merge
 
 
-def program_of(
-    *ops: tuple[str, KernelType], sizes: Mapping[str, int] | None = None, scalars: Mapping[str, int | float] | None = None
-) -> Program:
+def program_of(*ops: tuple[str, KernelType], sizes: Mapping[str, int] | None = None) -> Program:
     """A Program of a few ops, by role and spec, whose tensors have the names of their parameters: what one writes, a
-    later one reads under the same name. Scalars that are not given are 0, for whoever binds them to say."""
-    sizes, scalars = dict(sizes or {}), dict(scalars or {})
+    later one reads under the same name. Scalars are 0, for whoever binds them to say."""
+    return _program_of(ops, tuple((sizes or {}).items()))
+
+
+@lru_cache(maxsize=256)
+def _program_of(ops: tuple[tuple[str, KernelType], ...], capacities: tuple[tuple[str, int], ...]) -> Program:
+    sizes = dict(capacities)
     found: list[Op] = []
     uses: dict[str, list[Param]] = {}
     for role, spec in ops:
@@ -93,7 +97,7 @@ def program_of(
             if param.kind != "scalar":
                 uses.setdefault(names[param.name], []).append(param)
         refs = {p.name: Ref(names[p.name]) for p in params if p.kind != "scalar"}
-        values = {p.name: scalars.get(p.name, 0) for p in params if p.kind == "scalar"}
+        values = dict.fromkeys((p.name for p in params if p.kind == "scalar"), 0)
         found.append(Op(spec, refs, sizes, values, role, params=params))
     return Program({name: _tensor(name, params, sizes) for name, params in uses.items()}, tuple(found))
 
