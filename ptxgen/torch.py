@@ -188,13 +188,12 @@ def _launch(
 ) -> None:
     """One launch on torch's current stream. Bound kernels and their workspaces are kept per stream."""
     first = next(iter(tensors.values()))
-    program, given = program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **scalars or {}}
     for name, tensor in tensors.items():
         if tensor.device != first.device or not tensor.is_contiguous():
             want = f"contiguous, on {first.device}"
             raise SpecError(f"{spec.kernel_name}({name}): must be {want} (got {tensor.device}, {tensor.stride()})")
     if first.device.type == "cpu":
-        Step(_on_cpu(), program, given).launch()
+        _step(_on_cpu(), spec, tensors, capacities, scalars).launch()
         return
     index = first.device.index
     stream = torch.cuda.current_stream(index).cuda_stream
@@ -206,7 +205,7 @@ def _launch(
     if step is None:
         device: Any = open_device(f"cuda:{index}")
         with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
-            step = Step(device, program, given)
+            step = _step(device, spec, tensors, capacities, scalars)
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
             _bound[key] = step
@@ -215,6 +214,14 @@ def _launch(
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     with _lock:  # another thread may launch the same on this stream
         step.update(**addresses).launch(stream)
+
+
+def _step(
+    device: Device, spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int],
+    scalars: dict[str, int] | None,
+) -> Step:  # fmt: skip
+    """A kernel over these tensors, as the one launch of a Program."""
+    return Step(device, program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **(scalars or {})})
 
 
 def _on_cpu() -> Device:

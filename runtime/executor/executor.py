@@ -271,9 +271,7 @@ class Executor:
 
     def _flash(self) -> FlashDecoding:
         if self._flash_decoding is None:
-            self._flash_decoding = FlashDecoding(
-                self.cache, self._kernels.attention, self.lengths, self.max_chunks
-            )
+            self._flash_decoding = FlashDecoding(self.cache, self._kernels.attention, self.lengths, self.max_chunks)
         return self._flash_decoding
 
 
