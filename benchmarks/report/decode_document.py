@@ -254,7 +254,7 @@ def readme(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{rows[0]['device']}, L2 cold: **ours** (with programmatic launch) / the best of {', '.join(peers)} / only "
         "reading the KV cache.\n\n"
         + table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in points)], lines)
-        + f"\n{means(cases)} At commit {rows[0]['commit']}; earlier runs, the worst of which has a least of {worst:.2f}, "
-        "and all other figures: [performance](docs/performance.md).\n\n"
+        + f"\n{means(cases)} At commit {rows[0]['commit']}; earlier runs, the worst of which has a least of "
+        f"{worst:.2f}, and all other figures: [performance](docs/performance.md).\n\n"
         "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"
     )

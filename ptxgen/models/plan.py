@@ -19,6 +19,7 @@ from ptxgen.kernel import KernelType, find_kernel_type, supports
 from ptxgen.manifest import FORMAT, spec_fields
 from ptxgen.models import LayerKind, ModelShape
 from ptxgen.models.decode import STEPS, step_program
+from ptxgen.models.program import Program
 from ptxgen.models.spec import ModelSpec
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
@@ -116,10 +117,7 @@ def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: s
     where = parse_target(target)
     found: dict[KernelType, Step] = {}
     for step in STEPS:
-        program = step_program(
-            model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
-            target=where.name, programmatic=where.includes_any(("sm_90",)),
-        )  # fmt: skip
+        program = whole_program(model, weights, where, kv_dtype, step)
         for op in program.ops:
             if reasons := supports(op.spec, where).reasons:
                 raise SpecError("\n".join(f"{type(op.spec).__name__}.{reason}" for reason in reasons))
@@ -129,6 +127,17 @@ def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: s
             layers, in_step = {*known.layers, *at}, {*known.step_layers, *(at if step == "decode" else ())}
             found[op.spec] = Step(known.role, tuple(sorted(layers)), op.spec, where, tuple(sorted(in_step)))
     return tuple(found.values())
+
+
+def whole_program(
+    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, step: str = "decode"
+) -> Program:
+    """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
+    where = parse_target(target)
+    return step_program(
+        model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
+        target=where.name, programmatic=where.includes_any(("sm_90",)),
+    )  # fmt: skip
 
 
 def _spec(role: Role, shape: ModelShape, kind: LayerKind, kv_dtype: str) -> KernelType:
