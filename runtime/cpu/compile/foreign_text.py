@@ -6,16 +6,25 @@ A newer or rarer instruction in one entry says nothing against the others, so it
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ptxgen import checks, nodes
-from ptxgen.errors import IsaError, VersionWarning
+from ptxgen.errors import IsaError
 from ptxgen.isa import lookup
 from ptxgen.targets import newest_ptx
 
 _NAME = re.compile(r"[\w$%]+")
+
+
+def newer_than_known(module: nodes.Module) -> str:
+    """What to warn of where the text's version is above the table's, else nothing."""
+    newest = newest_ptx()
+    if module.version <= newest:
+        return ""
+    got, known = (".".join(map(str, version)) for version in (module.version, newest))
+    said = f".version {got} is newer than {known}, the last that is known here"
+    return module.finding(module.line_of(".version"), f"{said}: what it adds is refused where it is used")
 
 
 def verify(module: nodes.Module) -> dict[str, str]:
@@ -23,13 +32,7 @@ def verify(module: nodes.Module) -> dict[str, str]:
 
     Raises `IsaError` with every finding where anything else is wrong with the text.
     """
-    newest = newest_ptx()
-    if module.version > newest:
-        got, known = (".".join(map(str, version)) for version in (module.version, newest))
-        said = f".version {got} is newer than {known}, the last that is known here"
-        said += ": what it adds is refused where it is used"
-        warnings.warn(module.finding(module.line_of(".version"), said), VersionWarning, stacklevel=2)
-        module = replace(module, version=newest)
+    module = replace(module, version=min(module.version, newest_ptx()))
     line = module.line_of(".address_size")  # 0 where it is left out, which assemblers take for 64
     if line and module.address_size != 64:
         raise IsaError(module.finding(line, f".address_size: must be 64 (got {module.address_size})"))
