@@ -76,7 +76,7 @@ def generate(spec: KernelType, target: str | Target, *, line_info: bool = False,
         if line_info:
             found = _with_line_info(generate(spec, where, entry=entry))
         else:
-            found = _generate(spec, where, _checked(entry) or spec.kernel_name)
+            found = _generate(spec, where, _checked(entry))
         _CACHE[key] = found
     return found
 
@@ -94,7 +94,7 @@ def _with_line_info(ptx: Ptx) -> Ptx:
     return with_line_info(ptx)
 
 
-def _generate(spec: KernelType, target: Target, entry: str) -> Ptx:
+def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:
     support = supports(spec, target)
     if not support:
         raise spec_error(type(spec).__name__, support.reasons)
@@ -103,7 +103,7 @@ def _generate(spec: KernelType, target: Target, entry: str) -> Ptx:
     b.finish()
     launch = spec.launch(target)
     _check_shared(b, launch)
-    template = spec.template(target)
+    entry, template = entry or spec.kernel_name, spec.template(target)
     body, runs = render_entry(b, entry, template, launch)
     first_line = f"{spec!r} for {target}"
 
