@@ -99,14 +99,18 @@ def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: s
     Raises `SpecError` with every reason when one of them cannot be had.
     """
     where = parse_target(target)
-    programs = (
-        step_program(
-            model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
-            target=where.name, programmatic=where.includes_any(("sm_90",)),
-        )
-        for step in STEPS
+    return _kernels((Use(step, (), whole_program(model, weights, where, kv_dtype, step)) for step in STEPS), where)
+
+
+def whole_program(
+    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, step: str = "decode"
+) -> Program:
+    """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
+    where = parse_target(target)
+    return step_program(
+        model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
+        target=where.name, programmatic=where.includes_any(("sm_90",)),
     )  # fmt: skip
-    return _kernels((Use(step, (), program) for step, program in zip(STEPS, programs, strict=True)), where)
 
 
 def _kernels(uses: Iterable[Use], where: Target) -> tuple[Step, ...]:
