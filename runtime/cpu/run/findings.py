@@ -5,6 +5,8 @@ Where an address lies is in `address_names.py`, which warps wait where in `stand
 
 from __future__ import annotations
 
+import re
+
 from ptxgen.runtime.arrays.tensormap import BEGIN_ALIGN
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
@@ -36,6 +38,7 @@ _TITLES = {
     faults.FAULT_LEFT: "exit before an asynchronous copy is over",
     faults.FAULT_PRODUCT: "registers of wgmma without a wait or a fence",
     faults.FAULT_COORDINATE: "wrong use",
+    faults.FAULT_PHASE: "wrong use",
     faults.FAULT_EQUAL_RACE: EQUAL_STORES,
     faults.FAULT_EQUAL_ORDER: EQUAL_STORES,
 }
@@ -49,6 +52,8 @@ _ADVICE = {
     faults.FAULT_CONSTANT: "ld.global.nc may give what was there before the launch: use ld.global",
     faults.FAULT_LEFT: "it uses the CTA's shared memory: wait for its mbarrier first or, for a copy out, by "
     "cp.async.bulk.wait_group (or .read) in the lane that issued it",
+    faults.FAULT_PHASE: "the mbarrier's phase was over before these bytes had come: expect_tx must count those of every "
+    "copy that is to end in the phase",
     faults.FAULT_EARLY: "a programmatic launch may run beside the kernel before it, which has written these bytes: "
     "griddepcontrol.wait must come first",
     **dict.fromkeys((faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER), _NO_HARM),
@@ -57,11 +62,14 @@ _ADVICE = {
 _WITH_ADDRESS = (
     faults.FAULT_BOUNDS, faults.FAULT_ALIGN, faults.FAULT_UNINITIALISED, faults.FAULT_RACE, faults.FAULT_READ_ONLY,
     faults.FAULT_IN_FLIGHT, faults.FAULT_PROXY, faults.FAULT_ORDER, faults.FAULT_EARLY, faults.FAULT_CONSTANT,
-    faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER,
+    faults.FAULT_PHASE, faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER,
 )  # fmt: skip
 _WITH_REMARK = (faults.FAULT_ASSERT, faults.FAULT_OPERAND, faults.FAULT_TRAP, faults.FAULT_PRODUCT)
 
+_LATE_COPY = "a copy reads its source until cp.async.bulk.wait_group (or .read) covers its group; this is at that wait"
 _UNORDERED = "nothing orders that access before this one"
+_STRONG = {"atom", "red", "volatile", "relaxed", "acquire", "release", "acq_rel"}
+_OF_SCOPE = "\n  both are atomic (or the like), but the scope of one of them is its CTA (.cta): other CTAs need .gpu"
 _OF_STRONG = (
     "\n  that was an atomic (or volatile, relaxed) access, which others of the kind may meet without an order: what a "
     "loop of atom.cas begins with is read by ld.volatile or ld.relaxed; an ordinary access needs "
@@ -109,10 +117,10 @@ def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], pl
     if kind == faults.FAULT_ALIGN:
         lines.append(f"an access of {size} bytes must be aligned to {size} (got {address:#x}, {address % size} over)")
     elif kind in (faults.FAULT_RACE, faults.FAULT_EQUAL_RACE):
-        meanwhile = f"warp {extra & 0xFFFF} has written these bytes meanwhile"
-        lines.append(meanwhile if remark == LATE_READ else _race_text(extra))
+        late = f"warp {extra & 0xFFFF} has written these bytes meanwhile"
+        lines += [late, remark if remark == LATE_READ else _LATE_COPY] if extra & layout.LATE_WRITER else [_race_text(extra)]
     elif kind in (faults.FAULT_ORDER, faults.FAULT_EQUAL_ORDER):
-        lines.append(_order_text(extra, gangs, cta))
+        lines.append(_order_text(extra, gangs, cta, strong=bool(_STRONG & set(re.split(r"[\s.:]+", text)))))
     elif kind == faults.FAULT_GONE:
         number, warp = _writer(extra)
         lines.append(
@@ -127,8 +135,6 @@ def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], pl
         message, file = places.string(address), places.string(extra)
         return "\n  ".join([*lines, f"assertion `{message}` failed, {file}:{size}"])
     elif remark and kind in _WITH_REMARK:
-        lines.append(remark)
-    if remark == LATE_READ:
         lines.append(remark)
     if kind in _ADVICE:
         lines.append(_ADVICE[kind])
@@ -147,7 +153,7 @@ def _race_text(extra: int) -> str:
     return f"warp {other} has {did} these bytes and {_UNORDERED}; a barrier between them would"
 
 
-def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
+def _order_text(extra: int, gangs: list[Gang], cta_address: int, strong: bool) -> str:
     """An access by another CTA of the launch, or another warp of this one, that is not ordered before this access."""
     number, warp = _writer(extra)
     did = "read" if extra & layout.READER else "written"
@@ -162,6 +168,8 @@ def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
             "a release by its warp and an acquire here (atom.acq_rel, or a fence on either side), or a cluster barrier"
         )
     advice = f"{_OF_STRONG}{order}" if extra & layout.STRONG_WRITER else f"; {order} would"
+    if extra & layout.STRONG_WRITER and strong:
+        advice = _OF_SCOPE
     return f"{who} has {did} these bytes and {_UNORDERED}{advice}"
 
 
