@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from ptxgen.finding import Finding, Spot, lanes_of
 from ptxgen.runtime.arrays.tensormap import BEGIN_ALIGN
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
@@ -77,16 +78,24 @@ _OF_STRONG = (
 
 
 class Source:
-    """Where the text of lines comes from."""
+    """A text, as findings show its lines."""
 
     def __init__(self, file: str, text: str) -> None:
         self.file, self._text = file, text
         self._lines = text.splitlines()
 
+    def line(self, line: int, fallback: str = "") -> str:
+        """The text of a line."""
+        return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else fallback
+
     def at(self, line: int, fallback: str = "") -> str:
         """`file:12: ld.global.f32 %f1, [%rd4]; [fragment 'load', a.py:7, templates/k.ptx.j2:3]`"""
-        text = self._lines[line - 1].strip() if 0 < line <= len(self._lines) else fallback
-        return f"{self.file}:{line}: {text}{in_brackets(origin(self._text, line))}"
+        return f"{self.file}:{line}: {self.line(line, fallback)}{in_brackets(origin(self._text, line))}"
+
+    def spot(self, line: int, fallback: str, who: tuple[tuple[int, int, int], int] | None, mask: int = 0) -> Spot:
+        """The same with its threads: (CTA, number of the warp), and lanes."""
+        cta, warp = who or (None, None)
+        return Spot(line, self.line(line, fallback), origin(self._text, line), cta, warp, lanes_of(mask))
 
 
 def lanes_text(mask: int) -> str:
@@ -104,8 +113,26 @@ def lanes_text(mask: int) -> str:
     return ("lane " if mask.bit_count() == 1 else "lanes ") + (", ".join(runs) or "none")
 
 
-def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> str:
-    """The text of a fault that native code has recorded."""
+def found(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> Finding:
+    """A fault that native code has recorded."""
+    kind, site, mask, size, address, _, cta, warp = fault
+    line, instruction, _ = entry.sites[site]
+    text = _text(entry, source, fault, gangs, places)
+    valid = kind not in (faults.FAULT_BOUNDS, faults.FAULT_ALIGN)
+    inside = kind in _WITH_ADDRESS
+    return Finding(
+        text,
+        title=text.partition(" in kernel ")[0],
+        kernel=entry.name,
+        file=source.file,
+        spots=[source.spot(line, instruction, _who(gangs, cta, warp), mask)],
+        buffer=places.buffer(instruction, address, size, valid) if inside else "",
+        memory=places.text(instruction, address, size, valid) if inside else "",
+        advice=text.splitlines()[-1].strip(),
+    )
+
+
+def _text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> str:
     kind, site, mask, size, address, extra, cta, warp = fault
     if kind == faults.FAULT_BOUNDS and places.read_only(address, size):
         kind = faults.FAULT_READ_ONLY
@@ -198,10 +225,16 @@ def _coordinates(gang: Gang, number: int) -> str:
 
 
 def _where(gangs: list[Gang], cta_address: int, warp_address: int) -> str:
+    who = _who(gangs, cta_address, warp_address)
+    return "CTA unknown" if who is None else f"CTA {who[0]}, warp {who[1]}"
+
+
+def _who(gangs: list[Gang], cta_address: int, warp_address: int) -> tuple[tuple[int, int, int], int] | None:
+    """(coordinates of the CTA, number of the warp in it)."""
     for gang in gangs:
         offset = cta_address - gang.ctas.address
         if 0 <= offset < gang.ctas.size:
             x, y, z = (gang.ctas.get("I", offset + CTA["id_" + axis]) for axis in "xyz")
             number = gang.warps.get("I", warp_address - gang.warps.address + WARP["id"])
-            return f"CTA ({x}, {y}, {z}), warp {number}"
-    return "CTA unknown"
+            return (x, y, z), number
+    return None
