@@ -8,7 +8,7 @@ from typing import Any
 
 from ptxgen.builder import Builder
 from ptxgen.checks import check
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 from ptxgen.kernel import KernelType, spec_error, supports
 from ptxgen.launch import Launch, Param
 from ptxgen.nodes import Module
@@ -67,6 +67,8 @@ def generate(spec: KernelType, target: str | Target, *, line_info: bool = False)
     Raises `SpecError` when the target cannot run the spec (every reason), `IsaError` or `TemplateError` when the kernel
     type itself is wrong.
     """
+    if not isinstance(spec, KernelType):
+        raise SpecError(f"generate: must be a spec, such as KvCacheScatter(max_len=512, …) (got {brief(spec)})")
     where = parse_target(target)
     key = (type(spec), spec, where, in_force().digest, line_info)
     found = _CACHE.get(key)

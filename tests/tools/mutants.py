@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SURVIVORS = 0.05
-SECONDS = 300  # for the tests of one mutation: one that hangs is noticed
+SECONDS = 90  # for the tests of one mutation: one that hangs is noticed
 _CHECKS = ("tests/checks",)
 _BIND = ("tests/runtime/test_bind.py", "tests/runtime/test_device.py")
 _OBJECTS = ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py")
