@@ -206,7 +206,10 @@ def in_force() -> Table:
     global _in_force
     if _in_force is None:
         own = os.environ.get(VARIABLE)
-        _in_force = Table.read(own).over(shipped()) if own else shipped()
+        try:
+            _in_force = Table.read(own).over(shipped()) if own else shipped()
+        except SpecError as wrong:
+            raise SpecError(f"{VARIABLE}: {wrong}") from None
     return _in_force
 
 
