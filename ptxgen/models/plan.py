@@ -140,7 +140,7 @@ def _spec(role: Role, shape: ModelShape, kind: LayerKind, kv_dtype: str) -> Kern
 
 def _facts(shape: ModelShape, kind: LayerKind, kv_dtype: str) -> dict[str, Any]:
     """The model by the names of kernel types' fields."""
-    rope = dataclasses.asdict(kind.rope) | {"style": "neox"} if kind.rope else {}
+    rope = dataclasses.asdict(kind.rope) | {"style": shape.rope_style} if kind.rope else {}
     return rope | {
         "max_len": shape.max_len,
         "head_dim": shape.head_dim,
@@ -154,6 +154,7 @@ def _facts(shape: ModelShape, kind: LayerKind, kv_dtype: str) -> dict[str, Any]:
         "scale": shape.scale,
         "soft_cap": shape.soft_cap,
         "window": kind.window,
+        "sinks": shape.sinks,
     }
 
 
