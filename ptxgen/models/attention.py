@@ -39,6 +39,7 @@ class Attention:
     rope: RopeSettings | None = None
     style: str = "neox"
     precise: bool = False
+    sinks: bool = False
 
     @classmethod
     def of(cls, shape: ModelShape, kind: LayerKind, q_dtype: object, kv_dtype: object, **more: Any) -> Attention:
@@ -46,7 +47,7 @@ class Attention:
         return cls(
             head_dim=shape.head_dim, n_heads=shape.n_heads, n_kv_heads=shape.n_kv_heads, max_len=shape.max_len,
             q_dtype=to_dtype(q_dtype), kv_dtype=to_dtype(kv_dtype), scale=shape.scale, soft_cap=shape.soft_cap,
-            window=kind.window, rope=kind.rope, **more,
+            window=kind.window, rope=kind.rope, sinks=shape.sinks, **{"style": shape.rope_style, **more},
         )  # fmt: skip
 
     def fields(self, kernel: str, **options: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class Attention:
         chunks = wanted.chunks(batch=1)  # no room for more than are ever used
         merge = FlashDecodingReduce(
             head_dim=self.head_dim, n_heads=self.n_heads, max_chunks=chunks, q_dtype=self.q_dtype,
-            programmatic=programmatic,
+            sinks=self.sinks, programmatic=programmatic,
         )  # fmt: skip
         return dataclasses.replace(wanted, max_chunks=chunks), merge
 
