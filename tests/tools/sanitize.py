@@ -86,9 +86,9 @@ class Outcome:
     starts: int = 1
 
 
-def suite() -> list[str]:
+def suite(folder: str = "tests") -> list[str]:
     """Every GPU test that is not left out."""
-    command = [*PYTEST, "-q", "-m", "gpu", "--collect-only", "tests"]
+    command = [*PYTEST, "-q", "-m", "gpu", "--collect-only", folder]
     listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return [line for line in listed if "::" in line and not any(f"::{name}" in line for name in LEFT_OUT)]
 
