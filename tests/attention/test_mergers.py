@@ -112,7 +112,7 @@ def cases(every: int) -> list[Any]:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shared", "fields"), cases(3))
+@pytest.mark.parametrize(("shared", "fields"), cases(4))
 def test_who_merges_does_not_change_the_bytes(own: Device, shared: str, fields: str) -> None:
     """On a GPU CTAs start in an order of their own each time: several launches."""
     one, target = spec(**FIELDS[fields]), SHARED[shared][0]
@@ -127,8 +127,8 @@ def test_who_merges_does_not_change_the_bytes(own: Device, shared: str, fields: 
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("mergers", [1, 4])
-@pytest.mark.parametrize(("shared", "fields"), cases(5))
+@pytest.mark.parametrize("mergers", [1, 4] if sweep.ALL else [4])
+@pytest.mark.parametrize(("shared", "fields"), cases(4))
 def test_in_every_mode_and_order_of_ctas(
     shared: str, fields: str, mergers: int, executor: Callable[..., CpuDevice]
 ) -> None:
@@ -139,8 +139,10 @@ def test_in_every_mode_and_order_of_ctas(
         assert len({results(device, one, target) for device in devices}) == 1
 
 
-@pytest.mark.parametrize("mergers", [1, 2, 16])
-@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize(
+    ("shared", "mergers"),
+    [(shared, n) for i, shared in enumerate(SHARED) for n in ((1, 2, 16) if sweep.ALL else ((1, 2, 16)[i % 3],))],
+)
 def test_launches_leave_the_workspaces_as_they_were(
     own: Device, shared: str, mergers: int, executor: Callable[..., CpuDevice]
 ) -> None:
@@ -292,7 +294,7 @@ def test_assembles_without_spills(target: str) -> None:
         {"n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "kv_dtype": "f32", "q_dtype": "f32"},
     )  # fmt: skip
     every = itertools.product(shapes, (4, 8, 16), (1, 8))
-    for fields, warps, mergers in sweep.some(every, 10):
+    for fields, warps, mergers in sweep.some(every, 6):
         one = spec(max_len=65536, **fields)
         with using(fixed(Choice(warps, 2, 264, 2, 4096, mergers=mergers))):
             assert one.plan(parse_target(target)).mergers > 0

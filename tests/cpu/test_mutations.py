@@ -12,7 +12,6 @@ from functools import cache
 
 import pytest
 
-from ptxgen.errors import ExecutionNote
 from tests.support import sweep
 from tests.support.kernels import TYPES
 from tests.tools import mutation_figures as figures
@@ -25,7 +24,7 @@ FAULTS = 8  # of a kernel type that are tried, besides those that are not report
 TEXT = figures.DOCUMENT.read_text(encoding="utf-8")
 CORPUS = "tests/corpus"
 # What is noted beside a kernel's results is noted of a spoiled one too.
-pytestmark = pytest.mark.filterwarnings(f"ignore::{ExecutionNote.__module__}.{ExecutionNote.__name__}")
+pytestmark = pytest.mark.filterwarnings("ignore::ptxgen.errors.ExecutionNote")
 
 
 def subjects_of(name: str) -> Sequence[Subject]:
