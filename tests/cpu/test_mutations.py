@@ -37,11 +37,13 @@ def drawn(name: str) -> Iterator[tuple[Subject, Mutation]]:
     if sweep.ALL or name == CORPUS:
         yield from every
         return
-    unlike: dict[object, tuple[Subject, Mutation]] = {}
+    excused = [fault for fault in every if reason_of(*fault)]
+    unlike: dict[str, tuple[Subject, Mutation]] = {}
     for subject, mutation in every:
-        unlike.setdefault((reason_of(subject, mutation), re.sub(r"\d+", "", mutation.what)), (subject, mutation))
-    yield from (fault for (reason, _), fault in unlike.items() if reason)
-    yield from sweep.some((fault for (reason, _), fault in unlike.items() if not reason), FAULTS)
+        if (subject, mutation) not in excused:
+            unlike.setdefault(re.sub(r"\d+", "", mutation.what), (subject, mutation))
+    yield from excused
+    yield from sweep.some(unlike.values(), FAULTS)
 
 
 @cache
