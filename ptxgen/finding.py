@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ptxgen.sources import Origin, shown_path
@@ -81,3 +82,20 @@ class Finding(str):
 def lanes_of(mask: int) -> tuple[int, ...]:
     """The lanes whose bits are set."""
     return tuple(lane for lane in range(32) if mask >> lane & 1)
+
+
+def with_source(finding: str) -> str:
+    """A finding's text, and the line of its source (Python, Triton, CUDA) where that is known and can be read."""
+    place = finding.spots[0].source if isinstance(finding, Finding) and finding.spots else None
+    if place is None:
+        return str(finding)
+    return f"{finding}\n  {place[0]}:{place[1]}{_quoted(*place)}"
+
+
+def _quoted(file: str, number: int) -> str:
+    """` | x = tl.load(p)`, or nothing."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return f" | {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._output import emit_json, json_option, say
+from ptxgen.cli._output import emit_json, json_option, printable, say
 from ptxgen.cli._run import SEED
 from ptxgen.errors import SpecError
+from ptxgen.finding import with_source
 
 if TYPE_CHECKING:
     from ptxgen.runtime.tools.checker import Launch, Report, Seen
@@ -125,18 +124,6 @@ def _show(report: Report) -> None:
 
 
 def _text(seen: Seen) -> str:
-    """The finding, the line of its source where that can be read, and in which runs it was seen."""
-    lines = [("note: " if seen.note else "") + str(seen.finding)]
-    first = seen.finding.spots[0] if seen.finding.spots else None
-    if first is not None and first.source is not None:
-        file, number = first.source
-        lines.append(f"  {file}:{number}{_quoted(file, number)}")
-    return "\n".join([*lines, f"  in: {', '.join(seen.runs)}"])
-
-
-def _quoted(file: str, number: int) -> str:
-    try:
-        lines: Sequence[str] = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, ValueError):
-        return ""
-    return f" | {lines[number - 1].strip()}" if 0 < number <= len(lines) and os.path.isfile(file) else ""
+    """The finding, and in which runs it was seen."""
+    note = "note: " if seen.note else ""
+    return printable(f"{note}{with_source(seen.finding)}\n  in: {', '.join(seen.runs)}")
