@@ -16,6 +16,7 @@ from ptxgen.finding import with_source
 
 if TYPE_CHECKING:
     from ptxgen.runtime.tools.checker import Launch, Report, Seen
+    from ptxgen.runtime.tools.coverage import Coverage
 
 
 def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -67,14 +68,26 @@ def command(file: str, coverage: bool, html: str | None, sarif: str | None, as_j
         equal_stores="finding" if options["equal_stores"] else "note",
         differences="note" if options["any_order"] else "finding",
     )  # fmt: skip
+    counted = None
+    if coverage or html is not None:
+        from ptxgen.runtime.tools.coverage import coverage as count
+
+        counted = count(launch, options["time_limit"])
+    if html is not None:
+        from ptxgen.cli._page import page
+
+        assert counted is not None
+        Path(html).write_text(page(report, counted), encoding="utf-8")
     if sarif is not None:
         from ptxgen.cli._sarif import sarif as as_sarif
 
         Path(sarif).write_text(json.dumps(as_sarif([report]), indent=1) + "\n", encoding="utf-8")
     if as_json:
-        emit_json(_fields(report))
+        emit_json(_fields(report, counted if coverage else None))
     else:
         _show(report)
+        if coverage and counted is not None:
+            _show_coverage(counted)
     return 0 if report.ok else 1
 
 
@@ -100,8 +113,13 @@ def _launch(file: str, options: dict[str, Any]) -> Launch:
         raise SpecError(f"{options['archive']}: {wrong}") from None
 
 
-def _fields(report: Report) -> dict[str, Any]:
+def _fields(report: Report, counted: Coverage | None) -> dict[str, Any]:
+    covered = {} if counted is None else {"coverage": {
+        **counted.summary(),
+        "counts": [{"line": one.line, "text": one.text, "reached": one.reached, "ran": one.ran} for one in counted.instructions],
+    }}  # fmt: skip
     return {
+        **covered,
         "file": report.launch.name, "entry": report.entry, "ok": report.ok,
         "runs": [
             {"mode": run.mode, "seed": run.seed, "findings": len(run.findings), "seconds": run.seconds}
@@ -121,6 +139,15 @@ def _show(report: Report) -> None:
     also = f", {notes} note{'s' if notes > 1 else ''}" if notes else ""
     what = "nothing found" if not count else f"{count} finding{'s' if count > 1 else ''}"
     say(f"{report.launch.name}: {report.entry}: {what}{also} ({modes})")
+
+
+def _show_coverage(counted: Coverage) -> None:
+    """What did not run."""
+    for line, what in counted.missing():
+        click.echo(printable(f"{counted.name}:{line}: {what}"))
+    of = counted.summary()
+    say(f"{counted.name}: {of['lines_run']} of {of['lines']} lines ran, {of['ways_run']} of {of['ways']} ways of branches and "
+        "guards")  # fmt: skip
 
 
 def _text(seen: Seen) -> str:

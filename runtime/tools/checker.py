@@ -16,7 +16,7 @@ import numpy as np
 from ptxgen.errors import ExecutionError, ExecutionNote, SpecError
 from ptxgen.finding import Finding
 from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.module import Entry
+from ptxgen.runtime.core.module import Entry, Module
 from ptxgen.runtime.cpu.compile.entry import Entry as Described
 from ptxgen.runtime.cpu.device import CpuDevice, CpuFunction
 from ptxgen.runtime.tools.arguments import Argument
@@ -146,10 +146,12 @@ def check(
     return Report(launch, entry, tuple(runs), (*_merged(runs), *_differences(launch, entry, runs, differences)))
 
 
-def one_run(launch: Launch, device: CpuDevice, seed: int | None = None) -> tuple[str, Run]:
-    """(the entry's name, what came of the launch on this device)."""
+def one_run(
+    launch: Launch, device: CpuDevice, seed: int | None = None, module: Module | None = None
+) -> tuple[str, Run]:
+    """(the entry's name, what came of the launch on this device); `module`: the text, where it is loaded already."""
     name, block = launch.chosen(device)
-    entry = device.module(launch.text, launch.name)[name]
+    entry = (module or device.module(launch.text, launch.name))[name]
     rng = np.random.default_rng(launch.data_seed)
     given = [_on_device(value, device, rng) for value in launch.arguments]
     bound = entry.bind(launch.grid, block, given, launch.shared, launch.cluster)
