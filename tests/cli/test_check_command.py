@@ -119,3 +119,52 @@ def test_arguments_in_words():
     named = from_arrays({"b": np.zeros(2), "a": np.array(3)}, ["a", "b"])
     assert named[0] == 3
     assert named[1].shape == (2,)
+
+
+BRANCHES = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 p0) .reqntid 64
+{
+  .reg .pred %p<4>; .reg .b32 %r<4>; .reg .b64 %a;
+  ld.param.u64 %a, [p0];
+  mov.u32 %r1, %tid.x;
+  setp.gt.u32 %p1, %r1, 100;
+  @%p1 bra far;
+  setp.lt.u32 %p2, %r1, 5;
+  @%p2 red.global.add.u32 [%a], 1;
+  @!%p1 bar.sync 0;
+  ret;
+far:
+  st.global.u32 [%a], 2;
+  ret;
+}
+"""
+
+
+def test_coverage_names_lines_and_ways_that_did_not_run(ptx, capsys):
+    file = ptx(BRANCHES)
+    assert invoke(["check", file, "--arg", "u32[1]=0", "--seeds", "0", "--coverage"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        f"{file}:10: never taken: @%p1 bra far;",
+        f"{file}:13: never without its guard: @!%p1 bar.sync 0;",
+        f"{file}:16: never reached: st.global.u32 [%a], 2;",
+        f"{file}:17: never reached: ret;",
+    ]
+    assert "8 of 10 lines ran, 4 of 6 ways" in shown.err
+    assert invoke(["check", file, "--arg", "u32[1]=0", "--seeds", "0", "--coverage", "--json"]) == 0
+    counts = {one["line"]: one for one in json.loads(capsys.readouterr().out)["coverage"]["counts"]}
+    assert (counts[12]["reached"], counts[12]["ran"]) == (64, 5)
+
+
+def test_the_page_has_findings_counts_and_warps_over_barriers(ptx, tmp_path):
+    page = tmp_path / "page.html"
+    assert invoke(["check", ptx(pairs()["tile_overwritten_in_a_loop"].source(True)), *LINES, "--html", str(page)]) == 1
+    html = page.read_text()
+    assert html.count("<text") == 2, "two warps"
+    assert html.count("waits at line") >= 6
+    assert 'class="finding"' in html
+    assert "race in kernel k" in html
+    assert '<td class="n">192</td>' in html
+    assert "://" not in html.replace("https://github.com/ORNL", ""), "one self-contained file"
