@@ -24,7 +24,7 @@ class Spot:
 
     @property
     def source(self) -> tuple[str, int] | None:
-        """File and line of the source (Python, Triton, CUDA), the caller's where the line was inlined from elsewhere."""
+        """File and line of the source (Python, Triton, CUDA), the caller's where the line was inlined."""
         place = (self.origin.caller or self.origin.code or self.origin.template) if self.origin else None
         return (shown_path(place.file), place.line) if place else None
 
@@ -38,11 +38,11 @@ class Spot:
 
 
 class Finding(str):
-    """What was found, as a text of several lines; `title`, `kernel`, `file` of the PTX, `spots` (the first is where it
+    """What was found, as a text of several lines; `kind` (race, deadlock, …), `kernel`, `file` of the PTX, `spots` (the first is where it
     was noticed; a deadlock has one for each group of lanes), `buffer` (the argument or variable) and `memory` (where in
     it), `advice`."""
 
-    title: str
+    kind: str
     kernel: str
     file: str
     spots: tuple[Spot, ...]
@@ -53,7 +53,7 @@ class Finding(str):
     def __new__(
         cls,
         text: str,
-        title: str = "",
+        kind: str = "",
         kernel: str = "",
         file: str = "",
         spots: Sequence[Spot] = (),
@@ -62,7 +62,7 @@ class Finding(str):
         advice: str = "",
     ) -> Finding:
         made = super().__new__(cls, text)
-        made.title, made.kernel, made.file, made.spots = title, kernel, file, tuple(spots)
+        made.kind, made.kernel, made.file, made.spots = kind, kernel, file, tuple(spots)
         made.buffer, made.memory, made.advice = buffer, memory, advice
         return made
 
@@ -74,7 +74,7 @@ class Finding(str):
     def fields(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "title": self.title, "kernel": self.kernel, "file": self.file, "buffer": self.buffer, "memory": self.memory,
+            "kind": self.kind, "kernel": self.kernel, "file": self.file, "buffer": self.buffer, "memory": self.memory,
             "advice": self.advice, "text": str(self), "spots": [spot.fields() for spot in self.spots],
         }  # fmt: skip
 

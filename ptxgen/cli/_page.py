@@ -68,7 +68,9 @@ def _listing(text: str, counted: Coverage, shown: list[_Shown]) -> list[_Line]:
         there = (place.caller or place.code or place.template) if place else None
         lanes = max((one.ran for one in here), default=0)
         seen = tuple(one for one in shown if one.finding.line == number)
-        made.append(_Line(number, line, f"{lanes:,}" if here else "", _kind(here), str(there or ""), _remarks(here), seen))
+        made.append(
+            _Line(number, line, f"{lanes:,}" if here else "", _kind(here), str(there or ""), _remarks(here), seen)
+        )
     return made
 
 

@@ -39,7 +39,7 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
               help="An argument, in order: u32=7 (a scalar), f32[1024]=random, u32[64]=index, f32[64]=0, "
                    "f32[64] (not initialised).")  # fmt: skip
 @click.option("--args", "archive", type=click.Path(exists=True, dir_okay=False), metavar="FILE.npz",
-              help="All arguments: arrays by the parameters' names, or in order; 0-dimensional ones are scalars.")  # fmt: skip
+              help="All arguments: arrays by the parameters' names, or in order (0 dimensions: a scalar).")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=0), default=5, help="Random orders to try  [default: 5]")
 @click.option("--seed", type=SEED, default=0, help="The first of them, and of random data  [default: 0]")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0,
@@ -98,8 +98,9 @@ def _launch(file: str, options: dict[str, Any]) -> Launch:
     from ptxgen.runtime.tools.checker import Launch
 
     text = Path(file).read_bytes().decode("utf-8-sig", errors="replace")
-    launch = Launch(text, file, options["entry"], options["grid"], options["block"], [Argument.parse(w) for w in options["words"]],
-                    options["shared"], options["cluster"], options["seed"])  # fmt: skip
+    arguments = [Argument.parse(word) for word in options["words"]]
+    launch = Launch(text, file, options["entry"], options["grid"], options["block"], arguments, options["shared"],
+                    options["cluster"], options["seed"])  # fmt: skip
     if options["archive"] is None:
         return launch
     if launch.arguments:
@@ -114,10 +115,10 @@ def _launch(file: str, options: dict[str, Any]) -> Launch:
 
 
 def _fields(report: Report, counted: Coverage | None) -> dict[str, Any]:
-    covered = {} if counted is None else {"coverage": {
-        **counted.summary(),
-        "counts": [{"line": one.line, "text": one.text, "reached": one.reached, "ran": one.ran} for one in counted.instructions],
-    }}  # fmt: skip
+    covered: dict[str, Any] = {}
+    if counted is not None:
+        counts = [{"line": c.line, "text": c.text, "reached": c.reached, "ran": c.ran} for c in counted.instructions]
+        covered = {"coverage": {**counted.summary(), "counts": counts}}
     return {
         **covered,
         "file": report.launch.name, "entry": report.entry, "ok": report.ok,
@@ -146,8 +147,8 @@ def _show_coverage(counted: Coverage) -> None:
     for line, what in counted.missing():
         click.echo(printable(f"{counted.name}:{line}: {what}"))
     of = counted.summary()
-    say(f"{counted.name}: {of['lines_run']} of {of['lines']} lines ran, {of['ways_run']} of {of['ways']} ways of branches and "
-        "guards")  # fmt: skip
+    lines, ways = f"{of['lines_run']} of {of['lines']} lines ran", f"{of['ways_run']} of {of['ways']} ways"
+    say(f"{counted.name}: {lines}, {ways} of branches and guards")
 
 
 def _text(seen: Seen) -> str:

@@ -182,7 +182,7 @@ def _merged(runs: Sequence[Run]) -> list[Seen]:
     for run in sorted(runs, key=lambda run: run.mode != "check"):
         for note, those in ((False, run.findings), (True, run.notes)):
             for one in those:
-                found.setdefault((one.title, one.line, note), (one, []))[1].append(run.label)
+                found.setdefault((one.kind, one.line, note), (one, []))[1].append(run.label)
     return [Seen(one, tuple(dict.fromkeys(labels)), note) for (_, _, note), (one, labels) in found.items()]
 
 
@@ -200,7 +200,9 @@ def _differences(launch: Launch, entry: str, runs: Sequence[Run], how: str) -> l
                 f"{DIFFERENT} in kernel {entry}\n  {where} of {name}: {first.label} and {others[0].label}\n"
                 "  the result depends on the order in which CTAs, warps or lanes run"
             )
-            made = Finding(text, DIFFERENT, entry, launch.name, buffer=name, memory=where, advice=text.splitlines()[-1].strip())
+            made = Finding(
+                text, DIFFERENT, entry, launch.name, buffer=name, memory=where, advice=text.splitlines()[-1].strip()
+            )
             seen.append(Seen(made, tuple(run.label for run in others), how == "note"))
     return seen
 

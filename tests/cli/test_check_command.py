@@ -67,12 +67,14 @@ def test_json_and_sarif_have_the_parts_of_a_finding(ptx, capsys, tmp_path):
     file = ptx(text)
     assert invoke(["check", file, *LINES, "--json", "--sarif", str(sarif)]) == 1
     found = json.loads(capsys.readouterr().out)["findings"][0]
-    assert (found["title"], found["buffer"], found["runs"]) == ("race", "s", ["check"])
+    assert (found["kind"], found["buffer"], found["runs"]) == ("race", "s", ["check"])
     assert found["spots"][0]["source"] == {"file": "mine.py", "line": 12}
     assert found["spots"][0]["cta"] == [0, 0, 0]
     result = json.loads(sarif.read_text())["runs"][0]["results"][0]
     places = [result["locations"][0], *result["relatedLocations"]]
-    regions = [(p["physicalLocation"]["artifactLocation"]["uri"], p["physicalLocation"]["region"]["startLine"]) for p in places]
+    regions = [
+        (p["physicalLocation"]["artifactLocation"]["uri"], p["physicalLocation"]["region"]["startLine"]) for p in places
+    ]
     assert regions == [("mine.py", 12), (file, RACE.lines[0] + 2)]
     assert result["level"] == "error"
 

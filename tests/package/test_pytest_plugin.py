@@ -11,14 +11,14 @@ from tests.known_races.pair import pairs
 
 pytest_plugins = "pytester"
 PLUGIN = ("-p", "ptxgen.testing.pytest_plugin", "-p", "no:cacheprovider")
-TEST = '''
+TEST = """
 TEXT = {text!r}
 
 def test_sum(ptx_device):
     out = ptx_device.zeros(64, "u32")
     ptx_device.module(TEXT, "k.ptx")["k"].launch(1, 64, [out])
     assert (out.numpy() == 7).all()
-'''
+"""
 
 
 @pytest.fixture

@@ -41,11 +41,13 @@ class Counts:
         self.linked, self.instructions = linked, instructions
 
     def _words(self, name: str, count: int) -> np.ndarray:
-        return np.frombuffer((ctypes.c_int64 * count).from_address(self.linked.address(name)), np.int64)
+        data = (ctypes.c_uint8 * (8 * count)).from_address(self.linked.address(name))
+        return np.frombuffer(memoryview(data), np.uint8).view(np.int64)
 
     def lanes(self) -> np.ndarray:
         """Of each instruction: (lanes that reached it, lanes whose guard held), all launches together."""
-        return self._words(COUNTERS, 2 * max(len(self.instructions), 1)).reshape(-1, 2).copy()
+        words: np.ndarray = self._words(COUNTERS, 2 * max(len(self.instructions), 1))
+        return np.array(words.reshape(-1, 2))
 
     @property
     def dropped(self) -> int:
@@ -56,7 +58,9 @@ class Counts:
         """Arrivals and departures, the first ones."""
         count = min(int(self._words(EVENT_COUNT, 1)[0]), MOST_EVENTS)
         rows = self._words(EVENTS, EVENT_WORDS * MOST_EVENTS).reshape(-1, EVENT_WORDS)[:count]
-        return [Event(int(cta), int(warp), int(place) >> 1, bool(place & 1), int(mask)) for cta, warp, place, mask in rows]
+        return [
+            Event(int(cta), int(warp), int(place) >> 1, bool(place & 1), int(mask)) for cta, warp, place, mask in rows
+        ]
 
 
 def counting(module: nodes.Module, name: str, host: Host, exports: list[str]) -> tuple[Entry, Linked, Counts]:
