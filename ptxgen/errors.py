@@ -60,6 +60,10 @@ class CapacityError(PtxgenError):
     """A KV cache cannot hold what was asked; nothing was changed."""
 
 
+class ConfigWarning(UserWarning):
+    """A `config.json` has a key that is not known, or says what kernels do otherwise."""
+
+
 class VersionWarning(UserWarning):
     """A text's `.version` is newer than the instruction table."""
 
@@ -89,6 +93,7 @@ __all__ = [
     "UNREADABLE",
     "AssembleError",
     "CapacityError",
+    "ConfigWarning",
     "CudaError",
     "ExecutionError",
     "ExecutionNote",

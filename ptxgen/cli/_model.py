@@ -13,6 +13,7 @@ from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
     from ptxgen.models.plan import Step
+    from ptxgen.models.program import Program
 
 TARGET_NEEDED = "--target: is needed, for example --target sm_90"
 
@@ -52,6 +53,19 @@ def steps_of(
         return model.shape, [s for name in dict.fromkeys(targets) for s in whole_plan(model, weights, name, kv_dtype)]
     shape = load_config(config, max_len)
     return shape, [step for name in dict.fromkeys(targets) for step in plan(shape, name, kv_dtype=kv_dtype)]
+
+
+def decode_programs(
+    config: str, steps: Sequence[Step], max_len: int | None, kv_dtype: str | None, weights: str | None
+) -> dict[str, Program]:
+    """The decode step of one sequence of a whole model, for each target of its kernels; nothing without `weights`."""
+    from ptxgen.models.plan import whole_program
+    from ptxgen.models.spec import load_spec
+
+    if weights is None:
+        return {}
+    model = load_spec(config, max_len)
+    return {name: whole_program(model, weights, name, kv_dtype) for name in {step.target.name for step in steps}}
 
 
 def _check_kv_dtype(name: str) -> None:

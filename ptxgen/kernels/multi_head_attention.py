@@ -63,6 +63,7 @@ class MultiHeadAttention(KernelType):
     batched: bool = False
     page_size: int = 0
     lse: bool = False
+    sinks: bool = False
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
@@ -90,6 +91,8 @@ class MultiHeadAttention(KernelType):
             causal=False,
             lse=True,
         ),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype=bf16, q_dtype=bf16, max_len=48, window=20, sinks=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
     )
 
     def rules(self) -> Iterator[str]:
