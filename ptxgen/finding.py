@@ -38,9 +38,9 @@ class Spot:
 
 
 class Finding(str):
-    """What was found, as a text of several lines; `kind` (race, deadlock, …), `kernel`, `file` of the PTX, `spots` (the first is where it
-    was noticed; a deadlock has one for each group of lanes), `buffer` (the argument or variable) and `memory` (where in
-    it), `advice`."""
+    """What was found, as a text of several lines, with its parts: `kind` (race, deadlock, …), `kernel`, `file` of the
+    PTX, `spots` (the first is where it was noticed; a deadlock has one for each group of lanes), `buffer` (the argument
+    or variable), `memory` (where in it), `advice`."""
 
     kind: str
     kernel: str
