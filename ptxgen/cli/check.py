@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ptxgen.runtime.tools.coverage import Coverage
 
 
+_FEW = 4  # instructions in a row that did not run are shown; more are counted
+
+
 def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """`4`, `4,2` or `4x2x1` as a tuple."""
     if value is None:
@@ -133,7 +136,6 @@ def _fields(report: Report, counted: Coverage | None) -> dict[str, Any]:
 def _show(report: Report) -> None:
     for one in report.seen:
         click.echo(_text(one))
-        click.echo("")
     count = len(report.findings)
     notes = len(report.seen) - count
     modes = f"fast, random ({sum(run.mode == 'random' for run in report.runs)} orders), check"
@@ -144,14 +146,37 @@ def _show(report: Report) -> None:
 
 def _show_coverage(counted: Coverage) -> None:
     """What did not run."""
-    for line, what in counted.missing():
-        click.echo(printable(f"{counted.name}:{line}: {what}"))
+    reached = {one.line for one in counted.instructions if one.reached}
+    for run in _runs(counted.missing(), reached):
+        if len(run) > _FEW:
+            click.echo(printable(f"{counted.name}:{run[0][0]}-{run[-1][0]}: never reached: {len(run)} instructions"))
+            continue
+        for line, what in run:
+            click.echo(printable(f"{counted.name}:{line}: {what}"))
     of = counted.summary()
     lines, ways = f"{of['lines_run']} of {of['lines']} lines ran", f"{of['ways_run']} of {of['ways']} ways"
     say(f"{counted.name}: {lines}, {ways} of branches and guards")
 
 
+def _runs(missing: list[tuple[int, str]], reached: set[int]) -> list[list[tuple[int, str]]]:
+    """Instructions that were not reached, together where none between them was; all else apart."""
+    runs: list[list[tuple[int, str]]] = []
+    for line, what in missing:
+        last = runs[-1][-1] if runs else (0, "")
+        follows = last[1].startswith("never reached") and not reached & set(range(last[0], line + 1))
+        if runs and follows and what.startswith("never reached"):
+            runs[-1].append((line, what))
+        else:
+            runs.append([(line, what)])
+    return runs
+
+
 def _text(seen: Seen) -> str:
-    """The finding, and in which runs it was seen."""
-    note = "note: " if seen.note else ""
-    return printable(f"{note}{with_source(seen.finding)}\n  in: {', '.join(seen.runs)}")
+    """The finding, and in which runs it was seen; a note in one line."""
+    if not seen.note:
+        return printable(f"{with_source(seen.finding)}\n  in: {', '.join(seen.runs)}\n".expandtabs(1))
+    finding = seen.finding
+    source = finding.spots[0].source if finding.spots else None
+    where = f" [{source[0]}:{source[1]}]" if source else ""
+    what = f" {finding.spots[0].text}" if finding.spots else f" {finding.memory} of {finding.buffer}"
+    return printable(f"note: {finding.kind}: {finding.file}:{finding.line}:{what}{where}".expandtabs(1))
