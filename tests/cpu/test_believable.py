@@ -208,6 +208,8 @@ DEFINED = {
     "funnelled out": "st.global.u32 [%a0], %r2; ret;|shf.l.wrap.b32 %r2, %r1, %r9, 16; shl.b32 %r2, %r2, 16;",
     "looked up": "st.global.u32 [%a0], %r2; ret;|lop3.b32 %r2, %r9, 65535, %r1, 0x80;",
     "selected": "st.global.u16 [%a0], %r2; ret;|setp.eq.u32 %p1, %r1, 5; selp.b32 %r2, %r9, %r1, %p1;",
+    "added below": "st.global.u16 [%a0], %r2; ret;|add.u32 %r2, %r9, %r1;",
+    "a half of a pair": "st.global.u16 [%a0], %r2; ret;|min.f16x2 %r2, %r9, %r1;",
     "the lower of two small floats": "st.global.u8 [%a0], %h1; ret;|mov.b32 %f1, %r1; "
     "cvt.rn.satfinite.e4m3x2.f32 %h1, %f9, %f1;",
     "the lower of two halves": "st.global.u16 [%a0], %r2; ret;|mov.b32 %f1, %r1; cvt.rn.f16x2.f32 %r2, %f9, %f1;",
@@ -233,6 +235,8 @@ UNDEFINED = {
     "looked up": "st.global.u32 [%a0], %r2; ret;|lop3.b32 %r2, %r9, 65535, %r1, 0xfe;",
     "selected": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %r1, 5; selp.b32 %r2, %r9, %r1, %p1;",
     "selected by nothing": "st.global.u32 [%a0], %r2; ret;|selp.b32 %r2, %r1, %r1, %p2;",
+    "subtracted": "st.global.u32 [%a0], %r2; ret;|sub.u32 %r2, %r9, %r1;",
+    "the other half of a pair": "st.global.u32 [%a0], %r2; ret;|min.f16x2 %r2, %r9, %r1;",
     "the upper of two halves": "st.global.u32 [%a0], %r2; ret;|mov.b32 %f1, %r1; cvt.rn.f16x2.f32 %r2, %f9, %f1;",
     "added": "st.global.u8 [%a0], %r2; ret;|mul.lo.u32 %r2, %r9, %r9;",
     "decided by": "there: ret;|setp.eq.u32 %p1, %r9, 5; @%p1 bra there;",

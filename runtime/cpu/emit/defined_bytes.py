@@ -22,6 +22,8 @@ def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
     rule = _RULES.get(words[0])
     if words[0] == "cvt" and len(words) > 3:
         return _pair(d, reg)
+    if words[-1] in ("f16x2", "bf16x2") and words[0] in _BY_HALVES and reg.bits == 32:
+        return _halves(d, reg)
     return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
 
 
@@ -215,6 +217,31 @@ def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
     return (*whole, *(top,) * 8)[: reg.bits // 8]
 
 
+def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """Arithmetic of pairs: each half of the result comes from those halves of the sources."""
+    result = (ALL,) * 4
+    for operand in d.e.op.operands[1:]:
+        source = _source(d, operand, 4)
+        if source is None:
+            return None
+        low, high = _field(d, source, 0, 16), _field(d, source, 16, 32)
+        result = tuple(d.both(a, b) for a, b in zip(result, (low, low, high, high), strict=True))
+    return result
+
+
+def _sum(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """add, sub: a byte depends on those bytes of the sources and on what may carry into them."""
+    count = bits_of(d.e.op.words[1]) // 8
+    sources = [_source(d, operand, count) for operand in d.e.op.operands[1:]]
+    if d.e.op.words[1][0] == "f" or any(source is None for source in sources):
+        return None
+    found = [ALL] * count
+    for source in sources:
+        assert source is not None
+        found = [d.both(lanes, _field(d, source, 0, 8 * n + 8)) for n, lanes in enumerate(found)]
+    return tuple(found)
+
+
 def _pair(d: DefinedLanes, reg: Reg) -> Planes | None:
     """cvt to a pair: of two numbers (the first goes to the upper half), or of another pair."""
     *_, to, from_ = d.e.op.words
@@ -242,5 +269,7 @@ def _width(d: DefinedLanes, operand: Source) -> int:
 _RULES: dict[str, Callable[[DefinedLanes, Reg], Planes | None]] = {
     "prmt": _prmt, "shl": _shift, "shr": _shift, "and": _bitwise, "or": _bitwise, "xor": _bitwise, "not": _bitwise,
     "mov": _mov, "cvt": _cvt, "shf": _funnel, "bfe": _extract, "bfi": _insert, "lop3": _lookup, "selp": _select,
+    "add": _sum, "sub": _sum,
 }  # fmt: skip
+_BY_HALVES = frozenset({"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "set"})
 _WORDS = {"cvt": 3, "shf": 4}  # words of the opcode, where they are not two
