@@ -22,7 +22,7 @@ def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
     rule = _RULES.get(words[0])
     if words[0] == "cvt" and len(words) > 3:
         return _pair(d, reg)
-    if words[-1] in ("f16x2", "bf16x2") and words[0] in _BY_HALVES and reg.bits == 32:
+    if words[-1] in _PAIRS and words[0] in _BY_HALVES and reg.bits == 32:
         return _halves(d, reg)
     return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
 
@@ -271,5 +271,6 @@ _RULES: dict[str, Callable[[DefinedLanes, Reg], Planes | None]] = {
     "mov": _mov, "cvt": _cvt, "shf": _funnel, "bfe": _extract, "bfi": _insert, "lop3": _lookup, "selp": _select,
     "add": _sum, "sub": _sum,
 }  # fmt: skip
-_BY_HALVES = frozenset({"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "set"})
+_PAIRS = frozenset({"f16x2", "bf16x2", "u16x2", "s16x2"})
+_BY_HALVES = frozenset({"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "set", "ex2", "tanh"})
 _WORDS = {"cvt": 3, "shf": 4}  # words of the opcode, where they are not two
