@@ -5,11 +5,14 @@ Owns the runs and what they have in common; how that is shown is the caller's.
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -140,16 +143,21 @@ def check(
             mode=mode, seed=seed or 0, threads=1, time_limit=time_limit, most_findings=most_findings,
             equal_stores=equal_stores,
         )  # fmt: skip
-        entry, run = one_run(launch, device, seed)
+        entry, run = one_run(launch, device, seed, printed=sys.stderr if mode == "fast" else None)
         runs.append(run)
         on_run(run)
     return Report(launch, entry, tuple(runs), (*_merged(runs), *_differences(launch, entry, runs, differences)))
 
 
 def one_run(
-    launch: Launch, device: CpuDevice, seed: int | None = None, module: Module | None = None
+    launch: Launch,
+    device: CpuDevice,
+    seed: int | None = None,
+    module: Module | None = None,
+    printed: TextIO | None = None,
 ) -> tuple[str, Run]:
-    """(the entry's name, what came of the launch on this device); `module`: the text, where it is loaded already."""
+    """(the entry's name, what came of the launch on this device); `module`: the text, where it is loaded already;
+    `printed`: where to write what the kernel prints (None: nowhere)."""
     name, block = launch.chosen(device)
     entry = (module or device.module(launch.text, launch.name))[name]
     rng = np.random.default_rng(launch.data_seed)
@@ -157,7 +165,7 @@ def one_run(
     bound = entry.bind(launch.grid, block, given, launch.shared, launch.cluster)
     found: tuple[Any, ...] = ()
     begun = time.perf_counter()
-    with warnings.catch_warnings(record=True) as noted:
+    with warnings.catch_warnings(record=True) as noted, redirect_stdout(printed or io.StringIO()):
         warnings.simplefilter("always", ExecutionNote)
         try:
             bound.launch()
