@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from ptxgen.errors import ExecutionError, ExecutionNote, SpecError
+from ptxgen.errors import ExecutionError, ExecutionNote, SpecError, VersionWarning
 from ptxgen.finding import Finding
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.module import Entry, Module
@@ -143,7 +143,10 @@ def check(
             mode=mode, seed=seed or 0, threads=1, time_limit=time_limit, most_findings=most_findings,
             equal_stores=equal_stores,
         )  # fmt: skip
-        entry, run = one_run(launch, device, seed, printed=sys.stderr if mode == "fast" else None)
+        with warnings.catch_warnings():
+            if runs:  # said once
+                warnings.simplefilter("ignore", VersionWarning)
+            entry, run = one_run(launch, device, seed, printed=None if runs else sys.stderr)
         runs.append(run)
         on_run(run)
     return Report(launch, entry, tuple(runs), (*_merged(runs), *_differences(launch, entry, runs, differences)))
