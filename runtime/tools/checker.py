@@ -162,7 +162,9 @@ def one_run(
     """(the entry's name, what came of the launch on this device); `module`: the text, where it is loaded already;
     `printed`: where to write what the kernel prints (None: nowhere)."""
     name, block = launch.chosen(device)
-    entry = (module or device.module(launch.text, launch.name))[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VersionWarning)  # `chosen` has said it
+        entry = (module or device.module(launch.text, launch.name))[name]
     rng = np.random.default_rng(launch.data_seed)
     given = [_on_device(value, device, rng) for value in launch.arguments]
     bound = entry.bind(launch.grid, block, given, launch.shared, launch.cluster)
