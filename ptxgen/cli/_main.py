@@ -17,7 +17,7 @@ import click
 
 import ptxgen.cli
 from ptxgen import __version__
-from ptxgen.errors import ExecutionError, PtxgenError
+from ptxgen.errors import ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
 
@@ -57,10 +57,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
-    """Kernel types that cannot be had: one sentence each; other warnings as ever."""
+    """Kernel types that cannot be had, and texts newer than the table: one sentence each; other warnings as ever."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, KernelWarning):
+        if issubclass(category, KernelWarning | VersionWarning):
             _complain(str(message), 0)
         else:
             others(message, category, *where, **more)
