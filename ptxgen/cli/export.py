@@ -56,6 +56,7 @@ def _model(
     max_len: int | None,
     kv_dtype: str | None,
     weights: str | None,
+    strict: bool,
     model: str | None,
     **options: Any,
 ) -> None:
@@ -67,7 +68,7 @@ def _model(
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
-    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights)
+    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights, strict)
     _write([(step.spec, step.target) for step in steps], **options)
 
 
