@@ -34,11 +34,11 @@ class AssembleError(PtxgenError):
 class ExecutionError(PtxgenError):
     """The CPU executor found faults in running PTX: bounds, races, barriers, uninitialised data, deadlocks.
 
-    `findings`: the text of each, in the order in which they were found.
+    `findings`: the text of each (a `ptxgen.finding.Finding`, with its parts), in the order in which they were found.
     """
 
     def __init__(self, *findings: object) -> None:
-        self.findings = tuple(map(str, findings))
+        self.findings = tuple(found if isinstance(found, str) else str(found) for found in findings)
         super().__init__("\n\n".join(self.findings))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
+from ptxgen.errors import ConfigWarning
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
     from ptxgen.models.plan import Step
+    from ptxgen.models.program import Program
 
 TARGET_NEEDED = "--target: is needed, for example --target sm_90"
 
@@ -58,6 +61,21 @@ def steps_of(
         return model.shape, [s for name in dict.fromkeys(targets) for s in whole_plan(model, weights, name, kv_dtype)]
     shape = load_config(config, max_len, strict=strict)
     return shape, [step for name in dict.fromkeys(targets) for step in plan(shape, name, kv_dtype=kv_dtype)]
+
+
+def decode_programs(
+    config: str, steps: Sequence[Step], max_len: int | None, kv_dtype: str | None, weights: str | None
+) -> dict[str, Program]:
+    """The decode step of one sequence of a whole model, for each target of its kernels; nothing without `weights`."""
+    from ptxgen.models.plan import whole_program
+    from ptxgen.models.spec import load_spec
+
+    if weights is None:
+        return {}
+    with warnings.catch_warnings():  # `steps_of` has issued them
+        warnings.simplefilter("ignore", ConfigWarning)
+        model = load_spec(config, max_len)
+    return {name: whole_program(model, weights, name, kv_dtype) for name in {step.target.name for step in steps}}
 
 
 def _check_kv_dtype(name: str) -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of, targets_option
+from ptxgen.cli._model import TARGET_NEEDED, config_options, decode_programs, steps_of, targets_option
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
 
 if TYPE_CHECKING:
-    from ptxgen.targets import Target
+    from ptxgen.export import Part
 
 
 def _options() -> list[click.Option]:
@@ -26,28 +26,41 @@ def _options() -> list[click.Option]:
     ]
 
 
-def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin: bool) -> None:
-    _write([(spec, target(name)) for name in dict.fromkeys(targets)], output, no_cubin)
+def _kernel_options() -> list[click.Option]:
+    return [
+        *_options(),
+        click.Option(["--name"], metavar="NAME", help="The kernel's name: of its entry, its files, in its stubs."),
+    ]
 
 
-def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_cubin: bool) -> None:
+def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin: bool, name: str | None) -> None:
+    from ptxgen.export import Part
+    from ptxgen.generator import generate
+
+    where = [target(each) for each in dict.fromkeys(targets)]
+    _write((Part(generate(spec, each, entry=name or ""), name or "") for each in where), len(where), output, no_cubin)
+
+
+def _write(kernels: Iterable[Part], count: int, output: str | None, no_cubin: bool, **facts: Any) -> None:
     from ptxgen.assembler import available_assemblers
     from ptxgen.export import LISTING, export
-    from ptxgen.generator import generate
     from ptxgen.listing import merged
     from ptxgen.output import write_files
 
-    if not kernels:
+    if not count:
         raise click.UsageError(TARGET_NEEDED)
     if not output:
         raise click.UsageError("-o: is needed: the directory to write to")
     cubin = not no_cubin and bool(available_assemblers())
     if not cubin and not no_cubin:
         say("no assembler is installed, so there is no cubin; pip install 'ptxgen[ptxas]' brings one")
-    made: Iterable[Any] = (generate(spec, where) for spec, where in progress(kernels, "exporting"))
-    files = export(made, cubin=cubin)
+    files = export(progress(kernels, "exporting", count), cubin=cubin, **facts)
     files[LISTING] = merged(Path(output) / LISTING, str(files[LISTING]))
-    for path in write_files(Path(output), files):
+    written = write_files(Path(output), files)
+    if count > 2:
+        say(f"wrote {count} kernels with their C headers and Rust modules, and {LISTING} to {output}")
+        return
+    for path in written:
         say(f"wrote {path}")
 
 
@@ -58,6 +71,7 @@ def _model(
     weights: str | None,
     strict: bool,
     model: str | None,
+    prefix: str,
     **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
@@ -68,8 +82,11 @@ def _model(
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
-    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights, strict)
-    _write([(step.spec, step.target) for step in steps], **options)
+    from ptxgen.export.bundle import bundle_facts, parts
+
+    shape, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights, strict)
+    programs = decode_programs(config, steps, max_len, kv_dtype, weights)
+    _write(parts(shape, steps, prefix), len(steps), **options, **bundle_facts(shape, steps, prefix, programs))
 
 
 def _write_program(
@@ -91,18 +108,21 @@ def _write_program(
 command = KernelGroup(
     "export",
     _act,
-    _options,
+    _kernel_options,
     invoke_without_command=True,
     callback=_model,
-    help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's.
+    help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's:
+    the manifest says what each is for, which layers it serves, and a token's launches in order.
     With --model everything that a host needs to decode that file: launches in order, kernels, weights.
 
     \b
     ptxgen export kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90 -o kernels/
+    ptxgen export --config config.json --target sm_90 --prefix gemma_ -o kernels/
     """,
     params=[
         *config_options(),
         click.Option(["--model"], metavar="FILE", help="A model file: its decode step as program.json, with weights."),
+        click.Option(["--prefix"], default="", metavar="WORD", help="With --config: begins every kernel's name."),
         *_options(),
     ],
 )

@@ -86,9 +86,7 @@ def _original_context(read: Fields) -> int | None:
     return read.count(key, inner.count(key, read.count("max_position_embeddings")))
 
 
-CHUNKS = Limit(
-    "attention_chunk_size", "chunked attention has no kernels here", _first_chunk, ("attention_chunk_size",)
-)
+CHUNKS = Limit("attention_chunk_size", "chunked attention has no kernels here", _first_chunk, ("attention_chunk_size",))
 TUNING = Limit(
     "attn_temperature_tuning", "queries that grow with their position have no kernels here", _before_tuning,
     ("attn_temperature_tuning", "floor_scale", "attn_scale"),

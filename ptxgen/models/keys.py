@@ -1,12 +1,13 @@
 """What the keys of a `config.json` mean to attention: tables of those that can change it and of those that cannot.
 
-A family reads some of them (`Family.keys`) and every family the `COMMON` ones. Of the others, `CHANGES` lists what would
-change attention, RoPE or shapes if it were there, with the values that say it is not; `MODEL` what concerns other parts
-of a model; `WITHOUT_EFFECT` the rest that is known. What no table has is warned of.
+A family reads some of them (`Family.keys`) and every family the `COMMON` ones. Of the others, `CHANGES` and `STYLES`
+list what would change attention, RoPE or shapes if it were there, with the values that say it is not; `MODEL` what
+concerns other parts of a model; `WITHOUT_EFFECT` the rest that is known. What no table has is warned of.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ COMMON = frozenset(
     {
         "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
         "max_position_embeddings", "original_max_position_embeddings", "rope_scaling", "rope_parameters", "torch_dtype",
-        "dtype", "quantization_config",
+        "dtype", "quantization_config", "layer_types",
     }
 )  # fmt: skip
 
@@ -184,7 +185,8 @@ WITHOUT_EFFECT = frozenset(
         "use_cache", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
         "_flash_attn_2_enabled", "use_flash_attn", "use_flash_attention", "cache_implementation", "torchscript",
         "return_dict", "output_attentions", "output_hidden_states", "use_bfloat16", "tf_legacy_loss", "pruned_heads",
-        "chunk_size_feed_forward", "use_return_dict", "is_decoder", "tie_encoder_decoder", "cross_attention_hidden_size",
+        "chunk_size_feed_forward", "use_return_dict", "is_decoder", "tie_encoder_decoder",
+        "cross_attention_hidden_size",
         "experts_implementation", "compression_config", "use_xla", "fp32_residual", "fused_norm", "fuse_norm",
         # tokens
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "mask_token_id",
@@ -213,8 +215,10 @@ def refusals(values: Mapping[str, Any], known: frozenset[str], table: Mapping[st
     for name, value in values.items():
         if name in table and name not in known and not table[name].allows(value, shape):
             key = table[name]
-            works = ", ".join(dict.fromkeys(["null", *(str(one).lower() for one in key.harmless)]))
-            yield f"{name}: {key.why} (got {brief(value)}; without it, or with {works}, it would be read)"
+            works = list(dict.fromkeys(["absent", *(json.dumps(one) for one in key.harmless)]))
+            if key.same and shape is not None:
+                works.append(str(getattr(shape, key.same)))
+            yield f"{name}: must be {' or '.join(works)}: {key.why} (got {brief(value)})"
 
 
 def unknown(values: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:

@@ -89,9 +89,10 @@ def test_an_address_size_of_32_bits_is_refused():
 def test_a_version_that_is_newer_than_the_table_is_warned_of_and_runs():
     """What it adds is refused where it is used."""
     device, head = open_device("cpu"), ".version 99.0\n.target sm_80\n.address_size 64\n"
-    with pytest.warns(VersionWarning, match=r"module:1: \.version 99\.0 is newer than 9\.3, the last that is known"):
-        module = device.module(head + GOOD)
-    good_runs(module, device)
+    for _ in range(2):  # the second time the cache knows the module
+        with pytest.warns(VersionWarning, match=r"module:1: \.version 99\.0 is newer than 9\.3"):
+            module = device.module(head + GOOD)
+        good_runs(module, device)
     with pytest.warns(VersionWarning):
         module = device.module(head + entry("bad", FOREIGN) + GOOD)
     good_runs(module, device)
