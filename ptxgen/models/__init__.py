@@ -152,7 +152,7 @@ def _rope_warnings(read: Fields, family: Family, shape: ModelShape) -> Iterator[
     tables = [given[kind] for kind in (FULL, SLIDING) if kind in given] if by_layer_type(given) else [given]
     for table in filter(None, tables):
         kind = scaling_type(Fields(table, f"{read.source}: {name}"), family)
-        for key in table.keys() - scaling_keys(kind):
+        for key in sorted(key for key in table.keys() - scaling_keys(kind) if table[key] is not None):
             yield f"{read.source}: {name}: {key}: is not read with type {kind} (got {brief(table[key])})"
         if kind == "mrope":
             yield f"{read.source}: {name}: mrope: positions are those of text; those of images have three axes"

@@ -60,8 +60,8 @@ _LOGN = Key("scores that grow with the length have no kernels here", (False,))
 CHANGES: Mapping[str, Key] = {
     "is_causal": Key("attention here is causal", (True,)),
     "use_bidirectional_attention": _BIDIRECTIONAL, "bidirectional": _BIDIRECTIONAL, "use_prefix_lm": _BIDIRECTIONAL,
-    "alibi": Key("slopes by position are not covered in whole models", (False,)),
-    "use_alibi": Key("slopes by position are not covered in whole models", (False,)),
+    "alibi": Key("slopes by position have no prefill here", (False,)),
+    "use_alibi": Key("slopes by position have no prefill here", (False,)),
     "dual_chunk_attention_config": _CHUNKED, "dual_chunk_attention": _CHUNKED, "attention_chunk_size": _CHUNKED,
     "sliding_window": _WINDOW, "use_sliding_window": Key("this family has no sliding window", (False,)),
     "sliding_window_size": _WINDOW, "window_size": _WINDOW, "attention_window": _WINDOW, "local_attention": _WINDOW,

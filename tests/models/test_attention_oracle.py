@@ -15,6 +15,8 @@ import pytest
 
 from ptxgen.models import FAMILIES, ModelShape, model_shape
 from ptxgen.models.plan import Step, plan
+from ptxgen.runtime import Device
+from ptxgen.runtime.tools.trial import trial
 from tests.support.config_cases import CASES, LIKE_LLAMA
 from tests.tools.record_attention import FAR, POSITIONS, RECORD, drawn, record
 
@@ -22,9 +24,9 @@ RECORDED: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
 LENGTH = len(POSITIONS)
 
 
-def shape_of(name: str) -> ModelShape:
-    config, max_len = CASES[name]
-    return dataclasses.replace(model_shape(config, name, max_len), dtype="f32")
+def shape_of(name: str, max_len: int = 0) -> ModelShape:
+    config, asked = CASES[name]
+    return dataclasses.replace(model_shape(config, name, max_len or asked), dtype="f32")
 
 
 def step_of(steps: tuple[Step, ...], kernel: str, layer: int, **fields: object) -> Any:
@@ -71,7 +73,9 @@ def compare_layer(shape: ModelShape, steps: tuple[Step, ...], layer: int, theirs
     np.testing.assert_allclose(query, rotated, atol=1.5e-4 * np.abs(rotated).max())
     if "out" in theirs:
         for kernel in ("incremental_attention", "multi_head_attention"):
-            found = attended(shape, step_of(steps, kernel, layer, batched=False), kernel)
+            spec = step_of(steps, kernel, layer, batched=False)
+            small = dataclasses.replace(spec, max_len=32, window=min(spec.window, 32))  # a cache that is soon made
+            found = attended(shape, small)
             np.testing.assert_allclose(found, theirs["out"], atol=2e-5, err_msg=kernel)
 
 
@@ -82,23 +86,29 @@ def turned(rope: Any, query: np.ndarray) -> np.ndarray:
     return np.asarray(rope.reference(q=rows, position=FAR, **keys)["q"][0, 0])
 
 
-def attended(shape: ModelShape, spec: Any, kernel: str) -> np.ndarray:
-    """Head 0 of the last token, by the reference of a kernel of attention, for the numbers that the record drew."""
+def arguments_of(shape: ModelShape, spec: Any) -> dict[str, Any]:
+    """The numbers that the record drew, for a kernel of attention."""
     heads = (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)
     q, k, v = (drawn((1, n, LENGTH, shape.head_dim), seed)[0] for seed, n in enumerate(heads))
-    caches = {}
+    decodes = spec.kernel_name == "incremental_attention"
+    found: dict[str, Any] = {}
     for name, values in (("k", k), ("v", v)):
         cache = np.zeros((len(values), spec.max_len, shape.head_dim), np.float32)
         cache[:, :LENGTH] = values
-        caches[name] = cache
-    sinks = {"sinks": np.linspace(-1, 1, shape.n_heads).astype(np.float32)} if shape.sinks else {}
+        found[f"{name}_cache" if decodes else name] = cache
+    if shape.sinks:
+        found["sinks"] = np.linspace(-1, 1, shape.n_heads).astype(np.float32)
     one = np.array([LENGTH], np.int32)
-    if kernel == "incremental_attention":
-        held = {f"{name}_cache": cache for name, cache in caches.items()}
-        return np.asarray(spec.reference(q=q[:, -1].astype(np.float32), seq_len=one, **held, **sinks)["out"][0])
+    if decodes:
+        return found | {"q": q[:, -1].astype(np.float32), "seq_len": one}
     rows = q.swapaxes(0, 1).astype(np.float32)
-    out = np.zeros_like(rows)
-    return np.asarray(spec.reference(q=rows, out=out, q_len=one, kv_len=one, **caches, **sinks)["out"][-1, 0])
+    return found | {"q": rows, "out": np.zeros_like(rows), "q_len": one, "kv_len": one}
+
+
+def attended(shape: ModelShape, spec: Any) -> np.ndarray:
+    """Head 0 of the last token, by the reference of a kernel of attention."""
+    out = np.asarray(spec.reference(**arguments_of(shape, spec))["out"])
+    return out[0] if out.ndim == 2 else out[-1, 0]
 
 
 @pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
@@ -113,6 +123,23 @@ def test_attention_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     for name, case in CASES.items():
         compare(name, record(*case, torch))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "cohere2"])
+def test_the_kernels_themselves_give_what_the_record_says(device: Device, name: str) -> None:
+    """Sinks, windows, caps and neighbours that rotate, on the CPU executor; the first layer has a window."""
+    shape = shape_of(name, max_len=32)
+    steps = plan(shape, "sm_80")
+    theirs = RECORDED[name]["kinds"][RECORDED[name]["layers"][0]]
+    for kernel in ("incremental_attention", "multi_head_attention"):
+        spec = step_of(steps, kernel, 0, batched=False)
+        given = arguments_of(shape, spec)
+        sizes = {} if "seq_len" in given else {"n_tokens": LENGTH}
+        found = trial(spec, device, target="sm_80", arguments=given, **sizes).require()
+        out = found.outputs["out"]
+        np.testing.assert_allclose(out[0] if out.ndim == 2 else out[-1, 0], theirs["out"], atol=2e-5, err_msg=kernel)
+    rope = step_of(steps, "rope", 0)
+    trial(rope, device, target="sm_80", arguments=rope.example(np.random.default_rng(0))).require()
 
 
 def test_every_family_has_a_case_and_one_that_leaves_out_what_it_can() -> None:

@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[Config, str]] = {
         LLAMA | {"model_type": "qwen2", "is_causal": False},
         "is_causal: must be absent or true: attention here is causal (got False)",
     ),
-    "slopes": (of("falcon", alibi=True), "alibi: must be absent or false: slopes by position are not covered"),
+    "slopes": (of("falcon", alibi=True), "alibi: must be absent or false: slopes by position have no prefill"),
     "neighbours in llama": (LLAMA | {"rope_interleaved": True}, "rope_interleaved: must be absent or false: this "),
     "halves in glm": (
         of("glm", KV, head_dim=32, rope_interleaved=False), "rope_interleaved: must be absent or true: this family",
