@@ -101,7 +101,11 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
     about = f"kernel {entry} (templates/{template}.ptx.j2)"
     clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
     if clash:
-        raise TemplateError(f"{about}: fragments, registers and exposed values share no names (got {min(clash)!r})")
+        name, kinds = min(clash), {"a fragment": {*b.fragments}, "a register": {*b.registers}, "exposed": {*b.exposed}}
+        said = " and ".join(kind for kind, names in kinds.items() if name in names)
+        raise TemplateError(
+            f"{about}: fragments, registers and exposed values share no names (got {name!r}); it is {said}"
+        )
     context: dict[str, Any] = {
         **b.registers,
         **b.arrays,
@@ -250,12 +254,17 @@ def _template_lines(error: BaseException) -> str:
 
 
 def _nearest(message: str, context: Mapping[str, object]) -> str:
-    """The known name that an undefined one in the message resembles."""
+    """The known name that an undefined one in the message resembles, or how it would come to be known."""
     import difflib
 
     named = re.match(r"'(\w+)' is undefined", message)
-    close = difflib.get_close_matches(named[1], context, 1) if named else []
-    return f"; nearest: {close[0]}" if close else ""
+    if not named:
+        return ""
+    if hasattr(environment().get_template("flow.ptx.j2").module, named[1]):
+        return f'; import it: {{% from "flow.ptx.j2" import {named[1]} %}}'
+    close = difflib.get_close_matches(named[1], context, 1)
+    absent = f"; build() makes no fragment or register of this name, exposes none, and has no b.without({named[1]!r})"
+    return f"; nearest: {close[0]}" if close else absent
 
 
 __all__ = ["RegArray", "environment", "prepare", "render_entry", "render_module"]

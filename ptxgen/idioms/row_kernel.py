@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 class RowKernel:
     """Base, beside `KernelType`, of a kernel type with rows of `dim` elements, of `heads` rows each where it has such a
-    field; a buffer whose first extent is "rows" has a row for each, others serve all rows."""
+    field; a buffer whose first extent is "rows" has a row for each, others serve all rows.
+
+    `dim` and `programmatic` are fields of the kernel type. Where `programmatic` is set there is a fragment `depends`,
+    which stands before the first load.
+    """
 
     dim: int
     programmatic: bool
