@@ -25,7 +25,7 @@ class Scale:
 
 
 def _query_scalar(read: Fields) -> float:
-    return read.number("query_pre_attn_scalar") ** -0.5
+    return float(read.number("query_pre_attn_scalar") ** -0.5)
 
 
 def _multiplier(read: Fields) -> float:
@@ -129,7 +129,7 @@ class Family:
     @property
     def keys(self) -> frozenset[str]:
         """What it reads of a config beyond the keys that all families do."""
-        rules = (self.windows, self.rotates, self.scale, self.kv_heads, *self.limits)
+        rules: tuple[Any, ...] = (self.windows, self.rotates, self.scale, self.kv_heads, *self.limits)
         found = {key for rule in rules for key in rule.keys} | set(self.fixed)
         found |= {"rope_theta", "partial_rotary_factor"} - self.names.keys()
         found |= set(self.names.values())

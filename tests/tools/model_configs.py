@@ -46,11 +46,12 @@ def _families() -> Iterator[str]:
     versions = json.loads(RECORD.read_text())["versions"]
     yield "## Families\n"
     yield (
-        f"Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
+        "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
         f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
-        f"`python -m tests.tools.record_attention`; where torch and transformers are installed the tests ask them again); of {' and '.join(LIKE_LLAMA)}, which "
-        "transformers has no class of, they are llama's. Attention and KV-cache kernels are served of all of them, "
-        f"whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
+        "`python -m tests.tools.record_attention`; where torch and transformers are installed the tests ask them "
+        "again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). "
+        f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "
+        f"kernels are served of all families, whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
     )
     yield _row(("model_type", "windows", "layers that rotate", "rotation", "factor of q·k", "besides"))
     yield _row(["---"] * 6)

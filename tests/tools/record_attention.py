@@ -29,8 +29,9 @@ def drawn(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def observed(config: Config, max_len: int, torch: Any) -> list[dict[str, Any]]:
-    """Every layer of transformers' model of a configuration; windows as a cache of `max_len` positions shows them."""
+def observed(config: Config, max_len: int, torch: Any, far: int) -> list[dict[str, Any]]:
+    """Every layer of transformers' model of a configuration; windows as a cache of `max_len` positions shows them, the
+    last token at position `far`."""
     from transformers import AutoConfig
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -82,7 +83,7 @@ def observed(config: Config, max_len: int, torch: Any) -> list[dict[str, Any]]:
     with torch.no_grad():
         model(
             input_ids=torch.full((1, n), 3), attention_mask=torch.ones((1, n), dtype=torch.long),
-            position_ids=torch.tensor([POSITIONS]), use_cache=False,
+            position_ids=torch.tensor([[*POSITIONS[:-1], far]]), use_cache=False,
         )  # fmt: skip
     return [layer | {"factor": _round(factor)} for layer, factor in zip(layers, factors, strict=True)]
 
@@ -133,11 +134,11 @@ def _plain(values: Any) -> list[float]:
     return [_round(x) for x in values.tolist()]
 
 
-def record(config: Config, max_len: int, torch: Any) -> dict[str, Any]:
+def record(config: Config, max_len: int, torch: Any, far: int = FAR) -> dict[str, Any]:
     """The different layers of a case, and which each layer is."""
     found: list[dict[str, Any]] = []
     order: list[int] = []
-    for layer in observed(config, max_len, torch):
+    for layer in observed(config, max_len, torch, far):
         # queries differ from layer to layer by their weights: one of a kind is kept
         key = {name: value for name, value in layer.items() if name not in ("query", "rotated")} | {
             "turns": layer["query"] != layer["rotated"]
