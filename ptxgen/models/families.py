@@ -69,7 +69,7 @@ class Limit:
 
 def _before_tuning(read: Fields) -> int | None:
     """The factor log(floor((position + 1) / floor_scale) + 1) · attn_scale + 1 is 1 for the first positions."""
-    return read.count("floor_scale", 8192) - 1 if read.flag("attn_temperature_tuning") else None
+    return read.count("floor_scale", 8192, least=2) - 1 if read.values.get("attn_temperature_tuning") else None
 
 
 def _first_chunk(read: Fields) -> int | None:

@@ -26,15 +26,18 @@ COMMON = frozenset(
 @dataclass(frozen=True)
 class Key:
     """Why a key is not covered; `harmless`: values that change nothing, beside null. `same`: or the value that the
-    shape has under this name."""
+    shape has under this name; `twin`: or that the config has under this key."""
 
     why: str
     harmless: tuple[object, ...] = ()
     same: str = ""
+    twin: str = ""
 
-    def allows(self, value: object, shape: Any) -> bool:
+    def allows(self, value: object, shape: Any, values: Mapping[str, Any]) -> bool:
         """Whether a value changes nothing."""
         if value is None or any(type(value) is type(one) and value == one for one in self.harmless):
+            return True
+        if self.twin and value == values.get(self.twin):
             return True
         return bool(self.same) and shape is not None and value == getattr(shape, self.same)
 
@@ -64,7 +67,8 @@ CHANGES: Mapping[str, Key] = {
     "use_alibi": Key("slopes by position have no prefill here", (False,)),
     "dual_chunk_attention_config": _CHUNKED, "dual_chunk_attention": _CHUNKED, "attention_chunk_size": _CHUNKED,
     "sliding_window": _WINDOW, "use_sliding_window": Key("this family has no sliding window", (False,)),
-    "sliding_window_size": _WINDOW, "window_size": _WINDOW, "attention_window": _WINDOW, "local_attention": _WINDOW,
+    "sliding_window_size": Key(_WINDOW.why, twin="sliding_window"), "window_size": _WINDOW,
+    "attention_window": _WINDOW, "local_attention": _WINDOW,
     "sliding_window_pattern": _WINDOW, "_sliding_window_pattern": _WINDOW, "global_attn_every_n_layers": _WINDOW,
     "no_rope_layers": _NO_ROPE, "no_rope_layer_interval": _NO_ROPE, "nope_layer_interval": _NO_ROPE,
     "no_rope": Key("every layer of this family rotates", (False,)),
@@ -165,7 +169,8 @@ WHOLE = frozenset(
         "num_ln_in_parallel_attn", "ffn_hidden_size", "activation", "apply_residual_connection_post_layernorm",
         "vocab_size_per_layer_input", "altup_active_idx", "altup_coef_clip", "altup_correct_scale", "laurel_rank",
         "activation_sparsity_pattern", "use_parallel_block", "use_parallel_embedding", "use_gated_activation",
-        "use_embedding_sharing", "mlp_type", "post_attention_layernorm", "reorder_and_upcast_attn",
+        "use_embedding_sharing", "num_nextn_predict_layers", "mlp_type", "post_attention_layernorm",
+        "reorder_and_upcast_attn",
     }
 )  # fmt: skip
 
@@ -174,7 +179,8 @@ WITHOUT_EFFECT = frozenset(
         # names and versions
         "architectures", "auto_map", "_name_or_path", "name_or_path", "transformers_version", "_commit_hash",
         "tokenizer_class", "finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id",
-        "num_labels", "unsloth_version", "unsloth_fixed", "model_name", "base_model_name", "language", "license",
+        "num_labels", "is_llama_config", "transformers.js_config", "for_llm_compressor", "unsloth_version",
+        "unsloth_fixed", "model_name", "base_model_name", "language", "license",
         # training
         "initializer_range", "initializer_factor", "attention_dropout", "attention_probs_dropout_prob",
         "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embedding_dropout",
@@ -205,7 +211,8 @@ WITHOUT_EFFECT = frozenset(
         "vision_soft_tokens_per_image",
         # read only where another key switches them on, or a name that nothing reads
         "max_window_layers", "floor_scale", "initial_context_length", "order_of_interleaved_layers", "layer_switch",
-        "max_sequence_length", "seq_length", "n_positions", "rope_type", "dynamic_scale",
+        "max_sequence_length", "model_max_length", "full_attn_mod", "interpolate_factor", "compression_ratio",
+        "seq_length", "n_positions", "rope_type", "dynamic_scale",
     }
 )  # fmt: skip
 
@@ -213,7 +220,7 @@ WITHOUT_EFFECT = frozenset(
 def refusals(values: Mapping[str, Any], known: frozenset[str], table: Mapping[str, Key], shape: Any) -> Iterator[str]:
     """Keys of a table with a value that changes what is computed, unless they are known: a reason each."""
     for name, value in values.items():
-        if name in table and name not in known and not table[name].allows(value, shape):
+        if name in table and name not in known and not table[name].allows(value, shape, values):
             key = table[name]
             works = list(dict.fromkeys(["absent", *(json.dumps(one) for one in key.harmless)]))
             if key.same and shape is not None:

@@ -95,6 +95,10 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
 def scaling_type(scaling: Fields, family: Family) -> str:
     """The type that a table names. Raises `SpecError` for one that the family does not have here."""
     kind = str(scaling.values.get("rope_type") or scaling.values.get("type") or "default")
+    if "llama_4_scaling_beta" in scaling.values:
+        raise scaling.error("llama_4_scaling_beta", "queries that grow with their position have no kernels here")
+    if kind == "default" and "mrope" in family.scalings and "mrope_section" in scaling.values:
+        return "mrope"  # newer files call it so
     known = family.scalings or tuple(name for name in SCALINGS if name != "mrope")
     if kind not in known:
         raise SpecError(f"{scaling.source}: type: must be one of {', '.join(known)} (got {brief(kind)})")

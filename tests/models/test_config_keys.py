@@ -16,7 +16,7 @@ from ptxgen.models import FAMILIES, KvScheme, keys, model_shape
 from ptxgen.models.rope import SCALINGS
 from ptxgen.models.spec import model_spec
 from ptxgen.models.survey import Verdict, survey
-from tests.support.config_cases import CASES, KV, LONGROPE, YARN, Config, inside, of
+from tests.support.config_cases import CASES, KV, LONGROPE, SLIDING, YARN, Config, inside, of
 
 LLAMA = of("llama", KV)
 FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -99,6 +99,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "a table by layer of llama": (
         LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters: must be one table for",
+    ),
+    "queries that grow": (
+        LLAMA | {"rope_scaling": YARN | {"llama_4_scaling_beta": 0.1}},
+        "rope_scaling: llama_4_scaling_beta: queries that grow with their position have no kernels here (got 0.1)",
     ),
     "truncate that is text": (LLAMA | {"rope_scaling": YARN | {"truncate": "no"}}, "rope_scaling: truncate: must be"),
     "another text model": (
@@ -204,6 +208,41 @@ def test_the_command_warns_in_a_sentence_and_strict_is_an_error(
 def test_no_case_of_the_oracle_has_a_key_that_is_not_known(name: str) -> None:
     config, max_len = CASES[name]
     assert not [said for said in warned(config, max_len) if "is not known" in said or "is not read" in said]
+
+
+# What real files of a family hold beside sizes, where that is more than the class itself has.
+REAL: dict[str, Config] = {
+    "llama": {"rope_interleaved": False, "is_llama_config": True, "pretraining_tp": 1, "use_mrope": False},
+    "cohere": {"model_max_length": 131072, "logit_scale": 0.0625, "use_qk_norm": True, "layer_norm_eps": 1e-5},
+    "cohere2": {
+        "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "head_dim": 16, "layer_switch": 4,
+        "order_of_interleaved_layers": "local_attn_first", "use_parallel_block": True, "cache_implementation": "hybrid",
+    },
+    "gemma2": {"sliding_window": 64, "sliding_window_size": 64, "hidden_activation": None, "head_dim": 16},
+    "exaone4": {"sliding_window": 64, "sliding_window_pattern": "LLLG", "layer_types": SLIDING, "head_dim": 16},
+    "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "embd_pdrop": 0.0, "mlp_bias": False},
+    "falcon": {"apply_residual_connection_post_layernorm": False, "bias": False, "parallel_attn": True},
+    "internlm2": {"bias": False, "attn_implementation": "eager", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "minicpm": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    "starcoder2": {"mlp_type": "default", "norm_type": "layer_norm", "norm_epsilon": 1e-5, "use_bias": True},
+    "ernie4_5": {"compression_ratio": 1.0, "use_bias": False, "head_dim": 16},
+    "olmo3": {"rope_theta": 500000, "rope_scaling": YARN | {"attention_factor": 1.2}, "layer_types": SLIDING},
+    "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096, "swiglu_limit": 7.0, "head_dim": 16},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 16.0, "residual_multiplier": 0.22},
+    "gpt_neox": {"hidden_size": 128, "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "rotary_pct": 0.25},
+    "qwen2_moe": {"norm_topk_prob": False, "decoder_sparse_step": 1, "shared_expert_intermediate_size": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", REAL)
+def test_keys_of_real_files_are_known(family: str) -> None:
+    assert warned(of(family, {} if family in ("falcon", "gpt_neox") else KV, REAL[family])) == []
+
+
+def test_newer_files_call_three_axes_the_default() -> None:
+    section = {"mrope_section": [2, 3, 3]}
+    older, newer = (of("qwen2_5_vl", KV, rope_scaling=section | {"type": kind}) for kind in ("mrope", "default"))
+    assert warned(newer) == warned(older) != []
 
 
 def test_a_key_stands_in_one_table() -> None:
