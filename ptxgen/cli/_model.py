@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names, weight_names
+from ptxgen.errors import ConfigWarning
 
 if TYPE_CHECKING:
     from ptxgen.models import ModelShape
@@ -25,6 +27,7 @@ def config_options() -> list[click.Option]:
         click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
+        click.Option(["--strict"], is_flag=True, help="With --config: what is only warned of is an error."),
         click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names,
                      help="With --config: kernels of the whole model with matrices so, not of attention alone."),
     ]  # fmt: skip
@@ -37,7 +40,12 @@ def targets_option() -> click.Option:
 
 
 def steps_of(
-    config: str, targets: Sequence[str], max_len: int | None, kv_dtype: str | None, weights: str | None = None
+    config: str,
+    targets: Sequence[str],
+    max_len: int | None,
+    kv_dtype: str | None,
+    weights: str | None = None,
+    strict: bool = False,
 ) -> tuple[ModelShape, list[Step]]:
     """The model's shape, and every kernel it needs on each target: of attention, or with `weights` all."""
     from ptxgen.models import load_config
@@ -49,9 +57,9 @@ def steps_of(
     if kv_dtype is not None:
         _check_kv_dtype(kv_dtype)
     if weights is not None:
-        model = load_spec(config, max_len)
+        model = load_spec(config, max_len, strict=strict)
         return model.shape, [s for name in dict.fromkeys(targets) for s in whole_plan(model, weights, name, kv_dtype)]
-    shape = load_config(config, max_len)
+    shape = load_config(config, max_len, strict=strict)
     return shape, [step for name in dict.fromkeys(targets) for step in plan(shape, name, kv_dtype=kv_dtype)]
 
 
@@ -64,7 +72,9 @@ def decode_programs(
 
     if weights is None:
         return {}
-    model = load_spec(config, max_len)
+    with warnings.catch_warnings():  # `steps_of` has issued them
+        warnings.simplefilter("ignore", ConfigWarning)
+        model = load_spec(config, max_len)
     return {name: whole_program(model, weights, name, kv_dtype) for name in {step.target.name for step in steps}}
 
 

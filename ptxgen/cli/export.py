@@ -69,6 +69,7 @@ def _model(
     max_len: int | None,
     kv_dtype: str | None,
     weights: str | None,
+    strict: bool,
     model: str | None,
     prefix: str,
     **options: Any,
@@ -83,7 +84,7 @@ def _model(
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
     from ptxgen.export.bundle import bundle_facts, parts
 
-    shape, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights)
+    shape, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights, strict)
     programs = decode_programs(config, steps, max_len, kv_dtype, weights)
     _write(parts(shape, steps, prefix), len(steps), **options, **bundle_facts(shape, steps, prefix, programs))
 

@@ -113,6 +113,7 @@ def _model(
     max_len: int | None,
     kv_dtype: str | None,
     weights: str | None,
+    strict: bool,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
@@ -123,7 +124,7 @@ def _model(
         raise click.UsageError("-o: is needed with --config: the directory to write to")
     from ptxgen.models.plan import bundle
 
-    shape, steps = steps_of(config, targets, max_len, kv_dtype, weights)
+    shape, steps = steps_of(config, targets, max_len, kv_dtype, weights, strict)
     folder = Path(str(output))
     files = bundle(shape, progress(steps, "generating"))
     files[INDEX] = merged(folder / INDEX, files[INDEX])
