@@ -82,7 +82,8 @@ def _median(model: Model, tokens: int, call: Callable[[], object], after: Callab
 
 def _device(model: Model, tokens: int) -> float:
     """Time of a step and of the copy of its token behind a step that runs, as the device sees it."""
-    graph, stream, times = model.steps.decode.graph, model.stream, []
+    graph, stream = model.steps.decode.graph, model.stream
+    times: list[float] = []
     for index in range(min(tokens, 200)):
         if index % ((model.shape.max_len - DEPTH) // 2) == 0:
             _begin(model)

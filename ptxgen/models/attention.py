@@ -59,7 +59,7 @@ class Attention:
 
     def spec(self, kernel: str, **options: Any) -> KernelType:
         """A kernel of this attention."""
-        return find_kernel_type(kernel)(**self.fields(kernel, **options))  # type: ignore[call-arg]
+        return find_kernel_type(kernel)(**self.fields(kernel, **options))
 
     @property
     def append(self) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def binding(model: Model) -> Binding:
     """The driver, after a first token."""
     model.reset()
     model.forward_to_token(0)
-    found: Binding = model.device.driver.api  # type: ignore[attr-defined]
+    found: Binding = model.device.driver.api
     found.log.clear()
     return found
 
