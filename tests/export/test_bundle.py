@@ -95,9 +95,8 @@ def test_an_entry_can_be_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["2fast", "a-b", "a b", "_x"])
 def test_an_entry_that_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(
-        SpecError, match=re.escape(f"entry: must be letters, digits and _, a letter first (got {name!r}")
-    ):
+    said = f"entry: must be letters, digits and _, a letter first (got {name!r})"
+    with pytest.raises(SpecError, match=re.escape(said)):
         generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), "sm_80", entry=name)
 
 
