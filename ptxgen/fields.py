@@ -36,8 +36,8 @@ class Domain:
     silent: str = ""
     """Why the results of a run do not tell this field's value from its default; empty where they do."""
     later: bool = False
-    """Whether the spec's repr, which is a text's first line, shows it only where it is not the default: fields that came
-    when there were texts already."""
+    """Whether the spec's repr, a text's first line, shows it only where it is not the default: texts from before the
+    field stay as they were."""
     doc: str = ""
     """What it means: the help of the command line, where the class's docstring says nothing."""
 
