@@ -69,6 +69,8 @@ def generate(spec: KernelType, target: str | Target, *, line_info: bool = False,
     Raises `SpecError` when the target cannot run the spec (every reason), `IsaError` or `TemplateError` when the kernel
     type itself is wrong.
     """
+    if not isinstance(spec, KernelType):
+        raise SpecError(f"generate: must be a spec, such as KvCacheScatter(max_len=512, …) (got {brief(spec)})")
     where = parse_target(target)
     key = (type(spec), spec, where, in_force().digest, line_info, entry)
     found = _CACHE.get(key)

@@ -45,7 +45,7 @@ def short_names(shape: ModelShape, steps: Sequence[Step]) -> list[str]:
 
 
 def _base(step: Step) -> str:
-    spec, role = step.spec, step.role.name
+    spec, role = step.spec, step.role
     name = SHORT.get(spec.kernel_name) or (role if role.isidentifier() else spec.kernel_name)
     if spec.kernel_name == "kv_cache_gather":
         name = f"copy_{getattr(spec, 'direction', '')}"
@@ -68,7 +68,7 @@ def parts(shape: ModelShape, steps: Sequence[Step], prefix: str = "") -> Iterato
     """The kernels with their names, entries of the same names, roles and layers; `prefix` begins every name."""
     for name, step in zip(short_names(shape, steps), steps, strict=True):
         full = f"{prefix}{name}"
-        facts = {"role": step.role.name, "in_decode_step": step.in_step, "layers": list(step.layers)}
+        facts = {"role": step.role, "in_decode_step": step.in_step, "layers": list(step.layers)}
         yield Part(generate(step.spec, step.target, entry=full), full, facts)
 
 
@@ -109,11 +109,11 @@ def _of_program(program: Program) -> Iterator[tuple[int | None, KernelType, str]
 
 
 def _of_attention(shape: ModelShape, steps: Iterable[Step]) -> Iterator[tuple[int | None, KernelType, str]]:
-    in_step = [step for step in steps if step.in_step]
+    in_step = sorted((step for step in steps if step.in_step), key=lambda step: step.role == "attention")  # comes last
     for layer in range(shape.n_layers):
         for step in in_step:
             if layer in step.step_layers and step.spec.kernel_name != OUTSIDE:
-                yield layer, step.spec, step.role.name
+                yield layer, step.spec, step.role
     for step in in_step:
         if step.spec.kernel_name == OUTSIDE:
-            yield None, step.spec, step.role.name
+            yield None, step.spec, step.role

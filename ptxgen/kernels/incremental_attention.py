@@ -94,8 +94,8 @@ class IncrementalAttention(KernelType):
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
         dict(max_len=48, head_dim=80, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
         dict(
-            max_len=128, head_dim=8, n_heads=2, n_kv_heads=2, q_dtype=f16, kv_dtype=f16, batched=True, page_size=16,
-            page_layout="nhd",
+            max_len=32, head_dim=8, n_heads=2, n_kv_heads=2, q_dtype=f16, kv_dtype=f16, batched=True, page_size=16,
+            page_layout="nhd", window=20,
         ),
         dict(max_len=200, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, window=40, ring=64),
     )  # fmt: skip

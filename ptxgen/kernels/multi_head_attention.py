@@ -67,6 +67,7 @@ class MultiHeadAttention(KernelType):
     batched: bool = False
     page_size: int = 0
     lse: bool = False
+    sinks: bool = False
     page_layout: str = field(default="hnd", later=True)
     ring: int = field(default=0, later=True)
 
@@ -96,6 +97,8 @@ class MultiHeadAttention(KernelType):
             causal=False,
             lse=True,
         ),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype=bf16, q_dtype=bf16, max_len=48, window=20, sinks=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=2, max_len=32, batched=True, page_size=16, page_layout="nhd"),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
-from ptxgen.models import LayerKind
+from ptxgen.models.attention import Attention
 from ptxgen.models.draft import Draft, Formats
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
@@ -195,9 +195,10 @@ class _Step(Draft):
         model = self.model
         q, k, v = self._qkv(x)
         kind = model.layer(self.layer)
-        self._append(kind, q, k, v)
+        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True)
+        self._append(attention, q, k, v)
         out = self.scratch("attention.out", model.q_width)
-        self._attend(kind, q, out)
+        self._attend(attention, q, out)
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
@@ -269,42 +270,30 @@ class _Step(Draft):
             return {"positions": self.tensor("positions", "input", (self.rows,), s32)}
         return {"position": self._state("position")}
 
-    def _append(self, kind: LayerKind, q: Ref, k: Ref, v: Ref) -> None:
+    def _append(self, attention: Attention, q: Ref, k: Ref, v: Ref) -> None:
         """Rotate, where these layers do, and append."""
-        shape, batched = self.model.shape, self.step == "batch"
+        batched = self.step == "batch"
+        role, kernel = attention.append
         given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
-        fields: dict[str, Any] = {
-            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
-            "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched,
-        }  # fmt: skip
-        if kind.rope is None:
-            self.op("kv_cache_scatter", "append", given, {"rows": self.rows}, **fields)
-            return
-        rope = {name: getattr(kind.rope, name) for name in kind.rope.__dataclass_fields__}
-        fields |= rope | {"n_heads": shape.n_heads, "style": self.model.rope_style, "precise": True}
-        self.op("rope_kv_append", "rope_append", {"q": q, **given}, {"rows": self.rows}, **fields)
+        if attention.rope is not None:
+            given["q"] = q
+        fields = attention.fields(kernel, batched=batched, indirect=not batched)
+        self.op(kernel, role, given, {"rows": self.rows}, **fields)
 
-    def _attend(self, kind: LayerKind, q: Ref, out: str) -> None:
-        shape = self.model.shape
-        fields: dict[str, Any] = {
-            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_heads": shape.n_heads,
-            "n_kv_heads": shape.n_kv_heads, "q_dtype": f32, "kv_dtype": self.kv_dtype, "scale": shape.scale,
-            "soft_cap": shape.soft_cap, "window": kind.window,
-        }  # fmt: skip
+    def _attend(self, attention: Attention, q: Ref, out: str) -> None:
         caches = self._caches()
         given: dict[str, str | Ref] = {"q": q, "out": out}
+        kernel, how, sizes = "incremental_attention", {"indirect": True}, {}
         if self.step == "prefill":
-            lengths = {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
-            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()} | lengths
-            self.op("multi_head_attention", "attention", given, {"n_tokens": self.rows}, indirect=True, **fields)
+            kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
+            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
+            given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
         elif self.step == "batch":
-            lengths = {"seq_lens": self._length()}
-            fields |= {"batched": True, "batch_invariant": self.batch_invariant}
-            given |= caches | lengths
-            self.op("incremental_attention", "attention", given, {"batch": self.rows}, **fields)
+            how, sizes = {"batched": True, "batch_invariant": self.batch_invariant}, {"batch": self.rows}
+            given |= caches | {"seq_lens": self._length()}
         else:
             given |= caches | {"seq_len": self._length()}
-            self.op("incremental_attention", "attention", given, {}, indirect=True, **fields)
+        self.op(kernel, "attention", given, sizes, **attention.fields(kernel, **how))
 
     def _mlp(self, x: str) -> None:
         model = self.model

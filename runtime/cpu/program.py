@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxgen import nodes
+from ptxgen.errors import ExecutionError
 from ptxgen.runtime.core import backend
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
@@ -193,9 +194,13 @@ class Program:
         beside on a GPU, until its griddepcontrol.wait; check mode sees to that.
         """
         self.globals.place(memory)
-        run = Run(compiled, geometry, params, memory, self.globals, self.source, how, self.threads, beside)
-        start = time.perf_counter()
-        run.go(thread_pool)
+        try:
+            run = Run(compiled, geometry, params, memory, self.globals, self.source, how, self.threads, beside)
+            start = time.perf_counter()
+            run.go(thread_pool)
+        except MemoryError:
+            local = f"{geometry.threads:,} threads of {compiled.entry.local_bytes:,} bytes of local memory a CTA"
+            raise ExecutionError(f"{compiled.entry.name}: out of memory for a launch ({local})") from None
         compiled.ran(time.perf_counter() - start)
         return run.number
 

@@ -201,7 +201,7 @@ class Model:
 
     def _launch(self, step: Step) -> None:
         if self.deterministic:
-            step.run(self.stream)
+            step.launch(self.stream)
         else:
             step.graph.launch(self.stream)
 
