@@ -35,6 +35,13 @@ def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Ite
             yield f"ring: must hold the window, so there must be one (got ring={ring}, window={window}; nearest: 0)"
 
 
+def ring_rows(window: int, appended: int, max_len: int) -> int:
+    """Rows of the ring of layers with a window, where up to `appended` positions join at a time before their queries
+    read; 0 where there is no window, or a ring would be no smaller than the cache."""
+    rows = -(-(window + appended - 1) // RING) * RING
+    return rows if window and appended and rows < max_len else 0
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """Rows of K, or of V: `dim` elements, `pitch` elements from a row to the next, `heads` rows of a position side by

@@ -16,11 +16,13 @@ from ptxgen.doctor import examine
 @click.option("--max-len", type=click.IntRange(1), help="With --model: longest context  [default: the model's]")
 @click.option("--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes,
               help="With --model: KV cache element type.")  # fmt: skip
+@click.option("--rings", type=click.IntRange(0), default=0, metavar="ROWS",
+              help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
 @json_option
-def command(model: str | None, max_len: int | None, kv_dtype: str, as_json: bool) -> int:
+def command(model: str | None, max_len: int | None, kv_dtype: str, rings: int, as_json: bool) -> int:
     """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent."""
     if model is not None:
-        _memory(model, max_len, kv_dtype, as_json)
+        _memory(model, max_len, kv_dtype, rings, as_json)
         return 0
     lines = examine()
     if as_json:
@@ -30,13 +32,13 @@ def command(model: str | None, max_len: int | None, kv_dtype: str, as_json: bool
     return int(any(line.state == "wrong" for line in lines))
 
 
-def _memory(model: str, max_len: int | None, kv_dtype: str, as_json: bool) -> None:
+def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, as_json: bool) -> None:
     """What a model file takes on a device."""
     from ptxgen.models.files import open_model
     from ptxgen.models.memory import memory_plan
 
     source = open_model(model, max_len)
-    plan = memory_plan(source, kv_dtype)
+    plan = memory_plan(source, kv_dtype, rings=rings)
     if as_json:
         emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len})
         return
