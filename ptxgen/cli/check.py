@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._output import emit_json, json_option, say
-from ptxgen.cli._run import SEED
+from ptxgen.cli._run import SEED, isolate_options, limits_of
 from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
@@ -50,24 +50,25 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write a page: listing, counts, findings, warps over barriers.")  # fmt: skip
 @click.option("--sarif", type=click.Path(dir_okay=False), metavar="FILE", help="Write the findings as SARIF.")
+@isolate_options
 @json_option
-def command(file: str, coverage: bool, html: str | None, sarif: str | None, as_json: bool, **options: Any) -> int:
+def command(
+    file: str, coverage: bool, html: str | None, sarif: str | None, as_json: bool, isolate: bool, memory: int,
+    seconds: float, **options: Any,
+) -> int:  # fmt: skip
     """Launch a kernel of FILE in fast, random and check mode, and show all that is found.
 
     Exit 1 when there is a finding; notes (unordered stores of equal values) are none. Nothing but the CPU is needed.
     """
+    import ptxgen.runtime.tools.checker  # noqa: F401  whose records come back
     from ptxgen.output import check_place
-    from ptxgen.runtime.tools.checker import check
+    from ptxgen.runtime.tools.isolate import isolated
 
     for place in (html, sarif):
         if place is not None:
             check_place(Path(place))
-    launch = _launch(file, options)
-    report = check(
-        launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
-        equal_stores="finding" if options["equal_stores"] else "note",
-        differences="note" if options["any_order"] else "finding",
-    )  # fmt: skip
+    limits = limits_of(isolate, memory, seconds)
+    report = _report(file, options) if limits is None else isolated(_report, file, options, limits=limits)
     if sarif is not None:
         from ptxgen.cli._sarif import sarif as as_sarif
 
@@ -77,6 +78,16 @@ def command(file: str, coverage: bool, html: str | None, sarif: str | None, as_j
     else:
         _show(report)
     return 0 if report.ok else 1
+
+
+def _report(file: str, options: dict[str, Any]) -> Report:
+    from ptxgen.runtime.tools.checker import check
+
+    return check(
+        _launch(file, options), seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
+        equal_stores="finding" if options["equal_stores"] else "note",
+        differences="note" if options["any_order"] else "finding",
+    )  # fmt: skip
 
 
 def _launch(file: str, options: dict[str, Any]) -> Launch:
