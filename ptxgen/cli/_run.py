@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
     from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.tools.isolate import Limits
 
+T = TypeVar("T", bound=Callable[..., Any])
 SEED = click.IntRange(min=0)  # what NumPy's generators take
 
 
@@ -32,6 +36,34 @@ def launch_options() -> list[click.Option]:
     ]  # fmt: skip
 
 
+_ISOLATE: list[tuple[str, dict[str, Any]]] = [
+    ("--isolate", dict(is_flag=True, help="Run in a process of its own, which can write no file.")),
+    ("--memory", dict(type=click.IntRange(1, 1 << 20), default=4096, metavar="MIB",
+                      help="What --isolate allows it  [default: 4096]")),
+    ("--seconds", dict(type=click.FloatRange(0, 1e6, min_open=True), default=60.0,
+                       help="How long --isolate lets it run  [default: 60]")),
+]  # fmt: skip
+
+
+def isolate_list() -> list[click.Option]:
+    """Options of a command that may run in a process of its own."""
+    return [click.Option([name], **how) for name, how in _ISOLATE]
+
+
+def isolate_options(command: T) -> T:
+    """The same for a command that is a decorated function."""
+    for name, how in reversed(_ISOLATE):
+        command = click.option(name, **how)(command)
+    return command
+
+
+def limits_of(isolate: bool, memory: int, seconds: float) -> Limits | None:
+    """What `isolate_options` ask for; CPU time follows wall time, over all host threads."""
+    from ptxgen.runtime.tools.isolate import Limits
+
+    return Limits(seconds, math.ceil(seconds) * (os.cpu_count() or 1), memory << 20) if isolate else None
+
+
 def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) -> dict[str, int]:
     """`NAME=N` words, and the length, as a mapping; `SpecError` for what the spec lacks or would not run as told."""
     from ptxgen.examples import check_sizes
@@ -39,8 +71,8 @@ def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) ->
     sizes = {} if seq_len is None else {"seq_len": seq_len}
     for word in words:
         name, _, value = word.partition("=")
-        if not re.fullmatch(r"[-+]?\d{1,18}", value):
-            raise SpecError(f"--size: must be NAME=N (got {word!r})")
+        if not re.fullmatch(r"[-+]?\d{1,18}", value, re.ASCII):
+            raise SpecError(f"--size: must be NAME=N (got {brief(word)})")
         if sizes.setdefault(name, int(value)) != int(value):
             raise SpecError(f"--size: {name} was given as {sizes[name]} already (got {word!r})")
     check_sizes(spec, sizes)

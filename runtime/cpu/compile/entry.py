@@ -78,11 +78,19 @@ def _tuples(value: object) -> object:
 
 def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tuple[Entry, str]:
     """(description, LLVM IR of its warp function). `IsaError` for what is not supported, with file, line and text."""
+    entry, _, text = described(module, name, check, host, Emitter)
+    return entry, text
+
+
+def described(
+    module: nodes.Module, name: str, check: bool, host: Host, kind: type[Emitter]
+) -> tuple[Entry, Emitter, str]:
+    """The same with the emitter, which is of that kind."""
     function = module.entries.get(name)
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
     flow = Flow(module, function, check)
-    emitter = Emitter(module, flow, WARP_FUNCTION, check, host)
+    emitter = kind(module, flow, WARP_FUNCTION, check, host)
     text = emitter.run()
     entry = Entry(
         name=name,
@@ -103,7 +111,7 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         prints=any(op.words[0] == "$printf" for block in flow.blocks for op in block.ops),
         strong=any(_is_strong(op.words) for block in flow.blocks for op in block.ops),
     )
-    return entry, text
+    return entry, emitter, text
 
 
 def _is_strong(words: tuple[str, ...]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from ptxgen import checks, nodes
 from ptxgen.errors import IsaError
@@ -39,7 +40,7 @@ def verify(module: nodes.Module) -> dict[str, str]:
     try:
         checks.check(module)
     except IsaError as wrong:
-        unknown = {f.name: found for f in _defined(module) if (found := list(_unknown(module, f)))}
+        unknown = {f.name: found for f in _defined(module) if (found := list(islice(_unknown(module, f), checks.MOST_FINDINGS)))}
         if not unknown:
             raise
         try:

@@ -166,6 +166,10 @@ def _moves(
     flow: Flow, op: Op, to: Iterable[Source | Var], from_: Iterable[Source | Var], lanes: Reg | None
 ) -> Iterator[Op]:
     """Word by word, for the lanes that make this call."""
+    to, from_ = list(to), list(from_)
+    if len(to) != len(from_):
+        said = f"a call must give what the function declares: {len(to):,} values (got {len(from_):,})"
+        raise IsaError(flow.module.refusal(op.line, said))
     for target, source in zip(to, from_, strict=True):
         targets: list[Source] = list(target.words) if isinstance(target, Var) else [target]
         sources: list[Source] = list(source.words) if isinstance(source, Var) else [source]

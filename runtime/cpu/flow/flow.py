@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.parser.limits import MOST_BLOCKS
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
@@ -34,6 +35,9 @@ class Flow(Names):
         self.shared_align = max([16, *(var.align for var in self.dynamic)])
         for var in self.dynamic:
             var.offset = self.dynamic_start
+        count = sum(len(called.blocks) for called in self.functions.values())
+        if count > MOST_BLOCKS:
+            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} basic blocks (got {count:,})"))
         self.blocks = self._ordered()
 
     # instructions -----------------------------------------------------------------------------------------------

@@ -214,41 +214,32 @@ def _concatenate(c: Code, element: str, lanes: int, a: str, b: str) -> str:
 
 
 # check mode -----------------------------------------------------------------------------------------------------------
-def doubtful(c: Code, access: Access, what: str, apart: bool = False) -> None:
+def doubtful(c: Code, access: Access, what: str, rows: str = "") -> None:
     """`begin` before the shadow is told of a store, `settle` when the bytes are there (`check/equal_stores.py`).
 
-    `apart`: its lanes write bytes of their own.
+    `rows`: where the lanes' values are; none: its lanes write bytes of their own.
     """
     if access.check != "check" or access.space == "local":
         return
     if what == "begin":
         begin(c)
     else:
-        settle(c, lambda: "true" if apart else _as_stored(c, access))
+        settle(c, lambda: _as_stored(c, access, rows) if rows else "true")
 
 
-def _as_stored(c: Code, access: Access) -> str:
-    """i1: at every lane's address lies what that lane has stored: so lanes that share one stored the same."""
-    size, addresses = access.bits // 8, c.var(access.addresses, align=64)
-    c.store(access.addresses, "%a", addresses)
-    values = "%in"
-    if access.simple:
-        values = c.var(access.value, align=64)
-        c.store(access.value, "%value", values)
-    kept = c.var("i32", 1)
-    c.store("i32", 1, kept)
+def _as_stored(c: Code, access: Access, rows: str) -> str:
+    """i1: what every active lane has stored is there, so lanes that share a place have stored the same."""
+    same, slots = c.var("i1", "true"), c.var(access.addresses, "%a", align=64)
+    whole = f"i{8 * access.row}"
     with c.each_bit("%m") as lane:
-        place = c.load(access.address, c(f"getelementptr {access.address}, ptr {addresses}, i32 {lane}"))
-        head = f"ptr %w, i32 %site, i32 {lane}, i64 {widened(c, access, place)}, i64 {access.row}"
-        pointer = c(f"call ptr @{resolver(access.space, access.writes)}({head})")
-        with c.if_(c(f"icmp ne ptr {pointer}, null")):
-            for k in range(access.count):
-                column = c.at(values, 4 * access.bits * k)
-                mine = c.load(access.element, c(f"getelementptr {access.element}, ptr {column}, i32 {lane}"), align=size)
-                there = c.load(access.element, c.at(pointer, size * k), align=1)
-                same = c(f"zext i1 {c(f'icmp eq {access.element} {mine}, {there}')} to i32")
-                c.store("i32", c(f"and i32 {c.load('i32', kept)}, {same}"), kept)
-    return c(f"icmp ne i32 {c.load('i32', kept)}, 0")
+        mine = c.load(access.address, c(f"getelementptr {access.address}, ptr {slots}, i32 {lane}"))
+        head = f"ptr %w, i32 %site, i32 {lane}, i64 {widened(c, access, mine)}, i64 {access.row}"
+        there = c(f"call ptr @{resolver(access.space, access.writes)}({head})")
+        with c.if_(c(f"icmp ne ptr {there}, null")):
+            value = c.load(whole, c(f"getelementptr {access.row_type}, ptr {rows}, i32 {lane}"), align=1)
+            equal = c(f"icmp eq {whole} {value}, {c.load(whole, there, align=1)}")
+            c.store("i1", c(f"and i1 {equal}, {c.load('i1', same)}"), same)
+    return c.load("i1", same)
 
 
 def watch_lane(c: Code, access: Access, what: str, lane: str, pointer: str, address: str) -> None:
