@@ -275,8 +275,11 @@ def _tensors(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, tuple):
             yield from _tensors(value)
+        elif isinstance(value, np.ndarray):
+            yield Array(value)
         else:
-            yield _array(getattr(value, "base", value) if hasattr(value, "block_shape") else value)
+            inner = getattr(value, "base", None)  # of a descriptor, and of a tensor seen as another type
+            yield _array(inner if hasattr(inner, "untyped_storage") or isinstance(inner, Array) else value)
 
 
 class _Memory:
@@ -284,7 +287,8 @@ class _Memory:
 
     def __init__(self, driver: Driver, tensors: Any) -> None:
         found = (_region(tensor) for tensor in _tensors(tensors))
-        self.regions = sorted({each for each in found if each is not None and each[1]})
+        words = ((at, -(-size // 4) * 4, fixed) for at, size, fixed in filter(None, found) if size)
+        self.regions = sorted(set(words))  # atomics on two bytes go through the four around them
         self.outside = {each for each in map(_region, _tensors(driver.visible)) if each is not None and each[1]}
         self.memory = driver.device.bytes  # type: ignore[attr-defined]
         self.copies: list[tuple[int, int, bool, int]] = []  # region, and where its copy is
