@@ -16,11 +16,13 @@ from torch import Tensor
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import ArgMax, IncrementalAttention, KvCacheScatter, Rope
+from ptxgen.models.attention import program_of
 from ptxgen.runtime import BoundKernel, Device, open_device
+from ptxgen.runtime.program.step import Step
 
 _lock = threading.Lock()
 _cpu: list[Device] = []
-_bound: dict[tuple[Any, ...], BoundKernel] = {}
+_bound: dict[tuple[Any, ...], Step] = {}
 _captured: list[BoundKernel] = []  # what a torch graph was recorded with lives as long as the process
 _REMEMBERED = 512
 
@@ -191,7 +193,7 @@ def _launch(
             want = f"contiguous, on {first.device}"
             raise SpecError(f"{spec.kernel_name}({name}): must be {want} (got {tensor.device}, {tensor.stride()})")
     if first.device.type == "cpu":
-        _on_cpu().load(spec).bind(**tensors, **capacities, **scalars or {}).launch()
+        _step(_on_cpu(), spec, tensors, capacities, scalars).launch()
         return
     index = first.device.index
     stream = torch.cuda.current_stream(index).cuda_stream
@@ -199,19 +201,27 @@ def _launch(
         capturing = torch.cuda.is_current_stream_capturing()
     layout = tuple((name, t.dtype, t.shape) for name, t in tensors.items())
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
-    bound = _bound.get(key)
-    if bound is None:
+    step = _bound.get(key)
+    if step is None:
         device: Any = open_device(f"cuda:{index}")
         with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
-            bound = device.load(spec).bind(**tensors, **capacities, **scalars or {})
+            step = _step(device, spec, tensors, capacities, scalars)
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
-            _bound[key] = bound
-    if capturing and bound not in _captured:
-        _captured.append(bound)
+            _bound[key] = step
+    if capturing and step.launches[0] not in _captured:
+        _captured.append(step.launches[0])
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     with _lock:  # another thread may launch the same on this stream
-        bound.update(**addresses).launch(stream)
+        step.update(**addresses).launch(stream)
+
+
+def _step(
+    device: Device, spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int],
+    scalars: dict[str, int] | None,
+) -> Step:  # fmt: skip
+    """A kernel over these tensors, as the one launch of a Program."""
+    return Step(device, program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **(scalars or {})})
 
 
 def _on_cpu() -> Device:

@@ -12,7 +12,8 @@ from typing import Any
 
 from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
-from ptxgen.models import LayerKind
+from ptxgen.models.attention import Attention
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Draft, Formats
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
@@ -36,11 +37,12 @@ def step_program(
     programmatic: bool = False,
     batch_invariant: bool = False,
     choice: str = "greedy",
+    rings: int = 0,
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequence's own
-    tokens, too (of one sequence).
+    tokens, too (of one sequence). `rings`: layers with a window keep rings with room for appends of up to so many rows.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -54,7 +56,7 @@ def step_program(
         raise SpecError("step_program: biases of gate_proj and up_proj are not covered (got mlp_bias)")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice,
+        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -69,6 +71,7 @@ class _Step(Draft):
     kv_dtype: DType
     batch_invariant: bool
     choice: str
+    rings: int
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
@@ -195,9 +198,11 @@ class _Step(Draft):
         model = self.model
         q, k, v = self._qkv(x)
         kind = model.layer(self.layer)
-        self._append(kind, q, k, v)
+        ring = CacheForm(rings=self.rings).ring(model.shape, kind)
+        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True, ring=ring)
+        self._append(attention, q, k, v)
         out = self.scratch("attention.out", model.q_width)
-        self._attend(kind, q, out)
+        self._attend(attention, q, out)
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
@@ -253,11 +258,11 @@ class _Step(Draft):
             found.append(Ref(out))
         return found
 
-    def _caches(self) -> dict[str, str]:
+    def _caches(self, attention: Attention) -> dict[str, str]:
         """The layer's cache, by parameter name."""
         shape = self.model.shape
         lead = (self.rows,) if self.step == "batch" else ()
-        rows = (*lead, shape.n_kv_heads, shape.max_len)
+        rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
         wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
         if self.kv_dtype == s8:
             wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
@@ -269,42 +274,30 @@ class _Step(Draft):
             return {"positions": self.tensor("positions", "input", (self.rows,), s32)}
         return {"position": self._state("position")}
 
-    def _append(self, kind: LayerKind, q: Ref, k: Ref, v: Ref) -> None:
+    def _append(self, attention: Attention, q: Ref, k: Ref, v: Ref) -> None:
         """Rotate, where these layers do, and append."""
-        shape, batched = self.model.shape, self.step == "batch"
-        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
-        fields: dict[str, Any] = {
-            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_kv_heads": shape.n_kv_heads,
-            "kv_dtype": self.kv_dtype, "src_dtype": f32, "batched": batched, "indirect": not batched,
-        }  # fmt: skip
-        if kind.rope is None:
-            self.op("kv_cache_scatter", "append", given, {"rows": self.rows}, **fields)
-            return
-        rope = {name: getattr(kind.rope, name) for name in kind.rope.__dataclass_fields__}
-        fields |= rope | {"n_heads": shape.n_heads, "style": self.model.rope_style, "precise": True}
-        self.op("rope_kv_append", "rope_append", {"q": q, **given}, {"rows": self.rows}, **fields)
+        batched = self.step == "batch"
+        role, kernel = attention.append
+        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(attention), **self._position()}
+        if attention.rope is not None:
+            given["q"] = q
+        fields = attention.fields(kernel, batched=batched, indirect=not batched)
+        self.op(kernel, role, given, {"rows": self.rows}, **fields)
 
-    def _attend(self, kind: LayerKind, q: Ref, out: str) -> None:
-        shape = self.model.shape
-        fields: dict[str, Any] = {
-            "max_len": shape.max_len, "head_dim": shape.head_dim, "n_heads": shape.n_heads,
-            "n_kv_heads": shape.n_kv_heads, "q_dtype": f32, "kv_dtype": self.kv_dtype, "scale": shape.scale,
-            "soft_cap": shape.soft_cap, "window": kind.window,
-        }  # fmt: skip
-        caches = self._caches()
+    def _attend(self, attention: Attention, q: Ref, out: str) -> None:
+        caches = self._caches(attention)
         given: dict[str, str | Ref] = {"q": q, "out": out}
+        kernel, how, sizes = "incremental_attention", {"indirect": True}, {}
         if self.step == "prefill":
-            lengths = {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
-            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()} | lengths
-            self.op("multi_head_attention", "attention", given, {"n_tokens": self.rows}, indirect=True, **fields)
+            kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
+            given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
+            given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
         elif self.step == "batch":
-            lengths = {"seq_lens": self._length()}
-            fields |= {"batched": True, "batch_invariant": self.batch_invariant}
-            given |= caches | lengths
-            self.op("incremental_attention", "attention", given, {"batch": self.rows}, **fields)
+            how, sizes = {"batched": True, "batch_invariant": self.batch_invariant}, {"batch": self.rows}
+            given |= caches | {"seq_lens": self._length()}
         else:
             given |= caches | {"seq_len": self._length()}
-            self.op("incremental_attention", "attention", given, {}, indirect=True, **fields)
+        self.op(kernel, "attention", given, sizes, **attention.fields(kernel, **how))
 
     def _mlp(self, x: str) -> None:
         model = self.model

@@ -1,14 +1,14 @@
-"""Which kernels a model needs: its attention shape → specs, by role and by layers. A table; no kernel code.
+"""Which kernels a model needs: those of its Programs, with the layers that they serve. No kernel code, no choice of its
+own: attention alone is what `attention.py` says, a whole step what `decode.py` says.
 
-A spec takes from the model every fact that its kernel type has a field for; a row of the table adds the options of the
-role. Layers that differ in window or RoPE get kernels of their own; equal specs are one kernel.
+Layers that differ in window or RoPE get kernels of their own; equal specs are one kernel.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,56 +18,25 @@ from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType, find_kernel_type, supports
 from ptxgen.manifest import FORMAT, spec_fields
 from ptxgen.models import LayerKind, ModelShape
+from ptxgen.models.attention import Attention, program_of
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.decode import STEPS, step_program
+from ptxgen.models.program import Program
 from ptxgen.models.spec import ModelSpec
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
-
-@dataclass(frozen=True)
-class Role:
-    """What a kernel does in a model. `step`: it runs in the decode step of one sequence; `unrotated`: there, too, in
-    layers without RoPE. `rotates`: layers without RoPE do without it."""
-
-    name: str
-    kernel: str
-    options: Mapping[str, object]
-    step: bool = False
-    unrotated: bool = False
-    rotates: bool = False
-
-    def serves(self, kind: LayerKind) -> bool:
-        """Whether these layers need it."""
-        return kind.rope is not None or not self.rotates
-
-    def in_step(self, kind: LayerKind) -> bool:
-        """Whether it runs in the decode step of these layers."""
-        return self.step or (self.unrotated and kind.rope is None)
-
-
-# In the order in which they run.
-ROLES: tuple[Role, ...] = (
-    Role("rotate q and k, append k and v", "rope_kv_append", {"indirect": True}, step=True, rotates=True),
-    Role("decode attention", "incremental_attention", {"indirect": True}, step=True),
-    Role("choose the token", "arg_max", {"dtype": "f32"}, step=True),
-    Role("rotate q and k, append k and v, batched", "rope_kv_append", {"batched": True}, rotates=True),
-    Role("decode attention, batched", "incremental_attention", {"batched": True}),
-    Role("split decode attention", "flash_decoding_chunk", {}),
-    Role("merge of splits", "flash_decoding_reduce", {}),
-    Role("prefill attention", "multi_head_attention", {"causal": True, "indirect": True}),
-    Role("rotate", "rope", {}, rotates=True),
-    Role("append k and v", "kv_cache_scatter", {"indirect": True}, unrotated=True),
-    Role("copy a cache to a slot", "kv_cache_gather", {"direction": "to_slot", "indirect": True}),
-    Role("copy a slot to a cache", "kv_cache_gather", {"direction": "from_slot", "indirect": True}),
-)
+# Specs do not depend on capacities: those of one token of one sequence.
+_ONE = {"rows": 1, "batch": 1, "n_tokens": 1, "pages": 1}
 
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel of a model on a target: the role it plays, the layers that it serves, and those in whose decode step of
-    one sequence it runs."""
+    """A kernel of a model on a target: what it does (`role`, of the first op that it is), the steps in which it runs,
+    the layers that it serves, and those in whose decode step of one sequence it runs."""
 
-    role: Role
+    role: str
+    steps: tuple[str, ...]
     layers: tuple[int, ...]
     spec: KernelType
     target: Target
@@ -76,89 +45,116 @@ class Step:
     @property
     def in_step(self) -> bool:
         """Whether it runs in the decode step of one sequence, in a layer or outside of them."""
-        return self.role.step or bool(self.step_layers)
+        return "decode" in self.steps
 
 
-def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
-    """Every kernel of a model for a target; `kv_dtype` replaces the model's own element type in the cache.
+@dataclass(frozen=True)
+class Use:
+    """A Program in which kernels run; `layers` are those of its ops that name none."""
+
+    step: str
+    layers: tuple[int, ...]
+    program: Program
+
+
+def plan(
+    shape: ModelShape, target: str | Target, kv_dtype: str | None = None, form: CacheForm | None = None
+) -> tuple[Step, ...]:
+    """Every attention and KV-cache kernel of a model for a target; `kv_dtype` replaces the model's own element type in
+    the cache, `form` says of pages and rings.
+
+    Raises `SpecError` with every reason when one of them cannot be had.
+    """
+    form = form or CacheForm()
+    uses = (use for kind in shape.kinds for use in attention_uses(shape, kind, kv_dtype or shape.dtype, form))
+    return _kernels(uses, parse_target(target))
+
+
+def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: CacheForm) -> Iterator[Use]:
+    """The Programs of attention alone, of layers of a kind."""
+    attention = Attention.of(shape, kind, shape.dtype, kv_dtype, ring=form.ring(shape, kind))
+    role, kernel = attention.append
+    choose = ("choose", find_kernel_type("arg_max")(n=shape.vocab, dtype="f32"))  # type: ignore[call-arg]
+
+    def of(step: str, *ops: tuple[str, KernelType]) -> Use:
+        return Use(step, kind.layers, program_of(*ops, sizes=_ONE))
+
+    def attend(**options: Any) -> tuple[tuple[str, KernelType], ...]:
+        kernels = {role: kernel, "attention": "incremental_attention"}
+        return tuple((name, attention.spec(of, **options)) for name, of in kernels.items())
+
+    yield of("decode", *attend(indirect=True))
+    yield of("decode", choose)
+    yield of("batch", *attend(**form.batched))
+    chunk, merge = (attention.spec(f"flash_decoding_{part}") for part in ("chunk", "reduce"))
+    yield of("split", ("split attention", chunk), ("merge of splits", merge))
+    yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, indirect=True)))
+    if form.page_size:
+        yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, **form.batched)))
+    if attention.rope is not None:
+        yield of("rotate", ("rotate", attention.spec("rope")))
+    yield of("append", ("append", attention.spec("kv_cache_scatter", indirect=True)))
+    for direction in ("to_slot", "from_slot"):
+        rows = attention.ring or attention.max_len
+        copy = attention.spec("kv_cache_gather", direction=direction, indirect=True, max_len=rows)
+        yield of("copy", (f"copy {direction.replace('_', ' ')}", copy))
+
+
+def whole_plan(
+    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, rings: int = 0
+) -> tuple[Step, ...]:
+    """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
+    sequence, to decode several, and to take up a prompt. Activations are f32.
 
     Raises `SpecError` with every reason when one of them cannot be had.
     """
     where = parse_target(target)
-    steps: dict[tuple[type, KernelType], Step] = {}
-    refused: dict[str, set[str]] = {}  # reason → kernel types, none where the reason names its own
-    for role in ROLES:
-        for kind in filter(role.serves, shape.kinds):
-            try:
-                spec = _spec(role, shape, kind, kv_dtype or shape.dtype)
-            except SpecError as wrong:
-                refused.setdefault(str(wrong), set())
-                continue
-            for reason in supports(spec, where).reasons:
-                refused.setdefault(reason, set()).add(type(spec).__name__)
-            known = steps.get((type(spec), spec))
-            layers = tuple(sorted({*(known.layers if known else ()), *kind.layers}))
-            in_step = {*(known.step_layers if known else ()), *(kind.layers if role.in_step(kind) else ())}
-            named = known.role if known else role
-            steps[type(spec), spec] = Step(named, layers, spec, where, tuple(sorted(in_step)))
+    programs = ((step, whole_program(model, weights, where, kv_dtype, step, rings)) for step in STEPS)
+    return _kernels((Use(step, (), program) for step, program in programs), where)
+
+
+def whole_program(
+    model: ModelSpec,
+    weights: str,
+    target: str | Target,
+    kv_dtype: str | None = None,
+    step: str = "decode",
+    rings: int = 0,
+) -> Program:
+    """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
+    where = parse_target(target)
+    return step_program(
+        model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
+        target=where.name, programmatic=where.includes_any(("sm_90",)), rings=rings,
+    )  # fmt: skip
+
+
+def _kernels(uses: Iterable[Use], where: Target) -> tuple[Step, ...]:
+    """The kernels of Programs, each once, in the order of first use."""
+    found: dict[KernelType, Step] = {}
+    refused: dict[str, set[str]] = {}  # reason → kernel types
+    for use in uses:
+        for op in use.program.ops:
+            layers = use.layers if op.layer < 0 else (op.layer,)
+            known = found.get(op.spec)
+            if known is None:
+                known = Step(op.role, (), (), op.spec, where)
+                for reason in supports(op.spec, where).reasons:
+                    refused.setdefault(reason, set()).add(type(op.spec).__name__)
+            found[op.spec] = dataclasses.replace(
+                known,
+                steps=tuple(dict.fromkeys((*known.steps, use.step))),
+                layers=tuple(sorted({*known.layers, *layers})),
+                step_layers=tuple(sorted({*known.step_layers, *(layers if use.step == "decode" else ())})),
+            )
     if refused:
         lines = (".".join((*of, reason)) if len(of) == 1 else reason for reason, of in refused.items())
         raise SpecError("\n".join(lines))
-    return tuple(steps.values())
-
-
-def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
-    """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
-    sequence, to decode several, and to take up a prompt. Activations are f32.
-
-    Raises `SpecError` with the reason when one of them cannot be had.
-    """
-    where = parse_target(target)
-    found: dict[KernelType, Step] = {}
-    for step in STEPS:
-        program = step_program(
-            model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
-            target=where.name, programmatic=where.includes_any(("sm_90",)),
-        )  # fmt: skip
-        for op in program.ops:
-            if reasons := supports(op.spec, where).reasons:
-                raise SpecError("\n".join(f"{type(op.spec).__name__}.{reason}" for reason in reasons))
-            role = Role(op.role, op.spec.kernel_name, {}, step == "decode")
-            known = found.get(op.spec, Step(role, (), op.spec, where))
-            at = {op.layer} - {-1}
-            layers, in_step = {*known.layers, *at}, {*known.step_layers, *(at if step == "decode" else ())}
-            found[op.spec] = Step(known.role, tuple(sorted(layers)), op.spec, where, tuple(sorted(in_step)))
     return tuple(found.values())
 
 
-def _spec(role: Role, shape: ModelShape, kind: LayerKind, kv_dtype: str) -> KernelType:
-    cls = find_kernel_type(role.kernel)
-    facts = {**_facts(shape, kind, kv_dtype), **role.options}
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: facts[name] for name in names if name in facts})
-
-
-def _facts(shape: ModelShape, kind: LayerKind, kv_dtype: str) -> dict[str, Any]:
-    """The model by the names of kernel types' fields."""
-    rope = dataclasses.asdict(kind.rope) | {"style": "neox"} if kind.rope else {}
-    return rope | {
-        "max_len": shape.max_len,
-        "head_dim": shape.head_dim,
-        "n_heads": shape.n_heads,
-        "n_kv_heads": shape.n_kv_heads,
-        "n": shape.vocab,
-        "dtype": shape.dtype,
-        "q_dtype": shape.dtype,
-        "src_dtype": shape.dtype,
-        "kv_dtype": kv_dtype,
-        "scale": shape.scale,
-        "soft_cap": shape.soft_cap,
-        "window": kind.window,
-    }
-
-
-def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
-    """Files by name: the PTX and the manifest of each step, and an index that says what each is for."""
+def bundle(shape: ModelShape, steps: Iterable[Step], **facts: Any) -> dict[str, str]:
+    """Files by name: the PTX and the manifest of each step, and an index that says what each is for, and `facts`."""
     files: dict[str, str] = {}
     entries = []
     for step in steps:
@@ -171,7 +167,8 @@ def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
         files[contract] = json.dumps(ptx.manifest(), indent=2) + "\n"
         entries.append(
             {
-                "role": step.role.name,
+                "role": step.role,
+                "steps": list(step.steps),
                 "in_decode_step": step.in_step,
                 "layers": list(step.layers),
                 "kernel_type": step.spec.kernel_name,
@@ -181,6 +178,6 @@ def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
                 "manifest": contract,
             }
         )
-    index = {"format": FORMAT, "model": dataclasses.asdict(shape), "kernels": entries}
+    index = {"format": FORMAT, "model": dataclasses.asdict(shape), **facts, "kernels": entries}
     files[INDEX] = json.dumps(index, indent=2) + "\n"
     return files

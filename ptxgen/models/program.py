@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ptxgen.dtypes import DType
+from ptxgen.dtypes import DType, u64
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
 from ptxgen.launch import Param, evaluate
@@ -150,12 +150,13 @@ def _arguments(op: Op, tensors: Mapping[str, Tensor]) -> Iterator[str]:
         return
     for name, ref in op.tensors.items():
         param, tensor = params[name], tensors.get(ref.tensor)
-        if tensor is None or tensor.dtype != param.dtype:
+        dtype = u64 if param.kind == "pointers" else param.dtype
+        if tensor is None or tensor.dtype != dtype:
             got = "none" if tensor is None else str(tensor.dtype)
-            yield f"{op.name}: {name} must be a tensor of {param.dtype} (got {ref.tensor}: {got})"
+            yield f"{op.name}: {name} must be a tensor of {dtype} (got {ref.tensor}: {got})"
             return
         shape = tuple(evaluate(extent, op.sizes) for extent in param.shape)
-        nbytes = math.prod(shape) * param.dtype.bytes
+        nbytes = math.prod(shape) * dtype.bytes
         if ref.offset is None and nbytes != tensor.nbytes:
             yield f"{op.name}: {name} must have shape {list(shape)} (got {ref.tensor}: {list(tensor.shape)})"
         elif ref.offset is not None and not 0 <= ref.offset <= tensor.nbytes - nbytes:

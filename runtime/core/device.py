@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -145,11 +145,12 @@ class Device(ABC):
         """
         return self.modules.load(spec, target, line_info)
 
-    def module(self, text: str) -> Module:
-        """Any PTX text as a loaded module; raises `ModuleLoadError`."""
+    def module(self, text: str, name: str = "module") -> Module:
+        """Any PTX text as a loaded module, which messages and findings call by this name (a file, say); raises
+        `ModuleLoadError`."""
         from ptxgen.runtime.core.module import Module
 
-        return Module(self, text)
+        return Module(self, text, name)
 
     def warmup(
         self, specs: Iterable[KernelType], target: object = None, workers: int | None = None
@@ -208,6 +209,10 @@ class Device(ABC):
     def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         """Copy in `stream`; without one: after the work in `after`, and complete on return."""
 
+    def _prepared_copy(self, copy: Copy, stream: Stream) -> Callable[[], None]:
+        """The same copy in a stream again and again; who asks keeps its ends alive."""
+        return lambda: self._copy(copy, stream, ())
+
     @abstractmethod
     def _fill(self, pointer: int, pattern: bytes, count: int, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         """Write `pattern` (1, 2 or 4 bytes) `count` times; ordered as `_copy`."""
@@ -235,9 +240,9 @@ class Device(ABC):
         """Whether `_load` of a text is likely to need no compiler."""
         return False
 
-    def _load_foreign(self, text: str) -> Code:
+    def _load_foreign(self, text: str, label: str) -> Code:
         """`_load` of a text that has not been checked yet."""
-        return self._load(text, "module")
+        return self._load(text, label)
 
     @abstractmethod
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:

@@ -1,4 +1,4 @@
-"""The kernels of an `Executor`: specs, scratch memory, and those that are bound once and updated. Owns no order."""
+"""The small Programs of an `Executor`: attention of a layer, bound once and updated, or for one call. Owns no order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
-from ptxgen.runtime.core.bound import BoundKernel
+from ptxgen.models.attention import Attention, program_of
+from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.kv.kvcache import KvCache
+from ptxgen.runtime.program.step import Step, own_buffers
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -19,101 +21,74 @@ _OPTIONS = ("scale", "soft_cap", "window")  # that all of these kernels have
 
 
 class AttentionKernels:
-    """Kernels over the layers of a cache, with queries of `q_dtype`; `options` are those of `IncrementalAttention`.
+    """Steps over the layers of a cache, with queries of `q_dtype`; `options` are those of `IncrementalAttention`.
 
     Scratch memory is shared by all layers: they run one after the other.
     """
 
     def __init__(self, cache: KvCache, q_dtype: DType, options: Mapping[str, Any]) -> None:
-        self.device, self.cache, self.q_dtype, self.options = cache.device, cache, q_dtype, dict(options)
-        self._steps: dict[int, BoundKernel] = {}
-        self._workspaces: dict[KernelType, dict[str, Buffer]] = {}
-        self._check_options()
-
-    def _check_options(self) -> None:
-        """An option that not all of an executor's kernels have, or a value that they do not take, is an error."""
-        if others := sorted(self.options.keys() - set(_OPTIONS)):
+        if others := sorted(options.keys() - set(_OPTIONS)):
             want = f"of {', '.join(_OPTIONS)} (bind IncrementalAttention itself for other options)"
             raise SpecError(f"Executor.options: must be {want} (got {', '.join(others)})")
-        self._spec(indirect=False)
+        self.device, self.cache = cache.device, cache
+        self.attention = Attention(
+            head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads, max_len=cache.max_len,
+            q_dtype=q_dtype, kv_dtype=cache.dtype, **options,
+        )  # fmt: skip
+        self._steps: dict[int, Step] = {}
+        self._scratch: dict[tuple[KernelType, ...], dict[str, Buffer]] = {}
+        self._attend(indirect=False)  # a value that an option does not take is an error
 
-    def step(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:
+    def step(self, layer: int, q: Buffer, out: Buffer, length: int) -> Step:
         """One query of every head `[n_heads, head_dim]` over `length` positions of a layer; bound once and updated."""
-        bound = self._steps.get(layer)
-        if bound is not None:
-            return bound.update(q=q, out=out, seq_len=length)
-        bound = self._steps[layer] = self._attend(layer, q, out, length, indirect=False)
-        return bound
+        step = self._steps.get(layer)
+        if step is not None:
+            return step.update(q=q, out=out, seq_len=length)
+        program = program_of(("attention", self._attend(indirect=False)))
+        step = self._steps[layer] = self._bind(layer, program, q=q, out=out, seq_len=length)
+        return step
 
-    def recorded_step(
-        self, layer: int, given: Mapping[str, Buffer], position: Buffer, length: Buffer
-    ) -> tuple[BoundKernel, BoundKernel]:
+    def recorded_step(self, layer: int, given: Mapping[str, Buffer], position: Buffer, length: Buffer) -> Step:
         """Append k, v and attend with q into out; position and length s32 `[1]` are read at every replay."""
-        from ptxgen.kernels import KvCacheScatter
+        append = self.attention.spec("kv_cache_scatter", indirect=True)
+        program = program_of(("append", append), ("attention", self._attend(indirect=True)), sizes={"rows": 1})
+        return self._bind(layer, program, **given, position=position, seq_len=length)
 
-        cache = self.cache
-        scatter = KvCacheScatter(
-            max_len=cache.max_len, head_dim=cache.head_dim, n_kv_heads=cache.n_kv_heads, kv_dtype=cache.dtype,
-            src_dtype=self.q_dtype, indirect=True,
-        )  # fmt: skip
-        rows = {name: given[name].reshape(1, *given[name].shape) for name in "kv"}
-        append = self.device.load(scatter).bind(**rows, position=position, **cache.buffers(layer))
-        return append, self._attend(layer, given["q"], given["out"], length, indirect=True)
-
-    def chunk(self, layer: int, q: Buffer, out: Buffer, length: int) -> BoundKernel:
+    def chunk(self, layer: int, q: Buffer, out: Buffer, length: int) -> Step:
         """The last queries `[rows, n_heads, head_dim]` of `length` positions of a layer, causally."""
-        spec = self._multi_head(causal=True, kv_dtype=self.cache.dtype, max_len=self.cache.max_len)
+        program = program_of(("attention", self.attention.spec("multi_head_attention")), sizes={"n_tokens": q.shape[0]})
         held = {name.removesuffix("_cache"): buffer for name, buffer in self.cache.buffers(layer).items()}
-        return self.device.load(spec).bind(q=q, out=out, q_len=q.shape[0], kv_len=length, **held)
+        return Step(self.device, program, {**held, "q": q, "out": out, "q_len": q.shape[0], "kv_len": length})
 
-    def whole(self, given: Mapping[str, Buffer], causal: bool) -> BoundKernel:
+    def whole(self, given: Mapping[str, Buffer], causal: bool) -> Step:
         """Queries q, out `[n, n_heads, head_dim]` over k, v `[m, n_kv_heads, head_dim]`, without the cache."""
-        spec = self._multi_head(causal=causal, kv_dtype=given["k"].dtype)
-        return self.device.load(spec).bind(**given, q_len=given["q"].shape[0], kv_len=given["k"].shape[0])
+        return whole_attention(self.attention, given, causal)
 
-    def rope(self, given: Mapping[str, Buffer], position: object, options: Mapping[str, Any]) -> BoundKernel:
+    def rope(self, given: Mapping[str, Buffer], position: object, options: Mapping[str, Any]) -> Step:
         """Rotate q and k, where given, from `position` on: an int, or s32 `[1]` on the device."""
-        from ptxgen.kernels import Rope
+        fields = {"indirect": isinstance(position, Buffer), **options} | ({} if "k" in given else {"n_kv_heads": 0})
+        program = program_of(("rotate", self.attention.spec("rope", **fields)), sizes={"rows": _rows(given["q"])})
+        return Step(self.device, program, {**given, "position": position})
 
-        cache = self.cache
-        spec = Rope(
-            head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads if "k" in given else 0,
-            dtype=self.q_dtype, indirect=isinstance(position, Buffer), **options,
-        )  # fmt: skip
-        return self.device.load(spec).bind(**given, position=position)
+    def _attend(self, indirect: bool) -> KernelType:
+        return self.attention.spec("incremental_attention", indirect=indirect)
 
-    def _attend(self, layer: int, q: Buffer, out: Buffer, length: int | Buffer, indirect: bool) -> BoundKernel:
-        spec = self._spec(indirect)
-        held = self.cache.buffers(layer)
-        return self.device.load(spec).bind(q=q, out=out, seq_len=length, **held, **self._workspace(spec))
+    def _bind(self, layer: int, program: Program, **given: object) -> Step:
+        """Over a layer's memory, with the scratch memory that the Programs of these kernels share."""
+        shared = self._scratch.get(program.specs())
+        given |= self.cache.buffers(layer)
+        if shared is None:
+            shared = self._scratch[program.specs()] = own_buffers(self.device, program, given)
+        return Step(self.device, program, given | shared)
 
-    def _spec(self, indirect: bool) -> KernelType:
-        from ptxgen.kernels import IncrementalAttention
 
-        cache = self.cache
-        made: KernelType = IncrementalAttention(
-            max_len=cache.max_len, head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads,
-            q_dtype=self.q_dtype, kv_dtype=cache.dtype, indirect=indirect, **self.options,
-        )  # fmt: skip
-        return made
+def whole_attention(attention: Attention, given: Mapping[str, Buffer], causal: bool) -> Step:
+    """q, out `[n, n_heads, head_dim]` over k, v `[m, n_kv_heads, head_dim]` that lie together, of any type."""
+    rows, keys = given["q"].shape[0], given["k"].shape[0]
+    spec = attention.spec("multi_head_attention", causal=causal, kv_dtype=given["k"].dtype, max_len=0)
+    program = program_of(("attention", spec), sizes={"n_tokens": rows, "n_keys": keys})
+    return Step(given["q"].device, program, {**given, "q_len": rows, "kv_len": keys})
 
-    def _multi_head(self, **fields: Any) -> KernelType:
-        from ptxgen.kernels import MultiHeadAttention
 
-        cache = self.cache
-        made: KernelType = MultiHeadAttention(
-            head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads, q_dtype=self.q_dtype,
-            **self.options, **fields,
-        )  # fmt: skip
-        return made
-
-    def _workspace(self, spec: KernelType) -> dict[str, Buffer]:
-        made = self._workspaces.get(spec)
-        if made is None:
-            made = {
-                p.name: (self.device.zeros if p.zeroed else self.device.empty)(p.shape, p.dtype)  # type: ignore[arg-type]
-                for p in spec.params()
-                if p.access == "workspace"
-            }
-            self._workspaces[spec] = made
-        return made
+def _rows(buffer: Buffer) -> int:
+    return buffer.shape[0] if len(buffer.shape) == 3 else 1

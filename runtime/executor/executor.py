@@ -10,7 +10,6 @@ import numpy as np
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.runtime.arrays.interop import argument
-from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph, Node
 from ptxgen.runtime.core.stream import Stream
@@ -19,6 +18,7 @@ from ptxgen.runtime.executor.attention_kernels import AttentionKernels
 from ptxgen.runtime.executor.flash_decoding import FlashDecoding
 from ptxgen.runtime.executor.staging import Arguments, row_count, take_back
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows
+from ptxgen.runtime.program.step import Step
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
@@ -92,8 +92,7 @@ class Executor:
             no_host_arrays(q, k, v, out)
             count, at = self.cache.length(layer), slice(layer, layer + 1)
             given = self._buffers(q=q, k=k, v=v, out=out)
-            for bound in self._kernels.recorded_step(layer, given, self.positions[at], self.lengths[at]):
-                bound.launch(stream)
+            self._kernels.recorded_step(layer, given, self.positions[at], self.lengths[at]).launch(stream)
             return count
         length = self.cache.room(layer, 1) + 1
         buffers = self._buffers(q=q, k=k, v=v, out=out)
@@ -257,7 +256,7 @@ class Executor:
             self._latest = where
         return where
 
-    def _launch(self, attention: BoundKernel, where: Stream, layer: int, before: int) -> None:
+    def _launch(self, attention: Step, where: Stream, layer: int, before: int) -> None:
         """Attend over what was appended. If that fails, the layer's length is what it was `before`."""
         try:
             attention.launch(where)
@@ -272,9 +271,7 @@ class Executor:
 
     def _flash(self) -> FlashDecoding:
         if self._flash_decoding is None:
-            self._flash_decoding = FlashDecoding(
-                self.device, self.cache, self.lengths, self.q_dtype, self.max_chunks, **self._kernels.options
-            )
+            self._flash_decoding = FlashDecoding(self.cache, self._kernels.attention, self.lengths, self.max_chunks)
         return self._flash_decoding
 
 

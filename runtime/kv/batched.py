@@ -8,15 +8,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
+from ptxgen.models.attention import program_of
 from ptxgen.runtime.arrays.interop import argument
-from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.stream_order import after_others
-from ptxgen.runtime.kv.kvcache import KvCache, as_rows
+from ptxgen.runtime.kv.kvcache import KvCache, as_rows, scatter
 from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, within
 from ptxgen.runtime.kv.pages import PageTable
 from ptxgen.runtime.kv.sizing import bytes_per_sequence, overhead
 from ptxgen.runtime.kv.slot_copies import blocks_of_slot
+from ptxgen.runtime.program.step import Step
 
 log = logging.getLogger("ptxgen.runtime")
 
@@ -62,7 +63,7 @@ class BatchedKvCache:
         self._lengths = np.zeros(batch, np.int32)
         self._stepping = np.zeros(batch, bool)  # slots whose position on the device may not be −1
         self._pointers: dict[tuple[int, str], Buffer] = {}
-        self._appends: dict[tuple[int, str], BoundKernel] = {}
+        self._appends: dict[tuple[int, str], Step] = {}
 
     @property
     def _entries(self) -> int:
@@ -241,21 +242,17 @@ class BatchedKvCache:
         k, v = (argument(self.device, f"append({n})", x) for n, x in (("k", k), ("v", v)))
         self._append(layer, as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)).launch(where)
 
-    def _append(self, layer: int, k: Buffer, v: Buffer) -> BoundKernel:
-        from ptxgen.kernels import KvCacheScatter
-
+    def _append(self, layer: int, k: Buffer, v: Buffer) -> Step:
         key = (layer, f"{k.dtype} {self.batch}")
-        bound = self._appends.get(key)
-        if bound is not None:
-            return bound.update(k=k, v=v)
-        spec = KvCacheScatter(
-            max_len=self.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads, kv_dtype=self.dtype,
-            src_dtype=k.dtype, batched=True, page_size=self.page_size,
-        )  # fmt: skip
-        pages = {} if self.pages is None else {"n_pages": self.pages.n_pages}
-        bound = self.device.load(spec).bind(k=k, v=v, positions=self.positions, **self.buffers(layer), **pages)
-        self._appends[key] = bound
-        return bound
+        step = self._appends.get(key)
+        if step is not None:
+            return step.update(k=k, v=v)
+        pages = {} if self.pages is None else {"pages": self.pages.n_pages}
+        given = {"k": k, "v": v, "positions": self.positions, **self.buffers(layer)}
+        append = ("append", scatter(self, k.dtype, batched=True, page_size=self.page_size))
+        program = program_of(append, sizes={"rows": self.batch, **pages})
+        step = self._appends[key] = Step(self.device, program, given | {f"n_{name}": n for name, n in pages.items()})
+        return step
 
     # contents -----------------------------------------------------------------------------------------------------
     def scatter_from(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxgen.dtypes import DType
 from ptxgen.errors import CapacityError, SpecError, brief
+from ptxgen.kernel import KernelType
+from ptxgen.models.attention import Attention, program_of
 from ptxgen.runtime.arrays.interop import argument
 from ptxgen.runtime.arrays.strided import Blocks
-from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.stream_order import after_others
 from ptxgen.runtime.kv import sizing
 from ptxgen.runtime.kv.layers import KvLayers, from_zero, kv_dtype, positive, within
 from ptxgen.runtime.kv.snapshot import Layer, Snapshot
+from ptxgen.runtime.program.step import Step
 from ptxgen.scales import scale_groups
 
 _SHORT = 8  # rows of an append whose bound kernel is kept
@@ -53,7 +57,7 @@ class KvCache:
         self.groups = scale_groups(head_dim)
         self.stream = device.default_stream
         self._lengths = [0] * n_layers
-        self._appends: dict[tuple[int, int, DType], BoundKernel] = {}
+        self._appends: dict[tuple[int, int, DType], Step] = {}
         self._store = KvLayers(device, n_layers, (n_kv_heads, max_len), head_dim, self.dtype)
 
     # memory -------------------------------------------------------------------------------------------------------
@@ -140,30 +144,25 @@ class KvCache:
         position = self.room(layer, rows)
         shape = (rows, self.n_kv_heads, self.head_dim)
         k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
-        bound = self._scatter(layer, k, v, position)
-        others = after_others(self.stream, bound.allocations()) if stream is None else []
-        bound.launch(stream or self.stream)
+        step = self._scatter(layer, k, v, position)
+        others = after_others(self.stream, step.allocations()) if stream is None else []
+        step.launch(stream or self.stream)
         for other in others:
             other.wait(self.stream)
         self._lengths[layer] = position + rows
         return position + rows
 
-    def _scatter(self, layer: int, k: Buffer, v: Buffer, position: int) -> BoundKernel:
-        """The bound kernel of a layer, a number of rows and a source dtype, updated; kept for short appends."""
+    def _scatter(self, layer: int, k: Buffer, v: Buffer, position: int) -> Step:
+        """The append of a layer, a number of rows and a source dtype, updated; kept where it is short."""
         key = (layer, k.shape[0], k.dtype)
-        bound = self._appends.get(key)
-        if bound is not None:
-            return bound.update(k=k, v=v, position=position)
-        from ptxgen.kernels import KvCacheScatter
-
-        spec = KvCacheScatter(
-            max_len=self.max_len, head_dim=self.head_dim, n_kv_heads=self.n_kv_heads,
-            kv_dtype=self.dtype, src_dtype=k.dtype,
-        )  # fmt: skip
-        bound = self.device.load(spec).bind(k=k, v=v, position=position, **self.buffers(layer))
+        step = self._appends.get(key)
+        if step is not None:
+            return step.update(k=k, v=v, position=position)
+        program = program_of(("append", scatter(self, k.dtype)), sizes={"rows": k.shape[0]})
+        step = Step(self.device, program, {"k": k, "v": v, "position": position, **self.buffers(layer)})
         if k.shape[0] <= _SHORT:
-            self._appends[key] = bound
-        return bound
+            self._appends[key] = step
+        return step
 
     def peek(self, layer: int, kind: str, position: int, head: int = 0, n: int | None = None) -> np.ndarray:
         """The first `n` values (default: all) at one position of one head, as float32. Out of range is an error."""
@@ -232,6 +231,15 @@ class KvCache:
     def __repr__(self) -> str:
         shape = f"{self.n_layers} × [{self.n_kv_heads}, {self.max_len}, {self.head_dim}] {self.dtype}"
         return f"KvCache({shape}, lengths {min(self._lengths)}…{max(self._lengths)}, {self.device.name})"
+
+
+def scatter(cache: Any, source: DType, **options: Any) -> KernelType:
+    """The kernel that appends rows of `source` to a cache, single or batched."""
+    attention = Attention(
+        head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads, max_len=cache.max_len,
+        q_dtype=source, kv_dtype=cache.dtype,
+    )  # fmt: skip
+    return attention.spec("kv_cache_scatter", **options)
 
 
 def as_rows(label: str, buffer: Buffer, shape: tuple[int, ...]) -> Buffer:

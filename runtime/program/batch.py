@@ -9,12 +9,11 @@ import numpy as np
 
 from ptxgen.dtypes import f32, s32
 from ptxgen.errors import CapacityError, SpecError
-from ptxgen.models.arena import plan_arena
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.program.sampling import GREEDY, Sampling, Settings
 from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.steps import layer_buffers, own_buffers
+from ptxgen.runtime.program.steps import layer_buffers
 
 if TYPE_CHECKING:
     from ptxgen.runtime.program.model import Model
@@ -44,8 +43,8 @@ class Batch:
         buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}
         if self._settings is not None:
             buffers |= self._settings.buffers
-        buffers |= own_buffers(device, program, buffers)
-        self._step = Step(device, program, buffers, device.empty(plan_arena(program).nbytes, "u8"))
+        device.warmup(program.specs())
+        self._step = Step(device, program, buffers)
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -91,7 +90,7 @@ class Batch:
             self._tokens[slot : slot + 1].copy_from(np.array([self._next[slot]], np.int32), stream)
         self._fresh.clear()
         if self.model.deterministic:
-            self._step.run(stream)
+            self._step.launch(stream)
         else:
             self._step.graph.launch(stream)
         self._tokens.numpy(self._tokens_out, stream)

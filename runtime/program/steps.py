@@ -83,16 +83,11 @@ class Steps:
         buffers |= {"position": self.counters[:1], "length": self.counters[1:]}
         if settings is not None:
             buffers |= settings.buffers
-        return Step(self.device, program, buffers | own_buffers(self.device, program, buffers), self.arena)
+        self.device.warmup(program.specs())
+        return Step(self.device, program, buffers, self.arena)
 
 
 def layer_buffers(cache: Any) -> dict[str, Buffer]:
     """The memory of a cache, single or batched, by the names that a Program gives it."""
     named = ((layer, cache.buffers(layer)) for layer in range(cache.n_layers))
     return {f"layers.{layer}.{name}": buffer for layer, held in named for name, buffer in held.items()}
-
-
-def own_buffers(device: Device, program: Program, given: dict[str, Buffer]) -> dict[str, Buffer]:
-    """Memory of the states, inputs and outputs of a program that nobody shares, zeroed where that is asked for."""
-    tensors = [t for t in program.tensors.values() if t.kind in ("state", "input", "output") and t.name not in given]
-    return {t.name: (device.zeros if t.zeroed else device.empty)(t.shape, t.dtype) for t in tensors}

@@ -6,13 +6,15 @@ import contextlib
 import hashlib
 import json
 import struct
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from ptxgen import nodes
-from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, unreadable
+from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, VersionWarning, unreadable
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
+from ptxgen.runtime.cpu.compile.counting import Counts, counting
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
 from ptxgen.runtime.cpu.compile.variable_images import GlobalVariable, describe
 from ptxgen.runtime.cpu.native import layout
@@ -56,6 +58,15 @@ class LazyText:
     verify: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What a module holds, and what to warn of whenever it is loaded: known text is not parsed again."""
+
+    entries: tuple[str, ...]
+    variables: list[GlobalVariable]  # by symbol number
+    newer: str  # a `.version` above the table's, a `.target` below it
+
+
 class CompiledCache:
     """Entries of one module: from the disk, or compiled and put there."""
 
@@ -65,8 +76,10 @@ class CompiledCache:
         self.file = module.file
         self.text = module.text if isinstance(module, LazyText) else module.source or str(module)
         self._digest = hashlib.sha256(self.text.encode()).digest()
-        self._known: tuple[tuple[str, ...], list[GlobalVariable]] | None = None
+        self._known: _Index | None = None
         self._refused: dict[str, str] = {}  # entries of foreign text, and why
+        self._emitted: nodes.Module | None = None
+        self._foreign = False
 
     @staticmethod
     def lazy(text: str, file: str, verify: bool = False) -> LazyText:
@@ -75,22 +88,36 @@ class CompiledCache:
 
     @property
     def module(self) -> nodes.Module:
-        """The parsed module."""
+        """The parsed module, as it is written."""
         if isinstance(self._module, LazyText):
             from ptxgen.parser import parse
 
+            self._foreign = self._module.verify
             self._module = parse(self._module.text, self._module.file)
         return self._module
+
+    @property
+    def emitted(self) -> nodes.Module:
+        """The module that is compiled: foreign text in the table's notation, and in instructions that have emitters."""
+        if self._emitted is None:
+            self._emitted = self.module
+            if self._foreign:
+                from ptxgen.foreign import canonical, lowered
+
+                self._emitted = lowered(canonical(self.module))
+        return self._emitted
 
     def _key(self, *what: object) -> bytes:
         return key_of([layout.FORMAT, support_objects.sources_digest(), self._digest, self.host, *what])
 
     @property
-    def _index(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
-        """Names of the entries, and the variables. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
+    def _index(self) -> _Index:
+        """What the module holds. (A `cached_property` of Python 3.10 has a lock for all objects.)"""
         if self._known is None:
             with self._readable():
                 self._known = self._looked_up()
+            if self._known.newer:
+                warnings.warn(self._known.newer, VersionWarning, stacklevel=2)
         return self._known
 
     @contextlib.contextmanager
@@ -105,32 +132,34 @@ class CompiledCache:
                 raise IsaError(f"{self.file}: functions, scopes or expressions nest too deeply") from None
             raise IsaError(f"{self.file}: {unreadable(wrong)}") from None
 
-    def _looked_up(self) -> tuple[tuple[str, ...], list[GlobalVariable]]:
-        verify = isinstance(self._module, LazyText) and self._module.verify
-        key = self._key("index", verify)
+    def _looked_up(self) -> _Index:
+        verify = self._foreign or (isinstance(self._module, LazyText) and self._module.verify)
+        key = self._key("index", verify, self.file)  # the file's name stands in what is warned of
         found = support_objects.disk().get(key)
         if found is not None:
             with contextlib.suppress(*_UNUSABLE):
                 data = json.loads(found)
                 variables = [GlobalVariable(**{**v, "image": bytes.fromhex(v["image"])}) for v in data["variables"]]
-                return tuple(data["entries"]), variables
+                return _Index(tuple(data["entries"]), variables, data["newer"])
+        newer = ""
         if verify:
-            from ptxgen.runtime.cpu.compile.foreign_text import verify as verified
+            from ptxgen.runtime.cpu.compile import foreign_text
 
-            self._refused = verified(self.module)
-        entries, variables = tuple(self.module.entries), describe(self.module)
-        rows = [{**asdict(v), "image": v.image.hex()} for v in variables]
+            newer, self._refused = foreign_text.noted(self.module), foreign_text.verify(self.module)
+        index = _Index(tuple(self.module.entries), describe(self.emitted), newer)
+        rows = [{**asdict(v), "image": v.image.hex()} for v in index.variables]
         if not self._refused:  # the next version may know what this one does not
-            support_objects.disk().put(key, json.dumps({"entries": entries, "variables": rows}).encode())
-        return entries, variables
+            data = {"entries": index.entries, "variables": rows, "newer": newer}
+            support_objects.disk().put(key, json.dumps(data).encode())
+        return index
 
     def entries(self) -> tuple[str, ...]:
         """Names of the entries."""
-        return self._index[0]
+        return self._index.entries
 
     def variables(self) -> list[GlobalVariable]:
         """The module's variables by symbol number."""
-        return self._index[1]
+        return self._index.variables
 
     def load(self, name: str, check: bool) -> tuple[Objects, Linked]:
         """An entry, linked into this process. `IsaError` for one that holds what is unknown or not supported."""
@@ -149,10 +178,17 @@ class CompiledCache:
         objects = self._compiled(name, check)
         return objects, self._link(objects, check)
 
+    def counting(self, name: str) -> tuple[Entry, Linked, Counts]:
+        """An entry in fast mode that counts what it executes; it is never kept."""
+        if name in self._refused:
+            raise IsaError(self._refused[name])
+        with self._readable():
+            return counting(self.module, name, self.host, _EXPORTS)
+
     def _compiled(self, name: str, check: bool) -> Objects:
         """An entry, compiled and kept."""
         with self._readable():
-            entry, text = emit_entry(self.module, name, check, self.host)
+            entry, text = emit_entry(self.emitted, name, check, self.host)
         names = tuple(needed_by(text, check))
         warp = compile_ir(module_text([text]), self.host, _level(text))
         groups = support_objects.of(self.host, check).quick(names)
