@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -98,13 +99,15 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
 
     Raises `TemplateError` naming kernel, template and line.
     """
-    about = f"kernel {entry} (templates/{template}.ptx.j2)"
-    clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
-    if clash:
-        name, kinds = min(clash), {"a fragment": {*b.fragments}, "a register": {*b.registers}, "exposed": {*b.exposed}}
-        said = " and ".join(kind for kind, names in kinds.items() if name in names)
+    ours = package_of(type(b.spec)) == OURS
+    about = f"kernel {entry} ({'templates/' if ours else ''}{template}.ptx.j2)"
+    kinds: dict[str, Mapping[str, object]]
+    kinds = {"a fragment": b.fragments, "a register": b.registers, "a register array": b.arrays, "exposed": b.exposed}
+    often = Counter(name for names in kinds.values() for name in names)
+    if clash := sorted(name for name, count in often.items() if count > 1):
+        said = " and ".join(kind for kind, names in kinds.items() if clash[0] in names)
         raise TemplateError(
-            f"{about}: fragments, registers and exposed values share no names (got {name!r}); it is {said}"
+            f"{about}: fragments, registers and exposed values share no names (got {clash[0]!r}); it is {said}"
         )
     context: dict[str, Any] = {
         **b.registers,
@@ -126,7 +129,6 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
     try:
         text = environment().get_template(f"{template}.ptx.j2").render(context)
     except TemplateNotFound as missing:
-        ours = package_of(type(b.spec)) == OURS
         places = "" if ours else f" beside {type(b.spec).__module__}, nor in a folder templates there"
         raise TemplateError(f"{about}: template {missing.name} does not exist{places}") from None
     except UndefinedError as wrong:

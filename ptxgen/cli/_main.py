@@ -17,7 +17,7 @@ import click
 
 import ptxgen.cli
 from ptxgen import __version__
-from ptxgen.errors import ConfigWarning, ExecutionError, PtxgenError
+from ptxgen.errors import ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
 
@@ -58,10 +58,11 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
-    """Kernel types that cannot be had, keys that are not known: one sentence each; other warnings as ever."""
+    """Kernel types that cannot be had, texts newer than the table, keys of a model that are not known: one sentence each;
+    other warnings as ever."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, KernelWarning):
+        if issubclass(category, KernelWarning | VersionWarning):
             _complain(str(message), 0)
         elif issubclass(category, ConfigWarning):
             _complain(f"warning: {message}", 0)

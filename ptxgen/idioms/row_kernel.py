@@ -25,12 +25,12 @@ class RowKernel:
     """Base, beside `KernelType`, of a kernel type with rows of `dim` elements, of `heads` rows each where it has such a
     field; a buffer whose first extent is "rows" has a row for each, others serve all rows.
 
-    `dim` and `programmatic` are fields of the kernel type. Where `programmatic` is set there is a fragment `depends`,
-    which stands before the first load.
+    `dim` is a field of the kernel type; `programmatic` may be one. The fragment `depends` stands before the first load;
+    a kernel that is not programmatic has nothing there.
     """
 
     dim: int
-    programmatic: bool
+    programmatic: bool = False
     heads = 0
 
     @property

@@ -121,7 +121,7 @@ def test_a_syntax_error() -> None:
 
 
 def test_a_template_that_does_not_exist() -> None:
-    said = r"^kernel demo \(templates/demo\.ptx\.j2\): template demo\.ptx\.j2 does not exist"
+    said = r"^kernel demo \(demo\.ptx\.j2\): template demo\.ptx\.j2 does not exist"
     with pytest.raises(TemplateError, match=said):
         _generate(Demo(), SM_90)
 
@@ -207,7 +207,7 @@ def test_a_placement_that_loses_instructions(placement: str) -> None:
     broken = TEMPLATE.replace("{{ store }}", placement)
     message = refused(broken)
     assert LOST[placement] in message
-    assert message.startswith("kernel demo (templates/demo.ptx.j2): ")
+    assert message.startswith("kernel demo (demo.ptx.j2): ")
     if "/*\n" not in placement:
         assert f"demo.ptx.j2:{line_of(broken, next(x for x in placement.splitlines() if 'store' in x))}" in message
 
