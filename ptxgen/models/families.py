@@ -104,6 +104,7 @@ class Family:
     scaling. `capped`: scores may be capped. `sinks`: every head has a logit that takes weight. `own_head_dim`: a config
     may state head_dim. `names`: what the family calls a key. `fixed`: keys with one covered value. `nested`: where a
     multimodal config keeps the text model, `inner` the family of that; `flat`: it may stand at the top as well.
+    `note`: what a host has to know.
     """
 
     windows: ByLayer[int] = layers.NO_WINDOW
@@ -124,6 +125,7 @@ class Family:
     nested: str = ""
     inner: str = ""
     flat: bool = False
+    note: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -171,9 +173,16 @@ _GEMMA3N_TEXT = Family(
     layers.PATTERN, scale=ONE, local_theta="rope_local_base_freq", fixed={"num_kv_shared_layers": 0}, defaults=_GEMMA3N
 )
 _LLAMA4_TEXT = Family(
-    layers.CHUNKED_LAYERS, layers.LISTED, rope_style="norm", limits=(CHUNKS, TUNING), defaults=_LLAMA4
+    layers.CHUNKED_LAYERS,
+    layers.LISTED,
+    rope_style="norm",
+    limits=(CHUNKS, TUNING),
+    defaults=_LLAMA4,
+    note="its norm of rotated queries and keys has no weight, so it may come before the rotation",
 )
-_QWEN_VL_TEXT = Family(layers.FROM_A_LAYER, scalings=(*_ROPES, "mrope"), defaults=_QWEN_VL)
+_QWEN_VL_TEXT = Family(
+    layers.FROM_A_LAYER, scalings=(*_ROPES, "mrope"), defaults=_QWEN_VL, note="positions of text, not of images"
+)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
