@@ -58,8 +58,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
-    """Kernel types that cannot be had, texts newer than the table, keys that are not known: one sentence each; other
-    warnings as ever."""
+    """What packages, texts and configs hold that is not known: one sentence each; other warnings as ever."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, KernelWarning | VersionWarning):

@@ -17,19 +17,21 @@ from ptxgen.doctor import examine
               help="With --model or --config: longest context  [default: the model's]")  # fmt: skip
 @click.option("--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes,
               help="With --model: KV cache element type.")  # fmt: skip
+@click.option("--rings", type=click.IntRange(0), default=0, metavar="ROWS",
+              help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
 @click.option("--config", metavar="DIR|FILE", help="Which models of a folder of config.json files are served.")
 @click.option("--target", default="sm_90", show_default=True, metavar="SM", shell_complete=target_names,
               help="With --config: architecture.")  # fmt: skip
 @json_option
 def command(
-    model: str | None, max_len: int | None, kv_dtype: str, config: str | None, target: str, as_json: bool
+    model: str | None, max_len: int | None, kv_dtype: str, rings: int, config: str | None, target: str, as_json: bool
 ) -> int:
     """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent;
     with --config when a model is refused."""
     if config is not None:
         return _survey(config, target, max_len, as_json)
     if model is not None:
-        _memory(model, max_len, kv_dtype, as_json)
+        _memory(model, max_len, kv_dtype, rings, as_json)
         return 0
     lines = examine()
     if as_json:
@@ -51,13 +53,13 @@ def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
     return int(any(one.verdict == "refused" for one in verdicts))
 
 
-def _memory(model: str, max_len: int | None, kv_dtype: str, as_json: bool) -> None:
+def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, as_json: bool) -> None:
     """What a model file takes on a device."""
     from ptxgen.models.files import open_model
     from ptxgen.models.memory import memory_plan
 
     source = open_model(model, max_len)
-    plan = memory_plan(source, kv_dtype)
+    plan = memory_plan(source, kv_dtype, rings=rings)
     if as_json:
         emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len})
         return

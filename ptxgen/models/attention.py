@@ -25,7 +25,8 @@ from ptxgen.targets import Target
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """A layer's attention. `q_dtype` is the type of q, k, v and of what it gives, `kv_dtype` the cache's; `rope` None:
-    queries and keys do not rotate. `precise`: they rotate as exactly as f32 is."""
+    queries and keys do not rotate. `precise`: they rotate as exactly as f32 is. `ring`: rows of its caches, where they
+    are rings."""
 
     head_dim: int
     n_heads: int
@@ -36,6 +37,7 @@ class Attention:
     scale: float | None = None
     soft_cap: float = 0.0
     window: int = 0
+    ring: int = 0
     rope: RopeSettings | None = None
     style: str = "neox"
     precise: bool = False
