@@ -76,6 +76,12 @@ def _first_chunk(read: Fields) -> int | None:
     return read.count("attention_chunk_size", 0) or None
 
 
+def _first_of_two_chunks(read: Fields) -> int | None:
+    """Attention in two chunks is plain within the first, less what it shares with the second."""
+    given = Fields(read.table("dual_chunk_attention_config"), f"{read.source}: dual_chunk_attention_config")
+    return given.count("chunk_size") - given.count("local_size", 0, least=0) if given.values else None
+
+
 def _original_context(read: Fields) -> int | None:
     """Where the frequencies of older and newer implementations part."""
     scaling = read.table("rope_scaling") or read.table("rope_parameters")
@@ -90,6 +96,10 @@ CHUNKS = Limit("attention_chunk_size", "chunked attention has no kernels here", 
 TUNING = Limit(
     "attn_temperature_tuning", "queries that grow with their position have no kernels here", _before_tuning,
     ("attn_temperature_tuning", "floor_scale", "attn_scale"),
+)  # fmt: skip
+DUAL_CHUNKS = Limit(
+    "dual_chunk_attention_config", "chunked attention has no kernels here", _first_of_two_chunks,
+    ("dual_chunk_attention_config",),
 )  # fmt: skip
 ORIGINAL = Limit(
     "rope_scaling", "implementations of this family differ in the frequencies of a longer context", _original_context
@@ -193,7 +203,7 @@ FAMILIES: dict[str, Family] = {
                   "max_position_embeddings": 131072},
     ),
     "mixtral": Family(layers.EVERY_LAYER, defaults={"rope_theta": 1e6, "num_key_value_heads": 8}),
-    "qwen2": Family(layers.FROM_A_LAYER, defaults=_QWEN),
+    "qwen2": Family(layers.FROM_A_LAYER, limits=(DUAL_CHUNKS,), defaults=_QWEN),
     "qwen2_moe": Family(layers.BELOW_A_LAYER, defaults=_QWEN | {"num_key_value_heads": 16}),
     "qwen2_5_vl": Family(nested="text_config", inner="qwen2_5_vl_text", flat=True),
     "qwen2_5_vl_text": _QWEN_VL_TEXT,

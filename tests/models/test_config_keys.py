@@ -60,7 +60,11 @@ REFUSED: dict[str, tuple[Config, str]] = {
         "layer_types: must be 4 times sliding_attention in a mistral model (got ['full_attention'",
     ),
     "dual chunks": (
-        LLAMA | {"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 64}},
+        LLAMA | {"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 64, "local_size": 16}},
+        "dual_chunk_attention_config: chunked attention has no kernels here; --max-len 48 would work, not 4096 pos",
+    ),
+    "dual chunks of llama": (
+        LLAMA | {"dual_chunk_attention_config": {"chunk_size": 64}},
         "dual_chunk_attention_config: must be absent or false: chunked attention has no kernels here (got {",
     ),
     "chunks of llama4": (
@@ -146,6 +150,12 @@ def test_what_would_change_attention_is_refused_by_name(
     assert printed.err.startswith(f"ptxgen: {tmp_path / 'config.json'}: {said}")
     assert len(printed.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_two_chunks_are_plain_attention_within_the_first() -> None:
+    qwen = LLAMA | {"model_type": "qwen2"}
+    chunks = {"dual_chunk_attention_config": {"chunk_size": 64, "local_size": 16}}
+    assert model_shape(qwen | chunks, max_len=48) == model_shape(qwen, max_len=48)
 
 
 def test_dynamic_rope_is_plain_up_to_its_context_and_refused_behind_it() -> None:
