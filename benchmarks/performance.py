@@ -1,5 +1,5 @@
-"""Writes docs/performance.md, the README's table and the chart from the rows: of decode attention from the run that its
-notes are about, of the other benchmarks from their last. `python -m benchmarks.performance`.
+"""Writes docs/performance.md, the README's table and the chart from the rows: of decode attention from the newest
+run of the whole grid, of the other benchmarks from their last. `python -m benchmarks.performance`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ def prefill() -> Iterable[str]:
     yield "## Prefill, bf16, causal, TFLOP/s\n\nmma.sync, the sm_80 way; wgmma is not used yet.\n"
     yield table(["heads q/kv/dim", "tokens", "ours", "FlashAttention 2 (torch)", "cuDNN (torch)"], lines)
     yield f"FlashAttention 2 / ours: {mean(ratios):.2f} (geometric mean), least {min(ratios):.2f}. {_commit(rows)}\n"
+
+
+def standing() -> str:
+    """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
+    cases = [{name: row["us"] for name, row in impls.items()} for impls in by_case(load("prefill")).values()]
+    flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
+    rates = [{name: row["tokens_s"] for name, row in i.items()} for i in by_case(_measured("prompt")).values()]
+    beside = [rate["ptxgen-512"] / rate["llama.cpp"] for rate in rates if {"ptxgen-512", "llama.cpp"} <= rate.keys()]
+    return (
+        f"Prefill is behind. Its attention, on `mma.sync` without wgmma, is {mean(flash):.2f} times as fast as "
+        f"FlashAttention 2 and {mean(cudnn):.2f} times as fast as cuDNN (geometric means; least {min(flash):.2f} and "
+        f"{min(cudnn):.2f}); prompts of 512 tokens through whole models run at {min(beside):.2f} to {max(beside):.2f} "
+        "of llama.cpp's rate.\n"
+    )
 
 
 def _commit(rows: list[dict[str, Any]]) -> str:
@@ -169,18 +183,23 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 
 
 def document(rows: Sequence[Mapping[str, Any]]) -> str:
-    """docs/performance.md, from the rows of the documented run of decode attention and the last runs of the others."""
+    """docs/performance.md, from the rows of a run of decode attention and the last runs of the others."""
     parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
     parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *whole_models(), *generation()]
     return "\n".join(parts)
 
 
+def readme(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the README says of speed."""
+    return f"{decode_document.readme(rows)}\n{standing()}"
+
+
 def main() -> None:
     """Write the document, the README's table, and the chart where matplotlib is installed."""
-    root, rows = HERE.parent, decode_document.documented()
+    root, rows = HERE.parent, decode_document.newest()
     (root / "docs" / "performance.md").write_text(document(rows))
     page = root / "README.md"
-    page.write_text(between(page.read_text(), README, decode_document.readme(rows)))
+    page.write_text(between(page.read_text(), README, readme(rows)))
     try:
         plot(rows, root / "docs" / "images" / "decode_attention.png")
     except ImportError as missing:

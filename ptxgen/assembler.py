@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ptxgen.errors import AssembleError, TargetError
+from ptxgen.errors import AssembleError, TargetError, brief
 from ptxgen.sources import has_line_info, quoted
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
 _HOW_TO_GET_ONE = "install one with: pip install 'ptxgen[ptxas]', or set PTXGEN_PTXAS to a ptxas binary"
+VARIABLE = "PTXGEN_PTXAS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,22 @@ def _named_target(text: str, name: str) -> Target:
 
 @cache
 def available_assemblers() -> tuple[Assembler, ...]:
-    """The assemblers found here, in the order they are tried: nvJitLink, PTXGEN_PTXAS, pathfinder's, PATH's."""
+    """The assemblers found here, in the order they are tried: PTXGEN_PTXAS, nvJitLink, pathfinder's, PATH's.
+
+    Raises `AssembleError` where `PTXGEN_PTXAS` names no ptxas.
+    """
     found = []
+    named = os.environ.get(VARIABLE)
+    if named:
+        version = _binary_version(named)
+        if version is None:
+            raise AssembleError(f"{VARIABLE}: must be the path of a ptxas that runs (got {brief(named)})")
+        found.append(Assembler("ptxas", version, named))
     library = _nvjitlink()
     if library is not None:
         found.append(Assembler("nvJitLink", library.version()))
-    for path in dict.fromkeys(filter(None, (os.environ.get("PTXGEN_PTXAS"), _pathfinder(), shutil.which("ptxas")))):
-        version = _binary_version(path)
+    for path in dict.fromkeys(filter(None, (_pathfinder(), shutil.which("ptxas")))):
+        version = _binary_version(path) if path != named else None
         if version is not None:
             found.append(Assembler("ptxas", version, path))
     return tuple(found)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptxgen.errors import SpecError, TargetError
+from ptxgen.errors import AssembleError, SpecError, TargetError
 from ptxgen.manifest import driver_text
 from ptxgen.targets import ptx_of_driver, target_of_capability
 
@@ -157,7 +157,10 @@ def _size(files: list[Path]) -> str:
 def _assembler() -> Line:
     from ptxgen.assembler import available_assemblers
 
-    found = available_assemblers()
+    try:
+        found = available_assemblers()
+    except AssembleError as wrong:
+        return Line("assembler", "wrong", str(wrong))
     if not found:
         return Line("assembler", "absent", "none: pip install 'ptxgen[ptxas]'")
     return Line("assembler", "ok", ", then ".join(map(str, found)))

@@ -45,7 +45,7 @@ class DType:
             import ml_dtypes
         except ImportError as missing:
             raise SpecError(
-                f"{self.name}: NumPy has no such type; install ml_dtypes (pip install 'ptxgen[cpu]')"
+                f"{self.name}: NumPy has no such type; install ml_dtypes (pip install 'ptxgen[models]')"
             ) from missing
         found: np.dtype = np.dtype(getattr(ml_dtypes, self.numpy_name))
         return found

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from ptxgen.dtypes import DType, dtype
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 
 _SHORT = {"max_len": "l", "head_dim": "d", "n_heads": "h", "n_kv_heads": "kv", "kv_dtype": "", "dtype": ""}
 
@@ -25,7 +25,7 @@ def coerce(field: dataclasses.Field[Any], value: object) -> tuple[object, str]:
     if hasattr(value, "item") and kind in _SCALARS:
         value = value.item()
     found, rule = bring(value)
-    return found, f"{field.name}: {rule} (got {value!r})" if rule else ""
+    return found, f"{field.name}: {rule} (got {brief(value)})" if rule else ""
 
 
 @cache

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from ptxgen.builder import Builder
 from ptxgen.checks import check
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 from ptxgen.kernel import KernelType, spec_error, supports
 from ptxgen.launch import Launch, Param
 from ptxgen.nodes import Module
@@ -56,23 +57,37 @@ class Ptx:
         return f"<Ptx {self.spec!r} for {self.target}: {len(self.text.splitlines())} lines, {self.digest[:12]}>"
 
 
-_CACHE: dict[tuple[type, KernelType, Target, str, bool], Ptx] = {}
+_CACHE: dict[tuple[type, KernelType, Target, str, bool, str], Ptx] = {}
 
 
-def generate(spec: KernelType, target: str | Target, *, line_info: bool = False) -> Ptx:
-    """The PTX of a spec for a target; the same spec, target and tuning table give the same object.
+def generate(spec: KernelType, target: str | Target, *, line_info: bool = False, entry: str = "") -> Ptx:
+    """The PTX of a spec for a target; the same spec, target, entry and tuning table give the same object.
 
     `line_info`: with `.file` and `.loc`, so that profilers and debuggers show the lines of Python and of templates.
+    `entry`: the name of the function, the kernel type's unless told: for hosts that load several kernels by name.
 
     Raises `SpecError` when the target cannot run the spec (every reason), `IsaError` or `TemplateError` when the kernel
     type itself is wrong.
     """
+    if not isinstance(spec, KernelType):
+        raise SpecError(f"generate: must be a spec, such as KvCacheScatter(max_len=512, …) (got {brief(spec)})")
     where = parse_target(target)
-    key = (type(spec), spec, where, in_force().digest, line_info)
+    key = (type(spec), spec, where, in_force().digest, line_info, entry)
     found = _CACHE.get(key)
     if found is None:
-        found = _CACHE[key] = _with_line_info(generate(spec, where)) if line_info else _generate(spec, where)
+        if line_info:
+            found = _with_line_info(generate(spec, where, entry=entry))
+        else:
+            found = _generate(spec, where, _checked(entry))
+        _CACHE[key] = found
     return found
+
+
+def _checked(entry: str) -> str:
+    """The name of an entry, as PTX, C and Rust take it."""
+    if not isinstance(entry, str) or (entry and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", entry)):
+        raise SpecError(f"entry: must be letters, digits and _, a letter first (got {brief(entry)})")
+    return entry
 
 
 def _with_line_info(ptx: Ptx) -> Ptx:
@@ -81,7 +96,7 @@ def _with_line_info(ptx: Ptx) -> Ptx:
     return with_line_info(ptx)
 
 
-def _generate(spec: KernelType, target: Target) -> Ptx:
+def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:
     support = supports(spec, target)
     if not support:
         raise spec_error(type(spec).__name__, support.reasons)
@@ -90,7 +105,7 @@ def _generate(spec: KernelType, target: Target) -> Ptx:
     b.finish()
     launch = spec.launch(target)
     _check_shared(b, launch)
-    entry, template = spec.kernel_name, spec.template(target)
+    entry, template = entry or spec.kernel_name, spec.template(target)
     body, runs = render_entry(b, entry, template, launch)
     first_line = f"{spec!r} for {target}"
 

@@ -12,11 +12,14 @@ from ptxgen.errors import SpecError, brief
 def merged(path: Path, text: str) -> str:
     """A listing with the kernels that the file at `path` lists besides; a file of the same name is listed once.
 
+    What it says by target (`targets`) is kept of the targets that are not written now.
+
     Raises `SpecError` where that file is no listing, or one of another model or format: nothing is lost in silence.
     """
     if not path.is_file():
         return text
     new = json.loads(text)
+    by_target = new.pop("targets", None)
     try:
         old = json.loads(path.read_text(encoding="utf-8"))
         kernels = {_file(kernel): kernel for kernel in (*old["kernels"], *new["kernels"])}
@@ -26,7 +29,9 @@ def merged(path: Path, text: str) -> str:
         if old.get(key) != new[key]:
             differs = _difference(old.get(key), new[key])
             raise SpecError(f"{path}: is of another {key} ({differs}); write to another directory, or remove it")
-    return json.dumps({**new, "kernels": list(kernels.values())}, indent=2) + "\n"
+    if by_target is not None:
+        new["targets"] = {**old.get("targets", {}), **by_target}
+    return json.dumps({**old, **new, "kernels": list(kernels.values())}, indent=2) + "\n"
 
 
 def _file(kernel: dict[str, Any]) -> str:

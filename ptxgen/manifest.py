@@ -54,10 +54,11 @@ def manifest(ptx: Ptx) -> dict[str, Any]:
 def spec_fields(spec: KernelType) -> dict[str, Any]:
     """The fields of a spec as JSON values; `make_spec` takes them back."""
     values = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}  # type: ignore[arg-type]
-    return {name: _plain(value) for name, value in values.items()}
+    return {name: plain(value) for name, value in values.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A field's value as JSON has it."""
     if isinstance(value, DType):
         return value.name
     return list(value) if isinstance(value, tuple) else value

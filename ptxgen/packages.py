@@ -5,7 +5,6 @@ A module that cannot be had costs a warning of one sentence; every other kernel 
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import warnings
 from functools import cache
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING
 from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from ptxgen.kernel import KernelType
 
 GROUP = "ptxgen.kernels"
@@ -66,9 +67,10 @@ def template_folders() -> tuple[Path, ...]:
 
 
 @cache
-def _entries() -> tuple[importlib.metadata.EntryPoint, ...]:
-    found = importlib.metadata.entry_points(group=GROUP)
-    return tuple(sorted(found, key=lambda entry: (entry.name, entry.value)))
+def _entries() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # slow to import, and needed where all kernel types are asked for
+
+    return tuple(sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)))
 
 
 def load_packages() -> None:
@@ -82,7 +84,7 @@ def load_packages() -> None:
                 warnings.warn(said, KernelWarning, stacklevel=3)
 
 
-def _why_not(entry: importlib.metadata.EntryPoint) -> str:
+def _why_not(entry: EntryPoint) -> str:
     from ptxgen.kernel import registered
 
     try:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from types import CodeType
@@ -115,6 +116,12 @@ def forget(text: str) -> None:
     _KNOWN.pop(text, None)
 
 
+@lru_cache(maxsize=1)
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, split once for all that is said of it; not to be changed."""
+    return text.splitlines()
+
+
 def origin(text: str, line: int) -> Origin | None:
     """Where a line of a text comes from: by the map of a generated text, else by the `.loc` before it."""
     known = _KNOWN.get(text)
@@ -129,7 +136,7 @@ _ENDS = re.compile(r"\s*[})]|.*\.(?:entry|func)\b")
 def _by_loc(text: str, line: int) -> Origin | None:
     if ".loc" not in text:
         return None
-    for before in reversed(text.splitlines()[: line - 1]):
+    for before in reversed(lines_of(text)[: line - 1]):
         found = _LOC.match(before)
         if found:
             files = dict(_FILE.findall(text))

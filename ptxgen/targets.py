@@ -154,22 +154,25 @@ ALL_TARGETS: tuple[Target, ...] = tuple(
 
 @lru_cache(maxsize=256)
 def _parse(name: str) -> Target:
-    match = re.fullmatch(r"(?:sm|compute)_(\d{1,3})(\d)([af]?)", name)
-    found = Target(int(match[1]), int(match[2]), match[3]) if match else None
+    match = re.fullmatch(r"(?:sm|compute)_?(\d{1,3})(\d)([af]?)|(\d{1,3})\.(\d)([af]?)", name, re.ASCII)
+    major, minor, suffix = [part for part in match.groups() if part is not None] if match else ("0", "0", "")
+    found = Target(int(major), int(minor), suffix)
     if found not in ALL_TARGETS:
         raise TargetError(f"target: must be one of {', '.join(t.name for t in ALL_TARGETS)} (got {brief(name)})")
     return found
 
 
 def target(value: str | Target) -> Target:
-    """The `Target` that a name stands for. Raises `TargetError` with the known names for anything else."""
+    """The `Target` that a name stands for: `sm_90a`, `sm90a`, `compute_90a` or `9.0a`. Raises `TargetError` with the
+    known names for anything else.
+    """
     return value if isinstance(value, Target) else _parse(str(value))
 
 
 def own_target(names: Sequence[str]) -> Target | None:
     """The architecture that a `.target` directive with these words names, or None when it is unknown."""
     try:
-        return target(names[0])
+        return target(names[0]) if "_" in names[0] else None  # the short names are no PTX
     except TargetError:
         return None
 

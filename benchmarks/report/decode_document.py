@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,11 @@ def documented(first: str | None = None) -> list[dict[str, Any]]:
             f"{', '.join(grids)} (got {first!r})"
         )
     return grids[run]
+
+
+def newest() -> list[dict[str, Any]]:
+    """Rows of the last run of the whole grid: those of the tables."""
+    return list(whole_grids().values())[-1]
 
 
 def fullest(name: str, first: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -221,7 +227,12 @@ def counters() -> Iterator[str]:
         yield "### Counters (Nsight Compute)\n"
         yield f"Commit {rows[0]['commit']}.\n"
         yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
-    yield notes()[1]
+    heading, _, text = notes()[1].partition("\n")
+    yield heading + "\n"
+    (about, *_), (last, *_) = documented(), newest()
+    if about["run"] != last["run"]:
+        yield f'Written of run {about["run"]} (commit {about["commit"]}): it is "this run" and "this page" here.\n'
+    yield text.lstrip("\n")
 
 
 def _plain(value: Any) -> str:
@@ -237,11 +248,13 @@ def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     for heads in ((32, 8, 128), (32, 4, 64), (12, 2, 128), (32, 32, 128)):
         found = [cases[Case(*heads, *point)] for point in points]
         lines.append(["/".join(map(str, heads)), *map(_cell, found)])
+    worst = min(min(compared(of_grid(run))[0].values(), default=math.inf) for run in whole_grids().values())
     return (
         "Decode attention in f16, µs per call as a graph node on an "
         f"{rows[0]['device']}, L2 cold: **ours** (with programmatic launch) / the best of {', '.join(peers)} / only "
         "reading the KV cache.\n\n"
         + table(["heads q/kv/dim", *(f"{b}×{c}" for b, c in points)], lines)
-        + f"\n{means(cases)} At commit {rows[0]['commit']}. [All figures](docs/performance.md).\n\n"
+        + f"\n{means(cases)} At commit {rows[0]['commit']}; earlier runs, the worst of which has a least of "
+        f"{worst:.2f}, and all other figures: [performance](docs/performance.md).\n\n"
         "![Share of the rate at which the KV cache can be read, by context](docs/images/decode_attention.png)\n"
     )

@@ -149,12 +149,15 @@ class Builder:
         floats: list[str] = []
         for index, (slot, operand) in enumerate(zip(slots, operands, strict=True)):
             value = self._operand(opcode, index, slot, operand)
-            if isinstance(value, float) and value not in (0.0, 1.0):
-                floats.append(f"{value:.6g}")
-            try:
-                words.append(text_of(value, slot))
-            except OverflowError:
-                raise self._error(f"{opcode}: operand {index + 1}: no .{slot.type} holds {value}") from None
+            if type(value) is Reg:
+                words.append(str(value))
+            else:
+                if isinstance(value, float) and value not in (0.0, 1.0):
+                    floats.append(f"{value:.6g}")
+                try:
+                    words.append(text_of(value, slot))
+                except OverflowError:
+                    raise self._error(f"{opcode}: operand {index + 1}: no .{slot.type} holds {value}") from None
             if slot.writes and result is None and not isinstance(value, Sink):
                 result = value
         guard = ""

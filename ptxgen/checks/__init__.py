@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from math import prod
 
@@ -15,6 +16,8 @@ from ptxgen.isa.pattern import OLDEST, Demand
 from ptxgen.nodes import Function, Instruction, Label, Module, Register, Scope, Statement, Variable
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx, own_target
 
+MOST_FINDINGS = 200  # that are written out
+
 
 def check(
     module: Module, target: Target | None = None, *, lint: bool = False, limits: Mapping[str, int] | None = None
@@ -27,16 +30,19 @@ def check(
     rules of `check_lint`, meant for ptxgen's own text; `limits` are largest values of special registers that the launch
     guarantees (`{"%ctaid.x": 7}`).
     """
-    findings = [module.finding(line, what) for line, what in _header(module, target)]
+    found: list[tuple[int, str, Function | None]] = [(line, what, None) for line, what in _header(module, target)]
     where = target or own_target(module.targets)
     outside = {item.name: item for item in module.items if isinstance(item, (Variable, Function))}
+    variables = {name: item for name, item in outside.items() if isinstance(item, Variable)}
     for item in module.items:
         if isinstance(item, Function) and item.body is not None:
-            found = _FunctionCheck(module, item, outside, where).run(lint, limits or {})
-            ordered = sorted(found, key=lambda finding: finding[0])
-            findings += [module.finding(line, what, item) for line, what in ordered]
-    if findings:
-        raise IsaError("\n".join(findings))
+            inside = _FunctionCheck(module, item, outside, variables, where).run(lint, limits or {})
+            found += [(line, what, item) for line, what in sorted(inside, key=lambda finding: finding[0])]
+    if found:
+        said = [module.finding(*finding) for finding in found[:MOST_FINDINGS]]
+        if len(found) > MOST_FINDINGS:
+            said.append(f"{module.file}: and {len(found) - MOST_FINDINGS:,} more")
+        raise IsaError("\n".join(said))
 
 
 def _header(module: Module, target: Target | None) -> Iterable[Finding]:
@@ -85,13 +91,18 @@ class _FunctionCheck:
     """One function: its statements in order, and what was found."""
 
     def __init__(
-        self, module: Module, function: Function, outside: dict[str, Variable | Function], target: Target | None
+        self,
+        module: Module,
+        function: Function,
+        outside: dict[str, Variable | Function],
+        variables: dict[str, Variable],
+        target: Target | None,
     ) -> None:
         self.module, self.function, self.target = module, function, target
         self.found: list[Finding] = []
         self.names = Names(outside, self.report, self.demand)
         self.flat: list[Instruction | Label] = []
-        self.variables = {name: item for name, item in outside.items() if isinstance(item, Variable)}
+        self.variables = ChainMap[str, Variable]({}, variables)
 
     def run(self, lint: bool, limits: Mapping[str, int]) -> list[Finding]:
         for parameter in (*self.function.returns, *self.function.params):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ptxgen.checks.bounds import Bound, Flow, State
@@ -55,27 +55,28 @@ def _may_be_large(items: list[Instruction | Label], limits: Mapping[str, int]) -
     own = [item for item in items if isinstance(item, Instruction) and item.operands]
     written = Counter(item.operands[0].name for item in own if isinstance(item.operands[0], Register))
     marked: set[str] = set()
-    carriers: list[tuple[str, set[str]]] = []
-    accesses: list[str] = []
     for item in own:
-        first, sources = item.operands[0], item.operands[1:]
-        if isinstance(first, Register):
-            rule = RULES.get(item.opcode)
-            if rule is not None:
-                value = rule([_quick(largest, s) for s in sources], [isinstance(s, Immediate) for s in sources])
-                if value < HALF and written[first.name] == 1:
-                    largest[first.name] = value
-                if value >= HALF and item.opcode in _PRODUCTS:
+        first, rule = item.operands[0], RULES.get(item.opcode)
+        if rule is not None and isinstance(first, Register):
+            sources = item.operands[1:]
+            value = rule([_quick(largest, s) for s in sources], [isinstance(s, Immediate) for s in sources])
+            if value >= HALF:
+                if item.opcode in _PRODUCTS:
                     marked.add(first.name)
-            if item.opcode.startswith(_CARRIES):
-                carriers.append((first.name, {s.name for s in sources if isinstance(s, Register)}))
-        accesses += _global_bases(item)
-    grown = bool(marked)
-    while grown:
-        new = {name for name, sources in carriers if name not in marked and not marked.isdisjoint(sources)}
-        marked |= new
-        grown = bool(new)
-    return not marked.isdisjoint(accesses)
+            elif written[first.name] == 1:
+                largest[first.name] = value
+    return bool(marked) and _reaches_an_address(own, marked)
+
+
+def _reaches_an_address(items: Iterable[Instruction], marked: set[str]) -> bool:
+    """Whether a global address may hold the value of a marked register, in whatever order instructions run."""
+    carriers = [
+        (item.operands[0].name, {s.name for s in item.operands[1:] if isinstance(s, Register)})
+        for item in items if item.opcode.startswith(_CARRIES) and isinstance(item.operands[0], Register)
+    ]  # fmt: skip
+    while new := {name for name, sources in carriers if name not in marked and not marked.isdisjoint(sources)}:
+        marked = marked | new
+    return any(base in marked for item in items for base in _global_bases(item))
 
 
 def _quick(largest: Mapping[str, int], operand: Operand) -> int:

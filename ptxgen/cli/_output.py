@@ -52,15 +52,15 @@ def _rich_table(columns: Sequence[str], cells: Sequence[Sequence[str]], title: s
     Console().print(drawn)
 
 
-def progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """The items one by one, with a bar on a terminal's stderr."""
-    if not sys.stderr.isatty() or len(items) < 2:
+def progress(items: Iterable[T], label: str, count: int = 0) -> Iterator[T]:
+    """The items one by one, with a bar on a terminal's stderr; `count` says how many, where they do not."""
+    if not sys.stderr.isatty() or (count or len(items)) < 2:  # type: ignore[arg-type]
         yield from items
         return
     from rich.console import Console
     from rich.progress import track
 
-    yield from track(items, description=label, console=Console(stderr=True), transient=True)
+    yield from track(items, description=label, total=count or None, console=Console(stderr=True), transient=True)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a machine to read.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ptxgen.cli._complete import target_names
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -39,8 +39,8 @@ def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) ->
     sizes = {} if seq_len is None else {"seq_len": seq_len}
     for word in words:
         name, _, value = word.partition("=")
-        if not re.fullmatch(r"[-+]?\d{1,18}", value):
-            raise SpecError(f"--size: must be NAME=N (got {word!r})")
+        if not re.fullmatch(r"[-+]?\d{1,18}", value, re.ASCII):
+            raise SpecError(f"--size: must be NAME=N (got {brief(word)})")
         if sizes.setdefault(name, int(value)) != int(value):
             raise SpecError(f"--size: {name} was given as {sizes[name]} already (got {word!r})")
     check_sizes(spec, sizes)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of, targets_option
+from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
 
 if TYPE_CHECKING:
-    from ptxgen.targets import Target
+    from ptxgen.export import Part
 
 
 def _options() -> list[click.Option]:
@@ -26,54 +26,73 @@ def _options() -> list[click.Option]:
     ]
 
 
-def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin: bool) -> None:
-    _write([(spec, target(name)) for name in dict.fromkeys(targets)], output, no_cubin)
+def _kernel_options() -> list[click.Option]:
+    return [
+        *_options(),
+        click.Option(["--name"], metavar="NAME", help="The kernel's name: of its entry, its files, in its stubs."),
+    ]
 
 
-def _write(kernels: Sequence[tuple[KernelType, Target]], output: str | None, no_cubin: bool) -> None:
+def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin: bool, name: str | None) -> None:
+    from ptxgen.export import Part
+    from ptxgen.generator import generate
+
+    where = [target(each) for each in dict.fromkeys(targets)]
+    _write((Part(generate(spec, each, entry=name or ""), name or "") for each in where), len(where), output, no_cubin)
+
+
+def _write(kernels: Iterable[Part], count: int, output: str | None, no_cubin: bool, **facts: Any) -> None:
     from ptxgen.assembler import available_assemblers
     from ptxgen.export import LISTING, export
-    from ptxgen.generator import generate
     from ptxgen.listing import merged
     from ptxgen.output import write_files
 
-    if not kernels:
+    if not count:
         raise click.UsageError(TARGET_NEEDED)
     if not output:
         raise click.UsageError("-o: is needed: the directory to write to")
     cubin = not no_cubin and bool(available_assemblers())
     if not cubin and not no_cubin:
         say("no assembler is installed, so there is no cubin; pip install 'ptxgen[ptxas]' brings one")
-    made: Iterable[Any] = (generate(spec, where) for spec, where in progress(kernels, "exporting"))
-    files = export(made, cubin=cubin)
+    files = export(progress(kernels, "exporting", count), cubin=cubin, **facts)
     files[LISTING] = merged(Path(output) / LISTING, str(files[LISTING]))
-    for path in write_files(Path(output), files):
+    written = write_files(Path(output), files)
+    if count > 2:
+        say(f"wrote {count} kernels with their C headers and Rust modules, and {LISTING} to {output}")
+        return
+    for path in written:
         say(f"wrote {path}")
 
 
 def _model(
     config: str | None,
-    max_len: int | None,
-    kv_dtype: str | None,
-    weights: str | None,
     model: str | None,
+    prefix: str,
+    targets: Sequence[str],
+    output: str | None,
+    no_cubin: bool,
     **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     if model is not None:
-        _write_program(model, max_len, kv_dtype, **options)
+        _write_program(model, targets, output, no_cubin, **options)
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
-    _, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights)
-    _write([(step.spec, step.target) for step in steps], **options)
+    from ptxgen.export.bundle import bundle_facts, parts
+
+    wanted = asked(config, targets, **options)
+    shape, steps = wanted.shape, wanted.steps
+    facts = bundle_facts(shape, steps, prefix, wanted.programs)
+    _write(parts(shape, steps, prefix), len(steps), output, no_cubin, caches=wanted.caches, **facts)
 
 
 def _write_program(
-    model: str, max_len: int | None, kv_dtype: str | None, targets: Sequence[str], output: str | None, no_cubin: bool
-) -> None:
+    model: str, targets: Sequence[str], output: str | None, no_cubin: bool, *, max_len: int | None,
+    kv_dtype: str | None, rings: int, **of_config: object,
+) -> None:  # fmt: skip
     """A model file as program.json, kernels and weights."""
     from ptxgen.assembler import available_assemblers
     from ptxgen.export.program import LISTING, export_program
@@ -81,8 +100,14 @@ def _write_program(
 
     if len(targets) != 1 or not output:
         raise click.UsageError("export --model: needs one --target, and -o, a new directory")
+    given = [f"--{name.replace('page_', '').replace('size', 'page-size')}" for name, value in of_config.items()
+             if value not in (None, 0, 1, "hnd")]  # fmt: skip
+    if given:
+        raise click.UsageError(f"export --model: {', '.join(given)} goes with --config")
     cubin = not no_cubin and bool(available_assemblers())
-    listing = export_program(open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin)
+    listing = export_program(
+        open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings
+    )
     kernels, launches = len(listing["kernels"]), len(listing["launches"])
     say(f"wrote {Path(output) / LISTING}: {kernels} kernels, {launches} launches a token")
 
@@ -90,18 +115,21 @@ def _write_program(
 command = KernelGroup(
     "export",
     _act,
-    _options,
+    _kernel_options,
     invoke_without_command=True,
     callback=_model,
-    help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's.
+    help="""Write PTX, cubin, manifest.json, a C header and a Rust module of one KERNEL, or with --config of a model's:
+    the manifest says what each is for, which layers it serves, and a token's launches in order.
     With --model everything that a host needs to decode that file: launches in order, kernels, weights.
 
     \b
     ptxgen export kv-cache-scatter --max-len 4096 --head-dim 128 --n-kv-heads 8 --target sm_90 -o kernels/
+    ptxgen export --config config.json --target sm_90 --prefix gemma_ -o kernels/
     """,
     params=[
         *config_options(),
         click.Option(["--model"], metavar="FILE", help="A model file: its decode step as program.json, with weights."),
+        click.Option(["--prefix"], default="", metavar="WORD", help="With --config: begins every kernel's name."),
         *_options(),
     ],
 )

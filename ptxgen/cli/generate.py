@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of, targets_option
+from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
@@ -35,6 +35,7 @@ def _kernel_options() -> list[click.Option]:
         click.Option(["--manifest"], is_flag=True, help="Also write the launch contract, as JSON."),
         click.Option(["--annotate"], is_flag=True, help="Behind each instruction: where it comes from, as a comment."),
         click.Option(["--line-info"], is_flag=True, help="With .file and .loc, for profilers and debuggers."),
+        click.Option(["--entry"], metavar="NAME", default="", help="The entry's name  [default: the kernel's]"),
     ]
 
 
@@ -45,6 +46,7 @@ def _one(
     manifest: bool,
     annotate: bool,
     line_info: bool,
+    entry: str,
     as_json: bool,
 ) -> None:
     """Generate one spec for its targets."""
@@ -61,7 +63,7 @@ def _one(
     files: dict[str, str] = {}
     for where in wanted:
         name = golden_file(spec, where) if to_directory else Path(str(output)).name
-        text, contract = _texts(spec, where, annotate, line_info)
+        text, contract = _texts(spec, where, annotate, line_info, entry)
         files[name] = text
         if manifest:
             files[name.removesuffix(".ptx") + ".json"] = contract
@@ -76,12 +78,12 @@ def _one(
         say(f"wrote {path}")
 
 
-def _texts(spec: KernelType, where: Target, annotate: bool, line_info: bool) -> tuple[str, str]:
+def _texts(spec: KernelType, where: Target, annotate: bool, line_info: bool, entry: str) -> tuple[str, str]:
     """The PTX, and the manifest."""
     from ptxgen.generator import generate
     from ptxgen.lineinfo import annotated
 
-    ptx = generate(spec, where, line_info=line_info)
+    ptx = generate(spec, where, line_info=line_info, entry=entry)
     return annotated(ptx) if annotate else ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"
 
 
@@ -108,9 +110,7 @@ def _model(
     targets: Sequence[str],
     output: str | None,
     as_json: bool,
-    max_len: int | None,
-    kv_dtype: str | None,
-    weights: str | None,
+    **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
@@ -121,9 +121,9 @@ def _model(
         raise click.UsageError("-o: is needed with --config: the directory to write to")
     from ptxgen.models.plan import bundle
 
-    shape, steps = steps_of(config, targets, max_len, kv_dtype, weights)
-    folder = Path(str(output))
-    files = bundle(shape, progress(steps, "generating"))
+    wanted = asked(config, targets, **options)
+    folder, steps = Path(str(output)), wanted.steps
+    files = bundle(wanted.shape, progress(steps, "generating"), caches=wanted.caches)
     files[INDEX] = merged(folder / INDEX, files[INDEX])
     written = write_files(folder, files)
     if as_json:

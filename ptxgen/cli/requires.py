@@ -18,7 +18,7 @@ from ptxgen.targets import ALL_TARGETS, cuda_of_driver, driver_for_ptx, target
 
 def _dotted(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
     """`12.8` as (12, 8)."""
-    match = re.fullmatch(r"(\d+)\.(\d)", value or "")
+    match = re.fullmatch(r"(\d{1,4})\.(\d)", value or "", re.ASCII)
     if value is not None and not match:
         raise click.BadParameter(f"must be a version such as 12.8: major.minor (got {value!r})", ctx, param)
     return (int(match[1]), int(match[2])) if match else None
@@ -26,7 +26,7 @@ def _dotted(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 
 def _driver(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
     """A driver's CUDA version, or its own (`570.12`, as `nvidia-smi` shows it first), as its CUDA version."""
-    match = re.match(r"(\d{3})(\.|$)", value or "")
+    match = re.match(r"(\d{3})(\.|$)", value or "", re.ASCII)
     if match is None:
         return _dotted(ctx, param, value)
     try:
@@ -35,11 +35,18 @@ def _driver(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
         raise click.BadParameter(str(unknown), ctx, param) from None
 
 
+def _capability(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """`9.0`, `sm_90` or `sm90` as (9, 0)."""
+    name = re.fullmatch(r"sm_?(\d{1,3})(\d)[af]?", value or "", re.ASCII)
+    return (int(name[1]), int(name[2])) if name else _dotted(ctx, param, value)
+
+
 @click.command(name="requires")
 @click.argument("file", metavar="FILE")
 @click.option("--driver", metavar="X.Y", callback=_driver,
               help="A driver, by its CUDA version (12.8) or its own (570.12): can it load the file?")  # fmt: skip
-@click.option("--sm", metavar="X.Y", callback=_dotted, help="Compute capability of a GPU: can it load the file?")
+@click.option("--sm", metavar="X.Y", callback=_capability,
+              help="Compute capability of a GPU (9.0, or sm_90): can it load the file?")  # fmt: skip
 @json_option
 def command(file: str, driver: tuple[int, int] | None, sm: tuple[int, int] | None, as_json: bool) -> int:
     """Show the lowest PTX ISA version and architecture of FILE (- is stdin), and the lines that force them.

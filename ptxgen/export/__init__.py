@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.export.stubs import c_header, rust_module
+from ptxgen.export.stubs import c_header, rust_module, shared_c_header
 from ptxgen.manifest import FORMAT
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx
 
 LISTING = "manifest.json"
+SHARED_HEADER = "ptxgen.h"
 
 
-def export(kernels: Iterable[Ptx], *, cubin: bool) -> dict[str, str | bytes]:
-    """Files by name: for each kernel `<target>/<kernel_type>_<slug>.{ptx,cubin,h,rs}`, and `manifest.json` of them all.
+@dataclass(frozen=True)
+class Part:
+    """A kernel of an export: its files and the names in its stubs begin with `name`; `facts` join its contract."""
+
+    ptx: Ptx
+    name: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def export(kernels: Iterable[Ptx | Part], *, cubin: bool, **facts: Any) -> dict[str, str | bytes]:
+    """Files by name: for each kernel `<target>/<name>.{ptx,cubin,h,rs}`, the header that all of these include, and
+    `manifest.json` of them all, with `facts`. A kernel without a name is `<kernel_type>_<slug>`.
 
     With `cubin` each text is assembled: raises `AssembleError` when no assembler is installed.
     """
-    files: dict[str, str | bytes] = {}
+    files: dict[str, str | bytes] = {SHARED_HEADER: shared_c_header()}
     contracts = []
-    for ptx in kernels:
-        stem = f"{ptx.target}/{ptx.spec.kernel_name}_{ptx.spec.slug}"
-        contract: dict[str, Any] = ptx.manifest()
+    for each in kernels:
+        part = each if isinstance(each, Part) else Part(each)
+        ptx, named = part.ptx, {"name": part.name} if part.name else {}
+        stem = f"{ptx.target}/{part.name or f'{ptx.spec.kernel_name}_{ptx.spec.slug}'}"
+        contract: dict[str, Any] = {**named, **part.facts, **ptx.manifest()}
         contract["files"] = {"ptx": f"{stem}.ptx", "c": f"{stem}.h", "rust": f"{stem}.rs"}
         files[f"{stem}.ptx"] = ptx.text
         files[f"{stem}.h"] = c_header(contract)
@@ -35,5 +49,5 @@ def export(kernels: Iterable[Ptx], *, cubin: bool) -> dict[str, str | bytes]:
             contract["files"]["cubin"] = f"{stem}.cubin"
             files[f"{stem}.cubin"] = assemble(ptx.text, ptx.target).cubin
         contracts.append(contract)
-    files[LISTING] = json.dumps({"format": FORMAT, "kernels": contracts}, indent=2) + "\n"
+    files[LISTING] = json.dumps({"format": FORMAT, **facts, "kernels": contracts}, indent=2) + "\n"
     return files

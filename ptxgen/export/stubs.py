@@ -6,11 +6,15 @@ Capacities are signed 64-bit integers there, so that a formula means what it mea
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ptxgen.kernel import find_kernel_type
 from ptxgen.launch import Extent, capacities_of
+from ptxgen.manifest import plain
 from ptxgen.render import environment
 
 _C_TYPES = {
@@ -46,14 +50,29 @@ def _expression(node: ast.expr, call: Callable[[str], str], *, outermost: bool =
     return ast.unparse(node)
 
 
+def shared_c_header() -> str:
+    """What the headers of kernels include, one folder above them."""
+    return environment().get_template("export/ptxgen.h.j2").render()
+
+
 def c_header(contract: Mapping[str, Any]) -> str:
-    """A header that C11 and C++11 compilers take: the parameter block, constants, geometry and sizes."""
+    """A header that C11 and C++11 compilers take: the parameter block, constants, geometry and sizes.
+
+    Its names begin with the contract's `name`, where it has one, and the target.
+    """
     return _render("export/kernel.h.j2", contract, _C_TYPES, lambda name: f"ptxgen_{name}", {})
 
 
 def rust_module(contract: Mapping[str, Any], ptx_file: str) -> str:
     """A module without dependencies that works under `no_std`; it includes the PTX that lies beside it."""
     return _render("export/kernel.rs.j2", contract, _RUST_TYPES, lambda name: name, {"ptx_file": ptx_file})
+
+
+def _said(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the spec that are not its kernel type's defaults."""
+    fields = dataclasses.fields(find_kernel_type(contract["kernel_type"]))  # type: ignore[arg-type]
+    defaults = {f.name: plain(f.default) for f in fields}
+    return {name: value for name, value in contract["spec"].items() if value != defaults[name]}
 
 
 def _render(
@@ -63,7 +82,8 @@ def _render(
     call: Callable[[str], str],
     more: Mapping[str, object],
 ) -> str:
-    name = re.sub(r"\W", "_", f"{contract['kernel_type']}_{contract['slug']}_{contract['target']}")
+    stem = contract.get("name") or f"{contract['kernel_type']}_{contract['slug']}"
+    name = re.sub(r"\W", "_", f"{stem}_{contract['target']}")
     buffers = [p for p in contract["parameters"] if p["kind"] != "scalar"]
     return (
         environment()
@@ -71,7 +91,7 @@ def _render(
         .render(
             contract=contract,
             name=name,
-            fields=", ".join(f"{k}={v}" for k, v in contract["spec"].items()),
+            fields=textwrap.wrap(", ".join(f"{k}={v}" for k, v in _said(contract).items()), 112),
             parameters=[{**p, "host_type": types[p["type"]]} for p in contract["parameters"]],
             buffers=[
                 {**b, "formula": formula(b["bytes"], call), "needs": sorted(capacities_of(b["bytes"]))} for b in buffers

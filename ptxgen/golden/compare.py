@@ -54,8 +54,13 @@ class Finding:
         return f"{self.kind}: {self.file}" + (f": {self.text}" if self.text else "")
 
 
-def compare(old: Snapshot, new: Snapshot, only_new: str = "missing", only_old: str = "orphan") -> Iterator[Finding]:
-    """Every finding, ordered by file; `only_new` and `only_old` name the kinds of files that one side lacks."""
+def compare(
+    old: Snapshot, new: Snapshot, only_new: str = "missing", only_old: str = "orphan", unrecorded: str = ""
+) -> Iterator[Finding]:
+    """Every finding, ordered by file; `only_new` and `only_old` name the kinds of files that one side lacks.
+
+    `unrecorded` is the kind of a folder whose resources `old` does not have, where it is another than `only_new`.
+    """
     for file in sorted(old.files.keys() | new.files.keys()):
         before, after = old.files.get(file), new.files.get(file)
         if before is None:
@@ -69,7 +74,7 @@ def compare(old: Snapshot, new: Snapshot, only_new: str = "missing", only_old: s
         if folder not in new.records:
             yield Finding(only_old, file, f"is {old.word}, but not {new.word}")
         elif folder not in old.records:
-            yield Finding(only_new, file, f"resources are not {old.word}")
+            yield Finding(unrecorded or only_new, file, f"resources are not {old.word}")
         else:
             yield from _stems(file, old.records[folder], new.records[folder], only_new, only_old)
             yield from _resources(file, old.records[folder], new.records[folder], old.word, new.word)

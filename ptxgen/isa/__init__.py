@@ -6,7 +6,7 @@ Source: PTX ISA 9.0. Proven by tests/isa/test_isa_proof.py against the assembler
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 
 from ptxgen.errors import IsaError
@@ -70,12 +70,15 @@ def lookup(opcode: str) -> Form:
             found, _ = match(compiled, in_row_order(compiled, words))
             if found is not None:
                 return make_form(opcode, compiled, found, words)
-    raise IsaError(_unknown(opcode, name, words, known))
+    raise IsaError(_unknown(opcode))
 
 
-def _unknown(opcode: str, name: str, words: list[str], known: tuple[Compiled, ...]) -> str:
+@lru_cache(maxsize=256)
+def _unknown(opcode: str) -> str:
     from difflib import get_close_matches
 
+    name, *words = opcode.split(".")
+    known = rows(name)
     if not known:
         near = get_close_matches(name, _FAMILIES_OF, 3, 0.5)
         return f"{opcode}: unknown opcode {name!r}" + (f"; nearest: {', '.join(near)}" if near else "")

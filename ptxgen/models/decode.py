@@ -13,6 +13,7 @@ from typing import Any
 from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Draft, Formats
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
@@ -36,6 +37,7 @@ def step_program(
     programmatic: bool = False,
     batch_invariant: bool = False,
     choice: str = "greedy",
+    rings: int = 0,
     page_size: int = 0,
     pages: int = 0,
 ) -> Program:
@@ -43,7 +45,7 @@ def step_program(
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
     tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
-    which are whose.
+    which are whose. `rings`: layers with a window keep rings with room for appends of up to so many rows.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -53,11 +55,13 @@ def step_program(
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
     if choice not in CHOICES:
         raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")
-    if page_size and (step != "batch" or pages < 1):
-        raise SpecError(f"step_program: page_size needs a batch and pages (got {page_size} with {pages} for {step})")
+    if page_size and (step != "batch" or pages < 1 or rings):
+        got = f"{page_size} with {pages} pages and {rings} rings for {step}"
+        raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, page_size=page_size, pages=pages,
+        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
+        pages=pages,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -72,6 +76,7 @@ class _Step(Draft):
     kv_dtype: DType
     batch_invariant: bool
     choice: str
+    rings: int
     page_size: int
     pages: int
 
@@ -208,7 +213,8 @@ class _Step(Draft):
         model = self.model
         q, k, v = self._qkv(x)
         kind = model.layer(self.layer)
-        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True)
+        ring = CacheForm(rings=self.rings).ring(model.shape, kind)
+        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True, ring=ring)
         self._append(attention, q, k, v)
         out = self.scratch("attention.out", model.q_width)
         self._attend(attention, q, out)
@@ -267,11 +273,11 @@ class _Step(Draft):
             found.append(Ref(out))
         return found
 
-    def _caches(self) -> dict[str, str]:
+    def _caches(self, attention: Attention) -> dict[str, str]:
         """The layer's cache, by parameter name."""
         shape = self.model.shape
         lead = (self.rows,) if self.step == "batch" else ()
-        rows = (*lead, shape.n_kv_heads, shape.max_len)
+        rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
         if self.page_size:
             rows = (self.pages, shape.n_kv_heads, self.page_size)
         wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
@@ -293,7 +299,7 @@ class _Step(Draft):
         """Rotate, where these layers do, and append."""
         batched = self.step == "batch"
         role, kernel = attention.append
-        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
+        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(attention), **self._position()}
         if attention.rope is not None:
             given["q"] = q
         fields = attention.fields(kernel, batched=batched, indirect=not batched, page_size=self.page_size)
@@ -304,7 +310,7 @@ class _Step(Draft):
         return {"pages": self.pages} if self.page_size else {}
 
     def _attend(self, attention: Attention, q: Ref, out: str) -> None:
-        caches = self._caches()
+        caches = self._caches(attention)
         given: dict[str, str | Ref] = {"q": q, "out": out}
         kernel, how, sizes = "incremental_attention", {"indirect": True}, {}
         if self.step == "prefill":

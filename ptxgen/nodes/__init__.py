@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ptxgen.nodes.operand import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
-from ptxgen.sources import in_brackets, origin
+from ptxgen.sources import in_brackets, lines_of, origin
 
 
 @dataclass(slots=True)
@@ -187,12 +187,16 @@ _LONGEST = 400  # characters of a line that a finding shows
 
 def finding(source: str, file: str, about: str, line: int, what: str) -> str:
     """The one form of everything that is found in a text: `about, origin, FILE:LINE: what | the line's text`."""
-    lines = source.splitlines()
+    lines = lines_of(source)
     places = ", ".join(str(part) for part in (about, origin(source, line), f"{file}:{line}") if part)
-    text = lines[line - 1].strip() if 0 < line <= len(lines) else "end of text"
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 50]} … {text[-40:]}"
+    text = _cut(lines[line - 1].strip()) if 0 < line <= len(lines) else "end of text"
     shown = f" | {text}" if source else ""  # a module of nodes that were never text has none
-    return f"{places}: {what}{shown}"
+    return f"{places}: {_cut(what, 3 * _LONGEST)}{shown}"
+
+
+def _cut(text: str, most: int = _LONGEST) -> str:
+    """A text without the middle of what is too long to be read."""
+    return text if len(text) <= most else f"{text[: most - 50]} … {text[-40:]}"
 
 
 @dataclass(slots=True)
@@ -240,8 +244,8 @@ class Module:
 
     def source_line(self, line: int) -> str:
         """Text of a 1-based source line, stripped; empty when unknown."""
-        lines = self.source.splitlines()
-        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        lines = lines_of(self.source)
+        return _cut(lines[line - 1].strip()) if 0 < line <= len(lines) else ""
 
     def __str__(self) -> str:
         head = f".version {self.version[0]}.{self.version[1]}\n.target {', '.join(self.targets)}\n"

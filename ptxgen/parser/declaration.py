@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
 from ptxgen.errors import IsaError
 from ptxgen.nodes import Immediate, Operand, Variable, Vector
@@ -67,6 +68,8 @@ def _head(text: str) -> tuple[_Head, str]:
         elif keyed == "ptr" or (head.attributes and keyed == "align"):
             head.attributes.append(f".{keyed} {number}".rstrip())
         elif keyed == "align":
+            if not int(number or 0):
+                raise IsaError(f".align: needs a number of bytes (got {number or text[at:].split(None, 1)[0][:20]!r})")
             head.align = int(number)
         elif head.attributes and head.type:
             head.attributes.append(f".{word}")
@@ -106,6 +109,9 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
         if dims[:1] == (0,) and isinstance(node, Vector):
             dims = (len(node.items), *dims[1:])
         init = _flat(node, dims)
+        room = prod(dims) * max(head.vector, 1)
+        if len(init) > room:
+            raise IsaError(f"{match[1]}: has {room:,} elements, and more are initialised (got {len(init):,})")
     attributes = " ".join(head.attributes)
     return within(Variable(
         head.space, head.type, match[1], dims, head.align, head.vector, int(match[2] or 0), init,

@@ -108,8 +108,12 @@ class Row:
 
     def matches(self, shape: Shape) -> bool:
         """Whether the shape is in the class."""
-        where = {"invariant": False, **dict(self.where)}
-        return all(_matches(name, wanted, getattr(shape, name)) for name, wanted in where.items())
+        said = False
+        for name, wanted in self.where:
+            if not _matches(name, wanted, getattr(shape, name)):
+                return False
+            said = said or name == "invariant"
+        return said or not shape.invariant
 
     def plain(self) -> dict[str, Any]:
         """As the file has it."""
@@ -202,7 +206,10 @@ def in_force() -> Table:
     global _in_force
     if _in_force is None:
         own = os.environ.get(VARIABLE)
-        _in_force = Table.read(own).over(shipped()) if own else shipped()
+        try:
+            _in_force = Table.read(own).over(shipped()) if own else shipped()
+        except SpecError as wrong:
+            raise SpecError(f"{VARIABLE}: {wrong}") from None
     return _in_force
 
 

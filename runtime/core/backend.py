@@ -144,6 +144,10 @@ class Code(Protocol):
     def origin(self) -> str:
         """Where the machine code came from: one word for the log and for tests."""
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries, in the text's order."""
+
     def function(self, name: str) -> Function:
         """The entry of that name; `ModuleLoadError` names the entries there are."""
 

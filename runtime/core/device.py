@@ -145,11 +145,12 @@ class Device(ABC):
         """
         return self.modules.load(spec, target, line_info)
 
-    def module(self, text: str) -> Module:
-        """Any PTX text as a loaded module; raises `ModuleLoadError`."""
+    def module(self, text: str, name: str = "module") -> Module:
+        """Any PTX text as a loaded module, which messages and findings call by this name (a file, say); raises
+        `ModuleLoadError`."""
         from ptxgen.runtime.core.module import Module
 
-        return Module(self, text)
+        return Module(self, text, name)
 
     def warmup(
         self, specs: Iterable[KernelType], target: object = None, workers: int | None = None
@@ -239,9 +240,9 @@ class Device(ABC):
         """Whether `_load` of a text is likely to need no compiler."""
         return False
 
-    def _load_foreign(self, text: str) -> Code:
+    def _load_foreign(self, text: str, label: str) -> Code:
         """`_load` of a text that has not been checked yet."""
-        return self._load(text, "module")
+        return self._load(text, label)
 
     @abstractmethod
     def _prepare(self, function: Function, geometry: Geometry, block: ParamBlock, first_use: FirstUse) -> Launcher:

@@ -80,7 +80,7 @@ class Entry:
 class Module:
     """Any PTX text, loaded: `module["entry"].launch(grid=32, block=128, args=[q, out, np.uint32(7)])`."""
 
-    def __init__(self, device: Device, text: str) -> None:
+    def __init__(self, device: Device, text: str, name: str = "module") -> None:
         if device.strict:
             raise ModuleLoadError(f"{device.name} is strict: no module is loaded any more")
         if not isinstance(text, str):
@@ -89,16 +89,21 @@ class Module:
             text.encode()
         except UnicodeEncodeError as wrong:
             line = text.count("\n", 0, wrong.start) + 1
-            raise ModuleLoadError(f"module:{line}: {text[wrong.start]!r} is no character of a text") from None
+            raise ModuleLoadError(f"{name}:{line}: {text[wrong.start]!r} is no character of a text") from None
         self.device = device
         self.text = text
-        self._code = device._load_foreign(text)
+        self._code = device._load_foreign(text, name)
         self._entries: dict[str, Entry] = {}
 
     @property
     def origin(self) -> str:
         """Where the machine code came from."""
         return self._code.origin
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries."""
+        return self._code.entries
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._entries.get(name)

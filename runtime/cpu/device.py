@@ -58,6 +58,11 @@ class CpuCode:
         """Always the executor; its own cache works below this."""
         return "executor"
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries."""
+        return self.program.entries
+
     def function(self, name: str) -> Function:
         """The entry, compiled; `ModuleLoadError` for a name there is not, or an instruction the executor lacks."""
         if name not in self.program.entries:
@@ -194,8 +199,8 @@ class CpuDevice(Device):
     def _encode(self, tiling: Tiling) -> bytes:
         return encode(tiling)
 
-    def _load_foreign(self, text: str) -> Code:
-        return self._load(text, "module", verify=True)  # on a GPU the driver's compiler does
+    def _load_foreign(self, text: str, label: str) -> Code:
+        return self._load(text, label, verify=True)  # on a GPU the driver's compiler does
 
     def _load(self, text: str, label: str, verify: bool = False) -> Code:
         self.check()

@@ -90,9 +90,14 @@ class CudaCode:
         try:
             raw = self.device.call("cuModuleGetFunction", self.raw, name.encode())
         except DriverError as error:
-            entries = ", ".join(re.findall(r"\.entry\s+([\w$%]+)", self.text)) or "none"
+            entries = ", ".join(self.entries) or "none"
             raise ModuleLoadError(f"module: has no entry {name!r} (it has {entries}; {error})") from None
         return CudaFunction(self, name, raw)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the entries."""
+        return tuple(re.findall(r"\.entry\s+([\w$%]+)", self.text))
 
     def used_on(self, stream: Stream) -> None:
         """Remember that `stream` was given launches of this code."""

@@ -114,16 +114,20 @@ def test_flashinfer_says_what_it_does_not_run(case: Case, kind: str, said: str) 
     assert bool(reason) == bool(said)
 
 
-def test_the_readme_has_the_run_of_the_notes() -> None:
-    """After a run: its id in the notes, `python -m benchmarks.performance`."""
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert performance.between(page, performance.README, decode_document.readme(decode_document.documented())) == page
+def test_the_readme_has_the_newest_run_its_least_and_where_prefill_stands() -> None:
+    """After a run: `python -m benchmarks.performance`."""
+    page, newest = (ROOT / "README.md").read_text(encoding="utf-8"), decode_document.newest()
+    assert performance.between(page, performance.README, performance.readme(newest)) == page
+    least = min(decode_document.compared(decode_document.of_grid(newest))[0].values())
+    assert f"(least {least:.2f})" in page
+    assert f"At commit {newest[0]['commit']}" in page
+    assert "Prefill is behind." in page
 
 
 def test_the_performance_page_is_written_from_the_rows() -> None:
-    """The decode part of it, from the run of the notes, and the notes themselves."""
+    """The decode part of it, from the newest run, and the notes, which say their own."""
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    made = decode_document.documented()
+    made = decode_document.newest()
     for part in (*decode_document.grid(made), *decode_document.others(made), *decode_document.counters()):
         assert part in page
 

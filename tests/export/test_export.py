@@ -134,7 +134,7 @@ def test_export_writes_every_file_and_names_it(tmp_path: Path) -> None:
     assert [k["target"] for k in bundle["kernels"]] == ["sm_80", "sm_90"]
     named = {file for k in bundle["kernels"] for file in k["files"].values()}
     there = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    assert there == named | {"manifest.json"}
+    assert there == named | {"manifest.json", "ptxgen.h"}
     for kernel in bundle["kernels"]:
         assert kernel["files"].keys() == {"ptx", "cubin", "c", "rust"}
         assert (tmp_path / kernel["files"]["cubin"]).read_bytes()[:4] == b"\x7fELF"

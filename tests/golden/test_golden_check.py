@@ -15,6 +15,7 @@ from ptxgen.golden.record import assembler_for
 from ptxgen.targets import target
 from tests.support.golden_copy import ONE, edit_resources, failing
 from tests.support.marks import needs_assembler
+from tests.support.packages import ROOT
 
 pytestmark = needs_assembler
 
@@ -209,3 +210,22 @@ def test_the_workflow_to_copy_installs_the_assembler_that_recorded() -> None:
         name, version = json.loads(record.read_text())["assembler"].split()
         assert name == "nvJitLink"
         assert f"nvidia-nvjitlink=={version}.*" in workflow
+
+
+def test_a_fresh_bundle_differs_in_nothing_and_its_resources_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As README shows; once resources are recorded, a folder that lacks them is one that lost them."""
+    config = str(ROOT / "examples" / "train" / "config.json")
+    assert invoke(["generate", "--config", config, "--target", "sm_80", "-o", str(tmp_path)]) == 0
+    root = ["--root", str(tmp_path), "arg-max", "rope"]
+    capsys.readouterr()
+    assert invoke(["golden", "check", *root]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"not compared: sm_80/{name}/resources.json: resources are not committed" for name in ("arg_max", "rope")
+    ]
+    assert invoke(["golden", "check", "--strict", *root]) == 1
+    Goldens(tmp_path, ("arg_max",)).update()
+    capsys.readouterr()
+    assert invoke(["golden", "check", *root]) == 1
+    assert capsys.readouterr().out == "missing: sm_80/rope/resources.json: resources are not committed\n"

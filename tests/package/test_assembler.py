@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxgen import assembler
+from ptxgen import assembler, doctor
 from ptxgen.assembler import Resources, assemble, available_assemblers, installed, parse_resources, supported_targets
 from ptxgen.errors import AssembleError, TargetError
 from ptxgen.targets import target as parse_target
@@ -142,17 +142,30 @@ def test_without_any_assembler_the_error_names_the_extra(monkeypatch: pytest.Mon
 
 
 def test_the_environment_names_a_binary(tmp_path: Path) -> None:
-    """A stand-in that prints a release: found by PTXGEN_PTXAS, and tried before the one on PATH."""
+    """A stand-in that prints a release: found by PTXGEN_PTXAS, and tried before all others."""
     fake = tmp_path / "ptxas"
     fake.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.41'\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     script = (
         "from ptxgen.assembler import available_assemblers;"
-        "print([(str(x), x.path) for x in available_assemblers() if x.path][0])"
+        "x = available_assemblers()[0]; print((str(x), x.path))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
                           env={**os.environ, "PTXGEN_PTXAS": str(fake)})  # fmt: skip
     assert done.stdout.strip() == str(("ptxas 12.9", str(fake)))
+
+
+@pytest.mark.parametrize("named", ["/no/such/ptxas", "/dev/null", "/bin/true"])
+def test_a_binary_that_is_named_and_is_no_ptxas_is_refused(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else takes its place."""
+    monkeypatch.setenv("PTXGEN_PTXAS", named)
+    available_assemblers.cache_clear()
+    try:
+        with pytest.raises(AssembleError, match=rf"^PTXGEN_PTXAS: must be the path of a ptxas that runs .got '{named}'"):
+            assemble(TEXT)
+        assert doctor._assembler().state == "wrong"
+    finally:
+        available_assemblers.cache_clear()
 
 
 LOG_12 = """ptxas info    : 0 bytes gmem

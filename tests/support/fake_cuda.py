@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -118,7 +119,7 @@ class Binding(Order):
         self.free_bytes = 1 << 30
         self.texts: dict[int, str] = {}
         self.functions: dict[int, tuple[str, str]] = {}
-        self.contexts: list[int] = []
+        self._of_thread = threading.local()
         self.driver_compiles = True
         self.refuses_line = 5  # where it does not
         self.link_options: set[str] = set()  # of the last link
@@ -127,6 +128,8 @@ class Binding(Order):
         self._native = {name: self._natively(name, count) for name, count in counts.items()}
         self._native["cuLaunchKernelEx"] = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
         self._keep: list[Any] = []
+        self._error_logs: dict[int, Any] = {}  # of each link; several threads link at once
+        self._images: dict[int, bytes] = {}
 
     # how a call is made -------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
@@ -178,6 +181,11 @@ class Binding(Order):
         major, minor = self.capability
         return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor, "MULTIPROCESSOR_COUNT": 132,
                 "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024}[name]  # fmt: skip
+
+    @property
+    def contexts(self) -> list[int]:
+        """The contexts of this thread, the current one last."""
+        return self._of_thread.__dict__.setdefault("contexts", [])
 
     def _cuCtxGetCurrent(self) -> int:
         return self.contexts[-1] if self.contexts else 0
@@ -296,25 +304,28 @@ class Binding(Order):
     def _cuLinkCreate(self, count: int, keys: list[Any], values: list[Any]) -> int:
         options = dict(zip(keys, values, strict=True))
         self.link_options = {key.name for key in keys}
-        self._log = options[real.CUjit_option.CU_JIT_ERROR_LOG_BUFFER]
-        return self.handle()
+        state = self.handle()
+        self._error_logs[state] = options[real.CUjit_option.CU_JIT_ERROR_LOG_BUFFER]
+        return state
 
     def _cuLinkAddData(self, state: int, kind: Any, data: bytes, size: int, name: bytes, *_: Any) -> Any:
         assert data.endswith(b"\0")
         assert size == len(data)
         if not self.driver_compiles:
             said = f"ptxas application ptx input, line {self.refuses_line}; fatal : Unsupported .version".encode()
-            self._log[: len(said)] = said
+            self._error_logs[state][: len(said)] = said
             return real.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION
-        self._image = b"CUBIN" + data[:-1]
+        self._images[state] = b"CUBIN" + data[:-1]
         return None
 
     def _cuLinkComplete(self, state: int) -> tuple[int, int]:
-        raw = ctypes.create_string_buffer(self._image)
+        raw = ctypes.create_string_buffer(self._images[state])
         self._keep.append(raw)
-        return ctypes.addressof(raw), len(self._image)
+        return ctypes.addressof(raw), len(self._images[state])
 
-    def _cuLinkDestroy(self, state: int) -> None: ...
+    def _cuLinkDestroy(self, state: int) -> None:
+        del self._error_logs[state]
+        self._images.pop(state, None)
 
     def _cuModuleLoadData(self, image: bytes) -> Any:
         if not image.startswith(b"CUBIN"):

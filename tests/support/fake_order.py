@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +45,12 @@ class Order:
         self.replays: list[int] = []  # streams of graph launches
         self.busy = False  # whether events are still to come
         self.made_in: dict[int, int] = {}  # context of every stream, event and address
-        self._next = 0x1000
+        self._handles = itertools.count(0x1100, 0x100)
 
     def handle(self) -> int:
-        self._next += 0x100
-        self.made_in[self._next] = self._cuCtxGetCurrent()
-        return self._next
+        made = next(self._handles)
+        self.made_in[made] = self._cuCtxGetCurrent()
+        return made
 
     def _submit(self, stream: Any, job: Callable[[], None]) -> None:
         recording = self.capturing.get(int(stream))

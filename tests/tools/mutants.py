@@ -1,7 +1,7 @@
 """Small mutations of chosen source files, and which of them the tests do not notice. In a copy of the tree.
 
-python -m tests.tools.mutants [FILE …] [--every 7] [--list]     the files of TESTS, each with its own tests
-make mutants [MUTANTS="runtime/core/diskcache.py --every 3"]
+python -m tests.tools.mutants [FILE …] [--sample 20] [--seed 1] [--list]     the files of TESTS, each with its own tests
+make mutants [MUTANTS="runtime/core/diskcache.py --sample 30"]
 
 A mutation changes one place: a comparison, a number, `and` for `or`, `not`, a lock that is not taken, a part of a list
 that is left out, a call that does not happen. Exits 1 where more than 5 % survive.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -22,19 +23,33 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SURVIVORS = 0.05
-SECONDS = 300  # for the tests of one mutation: one that hangs is noticed
+SECONDS = 90  # for the tests of one mutation: one that hangs is noticed
+_CHECKS = ("tests/checks",)
+_BIND = ("tests/runtime/test_bind.py", "tests/runtime/test_device.py")
+_OBJECTS = ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py")
 TESTS = {
     "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py",),
     "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
-    "runtime/core/arguments.py": ("tests/runtime/test_bind.py", "tests/runtime/test_device.py"),
-    "runtime/cpu/compile/entry_cache.py": ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py"),
-    "runtime/cpu/compile/support_objects.py": ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py"),
+    "runtime/cpu/compile/entry_cache.py": _OBJECTS,
+    "runtime/cpu/compile/support_objects.py": _OBJECTS,
+    "runtime/core/arguments.py": _BIND,
+    "runtime/core/scalars.py": _BIND,
+    "runtime/core/kernel.py": _BIND,
+    "runtime/core/allocation.py": _BIND,
+    "runtime/cpu/run/param_space.py": ("tests/cpu/test_launch.py",),
     "runtime/cpu/run/global_memory.py": (
         "tests/cpu/test_memory.py", "tests/cpu/test_checks.py", "tests/runtime/test_cache_guards.py",
+        "tests/runtime/test_device.py",
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py",),
-    "ptxgen/checks/__init__.py": ("tests/checks",),
-    "ptxgen/checks/operand.py": ("tests/checks",),
+    "ptxgen/checks/__init__.py": _CHECKS,
+    "ptxgen/checks/access.py": _CHECKS,
+    "ptxgen/checks/bounds.py": _CHECKS,
+    "ptxgen/checks/comparisons.py": _CHECKS,
+    "ptxgen/checks/largest.py": _CHECKS,
+    "ptxgen/checks/lint.py": _CHECKS,
+    "ptxgen/checks/names.py": _CHECKS,
+    "ptxgen/checks/operand.py": _CHECKS,
 }  # fmt: skip
 _OTHER = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
@@ -123,11 +138,19 @@ def applied(source: str, one: Mutation) -> str:
     return text
 
 
-def survivors(copy: Path, file: str, tests: tuple[str, ...], every: int) -> tuple[int, list[str]]:
+def chosen_of(source: str, sample: int | None, seed: int) -> list[Mutation]:
+    """All mutations of a source, or as many as `sample` says, drawn with `seed`; in the order of the text."""
+    every = mutations(source)
+    if sample is None or sample >= len(every):
+        return every
+    return sorted(random.Random(seed).sample(every, sample), key=lambda one: (one.begin, one.end))
+
+
+def survivors(copy: Path, file: str, tests: tuple[str, ...], sample: int | None, seed: int) -> tuple[int, list[str]]:
     """(mutations tried, those that the tests did not notice)."""
     path = copy / file
     source = path.read_text(encoding="utf-8")
-    chosen = mutations(source)[::every]
+    chosen = chosen_of(source, sample, seed)
     unnoticed: list[str] = []
     for one in chosen:
         path.write_text(applied(source, one), encoding="utf-8")
@@ -154,14 +177,15 @@ def main() -> int:
     """Try them; 1 where too many survive."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="*", default=list(TESTS), help="files of TESTS (default: all)")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th mutation")
+    parser.add_argument("--sample", type=int, metavar="N", help="N mutations of each file, drawn at random")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
     parser.add_argument("--list", action="store_true", help="say which mutations there are, and run nothing")
     given = parser.parse_args()
     if unknown := [file for file in given.files if file not in TESTS]:
         parser.error(f"no tests are named for {', '.join(unknown)}; TESTS has {', '.join(TESTS)}")
     if given.list:
         for file in given.files:
-            for one in mutations((ROOT / file).read_text(encoding="utf-8"))[:: given.every]:
+            for one in chosen_of((ROOT / file).read_text(encoding="utf-8"), given.sample, given.seed):
                 print(f"{file}:{one.line}: {one.what}")
         return 0
     tried = 0
@@ -172,7 +196,7 @@ def main() -> int:
         for file in given.files:
             if not passes(copy, TESTS[file]):
                 parser.error(f"the tests of {file} fail without any mutation")
-            count, found = survivors(copy, file, TESTS[file], given.every)
+            count, found = survivors(copy, file, TESTS[file], given.sample, given.seed)
             tried, unnoticed = tried + count, unnoticed + found
     print(f"{len(unnoticed)} of {tried} mutations survive", *unnoticed, sep="\n  ")
     return int(len(unnoticed) > MOST_SURVIVORS * tried)

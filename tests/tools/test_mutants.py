@@ -33,10 +33,20 @@ def test_every_file_and_its_tests_are_there():
         assert all((mutants.ROOT / test).exists() for test in tests), file
 
 
+def test_a_sample_is_drawn_by_its_seed():
+    source = (mutants.ROOT / "runtime/core/diskcache.py").read_text()
+    every = mutants.mutations(source)
+    drawn = mutants.chosen_of(source, 10, 1)
+    assert len(drawn) == 10
+    assert set(drawn) < set(every)
+    assert drawn == mutants.chosen_of(source, 10, 1) != mutants.chosen_of(source, 10, 2)
+    assert mutants.chosen_of(source, None, 1) == mutants.chosen_of(source, 10**6, 1) == every
+
+
 def test_what_tests_do_not_notice_survives(tmp_path):
     (tmp_path / "m.py").write_text("LIMIT = 8\nOTHER = 5\n")
     (tmp_path / "test_m.py").write_text("import m\n\n\ndef test():\n    assert m.LIMIT == 8\n")
-    tried, unnoticed = mutants.survivors(tmp_path, "m.py", ("test_m.py",), 1)
+    tried, unnoticed = mutants.survivors(tmp_path, "m.py", ("test_m.py",), None, 1)
     assert tried == 2
     assert unnoticed == ["m.py:2: 5 → 6"]
     assert (tmp_path / "m.py").read_text() == "LIMIT = 8\nOTHER = 5\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.check.shadow import report
 from ptxgen.runtime.cpu.check.shared_cells import PARAMETERS, PROXY, Cells, cell_at, last_cell, place_of, report_at
 from ptxgen.runtime.cpu.native.ir import Code
-from ptxgen.runtime.cpu.native.layout import CHECK, CTA, LAUNCH, WARP
+from ptxgen.runtime.cpu.native.layout import CHECK, CTA, LATE_WRITER, LAUNCH, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import FAULT_PROXY
 
@@ -65,7 +65,7 @@ def _kept() -> str:
     with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
         stamp = c.load("i32", cell_at(c, cells.writes, cell, 4))
         with c.if_(c(f"icmp uge i32 {c(f'lshr i32 {stamp}, 5')}, %since"), likely=False):
-            report_at(c, cell, c(f"or i32 {c(f'and i32 {stamp}, 31')}, {1 << 16}"))
+            report_at(c, cell, c(f"or i32 {c(f'and i32 {stamp}, 31')}, {1 << 16 | LATE_WRITER}"))
             c.ret(when="true")
     c.ret()
     return c.text()

@@ -1,9 +1,9 @@
 """Check mode: accesses of the same bytes by different CTAs (or warps of one) of which nothing orders one after another.
 
 Every byte of global memory that a launch writes carries the launch's number as its flag (`shadow.py`), and every 4
-bytes a stamp: launch, whether the write was a strong one (atomic, volatile, relaxed, release), CTA, time in the CTA's
-own count, warp. A later access must know of that write (`release_acquire.py`); two strong ones need not. Reads leave
-marks in some allocations only (`global_reads.py`).
+bytes a stamp: launch, whether the write was a strong one (atomic, volatile, relaxed, release) and of its CTA's scope
+only, CTA, time in the CTA's own count, warp. A later access must know of that write (`release_acquire.py`); two strong
+ones need not where each is in the scope of the other. Reads leave marks in some allocations only (`global_reads.py`).
 
 So does a launch that may run beside the one before it (griddepcontrol): what that has written it must wait for.
 """
@@ -13,13 +13,13 @@ from __future__ import annotations
 from ptxgen.runtime.cpu.check.record_rows import order_block
 from ptxgen.runtime.cpu.check.shadow import READS, STRONG_WORDS, report
 from ptxgen.runtime.cpu.native.ir import Code, vec
-from ptxgen.runtime.cpu.native.layout import CTA, LAUNCH, SHADOW, STAMP_CTAS, STRONG_WRITER, THREAD, WARP
+from ptxgen.runtime.cpu.native.layout import CTA, LAUNCH, OWN_CTA, SHADOW, STAMP_CTAS, STRONG_WRITER, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import FAULT_CONSTANT, FAULT_EARLY, FAULT_ORDER, FAULT_UNINITIALISED
 
 HEAD = "ptr %w, i32 %site, i32 %lane, i32 %row"
 WARP_BITS = 5
-_CTA_SHIFT, _STRONG_SHIFT, _LAUNCH_SHIFT = 32, 55, 56
+_CTA_SHIFT, _SCOPE_SHIFT, _STRONG_SHIFT, _LAUNCH_SHIFT = 32, 54, 55, 56
 _FILLED = 8  # stamps that are written together
 
 
@@ -139,13 +139,17 @@ def _unordered() -> str:
     cta, _ = order_block(c)
     launch = c(f"trunc i64 {c(f'lshr i64 %stamp, {_LAUNCH_SHIFT}')} to i8")
     c.ret("i64 0", when=c(f"icmp ne i8 {launch}, {now}"))
-    was_strong = c(f"lshr i64 %stamp, {_STRONG_SHIFT}")
-    c.ret("i64 0", when=c(f"and i1 %strong, {c(f'trunc i64 {was_strong} to i1')}"))
+    was_strong = c(f"trunc i64 {c(f'lshr i64 %stamp, {_STRONG_SHIFT}')} to i1")
+    narrow = c(f"trunc i64 {c(f'lshr i64 %stamp, {_SCOPE_SHIFT}')} to i1")
+    wide = c(f"xor i1 {c(f'or i1 {narrow}, {_of_cta_scope(c)}')}, true")
+    both = c(f"and i1 %strong, {was_strong}")
+    c.ret("i64 0", when=c(f"and i1 {both}, {wide}"))
     plus_one = c(f"and i64 {c(f'lshr i64 %stamp, {_CTA_SHIFT}')}, {STAMP_CTAS}")
     index, low = c(f"sub i64 {plus_one}, 1"), c("trunc i64 %stamp to i32")
     warp, time = c(f"and i32 {low}, {(1 << WARP_BITS) - 1}"), c(f"lshr i32 {low}, {WARP_BITS}")
     known = c.var("i32", 0)
     with c.if_(c(f"icmp eq i64 {index}, {c.load('i64', cta, CTA['index'])}")):
+        c.ret("i64 0", when=both)
         c.ret("i64 0", when=c(f"icmp eq i32 {warp}, {c.load('i32', '%w', WARP['id'])}"))
         c.store("i32", c.load("i32", c(f"getelementptr i32, ptr {c.at('%w', WARP['vclock'])}, i32 {warp}")), known)
     with c.else_():
@@ -155,6 +159,12 @@ def _unordered() -> str:
     who = c(f"or i64 {c(f'shl i64 {plus_one}, 8')}, {c(f'zext i32 {warp} to i64')}")
     c.ret("i64 " + c(f"or i64 {who}, {flag}"))
     return c.text()
+
+
+def _of_cta_scope(c: Code) -> str:
+    """i1: the strong access that the warp executes is of its CTA's scope."""
+    how = c.load("i32", "%w", WARP["how"])
+    return c(f"icmp ne i32 {c(f'and i32 {how}, {OWN_CTA}')}, 0")
 
 
 def present(c: Code, strong: bool) -> tuple[str, str]:
@@ -167,22 +177,26 @@ def present(c: Code, strong: bool) -> tuple[str, str]:
     who = c(f"or i64 {c(f'shl i64 {plus_one}, {_CTA_SHIFT}')}, {c(f'zext i32 {when} to i64')}")
     of_launch = c(f"shl i64 {c(f'zext i8 {now} to i64')}, {_LAUNCH_SHIFT}")
     stamp = c(f"or i64 {who}, {of_launch}")
-    return now, c(f"or i64 {stamp}, {1 << _STRONG_SHIFT}") if strong else stamp
+    if not strong:
+        return now, stamp
+    scope = c(f"shl i64 {c(f'zext i1 {_of_cta_scope(c)} to i64')}, {_SCOPE_SHIFT}")
+    return now, c(f"or i64 {c(f'or i64 {stamp}, {1 << _STRONG_SHIFT}')}, {scope}")
 
 
 def _again() -> str:
     """`between.again(w, stamps, offset, bytes) -> i1`: a strong access of whole cells whose last write in this launch
-    was a strong one too; then it is entered."""
+    was a strong one too, and in its scope; then it is entered."""
     c = Code("define internal i1 @between.again(ptr %w, ptr %stamps, i64 %offset, i64 %n) noinline")
     _, stamp = present(c, strong=True)
     ragged = c(f"and i64 {c('or i64 %offset, %n')}, 3")
     c.ret("i1 false", when=c(f"icmp ne i64 {ragged}, 0"))
-    wanted = c(f"lshr i64 {stamp}, {_STRONG_SHIFT}")
+    shift = c(f"select i1 {_of_cta_scope(c)}, i64 {_CTA_SHIFT}, i64 {_SCOPE_SHIFT}")
+    wanted = c(f"lshr i64 {stamp}, {shift}")
     first, count = c("lshr i64 %offset, 2"), c("lshr i64 %n, 2")
     after = c(f"add i64 {first}, {count}")
     with c.count("i64", after, first) as cell:
         held = c.load("i64", c(f"getelementptr i64, ptr %stamps, i64 {cell}"))
-        c.ret("i1 false", when=c(f"icmp ne i64 {c(f'lshr i64 {held}, {_STRONG_SHIFT}')}, {wanted}"))
+        c.ret("i1 false", when=c(f"icmp ne i64 {c(f'lshr i64 {held}, {shift}')}, {wanted}"))
     with c.count("i64", after, first) as cell:
         c.store("i64", stamp, c(f"getelementptr i64, ptr %stamps, i64 {cell}"))
     c.ret("i1 true")
@@ -192,7 +206,8 @@ def _again() -> str:
 def _stamp(access: str) -> str:
     """Stamps first, then flags: another host thread that sees a flag finds its stamp.
 
-    A cell of which another CTA has written a part in this launch says nothing any more.
+    A cell of which another CTA has written a part in this launch says nothing any more. An ordinary write is kept where
+    the warp adds a strong one at the same time of its CTA: who knows of the one knows of both.
     """
     c = Code(
         f"define internal void @between.stamp.{access}(ptr %w, ptr %flags, ptr %stamps, i64 %offset, i64 %n) noinline"
@@ -220,7 +235,11 @@ def _stamp(access: str) -> str:
         same_launch = c(f"icmp eq i64 {c(f'lshr i64 {upper}, {_LAUNCH_SHIFT - _CTA_SHIFT}')}, 0")
         mixed = c(f"and i1 {same_launch}, {c(f'icmp ne i64 {upper}, 0')}")
         part = c(f"xor i1 {whole}, true")
-        c.store("i64", c(f"select i1 {c(f'and i1 {mixed}, {part}')}, i64 0, i64 {stamp}"), slot)
+        new = stamp
+        if access == "strong":
+            _, weak = present(c, strong=False)
+            new = c(f"select i1 {c(f'icmp eq i64 {old}, {weak}')}, i64 {old}, i64 {stamp}")
+        c.store("i64", c(f"select i1 {c(f'and i1 {mixed}, {part}')}, i64 0, i64 {new}"), slot)
         c.store("i64", c(f"add i64 {cell}, 1"), at)
     c.do(f"call void @llvm.memset.p0.i64(ptr %flags, i8 {now}, i64 %n, i1 false)")
     c.ret()

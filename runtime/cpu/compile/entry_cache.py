@@ -14,6 +14,7 @@ from ptxgen import nodes
 from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, VersionWarning, unreadable
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
+from ptxgen.runtime.cpu.compile.counting import Counts, counting
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
 from ptxgen.runtime.cpu.compile.variable_images import GlobalVariable, describe
 from ptxgen.runtime.cpu.native import layout
@@ -63,7 +64,7 @@ class _Index:
 
     entries: tuple[str, ...]
     variables: list[GlobalVariable]  # by symbol number
-    newer: str  # a `.version` above the table's
+    newer: str  # a `.version` above the table's, a `.target` below it
 
 
 class CompiledCache:
@@ -77,6 +78,8 @@ class CompiledCache:
         self._digest = hashlib.sha256(self.text.encode()).digest()
         self._known: _Index | None = None
         self._refused: dict[str, str] = {}  # entries of foreign text, and why
+        self._emitted: nodes.Module | None = None
+        self._foreign = False
 
     @staticmethod
     def lazy(text: str, file: str, verify: bool = False) -> LazyText:
@@ -85,12 +88,24 @@ class CompiledCache:
 
     @property
     def module(self) -> nodes.Module:
-        """The parsed module."""
+        """The parsed module, as it is written."""
         if isinstance(self._module, LazyText):
             from ptxgen.parser import parse
 
+            self._foreign = self._module.verify
             self._module = parse(self._module.text, self._module.file)
         return self._module
+
+    @property
+    def emitted(self) -> nodes.Module:
+        """The module that is compiled: foreign text in the table's notation, and in instructions that have emitters."""
+        if self._emitted is None:
+            self._emitted = self.module
+            if self._foreign:
+                from ptxgen.foreign import canonical, lowered
+
+                self._emitted = lowered(canonical(self.module))
+        return self._emitted
 
     def _key(self, *what: object) -> bytes:
         return key_of([layout.FORMAT, support_objects.sources_digest(), self._digest, self.host, *what])
@@ -118,7 +133,7 @@ class CompiledCache:
             raise IsaError(f"{self.file}: {unreadable(wrong)}") from None
 
     def _looked_up(self) -> _Index:
-        verify = isinstance(self._module, LazyText) and self._module.verify
+        verify = self._foreign or (isinstance(self._module, LazyText) and self._module.verify)
         key = self._key("index", verify, self.file)  # the file's name stands in what is warned of
         found = support_objects.disk().get(key)
         if found is not None:
@@ -130,8 +145,8 @@ class CompiledCache:
         if verify:
             from ptxgen.runtime.cpu.compile import foreign_text
 
-            newer, self._refused = foreign_text.newer_than_known(self.module), foreign_text.verify(self.module)
-        index = _Index(tuple(self.module.entries), describe(self.module), newer)
+            newer, self._refused = foreign_text.noted(self.module), foreign_text.verify(self.module)
+        index = _Index(tuple(self.module.entries), describe(self.emitted), newer)
         rows = [{**asdict(v), "image": v.image.hex()} for v in index.variables]
         if not self._refused:  # the next version may know what this one does not
             data = {"entries": index.entries, "variables": rows, "newer": newer}
@@ -163,10 +178,17 @@ class CompiledCache:
         objects = self._compiled(name, check)
         return objects, self._link(objects, check)
 
+    def counting(self, name: str) -> tuple[Entry, Linked, Counts]:
+        """An entry in fast mode that counts what it executes; it is never kept."""
+        if name in self._refused:
+            raise IsaError(self._refused[name])
+        with self._readable():
+            return counting(self.module, name, self.host, _EXPORTS)
+
     def _compiled(self, name: str, check: bool) -> Objects:
         """An entry, compiled and kept."""
         with self._readable():
-            entry, text = emit_entry(self.module, name, check, self.host)
+            entry, text = emit_entry(self.emitted, name, check, self.host)
         names = tuple(needed_by(text, check))
         warp = compile_ir(module_text([text]), self.host, _level(text))
         groups = support_objects.of(self.host, check).quick(names)

@@ -8,23 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from ptxgen import checks, nodes
 from ptxgen.errors import IsaError
+from ptxgen.foreign import canonical, notes
 from ptxgen.isa import lookup
-from ptxgen.targets import newest_ptx
 
+_REFUSED_BY_NAME = {
+    **dict.fromkeys(("tex", "tld4", "txq", "istypep"), "textures"),
+    **dict.fromkeys(("suld", "sust", "sured", "suq"), "surfaces"),
+    **dict.fromkeys(("tcgen05",), "tensor memory's instructions (tcgen05)"),
+}  # fmt: skip
 _NAME = re.compile(r"[\w$%]+")
 
 
-def newer_than_known(module: nodes.Module) -> str:
-    """What to warn of where the text's version is above the table's, else nothing."""
-    newest = newest_ptx()
-    if module.version <= newest:
-        return ""
-    got, known = (".".join(map(str, version)) for version in (module.version, newest))
-    said = f".version {got} is newer than {known}, the last that is known here"
-    return module.finding(module.line_of(".version"), f"{said}: what it adds is refused where it is used")
+def noted(module: nodes.Module) -> str:
+    """What to warn of where the text is for versions or architectures that the table does not have, else nothing."""
+    return "\n".join(notes(module))
 
 
 def verify(module: nodes.Module) -> dict[str, str]:
@@ -32,14 +33,14 @@ def verify(module: nodes.Module) -> dict[str, str]:
 
     Raises `IsaError` with every finding where anything else is wrong with the text.
     """
-    module = replace(module, version=min(module.version, newest_ptx()))
+    module = canonical(module)
     line = module.line_of(".address_size")  # 0 where it is left out, which assemblers take for 64
     if line and module.address_size != 64:
         raise IsaError(module.finding(line, f".address_size: must be 64 (got {module.address_size})"))
     try:
         checks.check(module)
     except IsaError as wrong:
-        unknown = {f.name: found for f in _defined(module) if (found := list(_unknown(module, f)))}
+        unknown = {f.name: found for f in _defined(module) if (found := list(islice(_unknown(module, f), checks.MOST_FINDINGS)))}
         if not unknown:
             raise
         try:
@@ -64,7 +65,8 @@ def _why_unknown(opcode: str) -> str:
     try:
         lookup(opcode)
     except IsaError as error:
-        return str(error)
+        name = opcode.partition(".")[0]
+        return f"{opcode}: {_REFUSED_BY_NAME[name]} are not supported by the CPU executor" if name in _REFUSED_BY_NAME else str(error)
     return ""
 
 

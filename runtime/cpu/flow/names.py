@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.isa.registers import special_register
+from ptxgen.parser.limits import MOST_BYTES, MOST_REGISTERS
 from ptxgen.runtime.cpu.flow.blocks import Op, Source
 from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var, bits_of, round_up, variable_align, variable_bytes
 from ptxgen.runtime.cpu.native.layout import SHARED_BASE
@@ -64,6 +65,8 @@ class Names:
         """Enter a variable of a function body into its scope."""
         if variable.space == "reg":
             bits = bits_of(variable.type, variable.line)
+            if len(self.registers) + variable.count > MOST_REGISTERS:
+                raise IsaError(self.where(variable.line, f"an entry with more than {MOST_REGISTERS:,} registers"))
             names = [f"{variable.name}{n}" for n in range(variable.count)] if variable.count else [variable.name]
             for name in names:
                 scope.names[name] = self.hidden(name, bits)
@@ -77,6 +80,9 @@ class Names:
             self.local_bytes = round_up(self.local_bytes, align)
             var.offset = self.local_bytes
             self.local_bytes += size
+            if self.local_bytes > MOST_BYTES["local"]:
+                most = f"an entry with more than {MOST_BYTES['local']:,} bytes of local memory a thread"
+                raise IsaError(self.where(variable.line, most))
         elif variable.space == "param":
             var.words = [self.hidden(f"{variable.name}[{n}]", 32) for n in range((size + 3) // 4)]
         else:

@@ -47,7 +47,7 @@ LAUNCH = _offsets(
     "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
     "pending:4 blocks:4 words:4 first_block:4 budget:4 look:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
     "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 workspace:64 ext:128 inits:4 "
-    "pad_inits:4"
+    "pad_inits:4 print:8"
 )
 WORKSPACE_BYTES = 64  # what a cooperative launch has for the barrier of its grid (%envreg1, %envreg2)
 # `readable` and `writable`: the allocations that native code searches
@@ -123,7 +123,8 @@ SHADOW = _offsets("complete:4 launch:4 reads:4 pad:4 marks:8 pad2:40")
 MARK_BYTES = 19  # for every 4 bytes of an allocation whose reads are followed (`check/global_reads.py`)
 STRONG_WRITER = 1 << 7  # of an unordered write, in a report's extra word: CTA + 1 from bit 8 on, this flag, the warp
 READER = 1 << 6  # that it was a read
-STAMP_CTAS = (1 << 23) - 1  # a stamp of global memory has 23 bits for the CTA
+LATE_WRITER = 1 << 18  # of a race in shared memory, in that word: the write came while a copy or wgmma still read
+STAMP_CTAS = (1 << 22) - 1  # a stamp of global memory has 22 bits for the CTA
 ORDER_KEYS = ORDER["_end"]
 ORDER_TIMES = ORDER_KEYS + 8 * ORDER_PLACES  # i32: how often a place was released
 PARK = {"kind": 0, "id": 4, "mask": 8, "block": 12, "site": 16, "count": 20, "argument": 24}

@@ -41,6 +41,15 @@ class Places:
         argument = self._argument(near) if near else ""
         return f"address {address:#x} ({size} bytes): {self.memory.explain(address, size)}{argument}"
 
+    def buffer(self, instruction: str, address: int, size: int, valid: bool) -> str:
+        """The name of the variable or argument that an access is of; "" where it has none."""
+        if self._space(instruction, address, valid) == "shared":
+            inner = address & (1 << layout.RANK_SHIFT) - 1
+            named = [v for v in self.entry.variables if v[1] <= inner]
+            return readable(max(named, key=lambda v: v[1])[0]) if named else ""
+        found = self.memory.find(address) or self.memory.nearest(address, size)
+        return "" if found is None else self._parameter(found) or found.name
+
     def read_only(self, address: int, size: int) -> bool:
         """Whether bytes that may be read, but not written, lie there."""
         found = self.memory.find(address)
@@ -81,11 +90,16 @@ class Places:
 
     def _argument(self, allocation: Allocation) -> str:
         """`, argument 2 (out)` for the parameter that points into an allocation."""
-        for number, (name, _, offset, size) in enumerate(self.entry.params):
+        name = self._parameter(allocation)
+        return f", argument {[p[0] for p in self.entry.params].index(name)} ({name})" if name else ""
+
+    def _parameter(self, allocation: Allocation) -> str:
+        """The parameter that points into an allocation."""
+        for name, _, offset, size in self.entry.params:
             if size == 8 and offset + 8 <= self.params.nbytes:
                 value = int.from_bytes(self.params[offset : offset + 8].tobytes(), "little")
                 if allocation.begin <= value < allocation.end:
-                    return f", argument {number} ({name})"
+                    return name
         return ""
 
 

@@ -5,6 +5,9 @@ Where an address lies is in `address_names.py`, which warps wait where in `stand
 
 from __future__ import annotations
 
+import re
+
+from ptxgen.finding import Finding, Spot, lanes_of
 from ptxgen.runtime.arrays.tensormap import BEGIN_ALIGN
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
@@ -36,6 +39,7 @@ _TITLES = {
     faults.FAULT_LEFT: "exit before an asynchronous copy is over",
     faults.FAULT_PRODUCT: "registers of wgmma without a wait or a fence",
     faults.FAULT_COORDINATE: "wrong use",
+    faults.FAULT_PHASE: "wrong use",
     faults.FAULT_EQUAL_RACE: EQUAL_STORES,
     faults.FAULT_EQUAL_ORDER: EQUAL_STORES,
 }
@@ -49,6 +53,8 @@ _ADVICE = {
     faults.FAULT_CONSTANT: "ld.global.nc may give what was there before the launch: use ld.global",
     faults.FAULT_LEFT: "it uses the CTA's shared memory: wait for its mbarrier first or, for a copy out, by "
     "cp.async.bulk.wait_group (or .read) in the lane that issued it",
+    faults.FAULT_PHASE: "the mbarrier's phase was over before these bytes had come: expect_tx must count those of all "
+    "copies that are to end in the phase",
     faults.FAULT_EARLY: "a programmatic launch may run beside the kernel before it, which has written these bytes: "
     "griddepcontrol.wait must come first",
     **dict.fromkeys((faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER), _NO_HARM),
@@ -57,11 +63,14 @@ _ADVICE = {
 _WITH_ADDRESS = (
     faults.FAULT_BOUNDS, faults.FAULT_ALIGN, faults.FAULT_UNINITIALISED, faults.FAULT_RACE, faults.FAULT_READ_ONLY,
     faults.FAULT_IN_FLIGHT, faults.FAULT_PROXY, faults.FAULT_ORDER, faults.FAULT_EARLY, faults.FAULT_CONSTANT,
-    faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER,
+    faults.FAULT_PHASE, faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER,
 )  # fmt: skip
 _WITH_REMARK = (faults.FAULT_ASSERT, faults.FAULT_OPERAND, faults.FAULT_TRAP, faults.FAULT_PRODUCT)
 
+_LATE_COPY = "a copy reads its source until cp.async.bulk.wait_group (or .read) covers its group; this is at that wait"
 _UNORDERED = "nothing orders that access before this one"
+_STRONG = {"atom", "red", "volatile", "relaxed", "acquire", "release", "acq_rel"}
+_OF_SCOPE = "\n  both are atomic (or the like), but the scope of one of them is its CTA (.cta): other CTAs need .gpu"
 _OF_STRONG = (
     "\n  that was an atomic (or volatile, relaxed) access, which others of the kind may meet without an order: what a "
     "loop of atom.cas begins with is read by ld.volatile or ld.relaxed; an ordinary access needs "
@@ -69,16 +78,24 @@ _OF_STRONG = (
 
 
 class Source:
-    """Where the text of lines comes from."""
+    """A text, as findings show its lines."""
 
     def __init__(self, file: str, text: str) -> None:
         self.file, self._text = file, text
         self._lines = text.splitlines()
 
+    def line(self, line: int, fallback: str = "") -> str:
+        """The text of a line."""
+        return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else fallback
+
     def at(self, line: int, fallback: str = "") -> str:
         """`file:12: ld.global.f32 %f1, [%rd4]; [fragment 'load', a.py:7, templates/k.ptx.j2:3]`"""
-        text = self._lines[line - 1].strip() if 0 < line <= len(self._lines) else fallback
-        return f"{self.file}:{line}: {text}{in_brackets(origin(self._text, line))}"
+        return f"{self.file}:{line}: {self.line(line, fallback)}{in_brackets(origin(self._text, line))}"
+
+    def spot(self, line: int, fallback: str, who: tuple[tuple[int, int, int], int] | None, mask: int = 0) -> Spot:
+        """The same with its threads: (CTA, number of the warp), and lanes."""
+        cta, warp = who or (None, None)
+        return Spot(line, self.line(line, fallback), origin(self._text, line), cta, warp, lanes_of(mask))
 
 
 def lanes_text(mask: int) -> str:
@@ -96,8 +113,26 @@ def lanes_text(mask: int) -> str:
     return ("lane " if mask.bit_count() == 1 else "lanes ") + (", ".join(runs) or "none")
 
 
-def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> str:
-    """The text of a fault that native code has recorded."""
+def found(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> Finding:
+    """A fault that native code has recorded."""
+    kind, site, mask, size, address, _, cta, warp = fault
+    line, instruction, _ = entry.sites[site]
+    text = _text(entry, source, fault, gangs, places)
+    valid = kind not in (faults.FAULT_BOUNDS, faults.FAULT_ALIGN)
+    inside = kind in _WITH_ADDRESS
+    return Finding(
+        text,
+        kind=text.partition(" in kernel ")[0],
+        kernel=entry.name,
+        file=source.file,
+        spots=[source.spot(line, instruction, _who(gangs, cta, warp), mask)],
+        buffer=places.buffer(instruction, address, size, valid) if inside else "",
+        memory=places.text(instruction, address, size, valid) if inside else "",
+        advice=text.splitlines()[-1].strip(),
+    )
+
+
+def _text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places: Places) -> str:
     kind, site, mask, size, address, extra, cta, warp = fault
     if kind == faults.FAULT_BOUNDS and places.read_only(address, size):
         kind = faults.FAULT_READ_ONLY
@@ -109,10 +144,13 @@ def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], pl
     if kind == faults.FAULT_ALIGN:
         lines.append(f"an access of {size} bytes must be aligned to {size} (got {address:#x}, {address % size} over)")
     elif kind in (faults.FAULT_RACE, faults.FAULT_EQUAL_RACE):
-        meanwhile = f"warp {extra & 0xFFFF} has written these bytes meanwhile"
-        lines.append(meanwhile if remark == LATE_READ else _race_text(extra))
+        if extra & layout.LATE_WRITER:
+            lines.append(f"warp {extra & 0xFFFF} has written these bytes meanwhile")
+            lines.append(remark if remark == LATE_READ else _LATE_COPY)
+        else:
+            lines.append(_race_text(extra))
     elif kind in (faults.FAULT_ORDER, faults.FAULT_EQUAL_ORDER):
-        lines.append(_order_text(extra, gangs, cta))
+        lines.append(_order_text(extra, gangs, cta, strong=bool(_STRONG & set(re.split(r"[\s.:]+", text)))))
     elif kind == faults.FAULT_GONE:
         number, warp = _writer(extra)
         lines.append(
@@ -127,8 +165,6 @@ def fault_text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], pl
         message, file = places.string(address), places.string(extra)
         return "\n  ".join([*lines, f"assertion `{message}` failed, {file}:{size}"])
     elif remark and kind in _WITH_REMARK:
-        lines.append(remark)
-    if remark == LATE_READ:
         lines.append(remark)
     if kind in _ADVICE:
         lines.append(_ADVICE[kind])
@@ -147,7 +183,7 @@ def _race_text(extra: int) -> str:
     return f"warp {other} has {did} these bytes and {_UNORDERED}; a barrier between them would"
 
 
-def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
+def _order_text(extra: int, gangs: list[Gang], cta_address: int, strong: bool) -> str:
     """An access by another CTA of the launch, or another warp of this one, that is not ordered before this access."""
     number, warp = _writer(extra)
     did = "read" if extra & layout.READER else "written"
@@ -162,6 +198,8 @@ def _order_text(extra: int, gangs: list[Gang], cta_address: int) -> str:
             "a release by its warp and an acquire here (atom.acq_rel, or a fence on either side), or a cluster barrier"
         )
     advice = f"{_OF_STRONG}{order}" if extra & layout.STRONG_WRITER else f"; {order} would"
+    if extra & layout.STRONG_WRITER and strong:
+        advice = _OF_SCOPE
     return f"{who} has {did} these bytes and {_UNORDERED}{advice}"
 
 
@@ -190,10 +228,16 @@ def _coordinates(gang: Gang, number: int) -> str:
 
 
 def _where(gangs: list[Gang], cta_address: int, warp_address: int) -> str:
+    who = _who(gangs, cta_address, warp_address)
+    return "CTA unknown" if who is None else f"CTA {who[0]}, warp {who[1]}"
+
+
+def _who(gangs: list[Gang], cta_address: int, warp_address: int) -> tuple[tuple[int, int, int], int] | None:
+    """(coordinates of the CTA, number of the warp in it)."""
     for gang in gangs:
         offset = cta_address - gang.ctas.address
         if 0 <= offset < gang.ctas.size:
             x, y, z = (gang.ctas.get("I", offset + CTA["id_" + axis]) for axis in "xyz")
             number = gang.warps.get("I", warp_address - gang.warps.address + WARP["id"])
-            return f"CTA ({x}, {y}, {z}), warp {number}"
-    return "CTA unknown"
+            return (x, y, z), number
+    return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, GANG, PARKED, RUNNABLE
 from ptxgen.runtime.cpu.run import findings
 from ptxgen.runtime.cpu.run.address_names import Places
-from ptxgen.runtime.cpu.run.standstill import deadlock_text, late_text, spinning_text
+from ptxgen.runtime.cpu.run.standstill import deadlock, late, spinning
 from ptxgen.runtime.cpu.support import faults
 from ptxgen.runtime.cpu.support.scheduler import LATER_ROUNDS, MOST_ROUNDS
 
@@ -123,7 +123,7 @@ class Share:
     def late(self) -> str:
         """Where the gangs are that were under way when the launch's time was over."""
         of = self.of
-        return late_text(of.compiled.entry, of.source, [*self._gangs(), *self.beginning], of.time_limit or 0.0)
+        return late(of.compiled.entry, of.source, [*self._gangs(), *self.beginning], of.time_limit or 0.0)
 
     def _begin(self) -> str | None:
         """Begin gangs and run them to their end, up to one that has to wait."""
@@ -194,7 +194,7 @@ class Share:
             self.room *= 2  # all wait, perhaps for what has not begun
         elif seen.progress is not None:
             if all(one.progress == of.progress for one in everybody):
-                return spinning_text(of.compiled.entry, of.source, self._gangs(), of.not_begun())
+                return spinning(of.compiled.entry, of.source, self._gangs(), of.not_begun())
             of.look()
             time.sleep(_NAP_SECONDS)
         return None
@@ -218,7 +218,7 @@ class Share:
         of = self.of
         entry, goes_on = of.compiled.entry, True
         for fault in self.worker.faults():
-            text = findings.fault_text(entry, of.source, fault, gangs, Places(entry, of.memory, of.params))
+            text = findings.found(entry, of.source, fault, gangs, Places(entry, of.memory, of.params))
             if fault.kind in of.notes_only:
                 of.notes.append(text)
             else:
@@ -232,4 +232,4 @@ class Share:
 
     def _failure(self, code: int, gang: Gang) -> str:
         """What ends the launch, besides what it went on behind: nothing (where that was enough), or a deadlock."""
-        return "" if code == FAULTED else deadlock_text(self.of.compiled.entry, self.of.source, gang)
+        return "" if code == FAULTED else deadlock(self.of.compiled.entry, self.of.source, gang)

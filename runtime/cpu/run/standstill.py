@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from ptxgen.finding import Finding, Spot
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.layout import CTA, PARK, PARK_NAMES, SHARED_BASE, WARP
@@ -13,22 +16,35 @@ from ptxgen.runtime.cpu.support import mbarrier
 _MOST_LINES = 12
 
 
-def deadlock_text(entry: Entry, source: Source, gang: Gang) -> str:
+class _Waiting(NamedTuple):
+    """What is said of a group of lanes, and where they are."""
+
+    text: str
+    spot: Spot
+
+
+def deadlock(entry: Entry, source: Source, gang: Gang) -> Finding:
     """Who waits where, when nothing can run."""
-    lines, torn = [], False
-    for cta, (x, y, z) in _ctas(gang):
+    waiting, torn = [], False
+    for cta, where in _ctas(gang):
         for number in range(gang.geometry.warps):
-            lines += [
-                f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in _waits(entry, source, gang, cta, number)
+            waiting += [
+                one._replace(text=f"CTA {where}, warp {number}: {one.text}")
+                for one in _waits(entry, source, gang, cta, number)
             ]
             torn = torn or _waits_at_aligned_barrier(entry, gang, cta, number)
-    shown = lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
     if torn:
-        title, advice = f"divergent aligned barrier in kernel {entry.name}", DIVERGED
-    else:
-        title = f"deadlock in kernel {entry.name}: no warp can run"
-        advice = "each of these needs lanes or arrivals that never come"
-    return "\n  ".join([title, *shown, advice])
+        return _finding(entry, source, "divergent aligned barrier", "", waiting, DIVERGED)
+    advice = "each of these needs lanes or arrivals that never come"
+    return _finding(entry, source, "deadlock", ": no warp can run", waiting, advice)
+
+
+def _finding(entry: Entry, source: Source, title: str, more: str, waiting: list[_Waiting], advice: str) -> Finding:
+    lines = [one.text for one in waiting]
+    shown = lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
+    text = "\n  ".join([f"{title} in kernel {entry.name}{more}", *shown, *([advice] if advice else [])])
+    spots = [one.spot for one in waiting[:_MOST_LINES]]
+    return Finding(text, kind=title, kernel=entry.name, file=source.file, spots=spots, advice=advice)
 
 
 def _waits_at_aligned_barrier(entry: Entry, gang: Gang, rank: int, number: int) -> bool:
@@ -53,10 +69,11 @@ def _ctas(gang: Gang) -> list[tuple[int, tuple[int, int, int]]]:
     return found
 
 
-def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> list[str]:
-    """One text for each group of waiting lanes of a warp."""
+def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> list[_Waiting]:
+    """Each group of waiting lanes of a warp."""
     here = (rank * gang.geometry.warps + number) * gang.shape.stride
-    texts = []
+    who = dict(_ctas(gang))[rank], number
+    found = []
     for slot in range(gang.warps.get("I", here + WARP["parked"])):
         at = here + WARP["parks"] + slot * layout.PARK_BYTES
         kind, which, mask, site, count = (
@@ -71,12 +88,14 @@ def _waits(entry: Entry, source: Source, gang: Gang, rank: int, number: int) -> 
             arrived = gang.ctas.get("I", bar + layout.BAR["arrived"])
             needed = count or gang.ctas.get("I", rank * CTA["_stride"] + CTA["live"])
             what = f"barrier {which} ({arrived} of {needed} threads have arrived)"
-        texts.append(f"{lanes_text(mask)} wait at {what}: {source.at(line, text)}")
+        said = f"{lanes_text(mask)} wait at {what}: {source.at(line, text)}"
+        found.append(_Waiting(said, source.spot(line, text, who, mask)))
     for block in range(1, gang.shape.blocks):
         mask = gang.warps.get("I", here + gang.shape.pending + 4 * block)
         if mask:
-            texts.append(f"{lanes_text(mask)} wait for other lanes of the warp: {source.at(*entry.stops[block])}")
-    return texts
+            said = f"{lanes_text(mask)} wait for other lanes of the warp: {source.at(*entry.stops[block])}"
+            found.append(_Waiting(said, source.spot(*entry.stops[block], who, mask)))
+    return found
 
 
 def _mbarrier(entry: Entry, gang: Gang, pointer: int) -> str:
@@ -94,29 +113,30 @@ def _mbarrier(entry: Entry, gang: Gang, pointer: int) -> str:
     return f"mbarrier at {place} ({arrivals} arrivals and {due} bytes are due in its phase)"
 
 
-def spinning_text(entry: Entry, source: Source, gangs: list[Gang], remark: str = "") -> str:
+def spinning(entry: Entry, source: Source, gangs: list[Gang], remark: str = "") -> Finding:
     """Which warps repeat the same states."""
-    title = f"no progress in kernel {entry.name}: the warps that can run repeat the same state"
-    return "\n  ".join([title, *_whereabouts(entry, source, gangs, "spins"), *([remark] if remark else [])])
+    more = ": the warps that can run repeat the same state"
+    return _finding(entry, source, "no progress", more, _whereabouts(entry, source, gangs, "spins"), remark)
 
 
-def late_text(entry: Entry, source: Source, gangs: list[Gang], seconds: float) -> str:
+def late(entry: Entry, source: Source, gangs: list[Gang], seconds: float) -> Finding:
     """Where the warps are of a launch that was given so much time."""
-    title = f"no progress in kernel {entry.name}: it has not ended within {seconds:g} s (time_limit)"
-    return "\n  ".join([title, *_whereabouts(entry, source, gangs, "is")])
+    more = f": it has not ended within {seconds:g} s (time_limit)"
+    return _finding(entry, source, "no progress", more, _whereabouts(entry, source, gangs, "is"), "")
 
 
-def _whereabouts(entry: Entry, source: Source, gangs: list[Gang], does: str) -> list[str]:
-    lines = []
+def _whereabouts(entry: Entry, source: Source, gangs: list[Gang], does: str) -> list[_Waiting]:
+    found = []
     for gang in gangs:
-        for rank, (x, y, z) in _ctas(gang):
+        for rank, where in _ctas(gang):
             for number in range(gang.geometry.warps):
                 here = (rank * gang.geometry.warps + number) * gang.shape.stride
                 state = gang.warps.get("I", here + WARP["state"])
                 if state in (layout.YIELDED, layout.RUNNABLE):
                     block = gang.warps.get("I", here + WARP["block"])
-                    lines.append(f"CTA ({x}, {y}, {z}), warp {number} {does} at {source.at(*entry.stops[block])}")
+                    said = f"CTA {where}, warp {number} {does} at {source.at(*entry.stops[block])}"
+                    found.append(_Waiting(said, source.spot(*entry.stops[block], (where, number))))
                 elif state == layout.PARKED:
                     waits = _waits(entry, source, gang, rank, number)
-                    lines += [f"CTA ({x}, {y}, {z}), warp {number}: {text}" for text in waits]
-    return lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
+                    found += [one._replace(text=f"CTA {where}, warp {number}: {one.text}") for one in waits]
+    return found

@@ -24,8 +24,8 @@ from ptxgen.runtime.cpu.native.layout import (
     WARP,
 )
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.faults import FAULT_LEFT
-from ptxgen.runtime.cpu.support.mbarrier import checking
+from ptxgen.runtime.cpu.support.faults import FAULT_LEFT, FAULT_PHASE
+from ptxgen.runtime.cpu.support.mbarrier import checking, open_phase
 
 _SIZE = ASYNC["_end"]
 
@@ -162,11 +162,40 @@ def _append() -> str:
         c.do(f"call void @shadow.issue.shared({head}, ptr %to, i64 %target, i64 %size)")
     with c.if_(c(f"icmp eq i32 %kind, {ASYNC_INLINE}")):
         c.move(c.at(record, ASYNC["data"]), "%from", "%size")
+    with c.if_(c(f"icmp eq i32 %kind, {ASYNC_OUT}")):
+        cta = c.load("ptr", "%w", WARP["cta"])
+        now = c(f"add i32 {c.load('i32', cta, CTA['epoch'])}, 1")
+        c.store("i32", now, cta, CTA["epoch"])
+        c.store("i32", now, record, ASYNC["count"])  # what was written before has an earlier stamp
     with c.if_(c("icmp ne ptr %bar, null")):  # whoever waits already looks again, and lands it
+        c.store("i32", open_phase(c, "%bar"), record, ASYNC["count"])
         gang = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
         c.do(f"call void @wake_gang(ptr {gang}, i32 {PARK_MBARRIER}, i64 {c('ptrtoint ptr %bar to i64')})")
     c.ret()
     return c.text()
+
+
+def _look_at_source(c: Code, w: str, where: str, row: str, size: str) -> None:
+    """A copy out of shared memory has read its source until now: nobody may have written there meanwhile."""
+    cta = c.load("ptr", w, WARP["cta"])
+    begin = c(f"ptrtoint ptr {c.load('ptr', cta, CTA['shared'])} to i64")
+    since = c.load("i32", "%record", ASYNC["count"])
+    for name in ("source", "target"):  # tensor copies have their box as the target
+        there = c.load("ptr", "%record", ASYNC[name])
+        offset = c(f"sub i64 {c(f'ptrtoint ptr {there} to i64')}, {begin}")
+        with c.if_(c(f"icmp ult i64 {offset}, {c.load('i64', cta, CTA['shared_bytes'])}")):
+            address = c(f"add i64 {offset}, {SHARED_BASE}")
+            place = f"ptr {there}, i64 {address}, i64 {size}, i64 {offset}"
+            c.do(f"call void @proxy.kept({where}, i32 {row}, {place}, i32 {since})")
+
+
+def _look_at_phase(c: Code, w: str, bar: str, row: str) -> None:
+    """The phase that a copy was issued in must not be over before its bytes were: expect_tx has left them out."""
+    ended = c(f"icmp ne i32 {open_phase(c, bar)}, {c.load('i32', '%record', ASYNC['count'])}")
+    with c.if_(ended, likely=False):
+        site, lane = c.load("i32", "%record", ASYNC["site"]), c.load("i32", "%record", ASYNC["lane"])
+        what = f"i32 {c(f'shl i32 1, {lane}')}, i32 {row}, i64 {c.load('i64', '%record', ASYNC['address'])}, i64 0"
+        c.do(f"call void @fault(ptr {w}, i32 {site}, i32 {FAULT_PHASE}, {what})")
 
 
 def _land() -> str:
@@ -187,6 +216,8 @@ def _land() -> str:
     where = f"ptr {w}, i32 {c.load('i32', '%record', ASYNC['site'])}, i32 {c.load('i32', '%record', ASYNC['lane'])}"
     address, row = c.load("i64", "%record", ASYNC["address"]), c.load("i32", "%record", ASYNC["bytes"])
     with c.if_(c(f"icmp uge i32 {c.load('i32', '%record', ASYNC['kind'])}, {ASYNC_OUT}")):
+        with c.if_(c(f"icmp eq i32 {c.load('i32', '%record', ASYNC['kind'])}, {ASYNC_OUT}")):
+            _look_at_source(c, w, where, row, size)
         with c.if_(plain):
             # the shadow looks where the site was
             c(f"call ptr @resolve.global.write({where}, i64 {address}, i64 {size})")
@@ -205,6 +236,7 @@ def _land() -> str:
             c.do(f"call void @clock.leave({where}, i32 8, ptr {bar}, i64 {address}, i64 8, i64 {offset})")
         with c.if_(c(f"icmp ne i64 {rank}, 0")):  # the mbarrier of another CTA, which its threads wait for
             _release(c, w, bar)
+        _look_at_phase(c, w, bar, row)
         c(f"call i64 @mbarrier.apply(ptr {w}, ptr {bar}, i64 0, i64 {c(f'sub i64 0, {size}')}, i64 0)")
     c.ret()
     return c.text()

@@ -21,6 +21,11 @@ def _field(c: Code, word: str, shift: int, mask: int) -> str:
     return c(f"and i64 {c(f'lshr i64 {word}, {shift}')}, {mask}")
 
 
+def open_phase(c: Code, bar: str) -> str:
+    """i32: the parity of the phase that is not over."""
+    return c(f"trunc i64 {_field(c, c.load('i64', bar, align=8), PARITY_SHIFT, 1)} to i32")
+
+
 @support("reach")
 def reach(space: str, what: str = "") -> str:
     """`reach.SPACE(w, site, lane, address, bytes, align)`: the host address of a read, or null after a fault;
@@ -170,17 +175,18 @@ def _update() -> str:
 
 
 def _passed() -> str:
-    """`mbarrier.passed(w, site, lane, address, parity) -> i32`: 1 when the phase of that parity is over. What is in
-    flight towards this object lands first: no thread may see the phase complete before that."""
+    """`mbarrier.passed(w, site, lane, address, parity) -> i32`: 1 when the phase of that parity is over. If it is not,
+    what is in flight towards this object lands first: no thread may see the phase complete before that."""
     c = Code("define internal i32 @mbarrier.passed(ptr %w, i32 %site, i32 %lane, i64 %address, i32 %parity) noinline")
     bar = c("call ptr @mbarrier.check(ptr %w, i32 %site, i32 %lane, i64 %address)")
     c.ret("i32 1", when=c(f"icmp eq ptr {bar}, null"))
+    wanted = c("and i32 %parity, 1")
     with c.if_(checking(c)):
         queued = c.load("i64", c.load("ptr", "%w", WARP["thread"]), THREAD["queued"])
-        with c.if_(c(f"icmp ne i64 {queued}, 0"), likely=False):
+        open_ = c(f"icmp eq i32 {open_phase(c, bar)}, {wanted}")
+        with c.if_(c(f"and i1 {open_}, {c(f'icmp ne i64 {queued}, 0')}"), likely=False):
             c.do(f"call void @async.land_for(ptr %w, ptr {bar})")
-    parity = c(f"trunc i64 {_field(c, c.load('i64', bar, align=8), PARITY_SHIFT, 1)} to i32")
-    over = c(f"icmp ne i32 {parity}, {c('and i32 %parity, 1')}")
+    over = c(f"icmp ne i32 {open_phase(c, bar)}, {wanted}")
     with c.if_(over):
         _order(c, "take", bar)
         _between_ctas(c, "acquire", bar)

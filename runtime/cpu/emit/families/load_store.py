@@ -97,10 +97,13 @@ def load(e: Emitter, op: Op) -> None:
         space = "generic"
     if count > 1 and _load_into_file(e, space, source, targets, kind):
         return
+    strong = bool(_ORDERED & set(op.words))
+    if strong:
+        synchronise(e, op, "before", source)
     values = load_values(e, space, source, kind, count)
     if "acquire" in op.words:
         e.c.do("fence acquire")
-    if _ORDERED & set(op.words):
+    if strong:
         synchronise(e, op, "after", source)
     for target, value in zip(targets, values, strict=True):
         _store_result(e, target, value, kind)
@@ -145,19 +148,23 @@ def synchronise(e: Emitter, op: Op, when: str, place: nodes.Address) -> None:
     if not e.check or space not in ("global", "shared", "generic"):
         return
     how = sum(bit for bit, words in _SYNCHRONISES.items() if words & set(op.words))
-    addresses, offset = address(e, place, space)
-    head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {how}"
     if when == "before":
         e.c.store("i32", how, "%w", WARP["how"])
+    if when == "before" and op.words[0] == "ld":
+        return
+    addresses, offset = address(e, place, space)
+    head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {how}"
     if when == "before" or op.words[0] in ("ld", "atom"):
         e.c.do(f"call void @order.{when}.{space}({head})")
     if when == "after" and space != "shared":
         e.c.do("call void @clock.turn(ptr %w)")
+    if when == "after":  # bulk reductions are of no scope
+        e.c.store("i32", 0, "%w", WARP["how"])
 
 
 def _check_word(e: Emitter) -> str:
     """What check mode adds to the name of an access."""
-    if not e.check:
+    if not e.check or e.op in e.flow.idle_loads:
         return ""
     if "nc" in e.op.words:
         return ".constant"

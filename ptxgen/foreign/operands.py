@@ -1,0 +1,90 @@
+"""Operands that ptxas takes and the table's slots do not, one instruction at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ptxgen.errors import IsaError
+from ptxgen.foreign.fresh import Fresh, instruction
+from ptxgen.foreign.order import in_order
+from ptxgen.isa import Slot, lookup, special_register, type_bits
+from ptxgen.nodes import Function, Immediate, Instruction, Operand, Register, Scope, Statement, Symbol, Variable, Vector
+
+_WITHOUT_SYNC = {"shfl", "vote"}  # before sm_70 they had no member mask
+
+
+def rewritten(function: Function, fresh: Fresh, older: bool) -> Function:
+    """The function with every operand in the form that the table has; `older`: of an architecture before sm_70."""
+    types: dict[str, str] = {}
+    for variable in (*function.params, *function.returns):
+        if variable.space == "reg":
+            types[variable.name] = variable.type
+    body = tuple(_body(function.body or (), types, fresh, older))
+    return fresh.into(replace(function, body=body))
+
+
+def _body(items: Iterable[Statement], outer: dict[str, str], fresh: Fresh, older: bool) -> Iterator[Statement]:
+    types = dict(outer)
+    for item in items:
+        if isinstance(item, Variable) and item.space == "reg":
+            types[item.name] = item.type
+            types.update((f"{item.name}{n}", item.type) for n in range(item.count))
+            yield item
+        elif isinstance(item, Scope):
+            yield Scope(tuple(_body(item.items, types, fresh, older)), item.line)
+        elif isinstance(item, Instruction):
+            yield from _instruction(item, types, fresh, older)
+        else:
+            yield item
+
+
+def _instruction(item: Instruction, types: dict[str, str], fresh: Fresh, older: bool) -> Iterator[Instruction]:
+    opcode = in_order(item.opcode)
+    operands = list(item.operands)
+    for n, operand in enumerate(operands):
+        if isinstance(operand, Symbol) and operand.offset and operand.name in types:
+            kind = types[operand.name]
+            name = fresh.register(kind)
+            yield instruction(f"add.u{type_bits(kind)}", name, operand.name, str(operand.offset), line=item.line,
+                              guard=item.guard)  # fmt: skip
+            operands[n] = Register(name)
+    words = opcode.split(".")
+    if older and words[0] in _WITHOUT_SYNC and "sync" not in words:
+        mask = fresh.register("b32")
+        yield instruction("activemask.b32", mask, line=item.line, guard=item.guard)
+        opcode = ".".join([words[0], "sync", *words[1:]])
+        operands.append(Register(mask))
+    if words[0] == "mov" and len(operands) == 2 and _is_narrow(words[1], operands[1]):
+        opcode = f"cvt.{words[1]}.u32"
+    slots = _slots(opcode, len(operands))
+    if slots is not None:
+        operands = [_fitted(operand, slot) for operand, slot in zip(operands, slots, strict=True)]
+    yield replace(item, opcode=opcode, operands=tuple(operands))
+
+
+def _is_narrow(kind: str, operand: Operand) -> bool:
+    """Whether a special register of 32 bits is moved into 16."""
+    if kind not in ("u16", "s16") or not isinstance(operand, Register):
+        return False
+    found = special_register(operand.name)
+    return found is not None and found.type == "u32"
+
+
+def _slots(opcode: str, count: int) -> tuple[Slot, ...] | None:
+    try:
+        return lookup(opcode).layout(count)
+    except IsaError:
+        return None
+
+
+def _fitted(operand: Operand, slot: Slot) -> Operand:
+    """One register in braces without them; an integer as its lowest bits, as many as the operand has."""
+    if isinstance(operand, Vector) and len(operand.items) == 1 and not slot.vector and slot.kinds & {"reg", "imm"}:
+        operand = operand.items[0]
+    if isinstance(operand, Immediate) and "imm" in slot.kinds and slot.type[:1] in ("u", "s", "b") and not slot.allowed:
+        value = operand.value
+        bits = type_bits(slot.type)
+        if isinstance(value, int) and bits < 64 and not -(1 << (bits - 1)) <= value < 1 << bits:
+            return Immediate(str(value & ((1 << bits) - 1)))
+    return operand

@@ -1,0 +1,1 @@
+"""PTX by other compilers: sources, texts, and what NumPy says of their results."""

@@ -1,0 +1,1 @@
+"""Kernels with synchronisation bugs that were met in the wild, and their mended twins."""
