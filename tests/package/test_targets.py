@@ -37,7 +37,7 @@ def test_a_name_stands_for_its_target(name: str) -> None:
     number = name.removeprefix("sm_").rstrip("af")
     dotted = f"{number[:-1]}.{name.removeprefix('sm_' + number[:-1])}"
     assert target(dotted) == target(name)
-    assert own_target([name.replace("_", "")]) is own_target([dotted]) is None, "PTX has one name for it"
+    assert own_target([name.replace("_", "")]) is own_target([dotted]) is None, "PTX has one name"
     assert own_target([name, "debug"]) == target(name)
 
 
