@@ -38,7 +38,9 @@ class ExecutionError(PtxgenError):
     """
 
     def __init__(self, *findings: object) -> None:
-        self.findings = tuple(found if isinstance(found, str) else str(found) for found in findings)
+        from ptxgen.finding import Finding
+
+        self.findings = tuple(one if isinstance(one, Finding) else Finding(str(one)) for one in findings)
         super().__init__("\n\n".join(self.findings))
 
 
@@ -56,6 +58,10 @@ class ModuleLoadError(CudaError):
 
 class CapacityError(PtxgenError):
     """A KV cache cannot hold what was asked; nothing was changed."""
+
+
+class ConfigWarning(UserWarning):
+    """A `config.json` has a key that is not known, or says what kernels do otherwise."""
 
 
 class VersionWarning(UserWarning):
@@ -87,6 +93,7 @@ __all__ = [
     "UNREADABLE",
     "AssembleError",
     "CapacityError",
+    "ConfigWarning",
     "CudaError",
     "ExecutionError",
     "ExecutionNote",

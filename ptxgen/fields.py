@@ -35,6 +35,9 @@ class Domain:
     """Whether another value changes only those lines of a text that hold it, where the launch's shape is the same."""
     silent: str = ""
     """Why the results of a run do not tell this field's value from its default; empty where they do."""
+    later: bool = False
+    """Whether the spec's repr, a text's first line, shows it only where it is not the default: texts from before the
+    field stay as they were."""
     doc: str = ""
     """What it means: the help of the command line, where the class's docstring says nothing."""
 
@@ -51,13 +54,15 @@ def field(
     every: bool | None = None,
     local: bool | None = None,
     silent: str | None = None,
+    later: bool | None = None,
     doc: str | None = None,
 ) -> Any:
     """A field of a kernel type, with what `Domain` says of each word; what is not given is as without `field`.
 
     `n: int = field(draws=(1, 7, 4096))` has no default, `eps: float = field(default=1e-5, draws=(0.0, 1e-6))` has.
     """
-    given = {"draws": draws, "refuses": refuses, "every": every, "local": local, "silent": silent, "doc": doc}
+    given = {"draws": draws, "refuses": refuses, "every": every, "local": local, "silent": silent, "later": later,
+             "doc": doc}  # fmt: skip
     said = {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(default=default, metadata=said)
 
@@ -107,6 +112,11 @@ def _windows(drawn: Mapping[str, Any]) -> Sequence[object]:
     return [min(window, longest) for window in (0, 1, 100, 4096)]
 
 
+def _rings(drawn: Mapping[str, Any]) -> Sequence[object]:
+    window = drawn.get("window") or (0 if "window" in drawn else 1)
+    return (0,) if drawn.get("page_size") or not window else (0, -(-window // 64) * 64, -(-window // 64) * 64 + 128)
+
+
 GROUPS = (*range(1, 17), 24, 32, 64)  # query heads of a KV head
 _CAPACITY = "no result depends on it within the capacity"
 
@@ -148,6 +158,14 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "precise": dict(doc="sine and cosine by polynomials instead of the hardware's approximations"),
     "in_place": dict(doc="results replace the inputs"),
     "page_size": dict(doc="positions of a page of the cache; 0: no pages", draws=(0, 16, 48, 64), refuses=(-1,)),
+    "page_layout": dict(
+        doc="order of a page's axes: hnd (head, position, element) or nhd (position, head, element)",
+        draws=lambda drawn: ("hnd", "nhd") if drawn.get("page_size") else ("hnd",), refuses=("?",),
+    ),
+    "ring": dict(
+        doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions",
+        draws=_rings, refuses=(-1, 63),
+    ),
     "programmatic": dict(
         doc="may start before the kernel ahead of it ends, and waits for it where it reads its results",
         silent="it changes when a kernel starts, not what it computes",

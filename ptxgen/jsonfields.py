@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from ptxgen.errors import SpecError, brief
@@ -19,14 +19,15 @@ def is_number(value: object) -> TypeGuard[float]:
 
 @dataclass(frozen=True)
 class Fields:
-    """The values of one object of the file `source`; null counts as absent."""
+    """The values of one object of the file `source`; null counts as absent. `names`: what the file calls a key."""
 
     values: Mapping[str, Any]
     source: str
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, key: str, rule: str) -> SpecError:
         """`config.json: key: rule (got value)`."""
-        return SpecError(f"{self.source}: {key}: {rule} (got {brief(self.values.get(key))})")
+        return SpecError(f"{self.source}: {self.names.get(key, key)}: {rule} (got {brief(self.values.get(key))})")
 
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         """An integer from `least` to `most`."""

@@ -143,6 +143,13 @@ class KernelType:
         """The fields alone: strings hash differently in every process."""
         return vars(self)
 
+    def __repr__(self) -> str:
+        """The fields in order; those that came later only where they are not at their defaults."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        shown = ((f, getattr(self, f.name)) for f in fields)
+        said = (f"{f.name}={value!r}" for f, value in shown if not (f.metadata.get("later") and value == f.default))
+        return f"{type(self).__qualname__}({', '.join(said)})"
+
     @property
     def slug(self) -> str:
         """File name of this spec: the fields that have no default, then those that differ from it."""
@@ -196,7 +203,8 @@ def kernel_type(cls: type[K]) -> type[K]:
     Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
     """
     _spread(cls)
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)  # equality and hash are the base's
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)  # equality and hash are the base's
+    made.__repr__ = KernelType.__repr__  # type: ignore[method-assign]  # not that of a dataclass between them
     for each in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(each.type, str):  # a module that does not postpone its annotations
             each.type = each.type.__name__ if type(each.type) is type else str(each.type)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ptxgen import rules
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.launch import Extent, Param, buffer
 from ptxgen.scales import scale_groups
@@ -17,20 +18,49 @@ if TYPE_CHECKING:
     import numpy as np
 
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
+PAGE_LAYOUTS = ("hnd", "nhd")
+RING = 64  # a ring holds a multiple of so many rows: of every tile
+
+
+def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:
+    """Reasons against pages in this layout, or a ring, for layers with this window."""
+    yield from rules.one_of("page_layout", page_layout, PAGE_LAYOUTS)
+    if page_layout != PAGE_LAYOUTS[0] and page_layout in PAGE_LAYOUTS and not page_size:
+        yield f"page_layout: needs a page_size (got {page_layout!r}; nearest: {PAGE_LAYOUTS[0]!r})"
+    if ring:
+        yield from rules.multiple_of("ring", ring, RING, RING, 1 << 24)
+        if page_size:
+            yield f"ring: pages that come again in the table are one (got ring={ring}, page_size={page_size})"
+        if not window or ring < window:
+            yield f"ring: must hold the window, so there must be one (got ring={ring}, window={window}; nearest: 0)"
+
+
+def ring_rows(window: int, appended: int, max_len: int) -> int:
+    """Rows of the ring of layers with a window, where up to `appended` positions join at a time before their queries
+    read; 0 where there is no window, or a ring would be no smaller than the cache."""
+    rows = -(-(window + appended - 1) // RING) * RING
+    return rows if window and appended and rows < max_len else 0
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Rows of K, or of V: `dim` elements, `pitch` elements from a position to the next; int8 has scales beside them."""
+    """Rows of K, or of V: `dim` elements, `pitch` elements from a row to the next, `heads` rows of a position side by
+    side; int8 has scales beside them."""
 
     dim: int
     dtype: DType
     pitch: int
+    heads: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from a row to the next."""
+        return self.pitch * self.dtype.bytes
 
     @property
     def bytes(self) -> int:
         """Bytes from a position to the next."""
-        return self.pitch * self.dtype.bytes
+        return self.heads * self.row_bytes
 
     @property
     def scale_groups(self) -> int:
@@ -38,9 +68,14 @@ class RowLayout:
         return scale_groups(self.dim)
 
     @property
+    def row_scale_bytes(self) -> int:
+        """Bytes from a row's scales to the next's."""
+        return f16.bytes * scale_groups(self.pitch)
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes from a position's scales to the next's."""
-        return f16.bytes * scale_groups(self.pitch)
+        return self.heads * self.row_scale_bytes
 
 
 @dataclass(frozen=True)
@@ -48,7 +83,9 @@ class Cache:
     """Rows of `k_dim` and `v_dim` elements of `dtype`, for `n_kv_heads` heads and positions 0 … max_len − 1.
 
     K and V are `[n_kv_heads, max_len, dim]`; `batched`: `["batch", n_kv_heads, max_len, dim]`; `page_size`:
-    `["pages", n_kv_heads, page_size, dim]` with `page_table ["batch", ceil(max_len / page_size)]`. A `max_len` of 0:
+    `["pages", n_kv_heads, page_size, dim]` with `page_table ["batch", ceil(max_len / page_size)]`, in the layout "nhd"
+    `["pages", page_size, n_kv_heads, dim]`. `ring`: so many rows in place of max_len, position p in row p % ring. A
+    `max_len` of 0:
     rows as they come from a projection, `["n_keys", n_kv_heads, dim]` (`by_token`) or `[n_kv_heads, "n_keys", dim]`.
     `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
     """
@@ -62,6 +99,8 @@ class Cache:
     page_size: int = 0
     by_token: bool = False
     v_in_k: bool = False
+    page_layout: str = "hnd"
+    ring: int = 0
 
     @property
     def quantised(self) -> bool:
@@ -71,12 +110,31 @@ class Cache:
     @property
     def k(self) -> RowLayout:
         """K's rows."""
-        return RowLayout(self.k_dim, self.dtype, self.k_dim)
+        return RowLayout(self.k_dim, self.dtype, self.k_dim, self._side_by_side)
 
     @property
     def v(self) -> RowLayout:
         """V's rows."""
-        return RowLayout(self.v_dim, self.dtype, self.k_dim if self.v_in_k else self.v_dim)
+        return RowLayout(self.v_dim, self.dtype, self.k_dim if self.v_in_k else self.v_dim, self._side_by_side)
+
+    @property
+    def _side_by_side(self) -> int:
+        return self.n_kv_heads if self.heads_inside else 1
+
+    @property
+    def heads_inside(self) -> bool:
+        """Whether pages hold the heads of a position side by side."""
+        return bool(self.page_size) and self.page_layout == "nhd"
+
+    @property
+    def page_positions(self) -> int:
+        """From a page to the next, in steps from a position to its next."""
+        return self.page_size * (1 if self.heads_inside else self.n_kv_heads)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a head's cache."""
+        return self.ring or self.max_len
 
     @property
     def sides(self) -> dict[str, RowLayout]:
@@ -102,10 +160,11 @@ class Cache:
     def extents(self) -> tuple[Extent, ...]:
         """The shape of K and V but for a row's elements."""
         if self.page_size:
-            return ("pages", self.n_kv_heads, self.page_size)
+            axes = (self.page_size, self.n_kv_heads) if self.heads_inside else (self.n_kv_heads, self.page_size)
+            return ("pages", *axes)
         if self.by_token:
             return ("n_keys", self.n_kv_heads)
-        return (*(("batch",) if self.batched else ()), self.n_kv_heads, self.max_len or "n_keys")
+        return (*(("batch",) if self.batched else ()), self.n_kv_heads, self.rows or "n_keys")
 
     def params(self, suffix: str = "_cache") -> Iterator[Param]:
         """K and V, with int8 their scales, with pages the page table."""

@@ -22,20 +22,24 @@ def widen(attention: Attention, x: str, rows: np.ndarray, scales: np.ndarray | N
     return wide
 
 
-def in_pages(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The pages of a sequence as `[n_kv_heads, positions, dim]`."""
-    pages: np.ndarray = x[table].swapaxes(0, 1)
+def in_pages(x: np.ndarray, table: np.ndarray, heads_inside: bool = False) -> np.ndarray:
+    """The pages of a sequence as `[n_kv_heads, positions, dim]`; `heads_inside`: of pages `[page_size, n_kv_heads]`."""
+    pages: np.ndarray = (x.swapaxes(1, 2) if heads_inside else x)[table].swapaxes(0, 1)
     return pages.reshape(pages.shape[0], -1, pages.shape[-1])
 
 
 def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffix: str = "_cache") -> list[np.ndarray]:
     """K and V of a sequence, `[n_kv_heads, positions, dim]`; `a` holds the arguments by parameter name."""
+    import numpy as np
+
     cache = attention.cache
 
     def of_sequence(array: np.ndarray) -> np.ndarray:
         if cache.page_size:
-            return in_pages(array, a["page_table"][sequence])
+            return in_pages(array, a["page_table"][sequence], cache.heads_inside)
         whole: np.ndarray = array[sequence] if cache.batched else array
+        if cache.ring:
+            return whole[:, np.arange(cache.max_len) % cache.ring]
         return whole.swapaxes(0, 1) if cache.by_token else whole
 
     def side(x: str) -> np.ndarray:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,8 +26,17 @@ def config_options() -> list[click.Option]:
         click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
+        click.Option(["--strict"], is_flag=True, help="With --config: what is only warned of is an error."),
         click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names,
                      help="With --config: kernels of the whole model with matrices so, not of attention alone."),
+        click.Option(["--page-size"], type=click.IntRange(0), default=0, metavar="N",
+                     help="With --config: caches of batches in pages of so many positions, a multiple of 16."),
+        click.Option(["--layout", "page_layout"], type=click.Choice(["hnd", "nhd"]), default="hnd", show_default=True,
+                     help="With --page-size: order of a page's axes, heads or positions first."),
+        click.Option(["--rings"], type=click.IntRange(0), default=0, metavar="ROWS",
+                     help="With --config: caches of layers with a window are rings that take so many rows at a time."),
+        click.Option(["--batch"], type=click.IntRange(1), default=1, metavar="N",
+                     help="With --config: sequences whose caches' memory the manifest says."),
     ]  # fmt: skip
 
 
@@ -36,36 +46,43 @@ def targets_option() -> click.Option:
                         help="Architecture, as sm_90; repeatable.")  # fmt: skip
 
 
-def steps_of(
-    config: str, targets: Sequence[str], max_len: int | None, kv_dtype: str | None, weights: str | None = None
-) -> tuple[ModelShape, list[Step]]:
-    """The model's shape, and every kernel it needs on each target: of attention, or with `weights` all."""
+@dataclass(frozen=True)
+class Asked:
+    """What a command with `--config` was asked for: a model's kernels on their targets, and how it keeps its caches."""
+
+    shape: ModelShape
+    steps: list[Step]
+    programs: dict[str, Program]
+    caches: dict[str, Any]
+
+
+def asked(
+    config: str, targets: Sequence[str], *, max_len: int | None, kv_dtype: str | None, weights: str | None = None,
+    strict: bool = False, page_size: int = 0, page_layout: str = "hnd", batch: int = 1, rings: int = 0,
+) -> Asked:  # fmt: skip
+    """Every kernel that the model needs on each target: of attention, or with `weights` all, and then the decode step
+    of one sequence by target."""
     from ptxgen.models import load_config
-    from ptxgen.models.plan import plan, whole_plan
+    from ptxgen.models.caches import CacheForm
+    from ptxgen.models.plan import plan, whole_plan, whole_program
     from ptxgen.models.spec import load_spec
 
     if not targets:
         raise click.UsageError(TARGET_NEEDED)
     if kv_dtype is not None:
         _check_kv_dtype(kv_dtype)
-    if weights is not None:
-        model = load_spec(config, max_len)
-        return model.shape, [s for name in dict.fromkeys(targets) for s in whole_plan(model, weights, name, kv_dtype)]
-    shape = load_config(config, max_len)
-    return shape, [step for name in dict.fromkeys(targets) for step in plan(shape, name, kv_dtype=kv_dtype)]
-
-
-def decode_programs(
-    config: str, steps: Sequence[Step], max_len: int | None, kv_dtype: str | None, weights: str | None
-) -> dict[str, Program]:
-    """The decode step of one sequence of a whole model, for each target of its kernels; nothing without `weights`."""
-    from ptxgen.models.plan import whole_program
-    from ptxgen.models.spec import load_spec
-
+    form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
     if weights is None:
-        return {}
-    model = load_spec(config, max_len)
-    return {name: whole_program(model, weights, name, kv_dtype) for name in {step.target.name for step in steps}}
+        shape = load_config(config, max_len, strict=strict)
+        steps = [step for name in where for step in plan(shape, name, kv_dtype, form)]
+        return Asked(shape, steps, {}, form.said(shape, kv_dtype or shape.dtype, batch))
+    if page_size:
+        raise click.UsageError("--page-size: is of attention alone; it does not go with --weights")
+    model = load_spec(config, max_len, strict=strict)
+    steps = [step for name in where for step in whole_plan(model, weights, name, kv_dtype, rings)]
+    names = dict.fromkeys(step.target.name for step in steps)
+    programs = {name: whole_program(model, weights, name, kv_dtype, rings=rings) for name in names}
+    return Asked(model.shape, steps, programs, form.said(model.shape, kv_dtype or model.shape.dtype, batch))
 
 
 def _check_kv_dtype(name: str) -> None:

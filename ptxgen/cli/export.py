@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, decode_programs, steps_of, targets_option
+from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import progress, say
 from ptxgen.kernel import KernelType
 from ptxgen.targets import target
@@ -66,31 +66,33 @@ def _write(kernels: Iterable[Part], count: int, output: str | None, no_cubin: bo
 
 def _model(
     config: str | None,
-    max_len: int | None,
-    kv_dtype: str | None,
-    weights: str | None,
     model: str | None,
     prefix: str,
+    targets: Sequence[str],
+    output: str | None,
+    no_cubin: bool,
     **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
         return
     if model is not None:
-        _write_program(model, max_len, kv_dtype, **options)
+        _write_program(model, targets, output, no_cubin, **options)
         return
     if config is None:
         raise click.UsageError("export: name a kernel type (see `ptxgen list`), or give --config or --model")
     from ptxgen.export.bundle import bundle_facts, parts
 
-    shape, steps = steps_of(config, options.pop("targets"), max_len, kv_dtype, weights)
-    programs = decode_programs(config, steps, max_len, kv_dtype, weights)
-    _write(parts(shape, steps, prefix), len(steps), **options, **bundle_facts(shape, steps, prefix, programs))
+    wanted = asked(config, targets, **options)
+    shape, steps = wanted.shape, wanted.steps
+    facts = bundle_facts(shape, steps, prefix, wanted.programs)
+    _write(parts(shape, steps, prefix), len(steps), output, no_cubin, caches=wanted.caches, **facts)
 
 
 def _write_program(
-    model: str, max_len: int | None, kv_dtype: str | None, targets: Sequence[str], output: str | None, no_cubin: bool
-) -> None:
+    model: str, targets: Sequence[str], output: str | None, no_cubin: bool, *, max_len: int | None,
+    kv_dtype: str | None, rings: int, **of_config: object,
+) -> None:  # fmt: skip
     """A model file as program.json, kernels and weights."""
     from ptxgen.assembler import available_assemblers
     from ptxgen.export.program import LISTING, export_program
@@ -98,8 +100,14 @@ def _write_program(
 
     if len(targets) != 1 or not output:
         raise click.UsageError("export --model: needs one --target, and -o, a new directory")
+    given = [f"--{name.replace('page_', '').replace('size', 'page-size')}" for name, value in of_config.items()
+             if value not in (None, 0, 1, "hnd")]  # fmt: skip
+    if given:
+        raise click.UsageError(f"export --model: {', '.join(given)} goes with --config")
     cubin = not no_cubin and bool(available_assemblers())
-    listing = export_program(open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin)
+    listing = export_program(
+        open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings
+    )
     kernels, launches = len(listing["kernels"]), len(listing["launches"])
     say(f"wrote {Path(output) / LISTING}: {kernels} kernels, {launches} launches a token")
 

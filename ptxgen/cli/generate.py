@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ptxgen.cli._kernels import KernelGroup
-from ptxgen.cli._model import TARGET_NEEDED, config_options, steps_of, targets_option
+from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
@@ -110,9 +110,7 @@ def _model(
     targets: Sequence[str],
     output: str | None,
     as_json: bool,
-    max_len: int | None,
-    kv_dtype: str | None,
-    weights: str | None,
+    **options: Any,
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
@@ -123,9 +121,9 @@ def _model(
         raise click.UsageError("-o: is needed with --config: the directory to write to")
     from ptxgen.models.plan import bundle
 
-    shape, steps = steps_of(config, targets, max_len, kv_dtype, weights)
-    folder = Path(str(output))
-    files = bundle(shape, progress(steps, "generating"))
+    wanted = asked(config, targets, **options)
+    folder, steps = Path(str(output)), wanted.steps
+    files = bundle(wanted.shape, progress(steps, "generating"), caches=wanted.caches)
     files[INDEX] = merged(folder / INDEX, files[INDEX])
     written = write_files(folder, files)
     if as_json:

@@ -30,9 +30,11 @@ WEIGHTS = "weights.bin"
 
 
 def export_program(
-    source: WeightSource, target: str | Target, folder: str | Path, *, kv_dtype: object = "f16", cubin: bool = True
-) -> dict[str, Any]:
-    """Write the decode step of a model into a new or empty folder; what `program.json` says.
+    source: WeightSource, target: str | Target, folder: str | Path, *, kv_dtype: object = "f16", cubin: bool = True,
+    rings: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the decode step of a model into a new or empty folder; what `program.json` says. With `rings` layers with a
+    window keep rings.
 
     With `cubin` each kernel is assembled, too: raises `AssembleError` when no assembler is installed.
     """
@@ -41,8 +43,9 @@ def export_program(
         raise SpecError(f"{folder}: must be a new or an empty folder")
     overlaps = where.includes_any(("sm_90",))
     program = step_program(
-        source.spec, formats_of(source), "decode", kv_dtype=kv_dtype, target=where.name, programmatic=overlaps
-    )
+        source.spec, formats_of(source), "decode", kv_dtype=kv_dtype, target=where.name, programmatic=overlaps,
+        rings=rings,
+    )  # fmt: skip
     (out / "kernels").mkdir(parents=True)
     kernels = {spec: generate(spec, where) for spec in program.specs()}
     files = {spec: f"kernels/{number:02d}_{spec.kernel_name}" for number, spec in enumerate(kernels)}

@@ -1,7 +1,8 @@
 """The KV cache as the small kernels see it: its parameters, where a position lies, and rows written to it.
 
 Contiguous caches are `[n_kv_heads, max_len, head_dim]`, with a leading `[rows]` when batched. Paged ones are
-`[pages, n_kv_heads, page_size, head_dim]`, and a sequence's page table gives its pages in order.
+`[pages, n_kv_heads, page_size, head_dim]`, or with the layout "nhd" `[pages, page_size, n_kv_heads, head_dim]`, and a
+sequence's page table gives its pages in order. A ring has so many rows in place of max_len: position p is row p % ring.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
+from ptxgen.attention.cache import place_rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, s8, s32
@@ -56,6 +58,14 @@ class CacheSpec(Protocol):
     def page_size(self) -> int:
         """Positions of a page; 0: no pages."""
 
+    @property
+    def page_layout(self) -> str:
+        """Order of a page's axes: "hnd" or "nhd"."""
+
+    @property
+    def ring(self) -> int:
+        """Rows of a ring; 0: a row for every position."""
+
 
 def cache_rules(spec: CacheSpec) -> Iterator[str]:
     """Reasons against a cache of these fields."""
@@ -64,6 +74,7 @@ def cache_rules(spec: CacheSpec) -> Iterator[str]:
     yield from rules.between("n_kv_heads", spec.n_kv_heads, 1, 1024)
     yield from rules.one_of("kv_dtype", spec.kv_dtype.name, KV_DTYPES)
     yield from rules.between("page_size", spec.page_size, 0, 1 << 16)
+    yield from place_rules(spec.page_size, spec.page_layout, spec.ring, spec.ring)
 
 
 def max_pages(spec: CacheSpec) -> int:
@@ -74,9 +85,10 @@ def max_pages(spec: CacheSpec) -> int:
 def cache_params(spec: CacheSpec) -> list[Param]:
     """k_cache and v_cache, with int8 their scales, with pages the page table and the number of pages."""
     if spec.page_size:
-        rows: tuple[int | str, ...] = ("pages", spec.n_kv_heads, spec.page_size)
+        axes = (spec.n_kv_heads, spec.page_size)
+        rows: tuple[int | str, ...] = ("pages", *(axes[::-1] if spec.page_layout == "nhd" else axes))
     else:
-        rows = (*(("rows",) if spec.batched else ()), spec.n_kv_heads, spec.max_len)
+        rows = (*(("rows",) if spec.batched else ()), spec.n_kv_heads, spec.ring or spec.max_len)
     params = [buffer(f"{x}_cache", spec.kv_dtype, *rows, spec.head_dim, access="inout") for x in "kv"]
     if spec.kv_dtype == s8:
         groups = scale_groups(spec.head_dim)
@@ -123,11 +135,19 @@ def cache_row(b: Builder, spec: CacheSpec, row: Reg, head: Reg, position: Reg, w
         page = b.op("ld.global.s32", "page", table[0])
         # One unsigned comparison refuses negative entries too.
         b.op("setp.lt.and.u32", writes, page, b.ld_param("n_pages"), writes)
+        if spec.page_layout == "nhd":
+            wide_slot = b.op("cvt.u64.u32", "wide_slot", slot)
+            index = b.op("cvt.u64.u32", "cache_row", page)
+            b.op("mad.lo.u64", index, index, spec.page_size, wide_slot)
+            wide_head = b.op("cvt.u64.u32", "wide_kv_head", head)
+            return b.op("mad.lo.u64", index, index, spec.n_kv_heads, wide_head)  # type: ignore[no-any-return]
         index, length = row_index(b, "cache_row", page, spec.n_kv_heads, head), spec.page_size
-    elif spec.batched:
-        index, slot, length = row_index(b, "cache_row", row, spec.n_kv_heads, head), position, spec.max_len
     else:
-        index, slot, length = b.op("cvt.u64.u32", "cache_row", head), position, spec.max_len
+        index = row_index(b, "cache_row", row, spec.n_kv_heads, head) if spec.batched else None
+        index = b.op("cvt.u64.u32", "cache_row", head) if index is None else index
+        slot, length = position, spec.ring or spec.max_len
+        if spec.ring:
+            slot = b.op("rem.u32", "ring_slot", position, spec.ring)
     wide = b.op("cvt.u64.u32", "wide_slot", slot)
     return b.op("mad.lo.u64", index, index, length, wide)  # type: ignore[no-any-return]
 
@@ -208,15 +228,17 @@ def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, 
     for r, position in enumerate(positions):
         if not 0 <= position < spec.max_len:
             continue
-        where: tuple[Any, ...] = (slice(None), position)
+        where: tuple[Any, ...] = (slice(None), position % (spec.ring or spec.max_len))
         if spec.page_size:
             entries = a["page_table"][r] if spec.batched else a["page_table"]
             page = entries[position // spec.page_size]
             if not 0 <= page < a["n_pages"]:
                 continue
             where = (page, slice(None), position % spec.page_size)
+            if spec.page_layout == "nhd":
+                where = (page, position % spec.page_size)
         elif spec.batched:
-            where = (r, slice(None), position)
+            where = (r, slice(None), position % (spec.ring or spec.max_len))
         for x in "kv":
             row = rows[x][r].astype(np.float32)
             if spec.kv_dtype == s8:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import KV_DTYPES, Cache
+from ptxgen.attention.cache import KV_DTYPES, Cache, place_rules
 from ptxgen.attention.decode.chunks import STEP, Cut
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
@@ -20,6 +20,7 @@ from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
+from ptxgen.fields import field
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
@@ -79,6 +80,7 @@ class FlashDecodingChunk(KernelType):
     soft_cap: float = 0.0
     window: int = 0
     programmatic: bool = False
+    ring: int = field(default=0, later=True)
 
     sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
     trials = ({}, {"seq_len": 19})
@@ -106,6 +108,7 @@ class FlashDecodingChunk(KernelType):
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.between("window", self.window, 0, max(self.max_len, 0))
         yield from rules.softmax_factors(self.scale, self.soft_cap)
+        yield from place_rules(0, "hnd", self.ring, self.window)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -119,7 +122,7 @@ class FlashDecodingChunk(KernelType):
     def attention(self) -> Attention:
         """The attention of which this computes parts."""
         dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
-        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len)
+        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len, ring=self.ring)
         return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
     @property
@@ -235,7 +238,7 @@ class FlashDecodingChunk(KernelType):
 
     def _cache_rows(self, b: Builder, kv_head: Reg, sequence: Reg) -> dict[str, Reg]:
         """Addresses of the KV head's first rows, behind the sequence's pointers."""
-        first = b.op("mul.wide.u32", "first_of_cache", kv_head, self.max_len)
+        first = b.op("mul.wide.u32", "first_of_cache", kv_head, self.attention.cache.rows)
         rows = {}
         for param, width in self._pointers():
             table = b.ld_param(param.name)
@@ -298,7 +301,7 @@ class FlashDecodingChunk(KernelType):
         lengths[0] = self.max_len if sizes["seq_len"] < 0 else sizes["seq_len"]
         out: dict[str, Any] = {"seq_lens": lengths}
         for param, width in self._pointers():
-            shape = (self.n_kv_heads, self.max_len, width)
+            shape = (self.n_kv_heads, self.attention.cache.rows, width)
             caches = [random_values(rng, shape, param.dtype) for _ in lengths]
             for cache, length in zip(caches, lengths, strict=True):
                 if "scale" in param.name:
@@ -330,7 +333,10 @@ class FlashDecodingChunk(KernelType):
         self, a: Mapping[str, Any], sequence: int, first: int, end: int, newest: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Output and log2-sum-exp of every head over positions first … end of a sequence."""
-        part, attention = slice(first, end), self.attention
+        import numpy as np
+
+        attention = self.attention
+        part = np.arange(first, end) % attention.cache.rows
         rows = [
             widen(attention, x, a[f"{x}_ptrs"][sequence][:, part], scales[sequence][:, part] if scales else None)
             for x, scales in ((x, a.get(f"{x}_scale_ptrs")) for x in "kv")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.attention.decode.merge.cta import Partial, combine, empty, partials
+from ptxgen.attention.variant import SINK, take_sink
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
@@ -52,7 +53,8 @@ class FlashDecodingReduce(KernelType):
     `stats [batch, n_heads, max_chunks, 2]` (max, sum), both f32. A partial with sum 0 is skipped whatever else it
     holds, so slots that are not used only need a sum of 0. Attention that was normalised elsewhere is the partial
     (log2 e · log-sum-exp, 1, output). All sums 0: zeros, and −inf. `out [batch, n_heads, head_dim]` in q_dtype; `lse`:
-    the natural log-sum-exp `[batch, n_heads]`.
+    the natural log-sum-exp `[batch, n_heads]`. `sinks [n_heads]`: a natural logit of each head that takes weight and
+    gives no value; a head without partials gives zeros then, and its sink.
     """
 
     head_dim: int
@@ -61,11 +63,13 @@ class FlashDecodingReduce(KernelType):
     q_dtype: DType = f32
     lse: bool = False
     programmatic: bool = False
+    sinks: bool = False
 
     sizes = {"batch": 2}
     goldens = (
         dict(head_dim=512, n_heads=2, max_chunks=3),
         dict(head_dim=40, n_heads=3, max_chunks=100, q_dtype="f16", lse=True),
+        dict(head_dim=16, n_heads=3, max_chunks=5, sinks=True, lse=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -106,6 +110,7 @@ class FlashDecodingReduce(KernelType):
         out = [
             buffer("partials", f32, *slots, self.head_dim),
             buffer("stats", f32, *slots, 2, align=8),
+            *([buffer(SINK.param, f32, self.n_heads, align=4)] if self.sinks else []),
             buffer("out", self.q_dtype, "batch", self.n_heads, self.head_dim, access="out"),
         ]
         if self.lse:
@@ -249,6 +254,11 @@ class FlashDecodingReduce(KernelType):
 
     def _finish(self, b: Builder, where: Where, merged: Partial) -> None:
         with b.fragment("store"):
+            if self.sinks:
+                at = b.op("mad.wide.u32", "sink_address", b.op("mov.u32", "sink_head", b.special("ctaid.x")), 4,
+                          b.ld_param(SINK.param))  # fmt: skip
+                sink = b.op("ld.global.f32", "sink", at[0])
+                take_sink(b, sink, merged.maximum, merged.total, merged.values)
             nothing = b.op("setp.eq.f32", "nothing", merged.total, 0.0)
             inverse = b.op("rcp.approx.ftz.f32", "inverse", merged.total)
             b.op("selp.f32", inverse, 0.0, inverse, nothing)
@@ -291,8 +301,12 @@ class FlashDecodingReduce(KernelType):
         maxima, sums = (a["stats"][..., i].astype(np.float64) for i in range(2))
         used = sums != 0
         largest = np.where(used, maxima, -np.inf).max(-1, keepdims=True)
+        sinks = a["sinks"].astype(np.float64)[:, None] / math.log(2) if self.sinks else -np.inf
+        largest = np.maximum(largest, sinks)
         weights = np.where(used, np.exp2(maxima - np.where(np.isfinite(largest), largest, 0.0)), 0.0)
         total = (weights * sums).sum(-1)
+        if self.sinks:
+            total = total + np.exp2(sinks - largest)[..., 0]
         acc = np.where(used[..., None], a["partials"].astype(np.float64), 0.0)
         values = (weights[..., None] * acc).sum(-2) / np.where(total == 0, 1.0, total)[..., None]
         results = {"out": values.astype(self.q_dtype.numpy)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import KV_DTYPES, Cache
+from ptxgen.attention.cache import KV_DTYPES, Cache, place_rules
 from ptxgen.attention.decode import place as locate
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
@@ -18,6 +18,7 @@ from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
+from ptxgen.fields import field
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, scalar, workspace
@@ -40,7 +41,9 @@ class IncrementalAttention(KernelType):
 
     q, out `[n_heads, head_dim]`, caches `[n_kv_heads, max_len, head_dim]`; `batched`: a leading "batch" everywhere, and
     `seq_lens ["batch"]`; `indirect`: `seq_len` is read from device memory. `page_size`: caches
-    `[pages, n_kv_heads, page_size, head_dim]` with `page_table ["batch", ceil(max_len / page_size)]`. int8 caches carry
+    `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size, n_kv_heads, head_dim]`,
+    with `page_table ["batch", ceil(max_len / page_size)]`. `ring`, with a window: a cache has so many rows in place of
+    max_len, and position p lies in row p % ring; a page table whose pages come again does the same. int8 caches carry
     `k_scales`, `v_scales` `[…, max_len, ceil(head_dim / 32)]` in f16. A length below 0 counts as 0 and gives zeros,
     one above max_len as max_len; what lies past a length is never used.
 
@@ -70,6 +73,8 @@ class IncrementalAttention(KernelType):
     lse: bool = False
     programmatic: bool = False
     batch_invariant: bool = False
+    page_layout: str = field(default="hnd", later=True)
+    ring: int = field(default=0, later=True)
 
     sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -88,6 +93,11 @@ class IncrementalAttention(KernelType):
         dict(max_len=30, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, programmatic=True),
         dict(max_len=32, head_dim=8, n_heads=1, n_kv_heads=1, soft_cap=30.0, alibi=True, sinks=True),
         dict(max_len=48, head_dim=80, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, indirect=True),
+        dict(
+            max_len=32, head_dim=8, n_heads=2, n_kv_heads=2, q_dtype=f16, kv_dtype=f16, batched=True, page_size=16,
+            page_layout="nhd", window=20,
+        ),
+        dict(max_len=200, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, window=40, ring=64),
     )  # fmt: skip
 
     # -- what is legal -----------------------------------------------------------------------------------------------
@@ -106,6 +116,7 @@ class IncrementalAttention(KernelType):
             yield from rules.multiple_of("page_size", self.page_size, 16, 16, 1 << 16)
         if self.page_size and not self.batched:
             yield "page_size: needs batched=True"
+        yield from place_rules(self.page_size, self.page_layout, self.ring, self.window)
         if self.batch_invariant and not self.batched:
             yield "batch_invariant: needs batched=True"
         if self.indirect and self.batched:
@@ -123,7 +134,10 @@ class IncrementalAttention(KernelType):
     def attention(self) -> Attention:
         """The attention this computes."""
         dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
-        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size)
+        cache = Cache(
+            self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
+            page_layout=self.page_layout, ring=self.ring,
+        )  # fmt: skip
         return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
     def plan(self, target: Target) -> Plan:
@@ -213,9 +227,11 @@ class IncrementalAttention(KernelType):
         return {**super().ranges(sizes), **within, "page_table": (-1, sizes["pages"] - 1)}
 
     def past(self, arguments: Arrays) -> lengths.Past:
+        attention = self.attention
         caches = [arguments[name] for name in ("k_cache", "v_cache", "k_scales", "v_scales") if name in arguments]
         if self.page_size:
-            yield from lengths.past_pages(caches, arguments["page_table"], arguments["seq_lens"])
+            inside = attention.cache.heads_inside
+            yield from lengths.past_pages(caches, arguments["page_table"], arguments["seq_lens"], inside)
         elif self.batched:
             yield from lengths.past_lengths(caches, arguments["seq_lens"])
         else:

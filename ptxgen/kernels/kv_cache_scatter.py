@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
+from ptxgen.fields import field
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
@@ -26,10 +27,11 @@ class KvCacheScatter(KernelType):
 
     k, v `[rows, n_kv_heads, head_dim]`; k_cache, v_cache `[n_kv_heads, max_len, head_dim]`: row r goes to position + r.
     `batched`: caches `[rows, n_kv_heads, max_len, head_dim]`, row r goes to positions[r] of sequence r. `page_size`:
-    caches `[pages, n_kv_heads, page_size, head_dim]` and a page table `[(rows,) ceil(max_len / page_size)]`. A position
-    outside the cache, or in a page outside 0 … n_pages - 1, writes nothing. `indirect`: the position is read from
-    device memory. int8 caches carry f16 scales `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a
-    NaN becomes 0 there. e4m3 saturates at ±448.
+    caches `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size, n_kv_heads,
+    head_dim]`, and a page table `[(rows,) ceil(max_len / page_size)]`. `ring`: caches have so many rows in place of
+    max_len, and position p goes to row p % ring. A position outside the cache, or in a page outside 0 … n_pages - 1,
+    writes nothing. `indirect`: the position is read from device memory. int8 caches carry f16 scales
+    `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448.
     """
 
     max_len: int
@@ -41,6 +43,8 @@ class KvCacheScatter(KernelType):
     batched: bool = False
     page_size: int = 0
     programmatic: bool = False
+    page_layout: str = field(default="hnd", later=True)
+    ring: int = field(default=0, later=True)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -50,6 +54,8 @@ class KvCacheScatter(KernelType):
         dict(max_len=128, head_dim=128, n_kv_heads=2, kv_dtype=f16, batched=True, page_size=16),
         dict(max_len=96, head_dim=40, n_kv_heads=2, kv_dtype="e4m3", src_dtype=bf16),
         dict(max_len=96, head_dim=40, n_kv_heads=2, src_dtype=f16, programmatic=True),
+        dict(max_len=128, head_dim=8, n_kv_heads=2, kv_dtype=s8, page_size=16, page_layout="nhd"),
+        dict(max_len=96, head_dim=8, n_kv_heads=2, kv_dtype=f16, batched=True, ring=64),
     )
 
     def rules(self) -> Iterator[str]:
@@ -108,7 +114,7 @@ class KvCacheScatter(KernelType):
             b.without("store_scale")
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes)}
+        return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes, self.ring)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given(self, rng, sizes)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import KV_DTYPES, Cache
+from ptxgen.attention.cache import KV_DTYPES, Cache, place_rules
 from ptxgen.attention.prefill import tiles
 from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
@@ -15,6 +15,7 @@ from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
+from ptxgen.fields import field
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
 
@@ -39,7 +40,10 @@ class MultiHeadAttention(KernelType):
     `batched`: a ragged batch over caches `[batch, n_kv_heads, max_len, head_dim]`. q, out `[n_tokens, n_heads,
     head_dim]` hold the sequences' tokens one after the other: sequence s has rows q_starts[s] … q_starts[s + 1] and
     kv_lens[s] keys; the scalar n_sequences says how many of the batch count. The grid follows from n_tokens and batch.
-    `page_size`: caches `[pages, n_kv_heads, page_size, head_dim]` with `page_table [batch, ceil(max_len / page_size)]`.
+    `page_size`: caches `[pages, n_kv_heads, page_size, head_dim]` with `page_table [batch, ceil(max_len / page_size)]`,
+    in the `page_layout` "nhd" `[pages, page_size, n_kv_heads, head_dim]`. `ring`, with a window: caches have so many
+    rows in place of max_len, and key p lies in row p % ring; a ring holds the keys of all tokens where it has at least
+    window + q_len − 1 rows.
 
     `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
@@ -63,6 +67,9 @@ class MultiHeadAttention(KernelType):
     batched: bool = False
     page_size: int = 0
     lse: bool = False
+    sinks: bool = False
+    page_layout: str = field(default="hnd", later=True)
+    ring: int = field(default=0, later=True)
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
@@ -90,6 +97,10 @@ class MultiHeadAttention(KernelType):
             causal=False,
             lse=True,
         ),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype=bf16, q_dtype=bf16, max_len=48, window=20, sinks=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
+        dict(head_dim=8, n_heads=2, n_kv_heads=2, max_len=32, batched=True, page_size=16, page_layout="nhd"),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -112,6 +123,9 @@ class MultiHeadAttention(KernelType):
             yield from rules.multiple_of("page_size", self.page_size, 16, 16, 1 << 16)
         if self.page_size and not self.batched:
             yield f"page_size: needs batched=True (got page_size={self.page_size}, batched=False; nearest: 0)"
+        yield from place_rules(self.page_size, self.page_layout, self.ring, self.window)
+        if self.ring and not self.max_len:
+            yield f"ring: needs max_len (got ring={self.ring}, max_len=0; nearest: 0)"
         yield from rules.softmax_factors(self.scale, self.soft_cap)
 
     def target_rules(self, target: Target) -> Iterator[str]:
@@ -123,7 +137,7 @@ class MultiHeadAttention(KernelType):
         dims, problem, tokens = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads), self.layout == "tokens"
         cache = Cache(
             self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
-            by_token=tokens and not self.max_len,
+            by_token=tokens and not self.max_len, page_layout=self.page_layout, ring=self.ring,
         )  # fmt: skip
         return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
@@ -209,7 +223,8 @@ class MultiHeadAttention(KernelType):
         if self.batched:
             yield q, slice(arguments["q_starts"][-1], None)
             if self.page_size:
-                yield from lengths.past_pages(keys, arguments["page_table"], arguments["kv_lens"])
+                inside = self.attention.cache.heads_inside
+                yield from lengths.past_pages(keys, arguments["page_table"], arguments["kv_lens"], inside)
             else:
                 yield from lengths.past_lengths(keys, arguments["kv_lens"])
             return

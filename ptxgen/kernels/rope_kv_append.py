@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
+from ptxgen.fields import field
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import ROPE_FIELDS, RotatingRows
@@ -44,6 +45,8 @@ class RopeKvAppend(RotatingRows, KernelType):
     batched: bool = False
     page_size: int = 0
     programmatic: bool = False
+    page_layout: str = field(default="hnd", later=True)
+    ring: int = field(default=0, later=True)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -143,7 +146,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         return chunk_address(b, address, row_head, row_bytes, chunk, chunk_bytes)
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes)}
+        return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes, self.ring)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         return kv_cache.given(self, rng, sizes)

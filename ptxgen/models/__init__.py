@@ -1,23 +1,37 @@
 """A model's attention shape, read from its Hugging Face `config.json`. Owns no kernels: `plan.py` chooses them.
 
-Families are rows of a table: how they name their layers' windows, what scales their logits, how much of a head rotates.
+`families.py` says what a family's config means, `keys.py` what keys there are, `layers.py` and `rope.py` read windows
+and rotation.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ptxgen import rules
-from ptxgen.errors import SpecError, brief
+from ptxgen.errors import ConfigWarning, SpecError, brief
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.jsonfields import Fields
-from ptxgen.models.rope import rope_settings
+from ptxgen.models import keys
+from ptxgen.models.families import FAMILIES, Family
+from ptxgen.models.kv_scheme import KvScheme, kv_scheme
+from ptxgen.models.layers import FULL, SLIDING
+from ptxgen.models.rope import by_layer_type, rope_settings, rope_table, scaling_keys, scaling_type
 
-__all__ = ["LayerKind", "ModelShape", "config_fields", "load_config", "model_shape", "read_config"]
+__all__ = [
+    "KvScheme",
+    "LayerKind",
+    "ModelShape",
+    "config_fields",
+    "config_warnings",
+    "load_config",
+    "model_shape",
+    "read_config",
+]
 
 _MOST_LAYERS = 10_000
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -40,7 +54,11 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides a model's attention and KV-cache kernels. `scale` None is 1/√head_dim; `soft_cap` 0 is none."""
+    """What decides a model's attention and KV-cache kernels. `scale` None is 1/√head_dim; `soft_cap` 0 is none.
+
+    `rope_style`: "neox" rotates halves of a head, "norm" neighbours. `sinks`: every head has a logit that takes weight
+    and gives no value. `kv_scheme`: how the model's own cache is quantised, None where the config does not say.
+    """
 
     family: str
     n_layers: int
@@ -53,14 +71,17 @@ class ModelShape:
     scale: float | None
     soft_cap: float
     kinds: tuple[LayerKind, ...]
+    rope_style: str = "neox"
+    sinks: bool = False
+    kv_scheme: KvScheme | None = None
 
 
-def load_config(path: str | Path, max_len: int | None = None) -> ModelShape:
+def load_config(path: str | Path, max_len: int | None = None, *, strict: bool = False) -> ModelShape:
     """The shape of the model whose `config.json` lies at `path`; `max_len` replaces its longest context.
 
-    Raises `SpecError` naming the file, the key and the value.
+    Raises `SpecError` naming the file, the key and the value; `strict`: for what is only warned of, too.
     """
-    return model_shape(read_config(path), str(path), max_len)
+    return model_shape(read_config(path), str(path), max_len, strict=strict)
 
 
 def read_config(path: str | Path) -> object:
@@ -76,44 +97,115 @@ def read_config(path: str | Path) -> object:
     return config
 
 
-def model_shape(config: object, source: str = "config", max_len: int | None = None) -> ModelShape:
-    """The shape that a parsed `config.json` describes; `source` names it in errors."""
+def model_shape(
+    config: object, source: str = "config", max_len: int | None = None, *, strict: bool = False
+) -> ModelShape:
+    """The shape that a parsed `config.json` describes; `source` names it in errors.
+
+    Issues a `ConfigWarning` for each key that is not known, and for what a kernel does otherwise than the model; with
+    `strict` these are errors.
+    """
     read, family = config_fields(config, source)
-    return _shape(read, str(read.values["model_type"]), family, max_len)
+    shape = _shape(read, str(read.values["model_type"]), family, max_len)
+    for said in config_warnings(config, shape, source):
+        if strict:
+            raise SpecError(said)
+        warnings.warn(said, ConfigWarning, stacklevel=2)
+    return shape
 
 
 def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     """The values of a parsed `config.json` with its family's defaults, the text model's where it holds several; and the
-    family. `model_type` is the outer one."""
+    family that reads them. `model_type` is the outer one."""
     if not isinstance(config, dict):
         raise SpecError(f"{source}: must be a JSON object (got {type(config).__name__})")
+    outer = _family(config, source)
+    family = FAMILIES[outer.inner] if outer.inner else outer
+    values = _text_values(config, outer, source)
+    stray = {name: values[name] for name in family.names if name in values}
+    keys.check(stray, family.keys, keys.CHANGES, source, None)
+    renamed = {name: values.get(theirs) for name, theirs in family.names.items()}
+    merged = {**family.defaults, **outer.defaults, **values, **renamed, "model_type": config["model_type"]}
+    return Fields(merged, source, family.names), family
+
+
+def config_warnings(config: object, shape: ModelShape, source: str = "config") -> Iterator[str]:
+    """What is not known of a config that makes this shape, and what kernels do otherwise than the model: a sentence
+    each, with the key."""
+    read, family = config_fields(config, source)
+    outer = FAMILIES[str(read.values["model_type"])]
+    assert isinstance(config, dict)
+    known = family.keys | ({outer.nested} - {""})
+    for name in keys.unknown(_text_values(config, outer, source) | config, known):
+        yield f"{source}: {name}: is not known (got {brief(config.get(name, read.values.get(name)))})"
+    yield from _rope_warnings(read, family, shape)
+    if shape.kv_scheme is not None:
+        yield (
+            f"{source}: kv_cache_scheme: the model's cache is {shape.kv_scheme.dtype} with a scale for each "
+            f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it"
+        )
+
+
+def _rope_warnings(read: Fields, family: Family, shape: ModelShape) -> Iterator[str]:
+    given = rope_table(read, family)
+    name = "rope_scaling" if read.table("rope_scaling") else "rope_parameters"
+    tables = [given[kind] for kind in (FULL, SLIDING) if kind in given] if by_layer_type(given) else [given]
+    for table in filter(None, tables):
+        kind = scaling_type(Fields(table, f"{read.source}: {name}"), family)
+        for key in sorted(key for key in table.keys() - scaling_keys(kind) if table[key] is not None):
+            yield f"{read.source}: {name}: {key}: is not read with type {kind} (got {brief(table[key])})"
+        if kind == "mrope":
+            yield f"{read.source}: {name}: mrope: positions are those of text; those of images have three axes"
+        original = table.get("original_max_position_embeddings") or 0
+        original = read.count("original_max_position_embeddings", original, least=0)
+        if kind in ("longrope", "su") and original and shape.max_len > original:
+            yield (
+                f"{read.source}: {name}: {kind}: long_factor is used at every length; --max-len {original} takes "
+                "short_factor"
+            )
+
+
+def _family(config: dict[str, object], source: str) -> Family:
     name = config.get("model_type")
-    family = _FAMILIES.get(str(name))
-    if family is None:
-        raise SpecError(f"{source}: model_type: must be one of {', '.join(_FAMILIES)} (got {brief(name)})")
-    if family.nested:
-        inner = config.get(family.nested)
-        if not isinstance(inner, dict):
-            raise SpecError(f"{source}: {family.nested}: must be a JSON object (got {brief(inner)})")
-        config = {"torch_dtype": config.get("torch_dtype"), "dtype": config.get("dtype")} | inner
-    return Fields({**family.defaults, **config, "model_type": name}, source), family
+    if str(name) in FAMILIES:
+        return FAMILIES[str(name)]
+    read_somewhere = frozenset(key for family in FAMILIES.values() for key in family.keys)
+    said = f"{source}: model_type: must be one of {', '.join(FAMILIES)} (got {brief(name)})"
+    for reason in keys.refusals(config, read_somewhere, keys.CHANGES, None):
+        raise SpecError(f"{source}: {reason}, in a model of type {brief(name)}")
+    raise SpecError(said)
+
+
+def _text_values(config: dict[str, object], family: Family, source: str) -> dict[str, object]:
+    """The text model's own values, with what a multimodal config says once for all its parts."""
+    if not family.nested or (family.flat and family.nested not in config):
+        return config
+    inner = config.get(family.nested)
+    if not isinstance(inner, dict):
+        raise SpecError(f"{source}: {family.nested}: must be a JSON object (got {brief(inner)})")
+    kind = inner.get("model_type", family.inner)
+    if kind != family.inner:
+        raise SpecError(f"{source}: {family.nested}: model_type: must be {family.inner} (got {brief(kind)})")
+    shared = ("torch_dtype", "dtype", "quantization_config")
+    return {name: config[name] for name in shared if name in config} | inner
 
 
 def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
     max_len = max_len or read.count("max_position_embeddings")
     n_layers = read.count("num_hidden_layers", most=_MOST_LAYERS)
     n_heads = read.count("num_attention_heads")
-    n_kv_heads = read.count("num_key_value_heads", n_heads)
+    n_kv_heads = family.kv_heads.of(read, n_heads)
     if n_heads % n_kv_heads:
         raise read.error("num_key_value_heads", f"must divide num_attention_heads={n_heads}")
-    head_dim = _head_dim(read, n_heads)
-
-    def rope(slides: bool) -> RopeSettings:
-        local = "rope_local_base_freq" if slides and family.local_theta else ""
-        return rope_settings(read, head_dim, family.rotary, max_len, slides, local)
-
-    query_scalar = read.number("query_pre_attn_scalar", 0.0) if family.query_scalar else 0.0
-    return ModelShape(
+    head_dim = _head_dim(read, n_heads, family)
+    for key, value in family.fixed.items():
+        if read.values.get(key) not in (None, value):
+            raise read.error(key, f"must be {value} in a {name} model here")
+    windows = family.windows.of(read, n_layers)
+    rotates = family.rotates.of(read, n_layers)
+    settings = {slides: rope_settings(read, family, head_dim, max_len, slides) for slides in {w > 0 for w in windows}}
+    scale = family.scale.of(read)
+    shape = ModelShape(
         family=name,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -122,20 +214,41 @@ def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> Mode
         vocab=read.count("vocab_size"),
         max_len=max_len,
         dtype=_dtype(read),
-        scale=query_scalar**-0.5 if query_scalar not in (0.0, float(head_dim)) else None,
-        soft_cap=read.number("attn_logit_softcapping", 0.0) if family.query_scalar else 0.0,
-        kinds=_kinds(family.windows(read, n_layers), family.rotates(read, n_layers), max_len, rope),
+        scale=None if scale == head_dim**-0.5 else scale,
+        soft_cap=read.number("attn_logit_softcapping", 0.0) if family.capped else 0.0,
+        kinds=_kinds(windows, rotates, max_len, settings.__getitem__),
+        rope_style=family.rope_style,
+        sinks=family.sinks,
+        kv_scheme=kv_scheme(read),
     )
+    _refuse(read, family, shape, windows)
+    return shape
+
+
+def _refuse(read: Fields, family: Family, shape: ModelShape, windows: list[int]) -> None:
+    """Raise `SpecError` for what would change attention and is not covered."""
+    table = {**keys.CHANGES, **keys.STYLES[family.rope_style]}
+    values = {name: value for name, value in read.values.items() if name not in read.names}
+    keys.check(values, keys.COMMON | family.keys, table, read.source, shape)
+    types = read.values.get("layer_types")
+    if types is not None and "layer_types" not in family.keys:
+        expected = [SLIDING if window else FULL for window in windows]
+        if types != expected:
+            raise read.error("layer_types", f"must be {shape.n_layers} times {expected[0]} in a {shape.family} model")
+    limits = [(most, limit) for limit in family.limits if (most := limit.of(read)) is not None]
+    if limits:
+        most, limit = min(limits, key=lambda pair: pair[0])
+        if shape.max_len > most:
+            raise read.error(limit.key, f"{limit.why}; --max-len {most} would work, not {shape.max_len} positions")
 
 
 def _kinds(
     windows: list[int], rotates: list[bool], max_len: int, rope: Callable[[bool], RopeSettings]
 ) -> tuple[LayerKind, ...]:
     """Layers by window and RoPE; a window that holds the whole cache is none."""
-    settings = {slides: rope(slides) for slides in {window > 0 for window in windows}}
     kinds: dict[tuple[int, RopeSettings | None], list[int]] = {}
     for layer, (window, turns) in enumerate(zip(windows, rotates, strict=True)):
-        key = (window if window < max_len else 0, settings[window > 0] if turns else None)
+        key = (window if window < max_len else 0, rope(window > 0) if turns else None)
         kinds.setdefault(key, []).append(layer)
 
     def name(layers: list[int]) -> str:
@@ -146,8 +259,8 @@ def _kinds(
     return tuple(LayerKind(name(layers), tuple(layers), *key) for key, layers in kinds.items())
 
 
-def _head_dim(read: Fields, n_heads: int) -> int:
-    given = read.count("head_dim", 0)
+def _head_dim(read: Fields, n_heads: int, family: Family) -> int:
+    given = read.count("head_dim", 0) if family.own_head_dim else 0
     hidden = 0 if given else read.count("hidden_size")
     if hidden % n_heads:
         raise read.error("hidden_size", f"must be a multiple of num_attention_heads={n_heads} where head_dim is absent")
@@ -164,122 +277,3 @@ def _dtype(read: Fields) -> str:
     if name not in _DTYPES:
         raise read.error(key, f"must be one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-# -- windows by layer: one function per way of saying it -------------------------------------------------------------
-
-Windows = Callable[["Fields", int], "list[int]"]
-
-
-def _no_window(read: Fields, n_layers: int) -> list[int]:
-    return [0] * n_layers
-
-
-def _one_window(read: Fields, n_layers: int) -> list[int]:
-    return [read.count("sliding_window", 0)] * n_layers
-
-
-def _qwen_window(read: Fields, n_layers: int) -> list[int]:
-    """Only with `use_sliding_window`, and from layer `max_window_layers` on."""
-    if not read.flag("use_sliding_window"):
-        return [0] * n_layers
-    return _typed(read, n_layers, lambda layer: layer >= read.count("max_window_layers", n_layers, least=0))
-
-
-def _smollm3_window(read: Fields, n_layers: int) -> list[int]:
-    """Only with `use_sliding_window`, and in layers that do not rotate."""
-    if not read.flag("use_sliding_window"):
-        return [0] * n_layers
-    rotates = _smollm3_rotates(read, n_layers)
-    return _typed(read, n_layers, lambda layer: not rotates[layer])
-
-
-def _gemma2_window(read: Fields, n_layers: int) -> list[int]:
-    """Every other layer, from the first."""
-    return _typed(read, n_layers, lambda layer: layer % 2 == 0)
-
-
-def _gemma3_window(read: Fields, n_layers: int) -> list[int]:
-    """All but every sixth layer."""
-    pattern = read.count("sliding_window_pattern", read.count("_sliding_window_pattern", 6))
-    return _typed(read, n_layers, lambda layer: (layer + 1) % pattern != 0)
-
-
-def _typed(read: Fields, n_layers: int, slides: Callable[[int], bool]) -> list[int]:
-    """`layer_types` where the config lists them, else the family's rule."""
-    window = read.count("sliding_window")
-    types = read.values.get("layer_types")
-    if types is None:
-        return [window if slides(layer) else 0 for layer in range(n_layers)]
-    if not isinstance(types, list) or len(types) != n_layers or set(types) - {"full_attention", "sliding_attention"}:
-        raise read.error("layer_types", f"must list full_attention or sliding_attention for {n_layers} layers")
-    return [window if one == "sliding_attention" else 0 for one in types]
-
-
-# -- layers that rotate ----------------------------------------------------------------------------------------------
-
-Rotates = Callable[["Fields", int], "list[bool]"]
-
-
-def _every_layer(read: Fields, n_layers: int) -> list[bool]:
-    return [True] * n_layers
-
-
-def _smollm3_rotates(read: Fields, n_layers: int) -> list[bool]:
-    """`no_rope_layers` holds 1 for a layer that rotates; without it every fourth layer does not."""
-    listed = read.values.get("no_rope_layers")
-    if listed is None:
-        interval = read.count("no_rope_layer_interval", 4)
-        return [(layer + 1) % interval != 0 for layer in range(n_layers)]
-    if not isinstance(listed, list) or len(listed) != n_layers or any(one not in (0, 1) for one in listed):
-        raise read.error("no_rope_layers", f"must list 0 or 1 for {n_layers} layers")
-    return [one == 1 for one in listed]
-
-
-# -- the families ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Family:
-    """`rotary`: the default part of a head that rotates; `query_scalar`: logits scale by query_pre_attn_scalar^-0.5
-    and may be capped; `local_theta`: sliding layers have a RoPE base of their own; `nested`: where a multimodal config
-    keeps the text model, whose `defaults` it leaves out; `rotates`: which layers have RoPE."""
-
-    windows: Windows = _no_window
-    rotates: Rotates = _every_layer
-    rotary: float = 1.0
-    query_scalar: bool = False
-    local_theta: bool = False
-    nested: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-_GEMMA3 = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "query_pre_attn_scalar": 256, "head_dim": 256}
-_GEMMA3_TEXT = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "vocab_size": 262208,
-    "sliding_window": 4096,
-}
-_FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "qwen2": Family(_qwen_window),
-    "qwen3": Family(_qwen_window, defaults={"head_dim": 128}),
-    "mistral": Family(_one_window),
-    "gemma": Family(defaults={"head_dim": 256}),
-    "gemma2": Family(
-        _gemma2_window,
-        query_scalar=True,
-        defaults={"head_dim": 256, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0},
-    ),
-    "gemma3_text": Family(_gemma3_window, query_scalar=True, local_theta=True, defaults=_GEMMA3),
-    "gemma3": Family(
-        _gemma3_window, query_scalar=True, local_theta=True, nested="text_config", defaults=_GEMMA3 | _GEMMA3_TEXT
-    ),
-    "phi": Family(rotary=0.5),
-    "phi3": Family(_one_window),
-    "smollm3": Family(_smollm3_window, _smollm3_rotates),
-    "olmo2": Family(),
-}
-FAMILIES: tuple[str, ...] = tuple(_FAMILIES)

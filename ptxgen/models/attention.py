@@ -25,7 +25,8 @@ from ptxgen.targets import Target
 @dataclass(frozen=True, kw_only=True)
 class Attention:
     """A layer's attention. `q_dtype` is the type of q, k, v and of what it gives, `kv_dtype` the cache's; `rope` None:
-    queries and keys do not rotate. `precise`: they rotate as exactly as f32 is."""
+    queries and keys do not rotate. `precise`: they rotate as exactly as f32 is. `ring`: rows of its caches, where they
+    are rings."""
 
     head_dim: int
     n_heads: int
@@ -36,9 +37,11 @@ class Attention:
     scale: float | None = None
     soft_cap: float = 0.0
     window: int = 0
+    ring: int = 0
     rope: RopeSettings | None = None
     style: str = "neox"
     precise: bool = False
+    sinks: bool = False
 
     @classmethod
     def of(cls, shape: ModelShape, kind: LayerKind, q_dtype: object, kv_dtype: object, **more: Any) -> Attention:
@@ -46,7 +49,7 @@ class Attention:
         return cls(
             head_dim=shape.head_dim, n_heads=shape.n_heads, n_kv_heads=shape.n_kv_heads, max_len=shape.max_len,
             q_dtype=to_dtype(q_dtype), kv_dtype=to_dtype(kv_dtype), scale=shape.scale, soft_cap=shape.soft_cap,
-            window=kind.window, rope=kind.rope, **more,
+            window=kind.window, rope=kind.rope, sinks=shape.sinks, **{"style": shape.rope_style, **more},
         )  # fmt: skip
 
     def fields(self, kernel: str, **options: Any) -> dict[str, Any]:
@@ -74,7 +77,7 @@ class Attention:
         chunks = wanted.chunks(batch=1)  # no room for more than are ever used
         merge = FlashDecodingReduce(
             head_dim=self.head_dim, n_heads=self.n_heads, max_chunks=chunks, q_dtype=self.q_dtype,
-            programmatic=programmatic,
+            sinks=self.sinks, programmatic=programmatic,
         )  # fmt: skip
         return dataclasses.replace(wanted, max_chunks=chunks), merge
 

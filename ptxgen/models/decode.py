@@ -13,6 +13,7 @@ from typing import Any
 from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Draft, Formats
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
@@ -36,11 +37,12 @@ def step_program(
     programmatic: bool = False,
     batch_invariant: bool = False,
     choice: str = "greedy",
+    rings: int = 0,
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequence's own
-    tokens, too (of one sequence).
+    tokens, too (of one sequence). `rings`: layers with a window keep rings with room for appends of up to so many rows.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -54,7 +56,7 @@ def step_program(
         raise SpecError("step_program: biases of gate_proj and up_proj are not covered (got mlp_bias)")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice,
+        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -69,6 +71,7 @@ class _Step(Draft):
     kv_dtype: DType
     batch_invariant: bool
     choice: str
+    rings: int
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
@@ -195,7 +198,8 @@ class _Step(Draft):
         model = self.model
         q, k, v = self._qkv(x)
         kind = model.layer(self.layer)
-        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True)
+        ring = CacheForm(rings=self.rings).ring(model.shape, kind)
+        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True, ring=ring)
         self._append(attention, q, k, v)
         out = self.scratch("attention.out", model.q_width)
         self._attend(attention, q, out)
@@ -254,11 +258,11 @@ class _Step(Draft):
             found.append(Ref(out))
         return found
 
-    def _caches(self) -> dict[str, str]:
+    def _caches(self, attention: Attention) -> dict[str, str]:
         """The layer's cache, by parameter name."""
         shape = self.model.shape
         lead = (self.rows,) if self.step == "batch" else ()
-        rows = (*lead, shape.n_kv_heads, shape.max_len)
+        rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
         wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
         if self.kv_dtype == s8:
             wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
@@ -274,14 +278,14 @@ class _Step(Draft):
         """Rotate, where these layers do, and append."""
         batched = self.step == "batch"
         role, kernel = attention.append
-        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(), **self._position()}
+        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(attention), **self._position()}
         if attention.rope is not None:
             given["q"] = q
         fields = attention.fields(kernel, batched=batched, indirect=not batched)
         self.op(kernel, role, given, {"rows": self.rows}, **fields)
 
     def _attend(self, attention: Attention, q: Ref, out: str) -> None:
-        caches = self._caches()
+        caches = self._caches(attention)
         given: dict[str, str | Ref] = {"q": q, "out": out}
         kernel, how, sizes = "incremental_attention", {"indirect": True}, {}
         if self.step == "prefill":

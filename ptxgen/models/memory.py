@@ -34,12 +34,23 @@ class MemoryPlan:
 
 
 def memory_plan(
-    source: WeightSource, kv_dtype: object = "f16", target: str = "sm_75", chunk: int = 64, programmatic: bool = False
-) -> MemoryPlan:
-    """What `Model` takes for a file whose prompts go in chunks of `chunk`."""
+    source: WeightSource, kv_dtype: object = "f16", target: str = "sm_75", chunk: int = 64, programmatic: bool = False,
+    rings: int = 0,
+) -> MemoryPlan:  # fmt: skip
+    """What `Model` takes for a file whose prompts go in chunks of `chunk`; `rings`: where layers with a window keep
+    rings with room for appends of so many rows."""
     formats = formats_of(source)
     decode, prefill = (
-        step_program(source.spec, formats, step, rows=rows, kv_dtype=kv_dtype, target=target, programmatic=programmatic)
+        step_program(
+            source.spec,
+            formats,
+            step,
+            rows=rows,
+            kv_dtype=kv_dtype,
+            target=target,
+            programmatic=programmatic,
+            rings=rings,
+        )
         for step, rows in (("decode", 1), ("prefill", chunk))
     )
     return plan_of(decode, prefill)

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ptxgen.errors import SpecError
 from ptxgen.generator import generate
@@ -18,6 +19,7 @@ from ptxgen.kernel import KernelType, find_kernel_type, supports
 from ptxgen.manifest import FORMAT, spec_fields
 from ptxgen.models import LayerKind, ModelShape
 from ptxgen.models.attention import Attention, program_of
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.decode import STEPS, step_program
 from ptxgen.models.program import Program
 from ptxgen.models.spec import ModelSpec
@@ -25,7 +27,7 @@ from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
 # Specs do not depend on capacities: those of one token of one sequence.
-_ONE = {"rows": 1, "batch": 1, "n_tokens": 1}
+_ONE = {"rows": 1, "batch": 1, "n_tokens": 1, "pages": 1}
 
 
 @dataclass(frozen=True)
@@ -55,61 +57,75 @@ class Use:
     program: Program
 
 
-def plan(shape: ModelShape, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
+def plan(
+    shape: ModelShape, target: str | Target, kv_dtype: str | None = None, form: CacheForm | None = None
+) -> tuple[Step, ...]:
     """Every attention and KV-cache kernel of a model for a target; `kv_dtype` replaces the model's own element type in
-    the cache.
+    the cache, `form` says of pages and rings.
 
     Raises `SpecError` with every reason when one of them cannot be had.
     """
-    uses = (use for kind in shape.kinds for use in attention_uses(shape, kind, kv_dtype or shape.dtype))
+    form = form or CacheForm()
+    uses = (use for kind in shape.kinds for use in attention_uses(shape, kind, kv_dtype or shape.dtype, form))
     return _kernels(uses, parse_target(target))
 
 
-def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object) -> Iterator[Use]:
+def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: CacheForm) -> Iterator[Use]:
     """The Programs of attention alone, of layers of a kind."""
-    attention = Attention.of(shape, kind, shape.dtype, kv_dtype)
+    attention = Attention.of(shape, kind, shape.dtype, kv_dtype, ring=form.ring(shape, kind))
     role, kernel = attention.append
     choose = ("choose", find_kernel_type("arg_max")(n=shape.vocab, dtype="f32"))  # type: ignore[call-arg]
 
     def of(step: str, *ops: tuple[str, KernelType]) -> Use:
         return Use(step, kind.layers, program_of(*ops, sizes=_ONE))
 
-    def attend(**options: bool) -> tuple[tuple[str, KernelType], ...]:
+    def attend(**options: Any) -> tuple[tuple[str, KernelType], ...]:
         kernels = {role: kernel, "attention": "incremental_attention"}
         return tuple((name, attention.spec(of, **options)) for name, of in kernels.items())
 
     yield of("decode", *attend(indirect=True))
     yield of("decode", choose)
-    yield of("batch", *attend(batched=True))
+    yield of("batch", *attend(**form.batched))
     chunk, merge = (attention.spec(f"flash_decoding_{part}") for part in ("chunk", "reduce"))
     yield of("split", ("split attention", chunk), ("merge of splits", merge))
     yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, indirect=True)))
+    if form.page_size:
+        yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, **form.batched)))
     if attention.rope is not None:
         yield of("rotate", ("rotate", attention.spec("rope")))
     yield of("append", ("append", attention.spec("kv_cache_scatter", indirect=True)))
     for direction in ("to_slot", "from_slot"):
-        copy = attention.spec("kv_cache_gather", direction=direction, indirect=True)
+        rows = attention.ring or attention.max_len
+        copy = attention.spec("kv_cache_gather", direction=direction, indirect=True, max_len=rows)
         yield of("copy", (f"copy {direction.replace('_', ' ')}", copy))
 
 
-def whole_plan(model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None) -> tuple[Step, ...]:
+def whole_plan(
+    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, rings: int = 0
+) -> tuple[Step, ...]:
     """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
     sequence, to decode several, and to take up a prompt. Activations are f32.
 
     Raises `SpecError` with every reason when one of them cannot be had.
     """
     where = parse_target(target)
-    return _kernels((Use(step, (), whole_program(model, weights, where, kv_dtype, step)) for step in STEPS), where)
+    programs = ((step, whole_program(model, weights, where, kv_dtype, step, rings)) for step in STEPS)
+    return _kernels((Use(step, (), program) for step, program in programs), where)
 
 
 def whole_program(
-    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, step: str = "decode"
+    model: ModelSpec,
+    weights: str,
+    target: str | Target,
+    kv_dtype: str | None = None,
+    step: str = "decode",
+    rings: int = 0,
 ) -> Program:
     """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
     where = parse_target(target)
     return step_program(
         model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
-        target=where.name, programmatic=where.includes_any(("sm_90",)),
+        target=where.name, programmatic=where.includes_any(("sm_90",)), rings=rings,
     )  # fmt: skip
 
 
@@ -137,8 +153,8 @@ def _kernels(uses: Iterable[Use], where: Target) -> tuple[Step, ...]:
     return tuple(found.values())
 
 
-def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
-    """Files by name: the PTX and the manifest of each step, and an index that says what each is for."""
+def bundle(shape: ModelShape, steps: Iterable[Step], **facts: Any) -> dict[str, str]:
+    """Files by name: the PTX and the manifest of each step, and an index that says what each is for, and `facts`."""
     files: dict[str, str] = {}
     entries = []
     for step in steps:
@@ -162,6 +178,6 @@ def bundle(shape: ModelShape, steps: Iterable[Step]) -> dict[str, str]:
                 "manifest": contract,
             }
         )
-    index = {"format": FORMAT, "model": dataclasses.asdict(shape), "kernels": entries}
+    index = {"format": FORMAT, "model": dataclasses.asdict(shape), **facts, "kernels": entries}
     files[INDEX] = json.dumps(index, indent=2) + "\n"
     return files

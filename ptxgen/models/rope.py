@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ptxgen import rules
 from ptxgen.errors import SpecError, brief
 from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.jsonfields import Fields, is_number
+from ptxgen.models.families import Family
+from ptxgen.models.layers import FULL, SLIDING
+
+TABLES = ("rope_scaling", "rope_parameters")
 
 
 @dataclass(frozen=True)
@@ -23,37 +28,86 @@ class _Asked:
     max_len: int
 
     @property
+    def trained_max_len(self) -> int:
+        """The longest context of the config, scaling included."""
+        return self.config.count("max_position_embeddings", self.max_len)
+
+    @property
     def original_max_len(self) -> int:
-        """The context that the model was first trained for."""
+        """The context that the model was first trained for: what the config says comes before what the table says."""
         key = "original_max_position_embeddings"
-        known = self.config.count(key, self.config.count("max_position_embeddings"), least=2)
-        return self.scaling.count(key, known, least=2)
+        known = self.scaling.count(key, self.trained_max_len, least=2)
+        return self.config.count(key, known, least=2)
 
 
-def rope_settings(
-    read: Fields, head_dim: int, rotary: float, max_len: int, slides: bool, local_key: str
-) -> RopeSettings:
+@dataclass(frozen=True)
+class _Scaling:
+    """A way of scaling, and the keys of its table beside those that all tables have."""
+
+    of: Callable[[_Asked], RopeSettings]
+    keys: tuple[str, ...] = ()
+
+
+_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
+
+def rope_table(read: Fields, family: Family) -> dict[str, Any]:
+    """The table of RoPE settings, under its older or its newer name. Raises `SpecError` where both are given and
+    differ."""
+    older, newer = (read.table(name) for name in TABLES)
+    if older and newer and older != newer:
+        raise read.error("rope_scaling", "must be absent where rope_parameters says otherwise")
+    return older or newer or dict(family.default_rope)
+
+
+def by_layer_type(table: Mapping[str, Any]) -> bool:
+    """Whether the table has a table for each type of layer."""
+    return any(isinstance(table.get(kind), dict) for kind in (FULL, SLIDING))
+
+
+def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, slides: bool) -> RopeSettings:
     """RoPE of full or of sliding layers, from `rope_theta` and `rope_scaling`, or from the newer `rope_parameters`.
 
-    `rotary` is the default part of a head that rotates. `local_key` names the base of layers that have one of their
-    own and no scaling. Raises `SpecError` for a way of scaling that is not in the table.
+    Raises `SpecError` for a way of scaling that is not in the table.
     """
-    given = read.table("rope_parameters")
-    by_type = given.get("sliding_attention" if slides else "full_attention")
-    parameters = Fields(by_type if isinstance(by_type, dict) else given, f"{read.source}: rope_parameters")
-    key = "partial_rotary_factor"
-    part = parameters.number(key, read.number(key, rotary, most=1.0), most=1.0)
-    theta = parameters.number("rope_theta", read.number("rope_theta", 10000.0, above=1.0), above=1.0)
+    given = rope_table(read, family)
+    local = slides and bool(family.local_theta)
+    if by_layer_type(given):
+        table = given.get(SLIDING if slides else FULL)
+        if not family.local_theta or not isinstance(table, dict):
+            raise read.error("rope_parameters", "must be one table for all layers, or for gemma3, gemma3n, olmo3 two")
+        own, local = table, False
+    else:
+        own = {} if local else given
+    scaling = Fields(own, f"{read.source}: {'rope_scaling' if read.table('rope_scaling') else 'rope_parameters'}")
+    theta_key, part_key = family.local_theta if slides and family.local_theta else "rope_theta", "partial_rotary_factor"
+    theta = scaling.number("rope_theta", read.number(theta_key, 10000.0, above=1.0), above=1.0)
+    part = scaling.number(part_key, read.number(part_key, family.rotary, most=1.0), most=1.0)
     rotary_dim = int(head_dim * part)
     for reason in rules.multiple_of("rotary_dim", rotary_dim, 8, 8, head_dim):
-        raise SpecError(f"{read.source}: {key}={part:g} of head_dim={head_dim}: {reason}")
-    if local_key and not isinstance(by_type, dict):
-        return RopeSettings(read.number(local_key, theta, above=1.0), rotary_dim)
-    scaling = Fields(parameters.values or read.table("rope_scaling"), f"{read.source}: rope_scaling")
+        named = read.names.get(part_key, part_key)
+        raise SpecError(f"{read.source}: {named}={part:g} of head_dim={head_dim}: {reason}")
+    if local:
+        return RopeSettings(theta, rotary_dim)
+    return SCALINGS[scaling_type(scaling, family)].of(_Asked(scaling, read, theta, rotary_dim, max_len))
+
+
+def scaling_type(scaling: Fields, family: Family) -> str:
+    """The type that a table names. Raises `SpecError` for one that the family does not have here."""
     kind = str(scaling.values.get("rope_type") or scaling.values.get("type") or "default")
-    if kind not in _SCALINGS:
-        raise SpecError(f"{scaling.source}: type: must be one of {', '.join(_SCALINGS)} (got {brief(kind)})")
-    return _SCALINGS[kind](_Asked(scaling, read, theta, rotary_dim, max_len))
+    if "llama_4_scaling_beta" in scaling.values:
+        raise scaling.error("llama_4_scaling_beta", "queries that grow with their position have no kernels here")
+    if kind == "default" and "mrope" in family.scalings and "mrope_section" in scaling.values:
+        return "mrope"  # newer files call it so
+    known = family.scalings or tuple(name for name in SCALINGS if name != "mrope")
+    if kind not in known:
+        raise SpecError(f"{scaling.source}: type: must be one of {', '.join(known)} (got {brief(kind)})")
+    return kind
+
+
+def scaling_keys(kind: str) -> frozenset[str]:
+    """The keys of a table of that type."""
+    return frozenset((*_COMMON, *SCALINGS[kind].keys))
 
 
 def _default(a: _Asked) -> RopeSettings:
@@ -64,6 +118,17 @@ def _linear(a: _Asked) -> RopeSettings:
     return RopeSettings(a.theta, a.rotary_dim, "linear", a.scaling.number("factor"))
 
 
+def _dynamic(a: _Asked) -> RopeSettings:
+    """Plain up to the longest context of the config; behind it the base grows with the length."""
+    if a.max_len > a.trained_max_len:
+        raise SpecError(
+            f"{a.scaling.source}: type: dynamic frequencies change with every length behind "
+            f"max_position_embeddings={a.trained_max_len}; --max-len {a.trained_max_len} would work "
+            f"(got {a.max_len} positions)"
+        )
+    return RopeSettings(a.theta, a.rotary_dim)
+
+
 def _llama3(a: _Asked) -> RopeSettings:
     number = a.scaling.number
     low, high = number("low_freq_factor"), number("high_freq_factor")
@@ -71,14 +136,19 @@ def _llama3(a: _Asked) -> RopeSettings:
 
 
 def _yarn(a: _Asked) -> RopeSettings:
-    """Frequencies that turn often within the original context stay, slow ones are divided (arXiv 2309.00071, §3.2)."""
-    factor, original = a.scaling.number("factor"), a.original_max_len
+    """Frequencies that turn often within the original context stay, slow ones are divided (arXiv 2309.00071, §3.2).
+    The range between is of whole pairs, unless `truncate` is false."""
+    original = a.original_max_len
+    factor = a.scaling.number("factor", a.trained_max_len / original)
     fast, slow = a.scaling.number("beta_fast", 32.0), a.scaling.number("beta_slow", 1.0)
 
     def pair_that_turns(times: float) -> float:
         return a.rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(a.theta))
 
-    low, high = max(math.floor(pair_that_turns(fast)), 0), min(math.ceil(pair_that_turns(slow)), a.rotary_dim - 1)
+    low, high = pair_that_turns(fast), pair_that_turns(slow)
+    if a.scaling.values.get("truncate") is None or a.scaling.flag("truncate"):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, a.rotary_dim - 1)
     width = high - low if high != low else 0.001
     slowed = [min(max((i - low) / width, 0.0), 1.0) for i in range(a.rotary_dim // 2)]
     factors = tuple(1 / ((1 - s) + s / factor) for s in slowed)
@@ -91,30 +161,41 @@ def _yarn_attention(a: _Asked, factor: float) -> float:
     def fit(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
-    one, all_dims = a.scaling.number("mscale", 0.0), a.scaling.number("mscale_all_dim", 0.0)
+    one, all_dims = (0.0 if a.scaling.values.get(key) == 0 else a.scaling.number(key, 0.0)
+                     for key in ("mscale", "mscale_all_dim"))  # fmt: skip
     return a.scaling.number("attention_factor", fit(one) / fit(all_dims) if one and all_dims else fit(1.0))
 
 
 def _longrope(a: _Asked) -> RopeSettings:
     """A divisor per frequency: one list up to the original context, another for a cache that is longer than it."""
     original = a.original_max_len
-    key = "long_factor" if a.max_len > original else "short_factor"
+    long = a.max_len > original
+    key = "long_factor" if long else "short_factor"
     factors = a.scaling.values.get(key)
     if not isinstance(factors, list) or len(factors) != a.rotary_dim // 2:
         raise SpecError(f"{a.scaling.source}: {key}: must be a list of {a.rotary_dim // 2} numbers, one a pair")
     if not all(map(is_number, factors)):
         raise SpecError(f"{a.scaling.source}: {key}: must be positive numbers (got {factors})")
-    stretched = a.scaling.number("factor", a.config.count("max_position_embeddings") / original)
+    stretched = a.scaling.number("factor", a.trained_max_len / original)
     fit = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
-    attention = a.scaling.number("attention_factor", fit)
+    attention = a.scaling.number("long_mscale" if long else "short_mscale", a.scaling.number("attention_factor", fit))
     return RopeSettings(a.theta, a.rotary_dim, freq_factors=tuple(map(float, factors)), attention_factor=attention)
 
 
-_SCALINGS: dict[str, Callable[[_Asked], RopeSettings]] = {
-    "default": _default,
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "su": _longrope,  # its name in older files
+_ORIGINAL = "original_max_position_embeddings"
+_LONG = _Scaling(
+    _longrope, ("factor", "short_factor", "long_factor", "attention_factor", _ORIGINAL, "short_mscale", "long_mscale")
+)
+SCALINGS: dict[str, _Scaling] = {
+    "default": _Scaling(_default),
+    "linear": _Scaling(_linear, ("factor",)),
+    "llama3": _Scaling(_llama3, ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL)),
+    "yarn": _Scaling(
+        _yarn,
+        ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _ORIGINAL),
+    ),
+    "longrope": _LONG,
+    "su": _LONG,  # its name in older files
+    "dynamic": _Scaling(_dynamic, ("factor", _ORIGINAL)),
+    "mrope": _Scaling(_default, ("mrope_section",)),
 }

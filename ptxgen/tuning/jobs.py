@@ -54,7 +54,7 @@ class Job:
     def bytes(self, batch: int) -> int:
         """K and V of a full cache, in bytes; scales included."""
         attention = self.spec.attention
-        row: int = attention.cache.k.bytes + (attention.cache.k.scale_bytes if attention.cache.quantised else 0)
+        row: int = attention.cache.k.row_bytes + (attention.cache.k.row_scale_bytes if attention.cache.quantised else 0)
         return 2 * batch * self.capacity * self.n_kv_heads * row
 
     def label(self) -> str:

@@ -116,7 +116,6 @@ def test_a_step_of_the_score_in_prefill(device: Device, where: str, fields: dict
 
 @dataclass(frozen=True, eq=False)
 class Prefill(MultiHeadAttention):
-    sinks: bool = False
     alibi: bool = False
 
 

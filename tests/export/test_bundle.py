@@ -95,9 +95,8 @@ def test_an_entry_can_be_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["2fast", "a-b", "a b", "_x"])
 def test_an_entry_that_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(
-        SpecError, match=re.escape(f"entry: must be letters, digits and _, a letter first (got {name!r}")
-    ):
+    said = f"entry: must be letters, digits and _, a letter first (got {name!r})"
+    with pytest.raises(SpecError, match=re.escape(said)):
         generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), "sm_80", entry=name)
 
 
@@ -119,3 +118,36 @@ def test_a_part_may_have_facts_of_its_own() -> None:
     ptx = generate(KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2), "sm_80", entry="a")
     (kernel,) = json.loads(export([Part(ptx, "a", {"role": "append"})], cubin=False)["manifest.json"])["kernels"]
     assert (kernel["role"], kernel["entry"]) == ("append", "a")
+
+
+def test_pages_rings_and_the_memory_of_batches_are_said(tmp_path: Path) -> None:
+    """Sliding layers keep 1024 + 64 − 1 positions, rounded up; in pages the same ones come again in the table."""
+    config = ["--config", str(CONFIGS / "gemma-3-4b.json"), "--max-len", "8192", "--target", "sm_80", "--no-cubin"]
+    assert invoke(["export", *config, "--rings", "64", "-o", str(tmp_path / "rows")]) == 0
+    options = ["--rings", "64", "--page-size", "16", "--layout", "nhd", "--batch", "8"]
+    assert invoke(["export", *config, *options, "-o", str(tmp_path / "pages")]) == 0
+    rows, pages = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("rows", "pages"))
+    sliding, full = rows["caches"]["kinds"]
+    assert (sliding["rows"], sliding["ring"], full["rows"], full["ring"]) == (1088, True, 8192, False)
+    row = 2 * 4 * 256 * 2  # K and V of four KV heads of 256 in bf16
+    assert rows["caches"]["bytes_per_sequence"] == row * (29 * 1088 + 5 * 8192)
+    assert pages["caches"]["bytes"] == 8 * rows["caches"]["bytes_per_sequence"]
+    assert pages["caches"]["kinds"][0]["ring_pages"] == 1088 // 16
+    by_name = {kernel["name"]: kernel["spec"] for kernel in rows["kernels"]}
+    assert {name: by_name[name]["ring"] for name in ("decode_sliding", "prefill_sliding", "rope_append_sliding")} \
+        == dict.fromkeys(("decode_sliding", "prefill_sliding", "rope_append_sliding"), 1088)  # fmt: skip
+    assert by_name["decode_full"]["ring"] == by_name["decode_batched_full"]["page_size"] == 0
+    paged = {kernel["name"]: kernel["spec"] for kernel in pages["kernels"]}
+    for name in ("decode_batched_full", "decode_batched_sliding", "prefill_batched_full", "rope_append_batched_full"):
+        assert (paged[name]["page_size"], paged[name]["page_layout"], paged[name]["ring"]) == (16, "nhd", 0)
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ["--config", str(CONFIGS / "tinyllama-1.1b.json"), "--target", "sm_80", "-o", str(tmp_path / "new")]
+    assert invoke(["export", *config, "--layout", "nhd"]) == 2
+    assert "page_layout: needs a page_size (got 'nhd')" in capsys.readouterr().err
+    assert invoke(["generate", *config, "--page-size", "20"]) == 2
+    assert "page_size: must be a multiple of 16" in capsys.readouterr().err
+    assert invoke(["generate", *config, "--weights", "q8_0", "--page-size", "16"]) == 2
+    assert "--page-size: is of attention alone" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -125,7 +125,8 @@ def test_a_different_size_changes_only_lines_that_hold_it(name: str, field: str)
         assert len(alike) == len(list(pairs(case, field))) or (field == "max_len" and alike), case.file
         for first, second in alike:
             old = first.generate().text
-            assert 0 < changed_lines(old, second.generate().text) <= LOCAL, (case.file, first.spec, second.spec)
+            most = 2 * LOCAL if vars(case.spec).get("page_layout") == "nhd" else LOCAL  # all offsets from row to row
+            assert 0 < changed_lines(old, second.generate().text) <= most, (case.file, first.spec, second.spec)
 
 
 def test_the_measure_of_locality_sees_renumbered_registers() -> None:

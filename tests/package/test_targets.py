@@ -41,7 +41,7 @@ def test_a_name_stands_for_its_target(name: str) -> None:
     assert own_target([name, "debug"]) == target(name)
 
 
-@pytest.mark.parametrize("name", ["sm_52", "sm_91", "sm_80a", "sm_90f", "90", "sm_90b", "", "sm_٩٠", "sm_" + "9" * 4999])
+@pytest.mark.parametrize("name", ["sm_52", "sm_91", "sm_80a", "90", "sm_90b", "", "sm_٩٠", "sm_" + "9" * 4999])
 def test_other_names_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(TargetError, match=r"^target: must be one of sm_70, .*sm_90a"):
         target(name)

@@ -100,16 +100,19 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
         assert sequence is not None
         rows["page_table"] = b.ld_param("page_table")
         b.op("mad.wide.u32", rows["page_table"], sequence, 4 * attention.cache.pages, rows["page_table"])
-        b.op("mul.wide.u32", row, kv_head, attention.cache.page_size)
+        if attention.cache.heads_inside:
+            b.op("cvt.u64.u32", row, kv_head)
+        else:
+            b.op("mul.wide.u32", row, kv_head, attention.cache.page_size)
     elif sequence is not None:
         index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
-        b.op("mul.wide.u32", row, index, attention.cache.max_len)
+        b.op("mul.wide.u32", row, index, attention.cache.rows)
     else:
-        b.op("mul.wide.u32", row, kv_head, attention.cache.max_len)
+        b.op("mul.wide.u32", row, kv_head, attention.cache.rows)
     for what in ("cache", "scales") if attention.cache.quantised else ("cache",):
         for x, side in attention.cache.buffers.items():
             base = rows[f"{x}_{what}"] = b.ld_param(f"{x}_{what}")
-            b.op("mad.lo.u64", base, row, side.bytes if what == "cache" else side.scale_bytes, base)
+            b.op("mad.lo.u64", base, row, side.row_bytes if what == "cache" else side.row_scale_bytes, base)
         rows.setdefault(f"v_{what}", rows[f"k_{what}"])  # V in K
     return rows
 

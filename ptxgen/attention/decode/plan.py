@@ -114,7 +114,9 @@ def default_choice(
 ) -> Choice:
     """What to do about an attention that no row of the table names."""
     tiles, units = _visible_tiles(attention, shape), _units(attention, shape)
-    in_flight = max(1, model.bytes_in_flight // (shape.tile * (attention.cache.k.bytes + attention.cache.v.bytes)))
+    in_flight = max(
+        1, model.bytes_in_flight // (shape.tile * (attention.cache.k.row_bytes + attention.cache.v.row_bytes))
+    )
     share = max(1, chip.sms // units)
     warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
     if chip.cluster > 1 and not batched:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import Place, RowCopy
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.prefill.sources import Contiguous, Paged
+from ptxgen.attention.prefill.sources import source_of
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
@@ -29,7 +29,7 @@ class KeyTiles:
         self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
         self.copy = RowCopy(b, "kv", spec.dim, rows.keys, threads, spec.attention.cache.dtype, dtype)
         self.tile_bytes = rows.keys * self.copy.pitch
-        self.source = (Paged if spec.attention.cache.page_size else Contiguous)(b, spec, rows, self.copy)
+        self.source = source_of(b, spec, rows, self.copy)
         self.quantised = self.source.quantised
         self.words: dict[str, list[Words]] = {}
         self.scales: dict[str, list[Reg | None]] = {}

@@ -187,21 +187,26 @@ class Rows:
 
     def kv_row(self, name: str, key: Reg) -> Reg:
         """The index (64-bit) of a key's row in k and v, into the register `name`; the key is at least 0."""
+        b, out = self.b, self.kv_head_row(name)
+        wide = b.op("mul.wide.u32", "wide_key", key, self.kv_step)
+        b.op("add.u64", out, out, wide)
+        return out
+
+    def kv_head_row(self, name: str) -> Reg:
+        """The index (64-bit) of the KV head's first row in k and v, into the register `name`."""
         b = self.b
         out: Reg
         if self.cache.batched:
             cache = b.op("mul.wide.u32", "cache_head", self.found.sequence, self.problem.n_kv_heads)
             out = b.op("cvt.u64.u32", name, self.kv_head)
             b.op("add.u64", out, out, cache)
-            b.op("mul.lo.u64", out, out, self.cache.max_len)
+            b.op("mul.lo.u64", out, out, self.cache.rows)
         elif self.cache.max_len:
-            out = b.op("mul.wide.u32", name, self.kv_head, self.cache.max_len)
+            out = b.op("mul.wide.u32", name, self.kv_head, self.cache.rows)
         elif not self.cache.by_token:
             out = b.op("mul.wide.u32", name, self.kv_head, b.ld_param("kv_rows"))
         else:
             out = b.op("cvt.u64.u32", name, self.kv_head)
-        wide = b.op("mul.wide.u32", "wide_key", key, self.kv_step)
-        b.op("add.u64", out, out, wide)
         return out
 
     @property

@@ -1,4 +1,4 @@
-"""Where a thread's chunks of K and V lie in global memory: rows one after the other, or in pages.
+"""Where a thread's chunks of K and V lie in global memory: rows one after the other, in a ring, or in pages.
 
 V lies as K does, so only one address is kept from tile to tile: registers are scarce while a tile is used.
 """
@@ -48,10 +48,10 @@ class Source:
         self.chunk = chunk
         self.key = b.op("add.s32", "kv_key", self.rows.key_begin, row)
         self.left = b.op("sub.s32", "keys_left", self.rows.kv_len, self.key)
-        self.parts[""] = Part(side.bytes, self.copy.source_bytes, False, b.ld_param("k"), b.ld_param("v"))
+        self.parts[""] = Part(side.row_bytes, self.copy.source_bytes, False, b.ld_param("k"), b.ld_param("v"))
         if self.quantised:
             k, v = b.ld_param("k_scales"), b.ld_param("v_scales")
-            self.parts["_scales"] = Part(side.scale_bytes, f16.bytes, True, k, v)
+            self.parts["_scales"] = Part(side.row_scale_bytes, f16.bytes, True, k, v)
 
     def exists(self, row_pass: int) -> Reg:
         """The predicate that this thread's key of a row pass is below kv_len."""
@@ -132,7 +132,8 @@ class Paged(Source):
         b, cache = self.b, self.cache
         self.table = b.ld_param("page_table")
         b.op("mad.wide.u32", self.table, self.rows.found.sequence, 4 * cache.pages, self.table)
-        self.head_in_page = b.op("mul.lo.u32", "head_in_page", self.rows.kv_head, cache.page_size)
+        head = self.rows.kv_head
+        self.head_in_page = head if cache.heads_inside else b.op("mul.lo.u32", "head_in_page", head, cache.page_size)
         for what, part in self.parts.items():
             part.k_from = b.reg(f"k{what}_from", "u64")
 
@@ -147,7 +148,10 @@ class Paged(Source):
         b.op("ld.global.nc.s32", page, at[0], pred=exists)
         index, within = scratch(b, "paged_index", "u64"), scratch(b, "within_page", "u32")
         b.op("rem.u32", within, key, cache.page_size)
-        b.op("add.u32", within, within, self.head_in_page)
+        if cache.heads_inside:
+            b.op("mad.lo.u32", within, within, cache.n_kv_heads, self.head_in_page)
+        else:
+            b.op("add.u32", within, within, self.head_in_page)
         b.op("cvt.u64.u32", index, within)
         wide = b.op("mul.wide.u32", scratch(b, "wide_page", "u64"), page, cache.n_kv_heads * cache.page_size)
         b.op("add.u64", index, index, wide)
@@ -159,3 +163,35 @@ class Paged(Source):
     def advance(self, rows: int) -> None:
         super().advance(rows)
         self.b.op("add.s32", self.key, self.key, rows)
+
+
+class InRing(Source):
+    """Keys in a ring of rows, of a KV head: key p in row p % ring."""
+
+    def aim(self, row: Reg, chunk: Reg) -> None:
+        super().aim(row, chunk)
+        self.first = self.rows.kv_head_row("kv_first")
+        for what, part in self.parts.items():
+            part.k_from = self.b.reg(f"k{what}_from", "u64")
+
+    def row(self, row_pass: int, exists: Reg) -> None:
+        b = self.b
+        index, slot = scratch(b, "ring_index", "u64"), scratch(b, "ring_slot", "u32")
+        b.op("add.s32", slot, self.key, row_pass * self.copy.spread.rows_per_pass)
+        b.op("rem.u32", slot, slot, self.cache.ring)
+        b.op("cvt.u64.u32", index, slot)
+        b.op("add.u64", index, index, self.first)
+        for part in self.parts.values():
+            assert part.k_from is not None
+            self._address(part, index, part.k_from)
+        self._values()
+
+    def advance(self, rows: int) -> None:
+        super().advance(rows)
+        self.b.op("add.s32", self.key, self.key, rows)
+
+
+def source_of(b: Builder, spec: Prefill, rows: Rows, copy: RowCopy) -> Source:
+    """The one that fits the cache."""
+    cache = spec.attention.cache
+    return (Paged if cache.page_size else InRing if cache.ring else Contiguous)(b, spec, rows, copy)

@@ -145,7 +145,9 @@ def _config(file: GgufFile, name: str, arch: Arch) -> dict[str, Any]:
         if key not in arch.keys.values() and not (np.isscalar(value) and value == 0):
             raise FileError(f"{file.path}: {name}.{key}: is not covered in a {name} model (got {brief(value)})")
     table = file.tensors.get("token_embd.weight")
-    config: dict[str, Any] = {"model_type": arch.family, "torch_dtype": "float32", **arch.fixed}
+    config: dict[str, Any] = {
+        "model_type": arch.family, "torch_dtype": "float32", "num_key_value_heads": None, **arch.fixed,
+    }  # fmt: skip
     for ours, theirs in {**_KEYS, **arch.keys}.items():
         if (value := fields.get(f"{name}.{theirs}")) is not None:
             config[ours] = _plain(value)
@@ -180,8 +182,9 @@ def _defaults(config: dict[str, Any], file: GgufFile, name: str, arch: Arch) -> 
         raise FileError(
             f"{file.path}: {name}.rope.dimension_count: must be 1 to {brief(head_dim)} (got {brief(rotated)})"
         )
-    wide = arch.wide and config.get("num_hidden_layers") == arch.wide
-    config["query_pre_attn_scalar"] = dim // heads if wide else head_dim
+    if arch.wide:
+        wide = config.get("num_hidden_layers") == arch.wide
+        config["query_pre_attn_scalar"] = dim // heads if wide else head_dim
 
 
 def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class Loader:
     @property
     def ragged(self) -> bool:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        return self.attention.cache.max_len % TILE != 0 and not self.attention.cache.page_size
+        cache = self.attention.cache
+        return cache.max_len % TILE != 0 and not (cache.page_size or cache.ring)
 
     # -- once --------------------------------------------------------------------------------------------------------
 
@@ -77,7 +78,7 @@ class Loader:
                 self._scale_pointers[key] = self._lane_pointer(
                     name + "_scale", scales, rows[block.kind], self.rows[block.kind].scale_bytes, group, 2
                 )
-        if self.attention.cache.page_size:
+        if self.attention.cache.page_size or self.attention.cache.ring:
             self._offsets = {p: self.b.reg(p.name + "_lane", "u64") for p in self._all_pointers()}
             for pointer, lane in self._offsets.items():
                 self.b.op("mov.u64", lane, pointer)
@@ -110,6 +111,8 @@ class Loader:
             b.op("mov.b32", self.page, 0)
             self._fetch_page(self.next, self.live)
             self._point_into_page()
+        elif attention.cache.ring:
+            self._point_into_ring()
         else:
             for pointer in self._all_pointers():
                 b.op("mad.wide.u32", pointer, self.next, TILE * self._strides[pointer], pointer)
@@ -140,7 +143,7 @@ class Loader:
 
     def strides(self) -> None:
         """What carries a pointer from one of the warp's tiles to its next."""
-        if self.attention.cache.page_size:
+        if self.attention.cache.page_size or self.attention.cache.ring:
             return
         for stride in sorted(set(self._strides.values())):
             self._advance[stride] = self.b.op("mul.wide.u32", f"kv_advance{stride}", self.task.tile_step, TILE * stride)
@@ -152,6 +155,8 @@ class Loader:
         b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
         if self.attention.cache.page_size:
             self._point_into_page()
+        elif self.attention.cache.ring:
+            self._point_into_ring()
         else:
             for pointer in self._all_pointers():
                 b.op("add.u64", pointer, pointer, self._advance[self._strides[pointer]])
@@ -181,7 +186,7 @@ class Loader:
         b.op("cvt.u64.u32", wide, self.page)
         for pointer, lane in self._offsets.items():
             stride = self._strides[pointer]
-            page_bytes = attention.problem.n_kv_heads * attention.cache.page_size * stride
+            page_bytes = attention.cache.page_positions * stride
             b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
             b.op("mad.wide.u32", pointer, place, TILE * stride, pointer, pred=self.live)
         later = scratch(self.b, "tile_later", "s32")
@@ -189,6 +194,14 @@ class Loader:
         b.op("add.s32", later, self.next, self.task.tile_step)
         b.op("setp.lt.s32", ahead, later, self.task.tile_end)
         self._fetch_page(later, ahead)
+
+    def _point_into_ring(self) -> None:
+        """Pointers from the tile's place in the ring."""
+        b = self.b
+        place = scratch(b, "tile_place", "u32")
+        b.op("rem.u32", place, self.next, self.attention.cache.ring // TILE)
+        for pointer, lane in self._offsets.items():
+            b.op("mad.wide.u32", pointer, place, TILE * self._strides[pointer], lane)
 
     def _lane_rows(self) -> dict[str, tuple[Reg, tuple[int, ...]]]:
         """By kind: the lane's first row in a tile, and the distances of the others it loads."""

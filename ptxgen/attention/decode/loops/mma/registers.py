@@ -61,6 +61,6 @@ def _pointers(attention: Attention, layout: TileLayout) -> int:
     kinds = _kinds(layout)
     unused = 2 * (kinds - 2)
     kinds *= 2 if attention.cache.quantised else 1
-    if attention.cache.page_size:
+    if attention.cache.page_size or attention.cache.ring:
         return 4 * kinds + 4 + unused
     return 2 * kinds + (4 if attention.cache.quantised else 2) + unused

@@ -45,7 +45,8 @@ def stage_bytes(attention: Attention) -> int:
 
 def stages_for(attention: Attention, target: Target) -> bool:
     """Whether tiles can come by bulk copies: whole tiles of contiguous rows; scales, too, on 16-byte boundaries."""
-    contiguous = not attention.cache.page_size and attention.cache.max_len % TILE == 0 and not attention.cache.quantised
+    cache = attention.cache
+    contiguous = not (cache.page_size or cache.ring) and cache.max_len % TILE == 0 and not cache.quantised
     return target.includes_any(("sm_90",)) and contiguous
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxgen.attention.cache import RowLayout
@@ -58,7 +59,8 @@ class Loader:
     @property
     def ragged(self) -> bool:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        return self.attention.cache.max_len % self.lanes.tile != 0 and not self.attention.cache.page_size
+        cache = self.attention.cache
+        return cache.max_len % self.lanes.tile != 0 and not (cache.page_size or cache.ring)
 
     def words(self, rows: Rows, token: int, piece: int) -> tuple[Reg, ...]:
         """Registers of a piece of one position."""
@@ -96,7 +98,7 @@ class Loader:
                 assert scale_lane is not None
                 b.op("mad.wide.u32", rows.scale_pointer, self.token, rows.side.scale_bytes, scales)
                 b.op("mad.wide.u32", rows.scale_pointer, scale_lane, 2, rows.scale_pointer)
-        if attention.cache.page_size:
+        if attention.cache.page_size or attention.cache.ring:
             self._keep_lane_offsets()
         if self.ragged or lanes.uneven:
             b.note("what a lane does not load counts as zero")
@@ -121,6 +123,8 @@ class Loader:
         if attention.cache.page_size:
             self._fetch_page(self.next, self.live)
             self._point_into_page()
+        elif attention.cache.ring:
+            self._point_into_ring()
         else:
             for pointer, stride in self._strides():
                 b.op("mad.wide.u32", pointer, self.next, self.lanes.tile * stride, pointer)
@@ -128,7 +132,7 @@ class Loader:
 
     def strides(self) -> None:
         """What carries a pointer from one of the warp's tiles to its next."""
-        if not self.attention.cache.page_size:
+        if not (self.attention.cache.page_size or self.attention.cache.ring):
             for stride in sorted({stride for _, stride in self._strides()}):
                 advance = f"kv_advance{stride}"
                 self._advance[stride] = self.b.op(
@@ -144,6 +148,8 @@ class Loader:
         b.op("setp.lt.s32", self.live, self.next, self.task.tile_end)
         if self.attention.cache.page_size:
             self._point_into_page()
+        elif self.attention.cache.ring:
+            self._point_into_ring()
         else:
             for pointer, stride in self._strides():
                 b.op("add.u64", pointer, pointer, self._advance[stride])
@@ -215,20 +221,30 @@ class Loader:
         place, wide = scratch(b, "tile_place", "u32"), scratch(b, "tile_wide_page", "u64")
         b.op("rem.u32", place, self.next, attention.cache.page_size // lanes.tile)
         b.op("cvt.u64.u32", wide, self.page, pred=self.live)
-        for rows in (self.k, self.v):
-            for pointer, lane, stride in (
-                (rows.pointer, rows.lane, rows.side.bytes),
-                (rows.scale_pointer, rows.scale_lane, rows.side.scale_bytes),
-            ):
-                if pointer is None or lane is None:
-                    continue
-                page_bytes = attention.problem.n_kv_heads * attention.cache.page_size * stride
-                b.op("mad.lo.u64", pointer, wide, page_bytes, lane, pred=self.live)
-                b.op("mad.wide.u32", pointer, place, lanes.tile * stride, pointer, pred=self.live)
+        for pointer, lane, stride in self._from_lanes():
+            b.op("mad.lo.u64", pointer, wide, attention.cache.page_positions * stride, lane, pred=self.live)
+            b.op("mad.wide.u32", pointer, place, lanes.tile * stride, pointer, pred=self.live)
         later, ahead = scratch(b, "tile_later", "s32"), scratch(b, "tile_ahead", "pred")
         b.op("add.s32", later, self.next, self.task.tile_step)
         b.op("setp.lt.s32", ahead, later, self.task.tile_end)
         self._fetch_page(later, ahead)
+
+    def _from_lanes(self) -> Iterator[tuple[Reg, Reg, int]]:
+        """Every pointer, where the lane starts, and the bytes of a position."""
+        for rows in (self.k, self.v):
+            assert rows.lane is not None
+            yield rows.pointer, rows.lane, rows.side.bytes
+            if rows.scale_pointer is not None:
+                assert rows.scale_lane is not None
+                yield rows.scale_pointer, rows.scale_lane, rows.side.scale_bytes
+
+    def _point_into_ring(self) -> None:
+        """Pointers from the tile's place in the ring."""
+        b, tile = self.b, self.lanes.tile
+        place = scratch(b, "tile_place", "u32")
+        b.op("rem.u32", place, self.next, self.attention.cache.ring // tile)
+        for pointer, lane, stride in self._from_lanes():
+            b.op("mad.wide.u32", pointer, place, tile * stride, lane)
 
 
 def _load_words(b: Builder, task: Task) -> str:

@@ -1,0 +1,149 @@
+"""What differs from layer to layer: windows and rotation. One function per way of saying it, beside the keys it reads.
+
+Windows are numbers of latest positions, 0 for all; a layer rotates or does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ptxgen.jsonfields import Fields
+
+T = TypeVar("T")
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+@dataclass(frozen=True)
+class ByLayer(Generic[T]):
+    """A value for each layer: `of(config, number of layers)`, which reads `keys`; what it does, in words."""
+
+    said: str
+    of: Callable[[Fields, int], list[T]]
+    keys: tuple[str, ...] = ()
+
+
+def layer_types(read: Fields, n_layers: int, kinds: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:
+    """The list of that name, None where it is absent. Raises `SpecError` for other words and another length."""
+    types = read.values.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != n_layers or any(one not in kinds for one in types):
+        raise read.error("layer_types", f"must list {' or '.join(kinds)} for {n_layers} layers")
+    return types
+
+
+def _typed(read: Fields, n_layers: int, slides: Callable[[int], bool]) -> list[int]:
+    """`layer_types` where the config lists them, else the family's rule. A null window is none."""
+    window = read.count("sliding_window", 0)
+    types = layer_types(read, n_layers)
+    listed = [slides(layer) for layer in range(n_layers)] if types is None else [one == SLIDING for one in types]
+    return [window if one else 0 for one in listed]
+
+
+def _none(read: Fields, n_layers: int) -> list[int]:
+    return [0] * n_layers
+
+
+def _every(read: Fields, n_layers: int) -> list[int]:
+    return [read.count("sliding_window", 0)] * n_layers
+
+
+def _from_a_layer(read: Fields, n_layers: int) -> list[int]:
+    if not read.flag("use_sliding_window"):
+        return [0] * n_layers
+    first = read.count("max_window_layers", n_layers, least=0)
+    return _typed(read, n_layers, lambda layer: layer >= first)
+
+
+def _below_a_layer(read: Fields, n_layers: int) -> list[int]:
+    if not read.flag("use_sliding_window"):
+        return [0] * n_layers
+    end = read.count("max_window_layers", n_layers, least=0)
+    return _typed(read, n_layers, lambda layer: layer % 2 == 0 and layer < end)
+
+
+def _switched(read: Fields, n_layers: int) -> list[int]:
+    return _every(read, n_layers) if read.flag("use_sliding_window") else [0] * n_layers
+
+
+def _unrotated(read: Fields, n_layers: int) -> list[int]:
+    if not read.flag("use_sliding_window"):
+        return [0] * n_layers
+    rotates = _listed(read, n_layers)
+    return _typed(read, n_layers, lambda layer: not rotates[layer])
+
+
+def _alternate(read: Fields, n_layers: int) -> list[int]:
+    return _typed(read, n_layers, lambda layer: layer % 2 == 0)
+
+
+def _pattern(read: Fields, n_layers: int) -> list[int]:
+    if read.values.get("layer_types") is not None or read.values.get("sliding_window") is None:
+        return _typed(read, n_layers, lambda layer: False)  # newer files list the layers; the pattern may be text there
+    pattern = read.count("sliding_window_pattern", read.count("_sliding_window_pattern", 0))
+    return _typed(read, n_layers, lambda layer: pattern > 0 and (layer + 1) % pattern != 0)
+
+
+def _chunked(read: Fields, n_layers: int) -> list[int]:
+    layer_types(read, n_layers, (FULL, CHUNKED))
+    return [0] * n_layers
+
+
+_TYPED = ("sliding_window", "layer_types")
+NO_WINDOW = ByLayer("none", _none)
+EVERY_LAYER = ByLayer("all layers", _every, ("sliding_window",))
+FROM_A_LAYER = ByLayer(
+    "with use_sliding_window, from layer max_window_layers on", _from_a_layer,
+    (*_TYPED, "use_sliding_window", "max_window_layers"),
+)  # fmt: skip
+BELOW_A_LAYER = ByLayer(
+    "with use_sliding_window, every other layer below max_window_layers", _below_a_layer,
+    (*_TYPED, "use_sliding_window", "max_window_layers"),
+)  # fmt: skip
+SWITCHED = ByLayer("with use_sliding_window, all layers", _switched, ("sliding_window", "use_sliding_window"))
+UNROTATED_LAYERS = ByLayer(
+    "with use_sliding_window, layers that do not rotate", _unrotated, (*_TYPED, "use_sliding_window")
+)
+ALTERNATE = ByLayer("every other layer, from the first", _alternate, _TYPED)
+PATTERN = ByLayer(
+    "all but every sliding_window_pattern-th layer", _pattern,
+    (*_TYPED, "sliding_window_pattern", "_sliding_window_pattern"),
+)  # fmt: skip
+CHUNKED_LAYERS = ByLayer("none; chunks, as far as the cache ends before the second", _chunked, ("layer_types",))
+
+
+# -- layers that rotate ------------------------------------------------------------------------------------------------
+
+
+def _all_rotate(read: Fields, n_layers: int) -> list[bool]:
+    return [True] * n_layers
+
+
+def _listed(read: Fields, n_layers: int) -> list[bool]:
+    """`no_rope_layers` holds 1 for a layer that rotates; without it every fourth layer does not."""
+    listed = read.values.get("no_rope_layers")
+    if not listed:
+        interval = read.count("no_rope_layer_interval", 4)
+        return [(layer + 1) % interval != 0 for layer in range(n_layers)]
+    if not isinstance(listed, list) or len(listed) != n_layers or any(one not in (0, 1) for one in listed):
+        raise read.error("no_rope_layers", f"must list 0 or 1 for {n_layers} layers")
+    return [one == 1 for one in listed]
+
+
+def _sliding_rotate(read: Fields, n_layers: int) -> list[bool]:
+    return [window > 0 for window in _pattern(read, n_layers)]
+
+
+def _sliding_rotate_if_any(read: Fields, n_layers: int) -> list[bool]:
+    if read.values.get("sliding_window") is None:
+        return [True] * n_layers
+    return _sliding_rotate(read, n_layers)
+
+
+ALL_ROTATE = ByLayer("all layers", _all_rotate)
+LISTED = ByLayer("as no_rope_layers says; else all but every fourth", _listed,
+                 ("no_rope_layers", "no_rope_layer_interval"))  # fmt: skip
+SLIDING_ROTATE = ByLayer("layers with a window", _sliding_rotate)
+SLIDING_ROTATE_IF_ANY = ByLayer("layers with a window; all where there is none", _sliding_rotate_if_any)
