@@ -102,8 +102,7 @@ class CpuDevice(Device):
         self.bytes = Memory(track=mode == "check")
         self.default_stream = ImmediateStream()
         self.modules = ModuleCache(self)
-        with contextlib.suppress(ExecutionError):  # without llvmlite: said when something is loaded
-            support_objects.prepare(mode == "check")
+        support_objects.prepare(mode == "check")
 
     @property
     def seed(self) -> int:

@@ -36,7 +36,7 @@ def test_findings_come_back_with_their_parts():
     with pytest.raises(ExecutionError, match=r"^out of bounds") as caught:
         isolated(calls_apart.launched, text, np.zeros(40, np.uint32), "fast", limits=SHORT)
     (found,) = caught.value.findings
-    assert found.title == "out of bounds"
+    assert found.kind == "out of bounds"
     assert found.line == text[: text.index("4096")].count("\n") + 1
 
 
