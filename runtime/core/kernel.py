@@ -134,9 +134,7 @@ class Kernel:
         few, many = (self.spec.ranges({**dict.fromkeys(self.spec.sizes, other), **known}) for other in (1, MOST))
         return {n: (min(few[n][0], many[n][0]), max(few[n][1], many[n][1])) for n in names if n in few}
 
-    def _pack(
-        self, name: str, value: object, capacities: Capacities, limits: Mapping[str, tuple[int, int]]
-    ) -> Packed:
+    def _pack(self, name: str, value: object, capacities: Capacities, limits: Mapping[str, tuple[int, int]]) -> Packed:
         """Check one argument against its parameter."""
         index = self._index.get(name)
         if index is None:
