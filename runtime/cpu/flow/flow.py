@@ -41,7 +41,7 @@ class Flow(Names):
             var.offset = self.dynamic_start
         count = sum(len(called.blocks) for called in self.functions.values())
         if count > MOST_BLOCKS:
-            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} basic blocks (got {count:,})"))
+            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} blocks (got {count:,})"))
         self.blocks = self._ordered()
 
     # instructions -----------------------------------------------------------------------------------------------
