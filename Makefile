@@ -13,7 +13,7 @@ QUICK := tests/builder tests/parser tests/isa/test_isa.py tests/checks tests/gol
 	tests/docs/test_links.py tests/benchmarks/test_rows.py \
 	tests/runtime/test_kvcache.py tests/cpu/test_control.py tests/cpu/test_calls.py
 
-.PHONY: test quick coverage lint golden demo ci clean
+.PHONY: test quick sweep mutants coverage lint golden demo ci clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version.split()[0])'
@@ -26,6 +26,10 @@ test: $(STAMP)
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) $(QUICK) $(PYTEST_ARGS)
+
+# The whole suite with all of every sweep, of which `make test` draws a part (tests/support/sweep.py); an hour
+sweep: $(STAMP)
+	PTXGEN_SWEEP=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 # The whole suite under coverage, and its figure in the README; several times as long as `make test`.
 coverage: $(STAMP)

@@ -88,8 +88,8 @@ def measure(device: Device, run: Run, length: int, kv_dtype: str) -> None:
         "download and its wait": median_us(part(lambda: ex._arguments.download("out", out, stream))),
         "two launches, host": median_us(lambda: (append.launch(stream), attention.launch(stream))),
         # last: they run on a stream of their own, which the calls above would have to be ordered with
-        "append kernel": kernel_us(device, append),
-        "attention kernel": kernel_us(device, attention),
+        "append kernel": kernel_us(device, *append.launches),
+        "attention kernel": kernel_us(device, *attention.launches),
     }
     for name, us in rows.items():
         row = run.add(case, name, us=us)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_step, products, prompt
+from benchmarks import decode_step, host_time, products, prompt
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
-from benchmarks.report.rows import load
+from benchmarks.report.rows import RESULTS, load
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
@@ -20,7 +20,7 @@ INTRODUCTION = """# Performance
 All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
-`small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `products`, `prompt`).
+`small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `host_time`, `products`, `prompt`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -126,6 +126,9 @@ def launches() -> Iterable[str]:
         if row["case"].get("kv_dtype") == "f32":
             yield f"- {row['impl']}: {row['us']:.1f} µs"
     yield ""
+    if (RESULTS / "host_time.jsonl").exists():
+        yield "## A token of the shipped model: what the host adds, microseconds\n"
+        yield host_time.table(load("host_time")) + "\n"
 
 
 def whole_models() -> Iterable[str]:

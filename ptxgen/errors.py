@@ -38,7 +38,9 @@ class ExecutionError(PtxgenError):
     """
 
     def __init__(self, *findings: object) -> None:
-        self.findings = tuple(found if isinstance(found, str) else str(found) for found in findings)
+        from ptxgen.finding import Finding
+
+        self.findings = tuple(one if isinstance(one, Finding) else Finding(str(one)) for one in findings)
         super().__init__("\n\n".join(self.findings))
 
 

@@ -52,7 +52,7 @@ def arguments(
             out[param.name] = param.dtype.numpy.type(value) if param.kind == "scalar" else value
             continue
         if param.kind == "scalar":
-            raise TypeError(f"{param.name}: a scalar needs a value")
+            raise TypeError(f"{param.name}: a scalar needs a value, from given()")
         shape = tuple(evaluate(extent, sizes) for extent in param.shape)
         written = param.access == "out"
         out[param.name] = poison(shape, param.dtype) if written else random_values(rng, shape, param.dtype)

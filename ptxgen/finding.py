@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ptxgen.sources import Origin, shown_path
@@ -23,7 +24,7 @@ class Spot:
 
     @property
     def source(self) -> tuple[str, int] | None:
-        """File and line of the source (Python, Triton, CUDA), the caller's where the line was inlined from elsewhere."""
+        """File and line of the source (Python, Triton, CUDA), the caller's where the line was inlined."""
         place = (self.origin.caller or self.origin.code or self.origin.template) if self.origin else None
         return (shown_path(place.file), place.line) if place else None
 
@@ -37,11 +38,11 @@ class Spot:
 
 
 class Finding(str):
-    """What was found, as a text of several lines; `title`, `kernel`, `file` of the PTX, `spots` (the first is where it
-    was noticed; a deadlock has one for each group of lanes), `buffer` (the argument or variable) and `memory` (where in
-    it), `advice`."""
+    """What was found, as a text of several lines, with its parts: `kind` (race, deadlock, …), `kernel`, `file` of the
+    PTX, `spots` (the first is where it was noticed; a deadlock has one for each group of lanes), `buffer` (the argument
+    or variable), `memory` (where in it), `advice`."""
 
-    title: str
+    kind: str
     kernel: str
     file: str
     spots: tuple[Spot, ...]
@@ -52,7 +53,7 @@ class Finding(str):
     def __new__(
         cls,
         text: str,
-        title: str = "",
+        kind: str = "",
         kernel: str = "",
         file: str = "",
         spots: Sequence[Spot] = (),
@@ -61,7 +62,7 @@ class Finding(str):
         advice: str = "",
     ) -> Finding:
         made = super().__new__(cls, text)
-        made.title, made.kernel, made.file, made.spots = title, kernel, file, tuple(spots)
+        made.kind, made.kernel, made.file, made.spots = kind, kernel, file, tuple(spots)
         made.buffer, made.memory, made.advice = buffer, memory, advice
         return made
 
@@ -73,7 +74,7 @@ class Finding(str):
     def fields(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "title": self.title, "kernel": self.kernel, "file": self.file, "buffer": self.buffer, "memory": self.memory,
+            "kind": self.kind, "kernel": self.kernel, "file": self.file, "buffer": self.buffer, "memory": self.memory,
             "advice": self.advice, "text": str(self), "spots": [spot.fields() for spot in self.spots],
         }  # fmt: skip
 
@@ -81,3 +82,20 @@ class Finding(str):
 def lanes_of(mask: int) -> tuple[int, ...]:
     """The lanes whose bits are set."""
     return tuple(lane for lane in range(32) if mask >> lane & 1)
+
+
+def with_source(finding: str) -> str:
+    """A finding's text, and the line of its source (Python, Triton, CUDA) where that is known and can be read."""
+    place = finding.spots[0].source if isinstance(finding, Finding) and finding.spots else None
+    if place is None:
+        return str(finding)
+    return f"{finding}\n  {place[0]}:{place[1]}{_quoted(*place)}"
+
+
+def _quoted(file: str, number: int) -> str:
+    """` | x = tl.load(p)`, or nothing."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return f" | {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -98,10 +99,16 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
 
     Raises `TemplateError` naming kernel, template and line.
     """
-    about = f"kernel {entry} (templates/{template}.ptx.j2)"
-    clash = (b.fragments.keys() & b.registers.keys()) | (b.exposed.keys() & (b.fragments.keys() | b.registers.keys()))
-    if clash:
-        raise TemplateError(f"{about}: fragments, registers and exposed values share no names (got {min(clash)!r})")
+    ours = package_of(type(b.spec)) == OURS
+    about = f"kernel {entry} ({'templates/' if ours else ''}{template}.ptx.j2)"
+    kinds: dict[str, Mapping[str, object]]
+    kinds = {"a fragment": b.fragments, "a register": b.registers, "a register array": b.arrays, "exposed": b.exposed}
+    often = Counter(name for names in kinds.values() for name in names)
+    if clash := sorted(name for name, count in often.items() if count > 1):
+        said = " and ".join(kind for kind, names in kinds.items() if clash[0] in names)
+        raise TemplateError(
+            f"{about}: fragments, registers and exposed values share no names (got {clash[0]!r}); it is {said}"
+        )
     context: dict[str, Any] = {
         **b.registers,
         **b.arrays,
@@ -122,7 +129,6 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
     try:
         text = environment().get_template(f"{template}.ptx.j2").render(context)
     except TemplateNotFound as missing:
-        ours = package_of(type(b.spec)) == OURS
         places = "" if ours else f" beside {type(b.spec).__module__}, nor in a folder templates there"
         raise TemplateError(f"{about}: template {missing.name} does not exist{places}") from None
     except UndefinedError as wrong:
@@ -250,12 +256,17 @@ def _template_lines(error: BaseException) -> str:
 
 
 def _nearest(message: str, context: Mapping[str, object]) -> str:
-    """The known name that an undefined one in the message resembles."""
+    """The known name that an undefined one in the message resembles, or how it would come to be known."""
     import difflib
 
     named = re.match(r"'(\w+)' is undefined", message)
-    close = difflib.get_close_matches(named[1], context, 1) if named else []
-    return f"; nearest: {close[0]}" if close else ""
+    if not named:
+        return ""
+    if hasattr(environment().get_template("flow.ptx.j2").module, named[1]):
+        return f'; import it: {{% from "flow.ptx.j2" import {named[1]} %}}'
+    close = difflib.get_close_matches(named[1], context, 1)
+    absent = f"; build() makes no fragment or register of this name, exposes none, and has no b.without({named[1]!r})"
+    return f"; nearest: {close[0]}" if close else absent
 
 
 __all__ = ["RegArray", "environment", "prepare", "render_entry", "render_module"]

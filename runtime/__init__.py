@@ -26,6 +26,7 @@ _WHERE = {
     "Snapshot": "kv.snapshot",
     "Stream": "core.stream",
     "TensorMap": "arrays.tensormap",
+    "compile_cuda": "cuda.nvrtc",
     "open_device": "opening",
 }
 __all__ = sorted(_WHERE)

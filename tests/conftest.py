@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ptxgen import generator
 from ptxgen.runtime import Device, open_device
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
     from ptxgen.golden import Goldens
+
+KEPT = 400  # generated texts: all goldens, twice
 
 # No test fails by time, of an example or of drawing one: machines are shared, and coverage slows them down.
 settings.register_profile("ptxgen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -33,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if reason is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA device: {reason}"))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage, of which some tests ask for many, do not look at modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
@@ -64,6 +74,14 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         for name in ("PTXGEN_TUNING", "CI"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _texts_of_other_tests_go() -> Iterator[None]:
+    """A process that keeps some ten thousand parsed texts takes seconds for a collection of garbage."""
+    yield
+    if len(generator._CACHE) > KEPT:
+        generator.clear_cache()
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ def fault(
     `types` are those of the registers that are declared.
     """
     if kind not in slot.kinds:
-        return f" must be {slot} (got {kind} {_show(operand)})"
+        meant = kind == "reg" and "addr" in slot.kinds and operand.type in _ADDRESS_TYPES
+        address = f"; {operand.name}[0] is the address it holds" if meant else ""
+        return f" must be {slot} (got {kind} {_show(operand)}){address}"
     if kind == "imm" and slot.allowed is not None and operand not in slot.allowed.values:
         return f" must be {slot.allowed} (got {operand})"
     for reg in registers:

@@ -17,7 +17,7 @@ import click
 
 import ptxgen.cli
 from ptxgen import __version__
-from ptxgen.errors import ExecutionError, PtxgenError
+from ptxgen.errors import ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
 
@@ -53,15 +53,18 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (without the program's name) and return its exit code."""
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning(warnings.showwarning)
+        warnings.simplefilter("always", ConfigWarning)
         return _invoked(arguments)
 
 
 def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
-    """Kernel types that cannot be had: one sentence each; other warnings as ever."""
+    """What packages, texts and configs hold that is not known: one sentence each; other warnings as ever."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, KernelWarning):
+        if issubclass(category, KernelWarning | VersionWarning):
             _complain(str(message), 0)
+        elif issubclass(category, ConfigWarning):
+            _complain(f"warning: {message}", 0)
         else:
             others(message, category, *where, **more)
 

@@ -26,6 +26,7 @@ def config_options() -> list[click.Option]:
         click.Option(["--max-len"], type=click.IntRange(1), help="With --config: longest context [default: model's]"),
         click.Option(["--kv-dtype"], shell_complete=kv_dtypes,
                      help="With --config: KV cache element type [default: model's]"),
+        click.Option(["--strict"], is_flag=True, help="With --config: what is only warned of is an error."),
         click.Option(["--weights"], metavar="FORMAT", shell_complete=weight_names,
                      help="With --config: kernels of the whole model with matrices so, not of attention alone."),
         click.Option(["--page-size"], type=click.IntRange(0), default=0, metavar="N",
@@ -57,7 +58,7 @@ class Asked:
 
 def asked(
     config: str, targets: Sequence[str], *, max_len: int | None, kv_dtype: str | None, weights: str | None = None,
-    page_size: int = 0, page_layout: str = "hnd", batch: int = 1, rings: int = 0,
+    strict: bool = False, page_size: int = 0, page_layout: str = "hnd", batch: int = 1, rings: int = 0,
 ) -> Asked:  # fmt: skip
     """Every kernel that the model needs on each target: of attention, or with `weights` all, and then the decode step
     of one sequence by target."""
@@ -72,12 +73,12 @@ def asked(
         _check_kv_dtype(kv_dtype)
     form, where = CacheForm(page_size, page_layout, rings), list(dict.fromkeys(targets))
     if weights is None:
-        shape = load_config(config, max_len)
+        shape = load_config(config, max_len, strict=strict)
         steps = [step for name in where for step in plan(shape, name, kv_dtype, form)]
         return Asked(shape, steps, {}, form.said(shape, kv_dtype or shape.dtype, batch))
     if page_size:
         raise click.UsageError("--page-size: is of attention alone; it does not go with --weights")
-    model = load_spec(config, max_len)
+    model = load_spec(config, max_len, strict=strict)
     steps = [step for name in where for step in whole_plan(model, weights, name, kv_dtype, rings)]
     names = dict.fromkeys(step.target.name for step in steps)
     programs = {name: whole_program(model, weights, name, kv_dtype, rings=rings) for name in names}

@@ -17,12 +17,12 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 def sarif(reports: Sequence[Report]) -> dict[str, Any]:
     """A log with one run."""
     seen = [one for report in reports for one in report.seen]
-    rules = list(dict.fromkeys(one.finding.title for one in seen))
+    rules = list(dict.fromkeys(one.finding.kind for one in seen))
     driver = {
         "name": "ptxgen check", "version": __version__,
         "rules": [{"id": _id(title), "shortDescription": {"text": title}} for title in rules],
     }  # fmt: skip
-    results = [_result(one, rules.index(one.finding.title)) for one in seen]
+    results = [_result(one, rules.index(one.finding.kind)) for one in seen]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
@@ -37,7 +37,7 @@ def _result(seen: Seen, rule: int) -> dict[str, Any]:
     if first is not None and first.source is not None:
         places.insert(0, _place(*first.source, ""))
     return {
-        "ruleId": _id(finding.title), "ruleIndex": rule, "level": "note" if seen.note else "error",
+        "ruleId": _id(finding.kind), "ruleIndex": rule, "level": "note" if seen.note else "error",
         "message": {"text": str(finding)},
         "locations": [{**places[0], "logicalLocations": [{"name": finding.kernel, "kind": "function"}]}],
         "relatedLocations": [{"id": n, **place} for n, place in enumerate(places[1:], 1)],

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxgen.cli._output import emit_json, json_option, say
+from ptxgen.cli._output import emit_json, json_option, printable, say
 from ptxgen.cli._run import SEED
 from ptxgen.errors import SpecError
+from ptxgen.finding import with_source
 
 if TYPE_CHECKING:
     from ptxgen.runtime.tools.checker import Launch, Report, Seen
+    from ptxgen.runtime.tools.coverage import Coverage
+
+
+_FEW = 4  # instructions in a row that did not run are shown; more are counted
 
 
 def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -39,7 +42,7 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
               help="An argument, in order: u32=7 (a scalar), f32[1024]=random, u32[64]=index, f32[64]=0, "
                    "f32[64] (not initialised).")  # fmt: skip
 @click.option("--args", "archive", type=click.Path(exists=True, dir_okay=False), metavar="FILE.npz",
-              help="All arguments: arrays by the parameters' names, or in order; 0-dimensional ones are scalars.")  # fmt: skip
+              help="All arguments: arrays by the parameters' names, or in order (0 dimensions: a scalar).")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=0), default=5, help="Random orders to try  [default: 5]")
 @click.option("--seed", type=SEED, default=0, help="The first of them, and of random data  [default: 0]")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0,
@@ -68,14 +71,26 @@ def command(file: str, coverage: bool, html: str | None, sarif: str | None, as_j
         equal_stores="finding" if options["equal_stores"] else "note",
         differences="note" if options["any_order"] else "finding",
     )  # fmt: skip
+    counted = None
+    if coverage or html is not None:
+        from ptxgen.runtime.tools.coverage import coverage as count
+
+        counted = count(launch, options["time_limit"])
+    if html is not None:
+        from ptxgen.cli._page import page
+
+        assert counted is not None
+        Path(html).write_text(page(report, counted), encoding="utf-8")
     if sarif is not None:
         from ptxgen.cli._sarif import sarif as as_sarif
 
         Path(sarif).write_text(json.dumps(as_sarif([report]), indent=1) + "\n", encoding="utf-8")
     if as_json:
-        emit_json(_fields(report))
+        emit_json(_fields(report, counted if coverage else None))
     else:
         _show(report)
+        if coverage and counted is not None:
+            _show_coverage(counted)
     return 0 if report.ok else 1
 
 
@@ -86,8 +101,9 @@ def _launch(file: str, options: dict[str, Any]) -> Launch:
     from ptxgen.runtime.tools.checker import Launch
 
     text = Path(file).read_bytes().decode("utf-8-sig", errors="replace")
-    launch = Launch(text, file, options["entry"], options["grid"], options["block"], [Argument.parse(w) for w in options["words"]],
-                    options["shared"], options["cluster"], options["seed"])  # fmt: skip
+    arguments = [Argument.parse(word) for word in options["words"]]
+    launch = Launch(text, file, options["entry"], options["grid"], options["block"], arguments, options["shared"],
+                    options["cluster"], options["seed"])  # fmt: skip
     if options["archive"] is None:
         return launch
     if launch.arguments:
@@ -101,8 +117,13 @@ def _launch(file: str, options: dict[str, Any]) -> Launch:
         raise SpecError(f"{options['archive']}: {wrong}") from None
 
 
-def _fields(report: Report) -> dict[str, Any]:
+def _fields(report: Report, counted: Coverage | None) -> dict[str, Any]:
+    covered: dict[str, Any] = {}
+    if counted is not None:
+        counts = [{"line": c.line, "text": c.text, "reached": c.reached, "ran": c.ran} for c in counted.instructions]
+        covered = {"coverage": {**counted.summary(), "counts": counts}}
     return {
+        **covered,
         "file": report.launch.name, "entry": report.entry, "ok": report.ok,
         "runs": [
             {"mode": run.mode, "seed": run.seed, "findings": len(run.findings), "seconds": run.seconds}
@@ -115,7 +136,6 @@ def _fields(report: Report) -> dict[str, Any]:
 def _show(report: Report) -> None:
     for one in report.seen:
         click.echo(_text(one))
-        click.echo("")
     count = len(report.findings)
     notes = len(report.seen) - count
     modes = f"fast, random ({sum(run.mode == 'random' for run in report.runs)} orders), check"
@@ -124,19 +144,39 @@ def _show(report: Report) -> None:
     say(f"{report.launch.name}: {report.entry}: {what}{also} ({modes})")
 
 
+def _show_coverage(counted: Coverage) -> None:
+    """What did not run."""
+    reached = {one.line for one in counted.instructions if one.reached}
+    for run in _runs(counted.missing(), reached):
+        if len(run) > _FEW:
+            click.echo(printable(f"{counted.name}:{run[0][0]}-{run[-1][0]}: never reached: {len(run)} instructions"))
+            continue
+        for line, what in run:
+            click.echo(printable(f"{counted.name}:{line}: {what}"))
+    of = counted.summary()
+    lines, ways = f"{of['lines_run']} of {of['lines']} lines ran", f"{of['ways_run']} of {of['ways']} ways"
+    say(f"{counted.name}: {lines}, {ways} of branches and guards")
+
+
+def _runs(missing: list[tuple[int, str]], reached: set[int]) -> list[list[tuple[int, str]]]:
+    """Instructions that were not reached, together where none between them was; all else apart."""
+    runs: list[list[tuple[int, str]]] = []
+    for line, what in missing:
+        last = runs[-1][-1] if runs else (0, "")
+        follows = last[1].startswith("never reached") and not reached & set(range(last[0], line + 1))
+        if runs and follows and what.startswith("never reached"):
+            runs[-1].append((line, what))
+        else:
+            runs.append([(line, what)])
+    return runs
+
+
 def _text(seen: Seen) -> str:
-    """The finding, the line of its source where that can be read, and in which runs it was seen."""
-    lines = [("note: " if seen.note else "") + str(seen.finding)]
-    first = seen.finding.spots[0] if seen.finding.spots else None
-    if first is not None and first.source is not None:
-        file, number = first.source
-        lines.append(f"  {file}:{number}{_quoted(file, number)}")
-    return "\n".join([*lines, f"  in: {', '.join(seen.runs)}"])
-
-
-def _quoted(file: str, number: int) -> str:
-    try:
-        lines: Sequence[str] = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, ValueError):
-        return ""
-    return f" | {lines[number - 1].strip()}" if 0 < number <= len(lines) and os.path.isfile(file) else ""
+    """The finding, and in which runs it was seen; a note in one line."""
+    if not seen.note:
+        return printable(f"{with_source(seen.finding)}\n  in: {', '.join(seen.runs)}\n".expandtabs(1))
+    finding = seen.finding
+    source = finding.spots[0].source if finding.spots else None
+    where = f" [{source[0]}:{source[1]}]" if source else ""
+    what = f" {finding.spots[0].text}" if finding.spots else f" {finding.memory} of {finding.buffer}"
+    return printable(f"note: {finding.kind}: {finding.file}:{finding.line}:{what}{where}".expandtabs(1))

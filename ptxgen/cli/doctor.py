@@ -6,21 +6,30 @@ from dataclasses import asdict
 
 import click
 
-from ptxgen.cli._complete import kv_dtypes
+from ptxgen.cli._complete import kv_dtypes, target_names
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
 
 
 @click.command(name="doctor")
 @click.option("--model", metavar="FILE", help="A model file: the memory that it takes, instead of the machine.")
-@click.option("--max-len", type=click.IntRange(1), help="With --model: longest context  [default: the model's]")
+@click.option("--max-len", type=click.IntRange(1),
+              help="With --model or --config: longest context  [default: the model's]")  # fmt: skip
 @click.option("--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes,
               help="With --model: KV cache element type.")  # fmt: skip
 @click.option("--rings", type=click.IntRange(0), default=0, metavar="ROWS",
               help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
+@click.option("--config", metavar="DIR|FILE", help="Which models of a folder of config.json files are served.")
+@click.option("--target", default="sm_90", show_default=True, metavar="SM", shell_complete=target_names,
+              help="With --config: architecture.")  # fmt: skip
 @json_option
-def command(model: str | None, max_len: int | None, kv_dtype: str, rings: int, as_json: bool) -> int:
-    """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent."""
+def command(
+    model: str | None, max_len: int | None, kv_dtype: str, rings: int, config: str | None, target: str, as_json: bool
+) -> int:
+    """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent;
+    with --config when a model is refused."""
+    if config is not None:
+        return _survey(config, target, max_len, as_json)
     if model is not None:
         _memory(model, max_len, kv_dtype, rings, as_json)
         return 0
@@ -30,6 +39,18 @@ def command(model: str | None, max_len: int | None, kv_dtype: str, rings: int, a
     else:
         table(("", "state", "found"), [(line.topic, line.state, line.text) for line in lines])
     return int(any(line.state == "wrong" for line in lines))
+
+
+def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
+    """A table of models: served, warned of, refused."""
+    from ptxgen.models.survey import survey
+
+    verdicts = list(survey(path, target, max_len))
+    if as_json:
+        emit_json([asdict(one) for one in verdicts])
+    else:
+        table(("model", "verdict", "why"), [(one.model, one.verdict, "; ".join(one.reasons)) for one in verdicts])
+    return int(any(one.verdict == "refused" for one in verdicts))
 
 
 def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, as_json: bool) -> None:

@@ -45,7 +45,9 @@ def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
 def _must_hold(goldens: Goldens) -> None:
     """Refuse what there is nothing to compare in."""
     if not goldens.root.is_dir():
-        raise click.UsageError(f"--root: must be a directory of goldens (got {goldens.root})")
+        raise click.UsageError(
+            f"--root: must be a directory of goldens (got {goldens.root}); golden update --init makes one"
+        )
     if goldens.cases() or goldens.orphans():
         return
     everything = Goldens(goldens.root).cases()

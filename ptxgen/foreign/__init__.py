@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxgen.foreign.fresh import Fresh
-from ptxgen.foreign.lowering import without_video, without_wmma
+from ptxgen.foreign.lowering import spelled_out, without_video
 from ptxgen.foreign.operands import rewritten
 from ptxgen.foreign.variables import lifted
 from ptxgen.foreign.vectors import in_scalars
@@ -62,7 +62,7 @@ def lowered(module: Module) -> Module:
     """The module with instructions that the executor has no emitter of spelled out in others; checked before."""
     from ptxgen.foreign.device_runtime import with_runtime
 
-    return with_runtime(without_wmma(module))
+    return with_runtime(spelled_out(module))
 
 
 __all__ = ["EXECUTED_AS", "canonical", "is_older", "lowered", "notes"]

@@ -1,4 +1,4 @@
-"""Instructions spelled out in others: the video instructions, and wmma. One instruction, one scope."""
+"""Instructions spelled out in others: video instructions, wmma, tensormap. One instruction, one scope."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ptxgen.foreign.fresh import statements
+from ptxgen.foreign.tensormap import tensormap
 from ptxgen.foreign.video import VIDEO, video
 from ptxgen.foreign.wmma import wmma
 from ptxgen.nodes import Function, Instruction, Module, Scope, Statement
@@ -18,10 +19,10 @@ def without_video(function: Function) -> Function:
     return replace(function, body=_body(function.body or (), _video))
 
 
-def without_wmma(module: Module) -> Module:
-    """The module without the wmma instructions that mma can do."""
+def spelled_out(module: Module) -> Module:
+    """The module without wmma and tensormap instructions, as far as others can do the same."""
     items = tuple(
-        replace(item, body=_body(item.body, _wmma)) if isinstance(item, Function) and item.body else item
+        replace(item, body=_body(item.body, _others)) if isinstance(item, Function) and item.body else item
         for item in module.items
     )
     return replace(module, items=items)
@@ -31,7 +32,9 @@ def _video(item: Instruction, words: list[str], guard: str) -> str | None:
     return video(words, [str(each) for each in item.operands], guard) if words[0] in VIDEO else None
 
 
-def _wmma(item: Instruction, words: list[str], guard: str) -> str | None:
+def _others(item: Instruction, words: list[str], guard: str) -> str | None:
+    if words[0] == "tensormap":
+        return tensormap(words, item.operands, guard)
     return wmma(words, item.operands, guard) if words[0] == "wmma" else None
 
 
@@ -42,7 +45,7 @@ def _body(items: Iterable[Statement], spell: _Spell) -> tuple[Statement, ...]:
 def _statement(item: Statement, spell: _Spell) -> Statement:
     if isinstance(item, Scope):
         return Scope(_body(item.items, spell), item.line)
-    if isinstance(item, Instruction) and item.opcode[0] in "vw":
+    if isinstance(item, Instruction) and item.opcode[0] in "tvw":
         guard = f"{item.guard} " if item.guard is not None else ""
         text = spell(item, item.opcode.split("."), guard)
         return item if text is None else Scope(tuple(statements(text, item.line)), item.line)

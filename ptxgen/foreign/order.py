@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from ptxgen.isa import rows
-from ptxgen.isa.pattern import in_row_order, match
+from ptxgen.isa.form import is_type
+from ptxgen.isa.pattern import Compiled, match
 
 
 @cache
@@ -17,7 +18,21 @@ def in_order(opcode: str) -> str:
         if match(compiled, words)[0] is not None:
             return opcode
     for compiled in known:
-        ordered = in_row_order(compiled, words)
-        if match(compiled, ordered)[0] is not None:
+        ordered = _ordered(compiled, words)
+        if ordered is not None:
             return ".".join([name, *ordered])
     return opcode
+
+
+def _ordered(compiled: Compiled, words: list[str]) -> list[str] | None:
+    """The words in the places that the row has for them, types among each other as they were; None where one is left."""
+    left, found = list(words), []
+    for token in compiled.tokens:
+        kind = next((word for word in left if is_type(word)), None)
+        word = next((word for word in left if word in token.choices and (not is_type(word) or word == kind)), None)
+        if word is not None:
+            found.append(word)
+            left.remove(word)
+        elif not token.optional:
+            return None
+    return None if left else found

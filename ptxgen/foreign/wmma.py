@@ -122,12 +122,10 @@ def _product(words: list[str], operands: tuple[Operand, ...], m: int, n: int) ->
     d, a, b, c = ([str(item) for item in operand.items] for operand in operands)  # type: ignore[union-attr]
     options = ".satfinite" if words[-1] == "satfinite" else ""
     types = words[words.index(next(word for word in words if word[0] == "m" and word[1:2].isdigit())) + 1 :]
-    types = [word for word in types if word != "satfinite"]
+    types = [word for word in types if word not in ("satfinite", "rn", "rz", "rm", "rp")]
     d_type, kind, c_type = (types[0], "f16", types[1]) if len(types) == 2 else (types[0], types[1], types[-1])
-    if kind not in _DEPTH or "xor" in words or "and" in words or (kind == "f16" and options) or kind == "rn":
-        if "f64" not in words:
-            return None
-        d_type, kind, c_type = "f64", "f64", "f64"
+    if kind not in _DEPTH or (kind == "f16" and options):
+        return None
     depth = _DEPTH[kind]
     short = m == 8 and kind in ("f64", "s8", "u8")  # mma has 8 rows of these
     shape = f"m{8 if short else 16}n8k{depth}"

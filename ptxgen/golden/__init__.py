@@ -78,7 +78,10 @@ class Goldens:
         """Every golden of its kernel types, on each of their targets that supports it."""
         for cls in self._kernel_types():
             for fields in cls.goldens:
-                spec = cls(**fields)
+                try:
+                    spec = cls(**fields)
+                except TypeError as wrong:
+                    raise SpecError(f"{cls.__name__}.goldens: {wrong}") from None
                 for name in cls.golden_targets:
                     if supports(spec, name):
                         yield Case(spec, target(name), golden_file(spec, target(name)))

@@ -24,7 +24,9 @@ def depend(b: Builder) -> None:
 
 
 def wait_for_producer(b: Builder, programmatic: bool) -> None:
-    """Fragment `depends`, for a kernel that is `programmatic`."""
+    """Fragment `depends`, which waits in a kernel that is `programmatic` and is absent from others."""
     if programmatic:
         with b.fragment("depends"):
             depend(b)
+    else:
+        b.without("depends")

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 class RowKernel:
     """Base, beside `KernelType`, of a kernel type with rows of `dim` elements, of `heads` rows each where it has such a
-    field; a buffer whose first extent is "rows" has a row for each, others serve all rows."""
+    field; a buffer whose first extent is "rows" has a row for each, others serve all rows.
+
+    `dim` is a field of the kernel type; `programmatic` may be one. The fragment `depends` stands before the first load;
+    a kernel that is not programmatic has nothing there.
+    """
 
     dim: int
-    programmatic: bool
+    programmatic: bool = False
     heads = 0
 
     @property

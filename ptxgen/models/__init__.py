@@ -1,7 +1,7 @@
 """A model's attention shape, read from its Hugging Face `config.json`. Owns no kernels: `plan.py` chooses them.
 
-`families.py` says what a family's config means, `keys.py` what keys there are, `layers.py` and `rope.py` read windows and
-rotation.
+`families.py` says what a family's config means, `keys.py` what keys there are, `layers.py` and `rope.py` read windows
+and rotation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from ptxgen.models.layers import FULL, SLIDING
 from ptxgen.models.rope import by_layer_type, rope_settings, rope_table, scaling_keys, scaling_type
 
 __all__ = [
-    "FAMILIES",
-    "Family",
     "KvScheme",
     "LayerKind",
     "ModelShape",
@@ -124,6 +122,8 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     outer = _family(config, source)
     family = FAMILIES[outer.inner] if outer.inner else outer
     values = _text_values(config, outer, source)
+    stray = {name: values[name] for name in family.names if name in values}
+    keys.check(stray, family.keys, keys.CHANGES, source, None)
     renamed = {name: values.get(theirs) for name, theirs in family.names.items()}
     merged = {**family.defaults, **outer.defaults, **values, **renamed, "model_type": config["model_type"]}
     return Fields(merged, source, family.names), family
@@ -152,7 +152,7 @@ def _rope_warnings(read: Fields, family: Family, shape: ModelShape) -> Iterator[
     tables = [given[kind] for kind in (FULL, SLIDING) if kind in given] if by_layer_type(given) else [given]
     for table in filter(None, tables):
         kind = scaling_type(Fields(table, f"{read.source}: {name}"), family)
-        for key in table.keys() - scaling_keys(kind):
+        for key in sorted(key for key in table.keys() - scaling_keys(kind) if table[key] is not None):
             yield f"{read.source}: {name}: {key}: is not read with type {kind} (got {brief(table[key])})"
         if kind == "mrope":
             yield f"{read.source}: {name}: mrope: positions are those of text; those of images have three axes"
@@ -170,9 +170,10 @@ def _family(config: dict[str, object], source: str) -> Family:
     if str(name) in FAMILIES:
         return FAMILIES[str(name)]
     read_somewhere = frozenset(key for family in FAMILIES.values() for key in family.keys)
-    reasons = list(keys.refusals(config, read_somewhere, keys.CHANGES, None))[:1]
     said = f"{source}: model_type: must be one of {', '.join(FAMILIES)} (got {brief(name)})"
-    raise SpecError("; ".join([said, *reasons]))
+    for reason in keys.refusals(config, read_somewhere, keys.CHANGES, None):
+        raise SpecError(f"{source}: {reason}, in a model of type {brief(name)}")
+    raise SpecError(said)
 
 
 def _text_values(config: dict[str, object], family: Family, source: str) -> dict[str, object]:
@@ -234,12 +235,11 @@ def _refuse(read: Fields, family: Family, shape: ModelShape, windows: list[int])
         expected = [SLIDING if window else FULL for window in windows]
         if types != expected:
             raise read.error("layer_types", f"must be {shape.n_layers} times {expected[0]} in a {shape.family} model")
-    for limit in family.limits:
-        most = limit.of(read)
-        if most is not None and shape.max_len > most:
-            raise read.error(
-                limit.key, f"{limit.why}; --max-len {most} would work, not {shape.max_len} positions"
-            )
+    limits = [(most, limit) for limit in family.limits if (most := limit.of(read)) is not None]
+    if limits:
+        most, limit = min(limits, key=lambda pair: pair[0])
+        if shape.max_len > most:
+            raise read.error(limit.key, f"{limit.why}; --max-len {most} would work, not {shape.max_len} positions")
 
 
 def _kinds(

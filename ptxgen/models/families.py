@@ -25,7 +25,7 @@ class Scale:
 
 
 def _query_scalar(read: Fields) -> float:
-    return read.number("query_pre_attn_scalar") ** -0.5
+    return float(read.number("query_pre_attn_scalar") ** -0.5)
 
 
 def _multiplier(read: Fields) -> float:
@@ -69,7 +69,7 @@ class Limit:
 
 def _before_tuning(read: Fields) -> int | None:
     """The factor log(floor((position + 1) / floor_scale) + 1) · attn_scale + 1 is 1 for the first positions."""
-    return read.count("floor_scale", 8192) - 1 if read.flag("attn_temperature_tuning") else None
+    return read.count("floor_scale", 8192, least=2) - 1 if read.values.get("attn_temperature_tuning") else None
 
 
 def _first_chunk(read: Fields) -> int | None:
@@ -86,9 +86,7 @@ def _original_context(read: Fields) -> int | None:
     return read.count(key, inner.count(key, read.count("max_position_embeddings")))
 
 
-CHUNKS = Limit(
-    "attention_chunk_size", "chunked attention has no kernels here", _first_chunk, ("attention_chunk_size",)
-)
+CHUNKS = Limit("attention_chunk_size", "chunked attention has no kernels here", _first_chunk, ("attention_chunk_size",))
 TUNING = Limit(
     "attn_temperature_tuning", "queries that grow with their position have no kernels here", _before_tuning,
     ("attn_temperature_tuning", "floor_scale", "attn_scale"),
@@ -131,7 +129,7 @@ class Family:
     @property
     def keys(self) -> frozenset[str]:
         """What it reads of a config beyond the keys that all families do."""
-        rules = (self.windows, self.rotates, self.scale, self.kv_heads, *self.limits)
+        rules: tuple[Any, ...] = (self.windows, self.rotates, self.scale, self.kv_heads, *self.limits)
         found = {key for rule in rules for key in rule.keys} | set(self.fixed)
         found |= {"rope_theta", "partial_rotary_factor"} - self.names.keys()
         found |= set(self.names.values())

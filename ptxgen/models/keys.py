@@ -1,12 +1,13 @@
 """What the keys of a `config.json` mean to attention: tables of those that can change it and of those that cannot.
 
-A family reads some of them (`Family.keys`) and every family the `COMMON` ones. Of the others, `CHANGES` lists what would
-change attention, RoPE or shapes if it were there, with the values that say it is not; `MODEL` what concerns other parts
-of a model; `WITHOUT_EFFECT` the rest that is known. What no table has is warned of.
+A family reads some of them (`Family.keys`) and every family the `COMMON` ones. Of the others, `CHANGES` and `STYLES`
+list what would change attention, RoPE or shapes if it were there, with the values that say it is not; `MODEL` what
+concerns other parts of a model; `WITHOUT_EFFECT` the rest that is known. What no table has is warned of.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ COMMON = frozenset(
     {
         "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
         "max_position_embeddings", "original_max_position_embeddings", "rope_scaling", "rope_parameters", "torch_dtype",
-        "dtype", "quantization_config",
+        "dtype", "quantization_config", "layer_types",
     }
 )  # fmt: skip
 
@@ -25,15 +26,18 @@ COMMON = frozenset(
 @dataclass(frozen=True)
 class Key:
     """Why a key is not covered; `harmless`: values that change nothing, beside null. `same`: or the value that the
-    shape has under this name."""
+    shape has under this name; `twin`: or that the config has under this key."""
 
     why: str
     harmless: tuple[object, ...] = ()
     same: str = ""
+    twin: str = ""
 
-    def allows(self, value: object, shape: Any) -> bool:
+    def allows(self, value: object, shape: Any, values: Mapping[str, Any]) -> bool:
         """Whether a value changes nothing."""
         if value is None or any(type(value) is type(one) and value == one for one in self.harmless):
+            return True
+        if self.twin and value == values.get(self.twin):
             return True
         return bool(self.same) and shape is not None and value == getattr(shape, self.same)
 
@@ -59,11 +63,12 @@ _LOGN = Key("scores that grow with the length have no kernels here", (False,))
 CHANGES: Mapping[str, Key] = {
     "is_causal": Key("attention here is causal", (True,)),
     "use_bidirectional_attention": _BIDIRECTIONAL, "bidirectional": _BIDIRECTIONAL, "use_prefix_lm": _BIDIRECTIONAL,
-    "alibi": Key("slopes by position are not covered in whole models", (False,)),
-    "use_alibi": Key("slopes by position are not covered in whole models", (False,)),
+    "alibi": Key("slopes by position have no prefill here", (False,)),
+    "use_alibi": Key("slopes by position have no prefill here", (False,)),
     "dual_chunk_attention_config": _CHUNKED, "dual_chunk_attention": _CHUNKED, "attention_chunk_size": _CHUNKED,
     "sliding_window": _WINDOW, "use_sliding_window": Key("this family has no sliding window", (False,)),
-    "sliding_window_size": _WINDOW, "window_size": _WINDOW, "attention_window": _WINDOW, "local_attention": _WINDOW,
+    "sliding_window_size": Key(_WINDOW.why, twin="sliding_window"), "window_size": _WINDOW,
+    "attention_window": _WINDOW, "local_attention": _WINDOW,
     "sliding_window_pattern": _WINDOW, "_sliding_window_pattern": _WINDOW, "global_attn_every_n_layers": _WINDOW,
     "no_rope_layers": _NO_ROPE, "no_rope_layer_interval": _NO_ROPE, "nope_layer_interval": _NO_ROPE,
     "no_rope": Key("every layer of this family rotates", (False,)),
@@ -164,7 +169,8 @@ WHOLE = frozenset(
         "num_ln_in_parallel_attn", "ffn_hidden_size", "activation", "apply_residual_connection_post_layernorm",
         "vocab_size_per_layer_input", "altup_active_idx", "altup_coef_clip", "altup_correct_scale", "laurel_rank",
         "activation_sparsity_pattern", "use_parallel_block", "use_parallel_embedding", "use_gated_activation",
-        "use_embedding_sharing", "mlp_type", "post_attention_layernorm", "reorder_and_upcast_attn",
+        "use_embedding_sharing", "num_nextn_predict_layers", "mlp_type", "post_attention_layernorm",
+        "reorder_and_upcast_attn",
     }
 )  # fmt: skip
 
@@ -173,7 +179,8 @@ WITHOUT_EFFECT = frozenset(
         # names and versions
         "architectures", "auto_map", "_name_or_path", "name_or_path", "transformers_version", "_commit_hash",
         "tokenizer_class", "finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id",
-        "num_labels", "unsloth_version", "unsloth_fixed", "model_name", "base_model_name", "language", "license",
+        "num_labels", "is_llama_config", "transformers.js_config", "for_llm_compressor", "unsloth_version",
+        "unsloth_fixed", "model_name", "base_model_name", "language", "license",
         # training
         "initializer_range", "initializer_factor", "attention_dropout", "attention_probs_dropout_prob",
         "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop", "embedding_dropout",
@@ -184,7 +191,8 @@ WITHOUT_EFFECT = frozenset(
         "use_cache", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
         "_flash_attn_2_enabled", "use_flash_attn", "use_flash_attention", "cache_implementation", "torchscript",
         "return_dict", "output_attentions", "output_hidden_states", "use_bfloat16", "tf_legacy_loss", "pruned_heads",
-        "chunk_size_feed_forward", "use_return_dict", "is_decoder", "tie_encoder_decoder", "cross_attention_hidden_size",
+        "chunk_size_feed_forward", "use_return_dict", "is_decoder", "tie_encoder_decoder",
+        "cross_attention_hidden_size",
         "experts_implementation", "compression_config", "use_xla", "fp32_residual", "fused_norm", "fuse_norm",
         # tokens
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "mask_token_id",
@@ -203,7 +211,8 @@ WITHOUT_EFFECT = frozenset(
         "vision_soft_tokens_per_image",
         # read only where another key switches them on, or a name that nothing reads
         "max_window_layers", "floor_scale", "initial_context_length", "order_of_interleaved_layers", "layer_switch",
-        "max_sequence_length", "seq_length", "n_positions", "rope_type", "dynamic_scale",
+        "max_sequence_length", "model_max_length", "full_attn_mod", "interpolate_factor", "compression_ratio",
+        "seq_length", "n_positions", "rope_type", "dynamic_scale",
     }
 )  # fmt: skip
 
@@ -211,10 +220,12 @@ WITHOUT_EFFECT = frozenset(
 def refusals(values: Mapping[str, Any], known: frozenset[str], table: Mapping[str, Key], shape: Any) -> Iterator[str]:
     """Keys of a table with a value that changes what is computed, unless they are known: a reason each."""
     for name, value in values.items():
-        if name in table and name not in known and not table[name].allows(value, shape):
+        if name in table and name not in known and not table[name].allows(value, shape, values):
             key = table[name]
-            works = ", ".join(dict.fromkeys(["null", *(str(one).lower() for one in key.harmless)]))
-            yield f"{name}: {key.why} (got {brief(value)}; without it, or with {works}, it would be read)"
+            works = list(dict.fromkeys(["absent", *(json.dumps(one) for one in key.harmless)]))
+            if key.same and shape is not None:
+                works.append(str(getattr(shape, key.same)))
+            yield f"{name}: must be {' or '.join(works)}: {key.why} (got {brief(value)})"
 
 
 def unknown(values: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:

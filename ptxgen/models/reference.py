@@ -51,7 +51,7 @@ class ReferenceModel:
             forwarded = self._mlp(layer, self._norm(layer, block.mlp_norm, x))
             x = x + self._norm(layer, block.mlp_post_norm, forwarded)
         x = self._rms(x, self._weights["norm"])
-        logits = x @ self._weights["embed_tokens" if spec.tied else "lm_head"].T
+        logits = self._times(x, "embed_tokens" if spec.tied else "lm_head")
         return np.asarray(spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits)
 
     def generate(self, prompt: Sequence[int], n: int) -> list[int]:
@@ -64,6 +64,10 @@ class ReferenceModel:
         return found
 
     # parts of a layer -------------------------------------------------------------------------------------------------
+    def _times(self, x: np.ndarray, name: str) -> np.ndarray:
+        """x times a matrix."""
+        return np.asarray(x @ self._weights[name].T)
+
     def _rms(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.spec.norm_eps)
         return np.asarray(scaled * (self.spec.block.norm_offset + weight))
@@ -75,9 +79,9 @@ class ReferenceModel:
         """The products of x with the matrices `names` of a layer, which the file may hold as one."""
         spec, at = self.spec, f"layers.{layer}."
         if spec.block.fused and fused:
-            whole = x @ self._weights[at + fused].T
+            whole = self._times(x, at + fused)
             return np.split(whole, np.cumsum([spec.products()[name][0] for name in names])[:-1], axis=-1)
-        found = [x @ self._weights[at + name].T for name in names]
+        found = [self._times(x, at + name) for name in names]
         return [
             y + self._weights[f"{at}{name}.bias"] if name in spec.biases else y
             for name, y in zip(names, found, strict=True)

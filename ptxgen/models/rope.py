@@ -89,13 +89,17 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
         raise SpecError(f"{read.source}: {named}={part:g} of head_dim={head_dim}: {reason}")
     if local:
         return RopeSettings(theta, rotary_dim)
-    return _SCALINGS[scaling_type(scaling, family)].of(_Asked(scaling, read, theta, rotary_dim, max_len))
+    return SCALINGS[scaling_type(scaling, family)].of(_Asked(scaling, read, theta, rotary_dim, max_len))
 
 
 def scaling_type(scaling: Fields, family: Family) -> str:
     """The type that a table names. Raises `SpecError` for one that the family does not have here."""
     kind = str(scaling.values.get("rope_type") or scaling.values.get("type") or "default")
-    known = family.scalings or tuple(name for name in _SCALINGS if name != "mrope")
+    if "llama_4_scaling_beta" in scaling.values:
+        raise scaling.error("llama_4_scaling_beta", "queries that grow with their position have no kernels here")
+    if kind == "default" and "mrope" in family.scalings and "mrope_section" in scaling.values:
+        return "mrope"  # newer files call it so
+    known = family.scalings or tuple(name for name in SCALINGS if name != "mrope")
     if kind not in known:
         raise SpecError(f"{scaling.source}: type: must be one of {', '.join(known)} (got {brief(kind)})")
     return kind
@@ -103,7 +107,7 @@ def scaling_type(scaling: Fields, family: Family) -> str:
 
 def scaling_keys(kind: str) -> frozenset[str]:
     """The keys of a table of that type."""
-    return frozenset((*_COMMON, *_SCALINGS[kind].keys))
+    return frozenset((*_COMMON, *SCALINGS[kind].keys))
 
 
 def _default(a: _Asked) -> RopeSettings:
@@ -182,7 +186,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _LONG = _Scaling(
     _longrope, ("factor", "short_factor", "long_factor", "attention_factor", _ORIGINAL, "short_mscale", "long_mscale")
 )
-_SCALINGS: dict[str, _Scaling] = {
+SCALINGS: dict[str, _Scaling] = {
     "default": _Scaling(_default),
     "linear": _Scaling(_linear, ("factor",)),
     "llama3": _Scaling(_llama3, ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL)),

@@ -13,6 +13,7 @@ from pathlib import Path
 from ptxgen.errors import SpecError, brief
 from ptxgen.jsonfields import Fields
 from ptxgen.models import LayerKind, ModelShape, config_fields, model_shape, read_config
+from ptxgen.models.keys import MODEL, check
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
@@ -49,6 +50,13 @@ class Block:
     soft_capped: float = 0.0
     fused: bool = False
     tied: bool = False
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """What of `ptxgen.models.keys.MODEL` it reads."""
+        switched = {"attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
+        found = {key for key, on in switched.items() if on}
+        return frozenset(found | ({"final_logit_softcapping"} if self.soft_capped else set()))
 
 
 _FOUR_NORMS = {
@@ -155,16 +163,20 @@ class ModelSpec:
         return found
 
 
-def model_spec(config: object, source: str = "config", max_len: int | None = None) -> ModelSpec:
+def model_spec(
+    config: object, source: str = "config", max_len: int | None = None, *, strict: bool = False
+) -> ModelSpec:
     """The model that a parsed `config.json` describes; `max_len` replaces its longest context.
 
-    Raises `SpecError` naming the file, the key and the value, or the families that are covered.
+    Raises `SpecError` naming the file, the key and the value, or the families that are covered; `strict`: for what is
+    only warned of, too.
     """
-    shape = model_shape(config, source, max_len)
+    shape = model_shape(config, source, max_len, strict=strict)
     read, _ = config_fields(config, source)
     block = BLOCKS.get(shape.family)
     if block is None:
         raise SpecError(f"{source}: model_type: must be one of {', '.join(BLOCKS)} to decode (got {shape.family})")
+    check(read.values, block.keys, MODEL, source, shape)
     dim = read.count("hidden_size")
     biases = set(block.biases)
     if block.attention_bias and read.flag("attention_bias"):
@@ -188,9 +200,9 @@ def model_spec(config: object, source: str = "config", max_len: int | None = Non
     )
 
 
-def load_spec(path: str | Path, max_len: int | None = None) -> ModelSpec:
+def load_spec(path: str | Path, max_len: int | None = None, *, strict: bool = False) -> ModelSpec:
     """The model whose `config.json` lies at `path`."""
-    return model_spec(read_config(path), str(path), max_len)
+    return model_spec(read_config(path), str(path), max_len, strict=strict)
 
 
 def _soft_cap(read: Fields, block: Block) -> float:

@@ -164,7 +164,7 @@ class Product(KernelType):
         b.expose(
             geometry=at,
             x_parts=[f"products/{x_part}.ptx.j2"] if x_part else [],
-            staged=stage is not None,
+            in_shared=stage is not None,
             stage_repeats=stage is not None and stage.passes > 1,
             tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
             again=loop.more,

@@ -88,11 +88,12 @@ class Buffer:
         check_writable("Buffer.reader(out)", out)
         copy = Copy("out", out.ctypes.data, self.pointer, self.nbytes)
         self._note(stream)
+        again = self.device._prepared_copy(copy, stream)
 
         def read() -> None:
             if self.allocation.lost is not None:
                 _ = self.pointer  # says what is wrong
-            self.device._copy(copy, stream, ())
+            again()
 
         return read
 

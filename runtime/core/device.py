@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -208,6 +208,10 @@ class Device(ABC):
     @abstractmethod
     def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         """Copy in `stream`; without one: after the work in `after`, and complete on return."""
+
+    def _prepared_copy(self, copy: Copy, stream: Stream) -> Callable[[], None]:
+        """The same copy in a stream again and again; who asks keeps its ends alive."""
+        return lambda: self._copy(copy, stream, ())
 
     @abstractmethod
     def _fill(self, pointer: int, pattern: bytes, count: int, stream: Stream | None, after: tuple[Stream, ...]) -> None:

@@ -58,6 +58,7 @@ class Graph(ABC):
         self._owned: dict[int, Allocation] = {}  # all of it, nodes included
         self._libraries: list[str] = []  # of other libraries' arrays among it
         self._marked: set[int] = set()  # streams that the owned memory knows of
+        self._ready: dict[int, Stream] = {}  # streams of ours, by identity, on which it only has to be launched
         self._dead: str | None = None
 
     # capture ------------------------------------------------------------------------------------------------------
@@ -139,6 +140,10 @@ class Graph(ABC):
 
         None: the current stream of the library that arguments come from (torch or CuPy), else the device's default one.
         """
+        ready = self._ready.get(id(stream))
+        if ready is not None and ready.graph is None:
+            self._launch(ready)
+            return
         self.check()
         if not (self.nodes or self._recorded):
             raise CudaError("Graph: is empty; capture into it, or add nodes")
@@ -148,6 +153,8 @@ class Graph(ABC):
         if target.handle not in self._marked:
             self._first_on(target)
         self._launch(target)
+        if stream is target:
+            self._ready[id(stream)] = target
 
     def _first_on(self, stream: Stream) -> None:
         """Before the first launch on a stream: it comes after what other streams do with the graph's memory; from then
@@ -179,11 +186,11 @@ class Graph(ABC):
                 allocation.tell(self)
         self._owned = owned
         self._libraries = libraries_of(owned.values())
-        self._marked = set()
+        self._marked, self._ready = set(), {}
 
     def invalidate(self, reason: str) -> None:
         """A buffer of the graph is gone."""
-        self._dead = reason
+        self._dead, self._ready = reason, {}
 
     def check(self) -> None:
         """Raise if the graph cannot be used any more, or is being captured."""

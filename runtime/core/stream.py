@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError
@@ -45,6 +46,10 @@ class Stream(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Block until all submitted work is done; `CudaError` while capturing."""
+
+    def waiter(self) -> Callable[[], None]:
+        """`synchronize` for who does it often and never while capturing."""
+        return self.synchronize
 
     @abstractmethod
     def record(self) -> Event:

@@ -15,8 +15,9 @@ import numpy as np
 from ptxgen import nodes
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.core import backend
+from ptxgen.runtime.cpu.compile.counting import Counts
 from ptxgen.runtime.cpu.compile.entry import Entry
-from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
+from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache, Objects
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.fork_safety import renewed_in_children
 from ptxgen.runtime.cpu.native.host import Host, Linked, this_host
@@ -50,9 +51,15 @@ class Compiled:
     Once it has run for `IMPROVE_SECONDS` in all, its support functions are optimised: sooner would not pay.
     """
 
-    def __init__(self, cache: CompiledCache, name: str, check: bool) -> None:
-        self._objects, linked = cache.load(name, check)
-        self.entry, self.check, self._cache = self._objects.entry, check, cache
+    def __init__(self, cache: CompiledCache, name: str, check: bool, counting: bool = False) -> None:
+        self.counts: Counts | None = None
+        self._objects: Objects | None = None
+        if counting:
+            self.entry, linked, self.counts = cache.counting(name)
+        else:
+            self._objects, linked = cache.load(name, check)
+            self.entry = self._objects.entry
+        self.check, self._cache = check, cache
         self.native = Native(linked)
         self._seconds = 0.0
         self._idle: dict[Geometry, list[tuple[Block, list[Worker]]]] = {}
@@ -77,7 +84,7 @@ class Compiled:
 
     def ran(self, seconds: float) -> None:
         """A launch took this long. Launches that are under way go on with the code that they began with."""
-        if self._objects.good:
+        if self._objects is None or self._objects.good:
             return
         with self._lock:
             self._seconds += seconds
@@ -154,6 +161,13 @@ class Program:
             if found is None:
                 found = self._compiled[key] = Compiled(self._cache, name, check)
             return found
+
+    def counted(self, name: str) -> Counts:
+        """Count what later launches of an entry in fast mode execute; they may not run beside each other."""
+        with self._lock:
+            compiled = self._compiled[name, False] = Compiled(self._cache, name, False, counting=True)
+        assert compiled.counts is not None
+        return compiled.counts
 
     def launch(
         self,

@@ -10,8 +10,10 @@ from typing import Any
 
 from ptxgen.errors import CudaError
 from ptxgen.runtime.cuda.driver import STICKY, Driver, DriverError
+from ptxgen.runtime.cuda.prepared import NAMES, SINCE
 
 log = logging.getLogger("ptxgen.runtime")
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
 class CudaContext:
@@ -40,6 +42,7 @@ class CudaContext:
         self._context = driver.call("cuDevicePrimaryCtxRetain", self.raw)
         self._retained = True
         self._warned = False
+        self.natives = {name: driver.native(name, SINCE) for name in NAMES}
 
     def attribute(self, name: str) -> int:
         """A CU_DEVICE_ATTRIBUTE by the rest of its name."""
@@ -140,6 +143,15 @@ class CudaContext:
             return job()
         finally:
             self.driver.ask("cuCtxPopCurrent")
+
+    def again(self, code: int, call: Callable[[], int]) -> int:
+        """Make a native call again that failed with `code`, where our context was not the current one; its code."""
+        self.check()
+        current = int(self.driver.call("cuCtxGetCurrent"))
+        if current == 0 and code == _NO_CONTEXT:
+            self.driver.call("cuCtxSetCurrent", self._context)
+            return call()
+        return code if current in (0, int(self._context)) else self.in_context(call)
 
     def release_context(self) -> None:
         """Let go of the context, once."""

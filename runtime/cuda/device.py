@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -26,6 +27,7 @@ from ptxgen.runtime.cuda.graph import CudaGraph
 from ptxgen.runtime.cuda.launch import CudaLauncher
 from ptxgen.runtime.cuda.load import Loader, Retired
 from ptxgen.runtime.cuda.memory import CudaMemory
+from ptxgen.runtime.cuda.prepared import SINCE, prepared
 from ptxgen.runtime.cuda.stream import CudaStream, as_ours, current_of
 from ptxgen.runtime.cuda.tensormap import encode
 from ptxgen.targets import Target, target_of_capability
@@ -60,7 +62,7 @@ class CudaDevice(CudaContext, Device):
         self._memory = CudaMemory(self)
         self.retired = Retired(self)
         self._loader = Loader(self, cubins)
-        self.native_launch = self.driver.native("cuLaunchKernelEx", 12000)
+        self.native_launch = self.driver.native("cuLaunchKernelEx", SINCE)
         self.default_stream = CudaStream(self)
         self._foreign: WeakValueDictionary[int, CudaStream] = WeakValueDictionary()  # memory that they work on has them
         self.modules = ModuleCache(self)
@@ -135,6 +137,11 @@ class CudaDevice(CudaContext, Device):
 
     def _copy(self, copy: Copy, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         self._memory.copy(copy, stream, after)
+
+    def _prepared_copy(self, copy: Copy, stream: Stream) -> Callable[[], None]:
+        if copy.height != 1 or copy.direction != "out":
+            return super()._prepared_copy(copy, stream)
+        return prepared(self, "cuMemcpyDtoHAsync", copy.dst, copy.src, copy.width, stream.handle)
 
     def _fill(self, pointer: int, pattern: bytes, count: int, stream: Stream | None, after: tuple[Stream, ...]) -> None:
         self._memory.fill(pointer, pattern, count, stream, after)

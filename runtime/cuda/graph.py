@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError
 from ptxgen.runtime.core.graph import Graph, Node
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.load import CudaFunction
+from ptxgen.runtime.cuda.prepared import prepared
 from ptxgen.runtime.cuda.stream import CudaStream
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class CudaGraph(Graph):
         self._graph: Any = None
         self._executable: Any = None
         self._raw_nodes: list[Any] = []
+        self._replays: dict[int, Callable[[], None]] = {}  # by stream
 
     # capture ------------------------------------------------------------------------------------------------------
     def _begin(self) -> Stream:
@@ -116,9 +119,13 @@ class CudaGraph(Graph):
 
     # replay -------------------------------------------------------------------------------------------------------
     def _launch(self, stream: Stream) -> None:
-        if self._executable is None:
-            self._executable = self.device.call("cuGraphInstantiate", self._graph, 0)
-        self.device.call("cuGraphLaunch", self._executable, stream.handle)
+        replay = self._replays.get(stream.handle)
+        if replay is None:
+            if self._executable is None:
+                self._executable = self.device.call("cuGraphInstantiate", self._graph, 0)
+            replay = prepared(self.device, "cuGraphLaunch", int(self._executable), stream.handle)
+            self._replays[stream.handle] = replay
+        replay()
 
     def _used_on(self, stream: Stream) -> None:
         """The code of all kernels stays until the replays on `stream` are done."""
@@ -138,7 +145,7 @@ class CudaGraph(Graph):
             self.device.quiet("cuGraphDestroy", graph)
 
     def _drop_executable(self) -> None:
-        executable, self._executable = self._executable, None
+        executable, self._executable, self._replays = self._executable, None, {}
         if executable is not None:
             self.device.quiet("cuGraphExecDestroy", executable)
 

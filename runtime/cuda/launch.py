@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import FirstUse, Function, Geometry
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.cuda.load import CudaFunction
+from ptxgen.runtime.cuda.prepared import word
 from ptxgen.targets import STATIC_SHARED_LIMIT
 
 if TYPE_CHECKING:
@@ -53,11 +54,6 @@ def config(geometry: Geometry, stream: int) -> Config:
     uint3 = ctypes.c_uint * 3
     grid, block = uint3(*geometry.grid), uint3(*geometry.block)
     return Config(grid, block, geometry.shared, stream, array, len(attributes))
-
-
-def _at(address: int) -> Any:
-    """A `byref` object for an address: ctypes passes it on without making anything."""
-    return ctypes.byref(ctypes.c_char.from_address(address))
 
 
 class CudaLauncher:
@@ -112,8 +108,8 @@ class CudaLauncher:
         call = partial(
             self._device.native_launch,
             ctypes.byref(made),
-            _at(self._function.handle),
-            _at(self._block.pointers),
+            word(self._function.handle),
+            word(self._block.pointers),
             None,
         )
         if not where.capturing:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, SpecError
 from ptxgen.runtime.core.stream import Event, Stream
+from ptxgen.runtime.cuda.prepared import prepared
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice
@@ -64,6 +66,10 @@ class CudaStream(Stream):
         """Block until all submitted work is done; raises what it failed with."""
         self._refuse_events("synchronize")
         self.device.call("cuStreamSynchronize", self.handle)
+
+    def waiter(self) -> Callable[[], None]:
+        """See `Stream.waiter`."""
+        return prepared(self.device, "cuStreamSynchronize", self.handle)
 
     def record(self) -> Event:
         """An event after the work submitted so far."""

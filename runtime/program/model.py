@@ -72,6 +72,7 @@ class Model:
         self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights)
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
+        self._wait = self.stream.waiter()
         self._length = 0
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
@@ -208,7 +209,7 @@ class Model:
     def _take_token(self) -> int:
         """The token that the last step chose."""
         self._read_token()
-        self.stream.synchronize()
+        self._wait()
         token = int(self._token_out[0])
         self._known = (token, self._length)
         return token

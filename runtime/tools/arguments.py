@@ -100,9 +100,9 @@ def _number(text: str, fill: str) -> float | int:
 def _cast(fill: str, kind: np.dtype) -> np.generic:
     """A number as an element; `SpecError` where the type cannot hold it."""
     try:
-        made: np.generic = np.asarray(_number(fill, fill)).astype(kind)[()]
         if kind.kind in "iu":
-            np.array([_number(fill, fill)], kind)
+            np.array([_number(fill, fill)], kind)  # raises where it does not fit
+        made: np.generic = np.array([_number(fill, fill)]).astype(kind)[0]
     except (OverflowError, ValueError, TypeError):
         raise SpecError(f"argument: {kind.name} has no value {fill}") from None
     return made

@@ -5,18 +5,21 @@ Owns the runs and what they have in common; how that is shown is the caller's.
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
-from ptxgen.errors import ExecutionError, ExecutionNote, SpecError
+from ptxgen.errors import ExecutionError, ExecutionNote, SpecError, VersionWarning
 from ptxgen.finding import Finding
 from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.core.module import Entry
+from ptxgen.runtime.core.module import Entry, Module
 from ptxgen.runtime.cpu.compile.entry import Entry as Described
 from ptxgen.runtime.cpu.device import CpuDevice, CpuFunction
 from ptxgen.runtime.tools.arguments import Argument
@@ -140,22 +143,34 @@ def check(
             mode=mode, seed=seed or 0, threads=1, time_limit=time_limit, most_findings=most_findings,
             equal_stores=equal_stores,
         )  # fmt: skip
-        entry, run = one_run(launch, device, seed)
+        with warnings.catch_warnings():
+            if runs:  # said once
+                warnings.simplefilter("ignore", VersionWarning)
+            entry, run = one_run(launch, device, seed, printed=None if runs else sys.stderr)
         runs.append(run)
         on_run(run)
     return Report(launch, entry, tuple(runs), (*_merged(runs), *_differences(launch, entry, runs, differences)))
 
 
-def one_run(launch: Launch, device: CpuDevice, seed: int | None = None) -> tuple[str, Run]:
-    """(the entry's name, what came of the launch on this device)."""
+def one_run(
+    launch: Launch,
+    device: CpuDevice,
+    seed: int | None = None,
+    module: Module | None = None,
+    printed: TextIO | None = None,
+) -> tuple[str, Run]:
+    """(the entry's name, what came of the launch on this device); `module`: the text, where it is loaded already;
+    `printed`: where to write what the kernel prints (None: nowhere)."""
     name, block = launch.chosen(device)
-    entry = device.module(launch.text, launch.name)[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VersionWarning)  # `chosen` has said it
+        entry = (module or device.module(launch.text, launch.name))[name]
     rng = np.random.default_rng(launch.data_seed)
     given = [_on_device(value, device, rng) for value in launch.arguments]
     bound = entry.bind(launch.grid, block, given, launch.shared, launch.cluster)
     found: tuple[Any, ...] = ()
     begun = time.perf_counter()
-    with warnings.catch_warnings(record=True) as noted:
+    with warnings.catch_warnings(record=True) as noted, redirect_stdout(printed or io.StringIO()):
         warnings.simplefilter("always", ExecutionNote)
         try:
             bound.launch()
@@ -180,7 +195,7 @@ def _merged(runs: Sequence[Run]) -> list[Seen]:
     for run in sorted(runs, key=lambda run: run.mode != "check"):
         for note, those in ((False, run.findings), (True, run.notes)):
             for one in those:
-                found.setdefault((one.title, one.line, note), (one, []))[1].append(run.label)
+                found.setdefault((one.kind, one.line, note), (one, []))[1].append(run.label)
     return [Seen(one, tuple(dict.fromkeys(labels)), note) for (_, _, note), (one, labels) in found.items()]
 
 
@@ -198,7 +213,9 @@ def _differences(launch: Launch, entry: str, runs: Sequence[Run], how: str) -> l
                 f"{DIFFERENT} in kernel {entry}\n  {where} of {name}: {first.label} and {others[0].label}\n"
                 "  the result depends on the order in which CTAs, warps or lanes run"
             )
-            made = Finding(text, DIFFERENT, entry, launch.name, buffer=name, memory=where, advice=text.splitlines()[-1].strip())
+            made = Finding(
+                text, DIFFERENT, entry, launch.name, buffer=name, memory=where, advice=text.splitlines()[-1].strip()
+            )
             seen.append(Seen(made, tuple(run.label for run in others), how == "note"))
     return seen
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ptxgen.errors import SpecError
 from ptxgen.parity import Verdict, compare, limit_of
 from ptxgen.runtime.core.buffer import Buffer
 
@@ -66,6 +67,10 @@ def trial(
     values: dict[str, Any] = {**spec.example(rng, **sizes), **(arguments or {})}
     with np.errstate(all="ignore"):  # infinities among the inputs are judged where they come out
         expected = spec.reference(**{name: _copied(value) for name, value in values.items()})
+    written = [param.name for param in spec.params() if param.access in ("out", "inout")]
+    if not isinstance(expected, Mapping) or not expected.keys() <= set(written):
+        got = ", ".join(expected) if isinstance(expected, Mapping) else type(expected).__name__
+        raise SpecError(f"{type(spec).__name__}.reference: must be a dict by {', '.join(written)} (got {got})")
 
     started = time.perf_counter()
     kernel = device.load(spec, target)

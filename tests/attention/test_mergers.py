@@ -4,6 +4,7 @@ as they were, and that the executor tells where such a CTA does not wait.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +22,12 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example, trial
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, fixed, using
+from tests.support import sweep
 from tests.support.marks import needs_assembler
 from tests.tools.mutations import SpecSubject, deletions
 
 SEEDS = range(6)
+ORDERS = sweep.some(SEEDS, 2)  # where each has to give the same
 # Ways to share a unit out: the target, CTAs of a cluster, CTAs of the grid, stages of bulk copies.
 SHARED = {"splits": ("sm_80", 1, 24, 0), "splits, sm_90": ("sm_90", 1, 24, 0), "more splits than are read at once":
           ("sm_80", 1, 80, 0), "clusters of 2": ("sm_90", 2, 24, 0), "clusters of 4": ("sm_90", 4, 24, 0),
@@ -95,24 +98,26 @@ def zeros(param: Param, sizes: dict[str, int]) -> np.ndarray:
     return np.zeros([evaluate(extent, sizes) for extent in param.shape], param.dtype.numpy)
 
 
-def cases() -> list[Any]:
+def cases(every: int) -> list[Any]:
+    """Ways to share and fields, each with some of the others: one of `every` pairs; in a sweep all."""
     return [
         pytest.param(shared, fields, id=f"{shared}: {fields}")
-        for shared, (target, *_) in SHARED.items()
-        for fields in FIELDS
+        for i, (shared, (target, *_)) in enumerate(SHARED.items())
+        for j, fields in enumerate(FIELDS)
         if target == "sm_90" or "programmatic" not in fields
+        if sweep.ALL or (i + j) % every == 0
     ]
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shared", "fields"), cases())
+@pytest.mark.parametrize(("shared", "fields"), cases(4))
 def test_who_merges_does_not_change_the_bytes(own: Device, shared: str, fields: str) -> None:
     """On a GPU CTAs start in an order of their own each time: several launches."""
     one, target = spec(**FIELDS[fields]), SHARED[shared][0]
     found = set()
-    for mergers in (0, 1, 2, 4, 8, 16):
+    for mergers in sweep.some((0, 1, 2, 4, 8, 16), 4):
         with using(fixed(choice(shared, mergers))):
             plan = one.plan(parse_target(target))
             most = 1 << (plan.most_splits.bit_length() - 1)
@@ -122,26 +127,30 @@ def test_who_merges_does_not_change_the_bytes(own: Device, shared: str, fields: 
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("mergers", [1, 4])
-@pytest.mark.parametrize(("shared", "fields"), cases())
+@pytest.mark.parametrize("mergers", [1, 4] if sweep.ALL else [4])
+@pytest.mark.parametrize(("shared", "fields"), cases(4))
 def test_in_every_mode_and_order_of_ctas(
     shared: str, fields: str, mergers: int, executor: Callable[..., CpuDevice]
 ) -> None:
     one, target = spec(**FIELDS[fields]), SHARED[shared][0]
     devices = [executor(mode, threads=threads) for mode in ("fast", "check") for threads in (1, 4)]
-    devices += [executor("random", seed, threads=1 + seed % 3) for seed in SEEDS]
+    devices += [executor("random", seed, threads=1 + seed % 3) for seed in ORDERS]
     with using(fixed(choice(shared, mergers))):
         assert len({results(device, one, target) for device in devices}) == 1
 
 
-@pytest.mark.parametrize("mergers", [1, 2, 16])
-@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize(
+    ("shared", "mergers"),
+    [(shared, n) for i, shared in enumerate(SHARED) for n in ((1, 2, 16) if sweep.ALL else ((1, 2, 16)[i % 3],))],
+)
 def test_launches_leave_the_workspaces_as_they_were(
     own: Device, shared: str, mergers: int, executor: Callable[..., CpuDevice]
 ) -> None:
     """Zeros, whatever the lengths: the next launch, of other lengths, finds its counters and records at the start."""
     on_cpu = own.kind == "cpu"
-    checked = [executor("check", threads=1), *(executor("random", seed, threads=2) for seed in SEEDS)] if on_cpu else []
+    checked = (
+        [executor("check", threads=1), *(executor("random", seed, threads=2) for seed in ORDERS)] if on_cpu else []
+    )
     one, target = spec(batched=True), SHARED[shared][0]
     values, sizes = given(one)
     rng = np.random.default_rng(8)
@@ -230,7 +239,7 @@ def test_a_part_is_merged_by_its_cta_or_by_the_last_to_start(shared: str) -> Non
     at_once = sound.ptx.text.replace(asks, ALL_START + asks)
     nobody_asks = (told, f"    @%ticket_asks mov.u32 %part_mask, 0;\n{told}")
     no_marks = (marks, "")
-    for seed in SEEDS:
+    for seed in ORDERS:
         assert not sound.outcome(at_once, "random", seed)
         assert not sound.outcome(at_once.replace(*no_marks), "random", seed)
         assert sound.outcome(at_once.replace(*nobody_asks), "random", seed)
@@ -276,16 +285,16 @@ def test_a_kernel_without_splits_has_no_ticket() -> None:
 
 @needs_assembler
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
-@pytest.mark.parametrize("warps", [4, 8, 16])
-@pytest.mark.parametrize("mergers", [1, 8])
-def test_assembles_without_spills(target: str, warps: int, mergers: int) -> None:
+def test_assembles_without_spills(target: str) -> None:
     """The ticket is some registers more, held through the main loop."""
-    for fields in (
+    shapes = (
         {"n_heads": 32, "n_kv_heads": 8, "head_dim": 128}, {"n_heads": 9, "n_kv_heads": 1, "head_dim": 256},
         {"n_heads": 32, "n_kv_heads": 32, "head_dim": 80, "kv_dtype": "s8", "batched": True},
         {"n_heads": 16, "n_kv_heads": 1, "head_dim": 512, "kv_dtype": "e4m3", "window": 4096},
         {"n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "kv_dtype": "f32", "q_dtype": "f32"},
-    ):  # fmt: skip
+    )  # fmt: skip
+    every = itertools.product(shapes, (4, 8, 16), (1, 8))
+    for fields, warps, mergers in sweep.some(every, 6):
         one = spec(max_len=65536, **fields)
         with using(fixed(Choice(warps, 2, 264, 2, 4096, mergers=mergers))):
             assert one.plan(parse_target(target)).mergers > 0

@@ -173,7 +173,7 @@ def test_a_register_where_an_address_belongs() -> None:
     def code(b: Builder) -> None:
         b.op("ld.global.f32", "x", a(b, "p", "u64"))
 
-    assert "must be [global address] (got reg %p)" in refused(code)
+    assert "must be [global address] (got reg %p); p[0] is the address it holds" in refused(code)
 
 
 def test_an_address_in_a_float_register() -> None:

@@ -98,6 +98,11 @@ def test_a_misspelt_macro() -> None:
     assert "wenn" in refused(TEMPLATE.replace("import when", "import wenn").replace("call when", "call wenn"))
 
 
+def test_a_macro_that_is_not_imported() -> None:
+    broken = TEMPLATE.replace("call when", "call either")
+    assert """'either' is undefined; import it: {% from "flow.ptx.j2" import either %}""" in refused(broken)
+
+
 def test_a_condition_on_a_misspelt_fragment_leaves_the_fragment_unplaced() -> None:
     broken = TEMPLATE.replace("{{ store }}", "{% if stor is defined %}\n{{ store }}\n{% endif %}")
     assert "fragment 'store'" in refused(broken)
@@ -116,7 +121,7 @@ def test_a_syntax_error() -> None:
 
 
 def test_a_template_that_does_not_exist() -> None:
-    said = r"^kernel demo \(templates/demo\.ptx\.j2\): template demo\.ptx\.j2 does not exist"
+    said = r"^kernel demo \(demo\.ptx\.j2\): template demo\.ptx\.j2 does not exist"
     with pytest.raises(TemplateError, match=said):
         _generate(Demo(), SM_90)
 
@@ -125,7 +130,7 @@ def test_a_fragment_and_a_register_of_one_name() -> None:
     def more(b: Builder) -> None:
         b.op("mov.u32", "store", 1)
 
-    assert "share no names (got 'store')" in refused(TEMPLATE, spec=Demo(more=more))
+    assert "share no names (got 'store'); it is a fragment and a register" in refused(TEMPLATE, spec=Demo(more=more))
 
 
 # -- PTX written in a template is checked as PTX -----------------------------------------------------------------------
@@ -202,7 +207,7 @@ def test_a_placement_that_loses_instructions(placement: str) -> None:
     broken = TEMPLATE.replace("{{ store }}", placement)
     message = refused(broken)
     assert LOST[placement] in message
-    assert message.startswith("kernel demo (templates/demo.ptx.j2): ")
+    assert message.startswith("kernel demo (demo.ptx.j2): ")
     if "/*\n" not in placement:
         assert f"demo.ptx.j2:{line_of(broken, next(x for x in placement.splitlines() if 'store' in x))}" in message
 
@@ -299,7 +304,7 @@ def test_an_absent_fragment_is_nothing_where_it_is_placed_and_false() -> None:
     placed = TEMPLATE.replace("{{ store }}", "{{ scaled }}\n{% if scaled %}\n    // scaled\n{% endif %}\n{{ store }}")
     without = text(placed, Demo(more=lambda b: b.without("scaled")))
     assert without.splitlines()[1:] == text().splitlines()[1:]
-    assert "'scaled' is undefined" in refused(placed)
+    assert "'scaled' is undefined; build() makes no fragment or register of this name" in refused(placed)
 
 
 def test_a_fragment_is_built_or_absent_not_both() -> None:

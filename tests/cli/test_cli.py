@@ -134,7 +134,7 @@ WRONG = {
     "requires nothing": (["requires", "nowhere.ptx"], "nowhere.ptx: No such file"),
     "requires a driver": (["requires", "x.ptx", "--driver", "twelve"], "must be a version"),
     "verify nothing": (["verify", "nowhere"], "nowhere: no such file or directory"),
-    "golden root": (["golden", "check", "--root", "nowhere"], "must be a directory of goldens"),
+    "golden root": (["golden", "check", "--root", "nowhere"], "(got nowhere); golden update --init makes one"),
     "golden kernel": (["golden", "check", "nope"], "(got 'nope'"),
     "export without -o": (["export", *SCATTER, *TO], "-o: is needed"),
     "manifest to stdout": (["generate", *SCATTER, *TO, "--manifest"], "--manifest: needs -o"),

@@ -1,3 +1,3 @@
 """Importing this registers every case of every compiler."""
 
-from tests.compilers import triton_cases  # noqa: F401
+from tests.compilers import cuda_cases, numba_cases, triton_cases  # noqa: F401

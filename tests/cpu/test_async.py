@@ -289,7 +289,7 @@ def test_a_bulk_store_without_its_wait_or_its_fence():
     finding("(?s)exit before an asynchronous copy.*bulk.*lane 0.*wait_group", late.replace("WAITING", "ret;"), out)
     assert (out == 99).all(), "nobody waited: the bytes may never leave"
     over = late.replace("WAITING", "bar.warp.sync -1; st.shared.u32 [%r2], 5; cp.async.bulk.wait_group.read 0; ret;")
-    finding("(?s)^race.*cp.async.bulk.*warp 0 has written these bytes meanwhile.*until cp.async.bulk.wait_group", over, out)
+    finding("(?s)^race.*bulk.*warp 0 has written these bytes meanwhile.*until cp.async.bulk.wait_group", over, out)
     assert (out == 5).all(), "written over before it was read"
 
 
@@ -341,7 +341,7 @@ def test_a_bulk_reduction_without_its_wait():
             REDUCE.replace("WAITING", "ret;"), out)  # fmt: skip
     assert (out == 99).all(), "nobody waited: the sums may never come"
     late = "bar.warp.sync -1; st.shared.u32 [%r2], 5; @%p1 cp.async.bulk.wait_group.read 0; ret;"
-    launch(REDUCE.replace("WAITING", late), out, mode="check")
+    finding("(?s)^race.*cp.reduce.async.bulk.*has written these bytes meanwhile", REDUCE.replace("WAITING", late), out)
     assert (out == 99 + 5).all(), "written over before it was read"
     seen = "bar.warp.sync -1; @%p1 ld.global.u32 %r4, [%a0+8]; @%p1 st.global.u32 [%a0], %r4; ret;"
     launch(REDUCE.replace("WAITING", "@%p1 cp.async.bulk.wait_group 0; " + seen), out, mode="check")

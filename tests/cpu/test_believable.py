@@ -29,6 +29,10 @@ STORES = {
     "bytes": "mov.u32 %r1, VALUE; cvt.u16.u32 %h1, %r1; mov.u32 %r3, s; add.u32 %r3, %r3, %lane; "
     "st.shared.u8 [%r3], %h1; ret;",
     "vectors": "mov.u32 %r1, VALUE; st.shared.v2.u32 [s], {%r1, %r1}; ret;",
+    "shared by some lanes": "and.b32 %r4, %lane, 7; shl.b32 %r2, %r4, 3; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; "
+    "mov.u32 %r1, VALUE; add.u32 %r4, %r4, %r1; st.shared.v2.u32 [%r2], {%r4, %r4}; ret;",
+    "halves shared by some lanes": "and.b32 %r4, %lane, 7; shl.b32 %r2, %r4, 1; mov.u32 %r3, s; add.u32 %r2, %r2, %r3; "
+    "mov.u32 %r1, VALUE; add.u32 %r4, %r4, %r1; cvt.u16.u32 %h1, %r4; st.shared.b16 [%r2], %h1; ret;",
 }
 
 
@@ -198,6 +202,17 @@ DEFINED = {
     "set": "st.global.u32 [%a0], %r2; ret;|or.b32 %r2, %r9, -65536;",
     "picked": "st.global.u32 [%a0], %r2; ret;|prmt.b32 %r2, %r9, %r9, 0x1010;",
     "converted": "st.global.u32 [%a0], %r2; ret;|cvt.u32.u16 %r2, %r9;",
+    "extracted": "st.global.u32 [%a0], %r2; ret;|bfe.u32 %r2, %r9, 4, 12;",
+    "inserted over": "st.global.u32 [%a0], %r2; ret;|bfi.b32 %r2, %r1, %r9, 16, 16;",
+    "a field of it inserted": "st.global.u32 [%a0], %r2; ret;|bfi.b32 %r2, %r9, %r1, 8, 16;",
+    "funnelled out": "st.global.u32 [%a0], %r2; ret;|shf.l.wrap.b32 %r2, %r1, %r9, 16; shl.b32 %r2, %r2, 16;",
+    "looked up": "st.global.u32 [%a0], %r2; ret;|lop3.b32 %r2, %r9, 65535, %r1, 0x80;",
+    "selected": "st.global.u16 [%a0], %r2; ret;|setp.eq.u32 %p1, %r1, 5; selp.b32 %r2, %r9, %r1, %p1;",
+    "added below": "st.global.u16 [%a0], %r2; ret;|add.u32 %r2, %r9, %r1;",
+    "a half of a pair": "st.global.u16 [%a0], %r2; ret;|min.f16x2 %r2, %r9, %r1;",
+    "the lower of two small floats": "st.global.u8 [%a0], %h1; ret;|mov.b32 %f1, %r1; "
+    "cvt.rn.satfinite.e4m3x2.f32 %h1, %f9, %f1;",
+    "the lower of two halves": "st.global.u16 [%a0], %r2; ret;|mov.b32 %f1, %r1; cvt.rn.f16x2.f32 %r2, %f9, %f1;",
     "packed again": "st.global.u32 [%a0], %r2; ret;|mov.b32 {%h1, %h2}, %r9; mov.b32 %r2, {%h1, %h1};",
     "decided by": "there: ret;|and.b32 %r2, %r9, 255; setp.eq.u32 %p1, %r2, 5; @%p1 bra there;",
     "in the next block": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
@@ -213,6 +228,16 @@ UNDEFINED = {
     "with its sign": "st.global.u32 [%a0], %r2; ret;|shr.s32 %r2, %r9, 31;",
     "masked too little": "st.global.u32 [%a0], %r2; ret;|and.b32 %r2, %r9, 131071;",
     "picked": "st.global.u32 [%a0], %r2; ret;|prmt.b32 %r2, %r9, %r1, 0x7642;",
+    "extracted": "st.global.u32 [%a0], %r2; ret;|bfe.u32 %r2, %r9, 4, 13;",
+    "extracted with its sign": "st.global.u32 [%a0], %r2; ret;|bfe.s32 %r2, %r9, 8, 16;",
+    "inserted beside": "st.global.u32 [%a0], %r2; ret;|bfi.b32 %r2, %r1, %r9, 16, 15;",
+    "funnelled in": "st.global.u32 [%a0], %r2; ret;|shf.r.wrap.b32 %r2, %r9, %r1, 8;",
+    "looked up": "st.global.u32 [%a0], %r2; ret;|lop3.b32 %r2, %r9, 65535, %r1, 0xfe;",
+    "selected": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %r1, 5; selp.b32 %r2, %r9, %r1, %p1;",
+    "selected by nothing": "st.global.u32 [%a0], %r2; ret;|selp.b32 %r2, %r1, %r1, %p2;",
+    "subtracted": "st.global.u32 [%a0], %r2; ret;|sub.u32 %r2, %r9, %r1;",
+    "the other half of a pair": "st.global.u32 [%a0], %r2; ret;|min.f16x2 %r2, %r9, %r1;",
+    "the upper of two halves": "st.global.u32 [%a0], %r2; ret;|mov.b32 %f1, %r1; cvt.rn.f16x2.f32 %r2, %f9, %f1;",
     "added": "st.global.u8 [%a0], %r2; ret;|mul.lo.u32 %r2, %r9, %r9;",
     "decided by": "there: ret;|setp.eq.u32 %p1, %r9, 5; @%p1 bra there;",
     "in the next block": "st.global.u32 [%a0], %r9; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "

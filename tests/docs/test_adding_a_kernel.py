@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from ptxgen import kernel
+from ptxgen.errors import SpecError
 from ptxgen.generator import _generate
+from ptxgen.golden import Goldens
 from ptxgen.kernel import KernelType, supports
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -54,10 +58,26 @@ def test_the_first_example_refuses_what_it_does_not_take() -> None:
     assert [reason.partition(":")[0] for reason in reasons] == ["dim", "dtype"]
 
 
+def test_mistakes_in_what_tests_need_to_know_name_the_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CpuDevice()
+    with registered(EXAMPLES[0]) as cls, monkeypatch.context() as patch:
+        spec = cls(**cls.goldens[0])
+        for wrong in ({"y": 1}, 1):
+            patch.setattr(cls, "reference", lambda self, wrong=wrong, **arguments: wrong)
+            with pytest.raises(SpecError, match=r"ScaleRows\.reference: must be a dict by out \(got (y|int)\)"):
+                trial(spec, device)
+        patch.setattr(cls, "given", KernelType.given)
+        with pytest.raises(TypeError, match=r"factor: a scalar needs a value, from given\(\)"):
+            spec.example(np.random.default_rng(0))
+        patch.setattr(cls, "goldens", (dict(dims=64),))
+        with pytest.raises(SpecError, match=r"ScaleRows\.goldens: .*'dims'"):
+            Goldens(tmp_path, {cls.kernel_name}).cases()
+
+
 def test_the_rms_norm_is_short() -> None:
     """The whole file and the whole template, with empty lines, imports and docstrings."""
     python, template = example("norm_rows")
-    assert (python.count("\n"), template.count("\n")) == (60, 18)
+    assert (python.count("\n"), template.count("\n")) == (60, 16)
 
 
 def test_commands_of_the_document_exist() -> None:

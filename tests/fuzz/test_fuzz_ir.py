@@ -12,10 +12,11 @@ from benchmarks.report.executor_document import fuzz_rows
 from tests.fuzz import backends
 from tests.fuzz.__main__ import difference, run
 from tests.fuzz.program import make
+from tests.support import sweep
 from tests.support.devices import open_device
 
 
-@pytest.mark.parametrize("start", range(0, 32, 8))
+@pytest.mark.parametrize("start", range(0, sweep.examples(16, 128), 8))
 def test_random_programs_give_the_same_on_the_executor_and_on_this_machine(start):
     assert run(range(start, start + 8), open_device("fast")) == []
 
@@ -25,7 +26,7 @@ def test_random_programs_run_clean_and_the_same_in_check_mode():
 
 
 def test_random_programs_give_the_same_on_the_oracle():
-    assert run(range(200, 224), open_device("oracle")) == []
+    assert run(range(200, 200 + sweep.examples(12, 96)), open_device("oracle")) == []
 
 
 def test_a_seed_always_makes_the_same_program_and_different_seeds_different_ones():
@@ -61,7 +62,7 @@ def compiled(seed):
                                           ("st.shared.b16", "st.shared.b8")])  # fmt: skip
 def test_a_wrong_instruction_is_noticed(old, new, monkeypatch):
     plain = backends.to_ptx
-    programs = list(islice((make(s) for s in range(400) if old in compiled(s)), 8))
+    programs = list(islice((make(s) for s in range(400) if old in compiled(s)), 4))
     monkeypatch.setattr(backends, "to_ptx", lambda *given: plain(*given).replace(old, new))
     wrong = backends.on_device(programs, open_device("oracle"), 1)
     right = backends.on_host(programs)

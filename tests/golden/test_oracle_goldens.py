@@ -1,19 +1,56 @@
-"""Every golden kernel on the NumPy oracle against its reference: evidence that shares nothing with the executor."""
+"""Every golden kernel on the NumPy oracle against its reference: evidence that shares nothing with the executor.
+
+Goldens whose texts differ in their headers only are one case. Where a golden is large for the sake of a loop, the same
+text with smaller numbers stands in for it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ptxgen.golden import Goldens
+from ptxgen import generator
+from ptxgen.generator import Ptx
+from ptxgen.golden import Case
+from ptxgen.kernel import KernelType
 from ptxgen.launch import evaluate
 from ptxgen.parity import compare, limit_of
 from tests.oracle import Array, Oracle
-from tests.support.kernels import GOLDENS
+from tests.support.goldens import body, different
 
-CASES = {case.file: case for case in Goldens(GOLDENS).cases()}
+CASES = {case.file: case for case in different()}
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """Another size that takes the same text but for its numbers, where these constants of modules are smaller too."""
+
+    fields: dict[str, int]
+    constants: dict[str, object]
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def of(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> Ptx:
+        """The smaller kernel. It is not kept: its text is none of its spec's."""
+        spec = dataclasses.replace(case.spec, **self.fields)  # type: ignore[type-var]
+        with monkeypatch.context() as patch:
+            for name, value in self.constants.items():
+                patch.setattr(f"ptxgen.{name}", value)
+            made = generator._generate(spec, case.target)
+        texts = (body(text).replace("_", "") for text in (case.generate().text, made.text))
+        assert len({re.sub(r"\b\d+\b", "N", text) for text in texts}) == 1, "only numbers differ"
+        return made
+
+
+# 266 groups of records for 264 CTAs become 6 for 4; ten passes over a row become three.
+SMALLER = {
+    "gemv/n34000": Smaller({"n": 700}, {"products.geometry.K_WARPS": ((0, 1),), "products.geometry.MOST_WARPS": 32}),
+    "sample/vocab20000": Smaller({"vocab": 5000}, {"kernels.sample.OF_CTA": 1 << 12}, {"rows": 4}),
+}
 
 
 def argument(device: Oracle, param: Any, value: Any, capacities: dict[str, int]) -> Any:
@@ -27,13 +64,23 @@ def argument(device: Oracle, param: Any, value: Any, capacities: dict[str, int])
 
 
 @pytest.mark.parametrize("file", CASES)
-def test_golden_matches_its_reference(file):
+def test_golden_matches_its_reference(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[file]
-    spec, ptx, device = case.spec, case.generate(), Oracle()
-    values = spec.example(np.random.default_rng(7))
+    small = next((smaller for name, smaller in SMALLER.items() if f"/{name}" in file), None)
+    if small:
+        matches(small.of(case, monkeypatch), {**case.spec.sizes, **small.sizes})
+    else:
+        matches(case.generate(), dict(case.spec.sizes))
+
+
+def matches(ptx: Ptx, sizes: dict[str, int]) -> None:
+    """One launch on the oracle gives what the reference says."""
+    spec: KernelType = ptx.spec
+    device = Oracle()
+    values = spec.example(np.random.default_rng(7), **sizes)
     expected = spec.reference(**{n: v.copy() if isinstance(v, np.ndarray) else v for n, v in values.items()})
-    args = {p.name: argument(device, p, values.get(p.name), dict(spec.sizes)) for p in ptx.params}
-    grid = tuple(evaluate(extent, spec.sizes) for extent in ptx.launch.grid)
+    args = {p.name: argument(device, p, values.get(p.name), sizes) for p in ptx.params}
+    grid = tuple(evaluate(extent, sizes) for extent in ptx.launch.grid)
     kernel = device.module(ptx.text)[ptx.entry]
     kernel.launch(grid, ptx.launch.block, list(args.values()), ptx.launch.shared, ptx.launch.cluster)
     for name, want in expected.items():

@@ -15,6 +15,7 @@ from ptxgen.errors import AssembleError, IsaError
 from ptxgen.isa import Form, Slot, storage_type
 from ptxgen.isa.pattern import Compiled
 from ptxgen.targets import ALL_TARGETS, IsaVersion, Target, driver_for_ptx, target
+from tests.support import sweep
 from tests.support.isa_samples import BANKS, all_forms, combinations, literal, module, operand, statement
 from tests.support.marks import needs_assembler
 
@@ -201,8 +202,9 @@ def layouts() -> Iterator[tuple[Compiled, Form]]:
 
 
 def typed() -> Iterator[tuple[Compiled, Form, int, str, str]]:
-    """Every scalar register slot of every operand list, with a register of every type in it."""
-    for compiled, form in layouts():
+    """Every scalar register slot of every third operand list (in a sweep of all), with a register of every type."""
+    every = list(layouts())
+    for compiled, form in every if sweep.ALL else every[::3]:
         operands = [operand(form, i, slot) for i, slot in enumerate(form.operands)]
         for position, slot in enumerate(form.operands):
             for type in BANKS if "reg" in slot.kinds else ():
@@ -237,7 +239,8 @@ def test_register_types_are_taken_as_the_assembler_takes_them() -> None:
             elif not accepts and i not in refused and not half_as_integer:
                 too_strict.append(text)
     assert not too_lax
-    assert {text.split(".")[0].split(" ")[0] for text in too_strict} == LAX_TYPES
+    lax = {text.split(".")[0].split(" ")[0] for text in too_strict}
+    assert lax == LAX_TYPES if sweep.ALL else lax <= LAX_TYPES
 
 
 def _other_kinds(form: Form, position: int, slot: Slot) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """A pair of kernels in one file: one with a synchronisation bug that was reported somewhere, one in which it is mended.
 
-The file is PTX with a head of comments: `report:` (who met the bug), `wrong:` (one sentence), `launch: ENTRY grid=… block=…`
-(several in order; also cluster=, shared=, args=0,1, programmatic), `args:` (as `ptxgen check --arg` takes them), `finds:`
-(the finding's title), `missed:` (why check mode finds nothing), `gpu:` (why it does not run on one). In the body
-`// mended` ends a line that only the mended kernel has, `// broken` one that only the broken one has, and `// found` the
-line where the finding is expected. Lines keep their numbers in both.
+The file is PTX with a head of comments: `report:` (who met the bug), `wrong:` (one sentence), `launch: ENTRY grid=…
+block=…` (several in order; also cluster=, shared=, args=0,1, programmatic), `args:` (as `ptxgen check --arg` takes
+them), `finds:` (the finding's title), `missed:` (why check mode finds nothing), `gpu:` (why it does not run on one). In
+the body `// mended` ends a line that only the mended kernel has, `// broken` one that only the broken one has, and
+`// found` the line where the finding is expected. Lines keep their numbers in both.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Pair:
             entry = module[launch.entry]
             entry.launch(args=[given[n] for n in launch.arguments], **launch.options)
         device.synchronize()
-        return [value.numpy().tobytes() for value in given if hasattr(value, "numpy")]  # type: ignore[attr-defined]
+        return [value.numpy().tobytes() for value in given if hasattr(value, "numpy")]
 
 
 def _marks(line: str) -> str:

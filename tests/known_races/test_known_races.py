@@ -31,7 +31,7 @@ def found(pair: Pair, broken: bool) -> tuple[Finding, ...]:
 def test_the_bug_is_found_at_its_line(name):
     pair = pairs()[name]
     seen = found(pair, broken=True)
-    hits = [f for f in seen if f.title == pair.finds and any(spot.line in pair.lines for spot in f.spots)]
+    hits = [f for f in seen if f.kind == pair.finds and any(spot.line in pair.lines for spot in f.spots)]
     assert bool(hits) is not bool(pair.missed), pair.missed or seen
 
 

@@ -168,6 +168,7 @@ def test_scaled_rotation_is_the_configurations(what: str, tmp_path: Path) -> Non
     assert found != gguf_model(family)[0].shape.kinds
 
 
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
 @pytest.mark.parametrize("max_len", [16, 64])
 def test_phi3s_long_and_short_factors_are_tensors(max_len: int, tmp_path: Path) -> None:
     factors = {"long": np.linspace(1, 5, 4, dtype=np.float32), "short": np.linspace(1, 2, 4, dtype=np.float32)}

@@ -20,6 +20,7 @@ from ptxgen.models import load_config
 from ptxgen.models.plan import bundle, plan, whole_plan
 from ptxgen.models.spec import load_spec
 from ptxgen.targets import target
+from tests.support import sweep
 from tests.support.marks import needs_assembler
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -43,11 +44,13 @@ def fields(spec: KernelType, *names: str) -> tuple[object, ...]:
     return tuple(getattr(spec, name) for name in names)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_kernel_of_every_model_on_every_target(model: str) -> None:
+@pytest.mark.parametrize(("number", "model"), list(enumerate(MODELS)))
+def test_every_kernel_of_every_model_on_every_target(number: int, model: str) -> None:
+    """Every target has a plan; the texts are made for one target of each model in turn, in a sweep for all."""
     shape = load_config(CONFIGS / f"{model}.json")
-    for where in TARGETS:
-        files = bundle(shape, plan(shape, where))
+    plans = {where: plan(shape, where) for where in TARGETS}
+    for where in TARGETS if sweep.ALL else (TARGETS[number % len(TARGETS)],):
+        files = bundle(shape, plans[where])
         index = json.loads(files[INDEX])
         assert {k["role"] for k in index["kernels"]} == ROLES
         assert {f for k in index["kernels"] for f in (k["file"], k["manifest"])} == files.keys() - {INDEX}
@@ -57,11 +60,12 @@ def test_every_kernel_of_every_model_on_every_target(model: str) -> None:
 
 
 @needs_assembler
-@pytest.mark.parametrize(("index", "model"), list(enumerate(MODELS)))
-def test_no_kernel_of_a_model_spills(index: int, model: str) -> None:
-    """On the lowest target, which has the fewest means, and on one of the others in turn."""
+@pytest.mark.parametrize(("number", "model"), list(enumerate(MODELS)))
+def test_no_kernel_of_a_model_spills(number: int, model: str) -> None:
+    """On the lowest target, which has the fewest means, or on one of the others in turn; in a sweep on all."""
     spilling = []
-    for where in ("sm_75", TARGETS[1 + index % (len(TARGETS) - 1)]):
+    others = TARGETS[1:]
+    for where in TARGETS if sweep.ALL else ("sm_75" if number % 2 else others[number // 2 % len(others)],):
         for step in plan(load_config(CONFIGS / f"{model}.json"), where):
             ptx = generate(step.spec, where)
             taken = assemble(ptx.text, where).resources[ptx.entry]

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from copy import copy
+from itertools import groupby
 from pickle import dumps, loads
 from typing import Any
 
@@ -23,6 +24,7 @@ from ptxgen.kernel import KernelType, make_spec
 from tests.support.draws import domains, fields_of, needed, swept, with_options
 from tests.support.kernels import NAMES, TYPES
 from tests.support.marks import needs_assembler
+from tests.support.sweep import examples, some
 
 TARGETS = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121",
@@ -36,7 +38,7 @@ def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(nam
     seen: Counter[str] = Counter()
 
     @seed(0)
-    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(20, 60), deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(fields_of(cls), st.sampled_from(TARGETS))
     def each(fields: dict[str, Any], where: str) -> None:
         answer = supports({"kernel_type": name, **fields}, where)
@@ -52,7 +54,7 @@ def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(nam
         assert all(reason in str(refused.value) for reason in answer.reasons)
 
     each()
-    assert seen["legal"] >= 10, seen
+    assert seen["legal"] >= 5, seen
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +75,9 @@ def spilling(specs: Iterable[tuple[KernelType, str]]) -> list[tuple[KernelType, 
 def test_every_value_that_is_swept_assembles_without_spills(name: str) -> None:
     rng, cls = random.Random(0), TYPES[name]
     specs = []
-    for index, (field, value) in enumerate(swept(cls)):
+    of_field = groupby(swept(cls), key=lambda pair: pair[0])
+    tried = [pair for _, pairs in of_field for pair in some(pairs, 9)]
+    for index, (field, value) in enumerate(tried):
         where = TARGETS[index % len(TARGETS)]
         fixed = {other: cls.goldens[0][other] for other in needed(cls) if other != "max_len"}
         specs.append((with_options(cls, where, rng, **{**fixed, field: value}), where))

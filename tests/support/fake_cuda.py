@@ -124,7 +124,9 @@ class Binding(Order):
         self.refuses_line = 5  # where it does not
         self.link_options: set[str] = set()  # of the last link
         self.execute: Callable[[str, Launched], None] = lambda text, launch: None
-        self._native = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
+        counts = {"cuGraphLaunch": 2, "cuMemcpyDtoHAsync": 4, "cuStreamSynchronize": 1}
+        self._native = {name: self._natively(name, count) for name, count in counts.items()}
+        self._native["cuLaunchKernelEx"] = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._launch)
         self._keep: list[Any] = []
         self._error_logs: dict[int, Any] = {}  # of each link; several threads link at once
         self._images: dict[int, bytes] = {}
@@ -355,9 +357,14 @@ class Binding(Order):
 
     # launches -----------------------------------------------------------------------------------------------------
     def _cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple[int, Any]:
-        assert name == b"cuLaunchKernelEx"
         found = real.CUdriverProcAddressQueryResult.CU_GET_PROC_ADDRESS_SUCCESS
-        return ctypes.cast(self._native, ctypes.c_void_p).value or 0, found
+        native = self._native[name.decode()]
+        return ctypes.cast(native, ctypes.c_void_p).value or 0, found
+
+    def _natively(self, name: str, count: int) -> Any:
+        """A function of `count` words as C calls it."""
+        call = lambda *words: int(getattr(self, name)(*(word or 0 for word in words))[0])  # noqa: E731
+        return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)(call)
 
     def _arguments(self, function: int, pointers: int) -> tuple[bytes, ...]:
         slots = entry_slots(*self.functions[function])

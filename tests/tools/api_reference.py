@@ -30,6 +30,7 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.builder.values": ("Addr", "Not", "Reg", "RegArray", "Shared", "Table"),
     "ptxgen.idioms": (),
     "ptxgen.attention.variant": ("PerHead", "Scores", "Step", "Variant"),
+    "ptxgen.finding": ("Finding", "Spot"),
     "ptxgen.models": (),
     "ptxgen.models.files": ("ModelFile", "TensorInfo", "open_model"),
     "ptxgen.weights": (),

@@ -17,6 +17,7 @@ from ptxgen.errors import AssembleError
 from tests.compilers.case import CASES, TEXTS, Case
 
 
+CUDA = TEXTS.parent / "cuda" / "kernels.cu"
 _TYPES: dict[Any, str] = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "i32": "int32"}
 
 
@@ -36,7 +37,30 @@ def _triton(case: Case, target: str) -> dict[str, Any]:
                 scratch=made.scratch)  # fmt: skip
 
 
-_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton}
+def _nvrtc(case: Case, target: str) -> dict[str, Any]:
+    from ptxgen.runtime import compile_cuda
+
+    parts = dict(re.findall(r"^//== (\w+)\n(.*?)(?=^//==|\Z)", CUDA.read_text(), re.DOTALL | re.MULTILINE))
+    return dict(ptx=compile_cuda(parts[case.name], target, name=f"{case.name}.cu"), entry=case.name)
+
+
+def _numba(case: Case, target: str) -> dict[str, Any]:
+    import numba
+    import numpy as np
+
+    from ptxgen.testing.numba_kernel import compile_numba
+    from tests.compilers import kernels_numba
+
+    types = []
+    for word in case.how["signature"].split():
+        kind, _, dimensions = word.lstrip("=").partition(":")
+        scalar = numba.from_dtype(np.dtype(kind))
+        types.append(scalar if word[0] == "=" else numba.types.Array(scalar, int(dimensions or 1), "C"))
+    made = compile_numba(getattr(kernels_numba, case.name), types, target, name=case.name)
+    return dict(ptx=made.ptx, entry=made.entry)
+
+
+_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton, "nvrtc": _nvrtc, "numba": _numba}
 
 
 def _without_debug(text: str) -> str:

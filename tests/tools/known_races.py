@@ -110,7 +110,9 @@ def run(job: Job, logs: Path, deadline: float, device: str) -> list[dict[str, An
     total = sum(int(a or b) for a, b in counted) if counted else None
     rows = []
     for name in job.names:
-        said = [line.strip("= ") for line in _SAID.findall(text) if len(job.names) == 1 or re.search(rf"\b{name}\b", line)]
+        said = [
+            line.strip("= ") for line in _SAID.findall(text) if len(job.names) == 1 or re.search(rf"\b{name}\b", line)
+        ]
         if len(job.names) > 1:
             findings = len(said) if name in ran else None
         else:
@@ -154,7 +156,10 @@ def table(data: dict[str, Any] | None) -> str:
     rows = {(r["name"], r["tool"], r["broken"]): r for r in (data or {}).get("rows", ())}
     all_ = pairs()
     missed = [name for name, pair in all_.items() if pair.missed]
-    lines = ["| | broken kernels tried | found | mended kernels tried | false positives |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| | broken kernels tried | found | mended kernels tried | false positives |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     lines.append(f"| check mode, on a CPU | {len(all_)} | {len(all_) - len(missed)} | {len(all_)} | 0 |")
     for tool in TOOLS if rows else ():
         tried = {side: [r for (_, t, b), r in rows.items() if t == tool and b == side] for side in (True, False)}
@@ -171,7 +176,10 @@ def table(data: dict[str, Any] | None) -> str:
         theirs = "".join(f" {_words(rows, pair, tool)} |" for tool in TOOLS if rows)
         lines.append(f"| [{name.replace('_', ' ')}]({pair.report}) | {pair.wrong} | {ours} |{theirs}")
     if data:
-        lines += ["", f"compute-sanitizer {data['tools']}; a broken kernel that would not end on a GPU was not run there."]
+        lines += [
+            "",
+            f"compute-sanitizer {data['tools']}; a broken kernel that would not end on a GPU was not run there.",
+        ]
     return "\n".join(lines)
 
 

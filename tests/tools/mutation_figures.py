@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ptxgen.golden import Goldens
 from tests.corpus.cases import CASES
-from tests.support.kernels import GOLDENS
+from tests.support.goldens import different
 from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
 
+Seen = tuple[Subject, Mutation, Noticed | None]
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = ("barrier", "wait", "fence")
 NEVER = "does not matter: "
@@ -34,7 +34,6 @@ REASONS = {
     r"corpus/gemm_ldmatrix barrier 230": NEVER + "nothing follows the last tile",
     r"corpus/(single_launch_sum|lookback_scan|lane_lock) fence": STRONG,
     r"corpus/token_pipeline barrier": "what it orders are copies: a wrong result",
-    r"corpus/tensor_sum wait .*wait_group.read": "what it keeps is overwritten by a copy: a wrong result",
 }  # fmt: skip
 FOUND = "finding in check mode"
 DOCUMENT = ROOT / "docs" / "cpu-executor.md"
@@ -53,11 +52,7 @@ OTHER_HEAD = ("", *(f"{kind}: {how}" for kind in ("strides", "options")
 @cache
 def unique() -> tuple[SpecSubject, ...]:
     """The goldens, without those whose text differs from an earlier one in its header only."""
-    found: dict[str, SpecSubject] = {}
-    for case in Goldens(GOLDENS).cases():
-        subject = SpecSubject(case.spec, case.target)
-        found.setdefault(re.sub(r"(?m)^(//.*|\.target.*|\.version.*)$", "", subject.ptx.text), subject)
-    return tuple(found.values())
+    return tuple(SpecSubject(case.spec, case.target) for case in different())
 
 
 @cache
@@ -66,11 +61,17 @@ def corpus() -> tuple[CorpusSubject, ...]:
     return tuple(map(CorpusSubject, CASES.values()))
 
 
-@cache
-def tried(subject: Subject) -> tuple[tuple[Mutation, Noticed | None], ...]:
-    """Every mutation of a subject that is one, and what was noticed of it."""
-    found = ((mutation, subject.noticed(mutation.text)) for mutation in subject.mutations())
-    return tuple((mutation, noticed) for mutation, noticed in found if noticed or not equivalent(subject, mutation))
+def faults_of(subjects: Iterable[Subject]) -> Iterator[tuple[Subject, Mutation]]:
+    """Every mutation of each subject."""
+    return ((subject, mutation) for subject in subjects for mutation in subject.mutations())
+
+
+def noticed_of(faults: Iterable[tuple[Subject, Mutation]]) -> Iterator[Seen]:
+    """Those of the mutations that are one, and what was noticed of each."""
+    for subject, mutation in faults:
+        noticed = subject.noticed(mutation.text)
+        if noticed or not equivalent(subject, mutation):
+            yield subject, mutation, noticed
 
 
 def equivalent(subject: Subject, mutation: Mutation) -> bool:
@@ -87,16 +88,15 @@ def reason_of(subject: Subject, mutation: Mutation) -> str | None:
     return next((reason for pattern, reason in known.items() if re.search(pattern, text)), None)
 
 
-def counts(subjects: Iterable[Subject]) -> Counter[str]:
+def counts(seen: Iterable[Seen]) -> Counter[str]:
     """Of the order faults that are reached: how each was noticed; `matter` are all but those that never do."""
     total: Counter[str] = Counter()
-    for subject in subjects:
-        for mutation, noticed in tried(subject):
-            if mutation.kind in ORDER:
-                reason = reason_of(subject, mutation) or ""
-                total["all"] += 1
-                total["matter"] += bool(noticed) or not reason.startswith(NEVER)
-                total[str(noticed) if noticed else "nothing"] += bool(noticed) or not reason.startswith(NEVER)
+    for subject, mutation, noticed in seen:
+        if mutation.kind in ORDER:
+            reason = reason_of(subject, mutation) or ""
+            total["all"] += 1
+            total["matter"] += bool(noticed) or not reason.startswith(NEVER)
+            total[str(noticed) if noticed else "nothing"] += bool(noticed) or not reason.startswith(NEVER)
     return total
 
 
@@ -105,18 +105,25 @@ def goldens_of(kernel: str) -> list[SpecSubject]:
     return [subject for subject in unique() if subject.spec.kernel_name == kernel]
 
 
-def order_row(name: str, subjects: Iterable[Subject]) -> str:
+def order_row(name: str, seen: Iterable[Seen]) -> str:
     """The line of a table: how order faults were noticed."""
-    seen = counts(subjects)
-    return _line(f"`{name}`", *(seen[kind] for kind in ORDER_KINDS))
+    found = counts(seen)
+    return _line(f"`{name}`", *(found[kind] for kind in ORDER_KINDS))
 
 
-def other_row(name: str, subjects: Iterable[Subject]) -> str:
+def other_row(name: str, seen: Iterable[Seen]) -> str:
     """The line of a table: how spoiled strides and dropped options were noticed."""
-    seen = Counter((m.kind, n.how if n else "nothing") for s in subjects for m, n in tried(s) if m.kind not in ORDER)
+    found = Counter((m.kind, n.how if n else "nothing") for _, m, n in seen if m.kind not in ORDER)
     return _line(
-        f"`{name}`", *(seen[kind, how] for kind in ("stride", "option") for how in ("finding", "result", "nothing"))
+        f"`{name}`", *(found[kind, how] for kind in ("stride", "option") for how in ("finding", "result", "nothing"))
     )
+
+
+def stated(text: str) -> dict[str, dict[str, int]]:
+    """What a document's table of order faults says of each of its names, as `counts` has it."""
+    lines = rows(text, ORDER_MARKS)
+    numbers = {name: map(int, line.strip("| ").split(" | ")[1:]) for name, line in lines.items()}
+    return {name: dict(zip(ORDER_KINDS, found, strict=True)) for name, found in numbers.items()}
 
 
 def _line(*cells: object) -> str:
@@ -146,8 +153,9 @@ def rows(text: str, marks: tuple[str, str]) -> Mapping[str, str]:
 def main() -> None:
     """Write both tables of the document: a line for every kernel type that has goldens, and the corpus."""
     names = sorted({subject.spec.kernel_name for subject in unique()})
-    order = [*(order_row(name, goldens_of(name)) for name in names), order_row("tests/corpus", corpus())]
-    other = [other_row(name, goldens_of(name)) for name in names]
+    seen = {name: tuple(noticed_of(faults_of(goldens_of(name)))) for name in names}
+    order = [*(order_row(*found) for found in seen.items()), order_row("tests/corpus", noticed_of(faults_of(corpus())))]
+    other = [other_row(*found) for found in seen.items()]
     text = DOCUMENT.read_text(encoding="utf-8")
     for marks, made in ((ORDER_MARKS, table(ORDER_HEAD, order)), (OTHER_MARKS, table(OTHER_HEAD, other))):
         old, new = (f"{marks[0]}\n{between}{marks[1]}" for between in (inside(text, marks), made))

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "data" / "llama_cpp.json"
 MODELS = {kind: ROOT / "examples" / "models" / f"kjv-{kind}.gguf" for kind in ("f16", "q8_0")}
+WIDE = "q8_0_f32"  # the values of q8_0 in f32 matrices, which llama.cpp multiplies by activations as they are
+KINDS = (*MODELS, WIDE)
 PROMPTS = (
     "In the beginning", "And Jesus said unto them,", "Psalms 23\nThe LORD", "Blessed are",
     "Now these are the names of", "The wicked",
@@ -57,12 +60,31 @@ def greedy(llama: Any, tokens: list[int], count: int = N_TOKENS) -> list[int]:
 
 def completions(kind: str) -> list[dict[str, Any]]:
     """Each prompt with its tokens, and those after it."""
-    llama = open_llama(MODELS[kind])
-    found = []
-    for prompt in PROMPTS:
-        tokens = split(llama, prompt)
-        found.append({"prompt": prompt, "tokens": tokens, "next": greedy(llama, tokens)})
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        path = widened(MODELS["q8_0"], Path(folder) / "f32.gguf") if kind == WIDE else MODELS[kind]
+        llama = open_llama(path)
+        found = []
+        for prompt in PROMPTS:
+            tokens = split(llama, prompt)
+            found.append({"prompt": prompt, "tokens": tokens, "next": greedy(llama, tokens)})
+        return found
+
+
+def widened(path: Path, out: Path) -> Path:
+    """A copy of a model file with the same values, all of them in f32."""
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(out, "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":  # which the writer says itself
+            continue
+        inner = field.types[1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, 0 if name == "general.file_type" else field.contents(), field.types[0], inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
 
 
 def write_vocabulary(path: Path, fields: dict[str, Any]) -> Path:
@@ -112,7 +134,7 @@ def main() -> None:
     scored, merged = pieces()[0], trained("gpt-2")[0]
     record = {
         "llama_cpp": llama_cpp.__version__,
-        "completions": {kind: completions(kind) for kind in MODELS},
+        "completions": {kind: completions(kind) for kind in KINDS},
         "pieces": {"fields": plain(scored), "splits": splits(scored)},
         "byte_level": {
             "fields": plain(merged),

@@ -188,11 +188,17 @@ def test_caches_that_do_not_fit_are_refused() -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of some choices, not of some hundred."""
+    for axis in ("_WAVES", "_WARPS", "_IN_FLIGHT", "_MERGERS"):
+        monkeypatch.setattr(jobs, axis, getattr(jobs, axis)[:2])
+
+
+@pytest.mark.usefixtures("few_choices")
 def test_it_writes_the_rows_that_are_faster(
     clock: CudaDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for axis in ("_WAVES", "_WARPS", "_IN_FLIGHT", "_MERGERS"):  # a search of some choices, not of some hundred
-        monkeypatch.setattr(jobs, axis, getattr(jobs, axis)[:3])
     path = tmp_path / "new" / "own.json"
     assert invoke(["tune", *SMALL, "-o", str(path)]) == 0
     said = capsys.readouterr().err
@@ -233,6 +239,7 @@ def test_time_ends_between_classes(clock: CudaDevice, tmp_path: Path, capsys: py
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("few_choices")
 def test_dry_run_shows_every_class_and_needs_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     config = str(CONFIGS / "tinyllama-1.1b.json")
     options = ["--config", config, "--heads", "4/2/16", "--capacity", "512", "--capacity", "4096", "--kv-dtype", "e4m3"]

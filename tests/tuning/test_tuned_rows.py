@@ -16,7 +16,8 @@ from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
-from ptxgen.tuning import Row, Table, fixed, shipped, using
+from ptxgen.tuning import Choice, Row, Table, fixed, shipped, using
+from tests.support import sweep
 from tests.support.decode_trials import poison
 from tests.support.marks import needs_assembler
 
@@ -46,17 +47,40 @@ def spec_of(row: Row, max_len: int, group: int = 3) -> IncrementalAttention:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
-def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
-    sm, first = dict(row.where)["sm"], dict(row.where).get("capacity", (600,))[0]
-    spec = spec_of(row, first)
+def fewer_heads(one: IncrementalAttention, choice: Choice, sm: str) -> tuple[IncrementalAttention, Choice]:
+    """The same kernel over one KV head: with so many CTAs that a KV head has as many splits as before."""
+    group = one.n_heads // one.n_kv_heads
+    small = dataclasses.replace(one, n_heads=group, n_kv_heads=1)
+    for ctas in range(choice.grid // one.n_kv_heads, choice.grid + 1):
+        fewer = dataclasses.replace(choice, grid=ctas)
+        plans = []
+        for spec, way in ((one, choice), (small, fewer)):
+            with using(fixed(way)):
+                plans.append(spec.plan(target(sm)))
+        if len({(p.shape, p.cluster, p.most_splits, p.mergers, p.split_tiles) for p in plans}) == 1:
+            return small, fewer
+    return one, choice
+
+
+def chosen(row: Row) -> tuple[IncrementalAttention, Choice]:
+    """The shortest spec of the row's class, and what is chosen for it."""
+    spec = spec_of(row, dict(row.where).get("capacity", (600,))[0])
     with using(Table((row,))):
-        choice = choice_of(
-            spec.attention, target(sm), batched=spec.batched, invariant=spec.batch_invariant,
+        return spec, choice_of(
+            spec.attention, target(dict(row.where)["sm"]), batched=spec.batched, invariant=spec.batch_invariant,
             programmatic=spec.programmatic,
         )  # fmt: skip
-    assert dict(row.choose).items() <= vars(choice).items()
-    one = spec_of(row, min(first, MOST))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_a_row_is_what_is_chosen(row: Row) -> None:
+    assert dict(row.choose).items() <= vars(chosen(row)[1]).items()
+
+
+@pytest.mark.parametrize("row", sweep.some(ROWS, 40), ids=name_of)
+def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
+    sm, (spec, choice) = dict(row.where)["sm"], chosen(row)
+    one, choice = fewer_heads(spec_of(row, min(spec.max_len, MOST)), choice, sm)
     sizes = {"batch": 3} if one.batched else {}
     given = one.example(np.random.default_rng(4), **sizes)
     for length in (one.max_len, one.max_len // 3):
@@ -70,11 +94,12 @@ def test_the_kernel_of_a_row(device: Device, row: Row) -> None:
 
 
 @needs_assembler
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@pytest.mark.parametrize("row", sweep.some(ROWS, 40), ids=name_of)
 def test_the_kernel_of_a_row_keeps_its_registers(row: Row) -> None:
     """None spills, nor is a large group left to the loop without tensor cores, whatever the class leaves open."""
     where = dict(row.where)
-    for group, alibi in itertools.product([where["group"]] if "group" in where else [1, 16], (False, True)):
+    groups = [where["group"]] if "group" in where else [1, 16]
+    for group, alibi in itertools.product(groups, (False, True) if sweep.ALL else (True,)):  # biases take registers
         spec = dataclasses.replace(spec_of(row, where.get("capacity", (600,))[0], group), alibi=alibi)
         with using(Table((row,))):
             plan, ptx = spec.plan(target(where["sm"])), generate(spec, where["sm"])

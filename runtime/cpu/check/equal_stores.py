@@ -25,8 +25,8 @@ def doubted(c: Code) -> str:
 @support("doubt")
 def doubt(what: str) -> str:
     """`doubt.take(w, site, kind, mask, row, address, extra, pointer, bytes, several) -> i1` before a store: whether the
-    fault (of at most 4 bytes) waits for `settle`, else it is reported. `doubt.settle(w, same)` behind it; `same`: all
-    lanes store one value, else what `several` lanes write is in no order either.
+    fault (of at most 4 bytes) waits for `settle`, else it is reported. `doubt.settle(w, same)` behind it; `same`:
+    lanes that share a place store the same there, else what `several` lanes write is in no order either.
     """
     return {"take": _take, "settle": _settle}[what]()
 

@@ -48,6 +48,7 @@ class Entry:
     variables: tuple[tuple[str, int, int], ...]  # shared variables: name, window offset, bytes
     performance: tuple[tuple[str, tuple[int, ...]], ...]
     strong: bool  # it has atomics, or volatile or relaxed accesses, that may be of shared memory
+    prints: bool  # it calls vprintf
     written: tuple[int, ...]  # offsets of parameters through which it may write (check mode: `flow/written_params.py`)
 
     @property
@@ -77,11 +78,19 @@ def _tuples(value: object) -> object:
 
 def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tuple[Entry, str]:
     """(description, LLVM IR of its warp function). `IsaError` for what is not supported, with file, line and text."""
+    entry, _, text = described(module, name, check, host, Emitter)
+    return entry, text
+
+
+def described(
+    module: nodes.Module, name: str, check: bool, host: Host, kind: type[Emitter]
+) -> tuple[Entry, Emitter, str]:
+    """The same with the emitter, which is of that kind."""
     function = module.entries.get(name)
     if function is None or function.body is None:
         raise IsaError(f"{module.file}: has no entry {name!r} (it has {', '.join(module.entries) or 'none'})")
-    flow = Flow(module, function)
-    emitter = Emitter(module, flow, WARP_FUNCTION, check, host)
+    flow = Flow(module, function, check)
+    emitter = kind(module, flow, WARP_FUNCTION, check, host)
     text = emitter.run()
     entry = Entry(
         name=name,
@@ -99,9 +108,10 @@ def emit_entry(module: nodes.Module, name: str, check: bool, host: Host) -> tupl
         variables=tuple((v.name, v.offset, v.size) for v in flow.shared),
         performance=tuple(sorted(function.performance.items())),
         written=written_params(flow.blocks) if check else (),
+        prints=any(op.words[0] == "$printf" for block in flow.blocks for op in block.ops),
         strong=any(_is_strong(op.words) for block in flow.blocks for op in block.ops),
     )
-    return entry, text
+    return entry, emitter, text
 
 
 def _is_strong(words: tuple[str, ...]) -> bool:

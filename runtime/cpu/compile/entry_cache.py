@@ -14,6 +14,7 @@ from ptxgen import nodes
 from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, VersionWarning, unreadable
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
+from ptxgen.runtime.cpu.compile.counting import Counts, counting
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
 from ptxgen.runtime.cpu.compile.variable_images import GlobalVariable, describe
 from ptxgen.runtime.cpu.native import layout
@@ -176,6 +177,13 @@ class CompiledCache:
             support_objects.of(self.host, check).distrust()
         objects = self._compiled(name, check)
         return objects, self._link(objects, check)
+
+    def counting(self, name: str) -> tuple[Entry, Linked, Counts]:
+        """An entry in fast mode that counts what it executes; it is never kept."""
+        if name in self._refused:
+            raise IsaError(self._refused[name])
+        with self._readable():
+            return counting(self.module, name, self.host, _EXPORTS)
 
     def _compiled(self, name: str, check: bool) -> Objects:
         """An entry, compiled and kept."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import ptxgen
 from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
 from ptxgen.runtime.cpu.compile.entry import core_text, module_text, needed_by
 from ptxgen.runtime.cpu.flow import registry
@@ -34,8 +35,10 @@ def disk() -> DiskCache:
 def sources_digest() -> bytes:
     """A digest of the executor's own sources: code that emits differently must not find old objects."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
+    package = Path(ptxgen.__file__).parent
+    for folder in (Path(__file__).parents[1], package / "foreign", package / "parser"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
     return digest.digest()
 
 

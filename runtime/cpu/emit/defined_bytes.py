@@ -20,7 +20,25 @@ def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
     """The bytes of a register that the present instruction writes, from those that it reads; None: not by byte."""
     words = d.e.op.words
     rule = _RULES.get(words[0])
+    if words[0] == "cvt" and len(words) > 3:
+        return _pair(d, reg)
+    if words[-1] in _PAIRS and words[0] in _BY_HALVES and reg.bits == 32:
+        return _halves(d, reg)
     return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
+
+
+def _field(d: DefinedLanes, source: Planes, begin: int, end: int) -> str:
+    """The lanes in which these bits of a source are defined; none of them: all lanes."""
+    lanes = ALL
+    for n in range(max(begin, 0) // 8, -(-min(end, 8 * len(source)) // 8) if end > begin else 0):
+        lanes = d.both(lanes, source[n])
+    return lanes
+
+
+def _numbers(operands: tuple[Source, ...]) -> list[int] | None:
+    """Their values, where all are immediate."""
+    found = [int(one.value) for one in operands if isinstance(one, nodes.Immediate)]
+    return found if len(found) == len(operands) else None
 
 
 def _source(d: DefinedLanes, operand: Source, count: int) -> Planes | None:
@@ -61,6 +79,91 @@ def _shift(d: DefinedLanes, reg: Reg) -> Planes | None:
         near = at(n - whole) if left else at(n + whole)
         moved.append(d.both(near, at(n - whole - 1) if left else at(n + whole + 1)) if part else near)
     return tuple(moved)
+
+
+def _funnel(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """shf: 32 bits of two registers side by side."""
+    _, direction, mode, _ = d.e.op.words
+    _, a, b, amount = d.e.op.operands
+    low, high, number = _source(d, a, 4), _source(d, b, 4), _numbers((amount,))
+    if low is None or high is None or number is None:
+        return None
+    by = number[0] & 31 if mode == "wrap" else min(number[0] & 0xFFFFFFFF, 32)
+    begin = 32 - by if direction == "l" else by
+    return tuple(_field(d, low + high, begin + 8 * n, begin + 8 * n + 8) for n in range(4))
+
+
+def _extract(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """bfe: a field, from its lowest bit on; behind it zeros, or the field's sign."""
+    kind = d.e.op.words[1]
+    count = bits_of(kind) // 8
+    source, numbers = _source(d, d.e.op.operands[1], count), _numbers(d.e.op.operands[2:])
+    if source is None or numbers is None:
+        return None
+    begin, end = numbers[0] & 0xFF, (numbers[0] & 0xFF) + (numbers[1] & 0xFF)
+    last = min(end, 8 * count) - 1
+    fill = _field(d, source, last, last + 1) if kind[0] == "s" else ALL
+    return tuple(
+        d.both(_field(d, source, begin + 8 * n, min(begin + 8 * n + 8, end)), fill if begin + 8 * n + 8 > end else ALL)
+        for n in range(count)
+    )
+
+
+def _insert(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """bfi: a field of one register within another."""
+    count = bits_of(d.e.op.words[1]) // 8
+    _, a, b, *place = d.e.op.operands
+    field, around, numbers = _source(d, a, count), _source(d, b, count), _numbers(tuple(place))
+    if field is None or around is None or numbers is None:
+        return None
+    begin = numbers[0] & 0xFF
+    end = begin + (numbers[1] & 0xFF)
+    found = []
+    for n in range(count):
+        first, last = 8 * n, 8 * n + 8
+        inside = _field(d, field, max(first, begin) - begin, min(last, end) - begin)
+        found.append(inside if begin <= first and last <= end else d.both(inside, around[n]))
+    return tuple(found)
+
+
+def _lookup(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """lop3: of the sources those count on which a byte depends, where the others are immediate."""
+    *inputs, table = d.e.op.operands[1:]
+    sources, number = [_source(d, one, 4) for one in inputs], _numbers((table,))
+    if number is None or any(source is None for source in sources):
+        return None
+    fixed = [int(one.value) if isinstance(one, nodes.Immediate) else None for one in inputs]
+    found = []
+    for n in range(4):
+        lanes = ALL
+        for which, source in enumerate(sources):
+            assert source is not None
+            if fixed[which] is None and any(_depends(number[0], which, fixed, 8 * n + bit) for bit in range(8)):
+                lanes = d.both(lanes, source[n])
+        found.append(lanes)
+    return tuple(found)
+
+
+def _depends(table: int, which: int, fixed: list[int | None], bit: int) -> bool:
+    """Whether an input changes that bit of a lop3, whatever the inputs that are not fixed are."""
+    weight = (4, 2, 1)
+    for index in range(8):
+        if all(
+            value is None or bool(index & weight[n]) == bool(value >> bit & 1) for n, value in enumerate(fixed)
+        ) and (table >> index & 1 != table >> (index ^ weight[which]) & 1):
+            return True
+    return False
+
+
+def _select(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """selp: either source, if the predicate is defined."""
+    count = bits_of(d.e.op.words[1]) // 8
+    _, a, b, chosen = d.e.op.operands
+    left, right, predicate = _source(d, a, count), _source(d, b, count), d.e.reg(chosen)
+    if left is None or right is None or predicate is None:
+        return None
+    known = (d.planes(predicate) or (ALL,))[0]
+    return tuple(d.both(d.both(x, y), known) for x, y in zip(left, right, strict=True))
 
 
 def _bitwise(d: DefinedLanes, reg: Reg) -> Planes | None:
@@ -114,8 +217,60 @@ def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
     return (*whole, *(top,) * 8)[: reg.bits // 8]
 
 
+def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """Arithmetic of pairs: each half of the result comes from those halves of the sources."""
+    result = (ALL,) * 4
+    for operand in d.e.op.operands[1:]:
+        source = _source(d, operand, 4)
+        if source is None:
+            return None
+        low, high = _field(d, source, 0, 16), _field(d, source, 16, 32)
+        result = tuple(d.both(a, b) for a, b in zip(result, (low, low, high, high), strict=True))
+    return result
+
+
+def _sum(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """add, sub: a byte depends on those bytes of the sources and on what may carry into them."""
+    count = bits_of(d.e.op.words[1]) // 8
+    sources = [_source(d, operand, count) for operand in d.e.op.operands[1:]]
+    if d.e.op.words[1][0] == "f" or any(source is None for source in sources):
+        return None
+    found = [ALL] * count
+    for source in sources:
+        assert source is not None
+        found = [d.both(lanes, _field(d, source, 0, 8 * n + 8)) for n, lanes in enumerate(found)]
+    return tuple(found)
+
+
+def _pair(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """cvt to a pair: of two numbers (the first goes to the upper half), or of another pair."""
+    *_, to, from_ = d.e.op.words
+    sources = d.e.op.operands[1:]
+    if not to.endswith("x2") or len(sources) > 2:
+        return None
+    if len(sources) == 2:
+        halves = [_source(d, one, bits_of(from_) // 8) for one in reversed(sources)]
+    else:
+        whole = _source(d, sources[0], _width(d, sources[0]) // 8)
+        middle = len(whole) // 2 if whole else 0
+        halves = [whole[:middle], whole[middle:]] if whole and middle else [None]
+    if any(half is None for half in halves):
+        return None
+    count = reg.bits // 8 // 2
+    return tuple(_field(d, half, 0, 8 * len(half)) for half in halves if half is not None for _ in range(count))
+
+
+def _width(d: DefinedLanes, operand: Source) -> int:
+    """The bits of a register; of anything else 0."""
+    reg = d.e.reg(operand)
+    return 0 if reg is None else reg.bits
+
+
 _RULES: dict[str, Callable[[DefinedLanes, Reg], Planes | None]] = {
     "prmt": _prmt, "shl": _shift, "shr": _shift, "and": _bitwise, "or": _bitwise, "xor": _bitwise, "not": _bitwise,
-    "mov": _mov, "cvt": _cvt,
+    "mov": _mov, "cvt": _cvt, "shf": _funnel, "bfe": _extract, "bfi": _insert, "lop3": _lookup, "selp": _select,
+    "add": _sum, "sub": _sum,
 }  # fmt: skip
-_WORDS = {"cvt": 3}  # words of the opcode, where they are not two
+_PAIRS = frozenset({"f16x2", "bf16x2", "u16x2", "s16x2"})
+_BY_HALVES = frozenset({"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "set", "ex2", "tanh"})
+_WORDS = {"cvt": 3, "shf": 4}  # words of the opcode, where they are not two

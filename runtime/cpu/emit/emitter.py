@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.emit.jumps import Jumps
-from ptxgen.runtime.cpu.flow.flow import Block
+from ptxgen.runtime.cpu.flow.flow import Block, Op
 from ptxgen.runtime.cpu.native.layout import THREAD, WARP
 
 SCRATCH_BYTES = 4096  # of the block through which vectors of registers pass to support functions
@@ -31,6 +31,16 @@ class Emitter(Jumps):
         self._emit_dispatch()
         return c.text()
 
+    # for those who count what is executed (`counting.py`) ---------------------------------------------------------
+    def entered(self, block: Block) -> None:
+        """The code of a block begins."""
+
+    def before(self, op: Op) -> None:
+        """An instruction is about to be emitted."""
+
+    def after(self, op: Op) -> None:
+        """It has been."""
+
     def _emit_block(self, block: Block) -> None:
         c = self.c
         self.block = block
@@ -46,17 +56,20 @@ class Emitter(Jumps):
         self.mask = c.load("i32", "%w", WARP["mask"])
         self._mask_vector = ""
         self.ended = False
+        self.entered(block)
         for op in block.ops:
             self.op = op
             if self.defined:
                 self.defined.start(op)
             assert op.family is not None
+            self.before(op)
             try:
                 op.family.function(self, op)
             except IsaError as error:
                 raise self.error(str(error)) from None
             except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise self.unsupported("with these operands") from error
+            self.after(op)
         if not self.ended:
             self.spill()
             if block.next is None:

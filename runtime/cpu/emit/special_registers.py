@@ -29,6 +29,8 @@ def special_register(e: Operands, name: str) -> tuple[str, str]:
     base, _, axis = name.partition(".")
     if axis in ("x", "y", "z") and base in _BY_AXIS:
         return _BY_AXIS[base](e, axis), _I32
+    if axis == "w" and base in _BY_AXIS:  # what a fourth dimension would have
+        return ("splat (i32 1)" if base.startswith("%n") or base == "%cluster_nctaid" else "zeroinitializer"), _I32
     if name in _CONSTANT_MASKS:
         return "<" + ", ".join(f"i32 {m}" for m in _CONSTANT_MASKS[name]) + ">", _I32
     if name in _SIMPLE:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.flow import Called, Flow, Op, Source
 
 Key = tuple[int, str]
+PRINTING = "vprintf"  # (format, arguments) -> how many
 ASSERTION = "__assertfail"  # what CUDA's assert() calls: (message, file, line, function, bytes of a character)
 FUNCTION_WINDOW = 3 << 56  # a function's address: this, or its number; no memory has these bits
 
@@ -43,6 +44,9 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
         function = flow.module.functions.get(target.name)
         if target.name == ASSERTION and len(given) == 5 and (function is None or function.body is None):
             yield _failed_assertion(flow, op, given)
+            return
+        if target.name == PRINTING and len(given) == 2 and (function is None or function.body is None):
+            yield _printed(flow, op, given, taken)
             return
         if function is None or function.body is None:
             raise IsaError(flow.where(op.line, f"a call of {target}, which has no body in this module,"))
@@ -69,6 +73,19 @@ def _failed_assertion(flow: Flow, op: Op, given: list[Source | Var]) -> Op:
     for word in words:
         flow.touch(failed, word, failed.reads)
     return failed
+
+
+def _printed(flow: Flow, op: Op, given: list[Source | Var], taken: list[Source | Var]) -> Op:
+    """An instruction with the result, and the addresses of format and arguments, low and high word."""
+    words = [w for place in given for w in (place.words if isinstance(place, Var) else [place])]
+    results = [w for place in taken for w in (place.words if isinstance(place, Var) else [place])]
+    if len(words) != 4 or len(results) > 1:
+        raise IsaError(flow.where(op.line, f"a call of {PRINTING} with other arguments than printf() passes"))
+    printed = op.with_words(("$printf",), (*(results or [flow.hidden("$printed", 32)]), *words))
+    flow.touch(printed, printed.operands[0], printed.writes)
+    for word in words:
+        flow.touch(printed, word, printed.reads)
+    return printed
 
 
 def _items(operand: Source) -> tuple[nodes.Operand, ...]:

@@ -19,14 +19,15 @@ from ptxgen.runtime.cpu.flow.names import Names, module_variables
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
-from ptxgen.runtime.cpu.flow.unused_loads import unused_loads
+from ptxgen.runtime.cpu.flow.unused_loads import split_loads, unused_loads
 
 
 class Flow(Names):
-    """The blocks of an entry, ordered and with liveness; made once per entry and mode."""
+    """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
-    def __init__(self, module: nodes.Module, entry: nodes.Function) -> None:
+    def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:
         super().__init__(module, entry)
+        self.check = check
         self.functions: dict[str, Called] = {}
         site = self.hidden("$return", 32)
         self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
@@ -191,6 +192,7 @@ class Flow(Names):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)
         self.unused_loads = unused_loads(self.blocks)
+        self.idle_loads = split_loads(self.blocks) if self.check else frozenset()
         return self.blocks
 
 

@@ -1,8 +1,11 @@
-"""Loads whose values come to nothing: no store, address, guard or branch depends on them."""
+"""Loads whose values come to nothing: no store, address, guard or branch depends on them, in all lanes or in some."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptxgen.runtime.cpu.flow.blocks import Block, Op
+from ptxgen.runtime.cpu.flow.symbols import Reg
 
 
 def unused_loads(blocks: list[Block]) -> frozenset[Op]:
@@ -40,3 +43,45 @@ def _before(op: Op, needed: int, used: set[Op]) -> int:
     for reg in op.reads:
         needed |= 1 << reg.index
     return needed
+
+
+def split_loads(blocks: list[Block]) -> frozenset[Op]:
+    """Makes two of each load whose value counts under one guard only; those of the lanes in which it does not.
+
+    `ld %r, [%a]; add %s, %r, 1; @%p st [%a], %s` (all lanes load, one stores) reads nothing in the lanes without %p.
+    """
+    unused = []
+    for block in blocks:
+        for place in reversed(range(len(block.ops))):
+            op = block.ops[place]
+            guard = _only_under(block, place) if op.words[0] == "ld" and op.guard is None else None
+            if guard is None:
+                continue
+            reg, negated = guard
+            reads = [*op.reads, reg]
+            used = replace(op, guard=reg, negated=negated, reads=reads)
+            rest = replace(op, guard=reg, negated=not negated, reads=[*reads])
+            block.ops[place : place + 1] = [used, rest]
+            unused.append(rest)
+    return frozenset(unused)
+
+
+def _only_under(block: Block, place: int) -> tuple[Reg, bool] | None:
+    """The guard under which everything happens that a load's value matters for; None where there is not one."""
+    known = {reg.index for reg in block.ops[place].writes}
+    written: set[int] = set(known)
+    found: tuple[Reg, bool] | None = None
+    for op in block.ops[place + 1 :]:
+        if any(reg.index in known for reg in op.reads):
+            if op.guard is not None:
+                guard = (op.guard, op.negated)
+                if op.guard.index in written or (found is not None and found != guard):
+                    return None
+                found = guard
+            elif not op.pure:
+                return None
+            known.update(reg.index for reg in op.writes)
+        elif op.guard is None:
+            known.difference_update(reg.index for reg in op.writes)
+        written.update(reg.index for reg in op.writes)
+    return None if any(block.live_out >> index & 1 for index in known) else found

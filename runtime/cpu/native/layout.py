@@ -47,7 +47,7 @@ LAUNCH = _offsets(
     "warp_function:8 shared_bytes:8 local_stride:8 warp_stride:8 "
     "pending:4 blocks:4 words:4 first_block:4 budget:4 look:4 dynamic_shared:4 seed:4 cta_stride:8 order:8 "
     "random:4 check:4 grid_id:8 cleared:8 known:8 generation:4 before:4 shuffled:8 workspace:64 ext:128 inits:4 "
-    "pad_inits:4"
+    "pad_inits:4 print:8"
 )
 WORKSPACE_BYTES = 64  # what a cooperative launch has for the barrier of its grid (%envreg1, %envreg2)
 # `readable` and `writable`: the allocations that native code searches

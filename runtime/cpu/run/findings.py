@@ -53,8 +53,8 @@ _ADVICE = {
     faults.FAULT_CONSTANT: "ld.global.nc may give what was there before the launch: use ld.global",
     faults.FAULT_LEFT: "it uses the CTA's shared memory: wait for its mbarrier first or, for a copy out, by "
     "cp.async.bulk.wait_group (or .read) in the lane that issued it",
-    faults.FAULT_PHASE: "the mbarrier's phase was over before these bytes had come: expect_tx must count those of every "
-    "copy that is to end in the phase",
+    faults.FAULT_PHASE: "the mbarrier's phase was over before these bytes had come: expect_tx must count those of all "
+    "copies that are to end in the phase",
     faults.FAULT_EARLY: "a programmatic launch may run beside the kernel before it, which has written these bytes: "
     "griddepcontrol.wait must come first",
     **dict.fromkeys((faults.FAULT_EQUAL_RACE, faults.FAULT_EQUAL_ORDER), _NO_HARM),
@@ -122,7 +122,7 @@ def found(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places:
     inside = kind in _WITH_ADDRESS
     return Finding(
         text,
-        title=text.partition(" in kernel ")[0],
+        kind=text.partition(" in kernel ")[0],
         kernel=entry.name,
         file=source.file,
         spots=[source.spot(line, instruction, _who(gangs, cta, warp), mask)],
@@ -144,8 +144,11 @@ def _text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places:
     if kind == faults.FAULT_ALIGN:
         lines.append(f"an access of {size} bytes must be aligned to {size} (got {address:#x}, {address % size} over)")
     elif kind in (faults.FAULT_RACE, faults.FAULT_EQUAL_RACE):
-        late = f"warp {extra & 0xFFFF} has written these bytes meanwhile"
-        lines += [late, remark if remark == LATE_READ else _LATE_COPY] if extra & layout.LATE_WRITER else [_race_text(extra)]
+        if extra & layout.LATE_WRITER:
+            lines.append(f"warp {extra & 0xFFFF} has written these bytes meanwhile")
+            lines.append(remark if remark == LATE_READ else _LATE_COPY)
+        else:
+            lines.append(_race_text(extra))
     elif kind in (faults.FAULT_ORDER, faults.FAULT_EQUAL_ORDER):
         lines.append(_order_text(extra, gangs, cta, strong=bool(_STRONG & set(re.split(r"[\s.:]+", text)))))
     elif kind == faults.FAULT_GONE:

@@ -6,6 +6,7 @@ set, so that Ctrl-C and a limit of time are heeded.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 import time
@@ -22,6 +23,7 @@ from ptxgen.runtime.cpu.native.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
 from ptxgen.runtime.cpu.run import findings
 from ptxgen.runtime.cpu.run.geometry import Geometry
 from ptxgen.runtime.cpu.run.host_thread import Seen, Share
+from ptxgen.runtime.cpu.run.printing import printer
 from ptxgen.runtime.cpu.run.native_state import Gang, Worker, forget_order
 from ptxgen.runtime.cpu.run.thread_pool import asked_to_look
 from ptxgen.runtime.cpu.support import faults
@@ -100,6 +102,9 @@ class Run:
         block.bytes[LAUNCH["readable"] : LAUNCH["readable"] + len(self.table.fields)] = self.table.fields
         block.bytes[LAUNCH["workspace"] : LAUNCH["workspace"] + WORKSPACE_BYTES] = 0
         block.put("I", LAUNCH["budget"], BUDGET)
+        if self.compiled.entry.prints:
+            self.printer = printer(self.memory)
+            block.put("Q", LAUNCH["print"], ctypes.cast(self.printer, ctypes.c_void_p).value or 0)  # type: ignore[arg-type]
         block.put("I", LAUNCH["check"], int(self.mode == "check"))
         block.put("I", LAUNCH["random"], int(self.mode == "random"))
         block.put("I", LAUNCH["generation"], self.number)

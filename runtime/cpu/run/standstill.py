@@ -44,7 +44,7 @@ def _finding(entry: Entry, source: Source, title: str, more: str, waiting: list[
     shown = lines if len(lines) <= _MOST_LINES else [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more"]
     text = "\n  ".join([f"{title} in kernel {entry.name}{more}", *shown, *([advice] if advice else [])])
     spots = [one.spot for one in waiting[:_MOST_LINES]]
-    return Finding(text, title=title, kernel=entry.name, file=source.file, spots=spots, advice=advice)
+    return Finding(text, kind=title, kernel=entry.name, file=source.file, spots=spots, advice=advice)
 
 
 def _waits_at_aligned_barrier(entry: Entry, gang: Gang, rank: int, number: int) -> bool:

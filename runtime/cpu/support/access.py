@@ -214,30 +214,32 @@ def _concatenate(c: Code, element: str, lanes: int, a: str, b: str) -> str:
 
 
 # check mode -----------------------------------------------------------------------------------------------------------
-def doubtful(c: Code, access: Access, what: str, apart: bool = False) -> None:
+def doubtful(c: Code, access: Access, what: str, rows: str = "") -> None:
     """`begin` before the shadow is told of a store, `settle` when the bytes are there (`check/equal_stores.py`).
 
-    `apart`: its lanes write bytes of their own.
+    `rows`: where the lanes' values are; none: its lanes write bytes of their own.
     """
     if access.check != "check" or access.space == "local":
         return
     if what == "begin":
         begin(c)
     else:
-        settle(c, lambda: "true" if apart else _one_value(c, access))
+        settle(c, lambda: _as_stored(c, access, rows) if rows else "true")
 
 
-def _one_value(c: Code, access: Access) -> str:
-    """i1: all active lanes store the same."""
-    lane = c("call i32 @llvm.cttz.i32(i32 %m, i1 false)")
-    size = 4 * access.bits
-    equal = "true"
-    for k in range(access.count):
-        values = "%value" if access.simple else c.load(access.value, "%in", size * k, align=access.bits // 8)
-        first = c(f"extractelement {access.value} {values}, i32 {c(f'and i32 {lane}, 31')}")
-        same = covers(c, c(f"icmp eq {access.value} {values}, {c.spread(access.element, first)}"))
-        equal = c(f"and i1 {equal}, {same}")
-    return equal
+def _as_stored(c: Code, access: Access, rows: str) -> str:
+    """i1: what every active lane has stored is there, so lanes that share a place have stored the same."""
+    same, slots = c.var("i1", "true"), c.var(access.addresses, "%a", align=64)
+    whole = f"i{8 * access.row}"
+    with c.each_bit("%m") as lane:
+        mine = c.load(access.address, c(f"getelementptr {access.address}, ptr {slots}, i32 {lane}"))
+        head = f"ptr %w, i32 %site, i32 {lane}, i64 {widened(c, access, mine)}, i64 {access.row}"
+        there = c(f"call ptr @{resolver(access.space, access.writes)}({head})")
+        with c.if_(c(f"icmp ne ptr {there}, null")):
+            value = c.load(whole, c(f"getelementptr {access.row_type}, ptr {rows}, i32 {lane}"), align=1)
+            equal = c(f"icmp eq {whole} {value}, {c.load(whole, there, align=1)}")
+            c.store("i1", c(f"and i1 {equal}, {c.load('i1', same)}"), same)
+    return c.load("i1", same)
 
 
 def watch_lane(c: Code, access: Access, what: str, lane: str, pointer: str, address: str) -> None:

@@ -215,7 +215,7 @@ def store(space: str, vector: str, bits: str, check: str = "") -> str:
             put(lane, c.at(pointer, offset_of(c, access, slots, lane)))
     with c.else_():
         one_by_one(c, access, move)
-    doubtful(c, access, "settle")
+    doubtful(c, access, "settle", rows)
     c.ret()
     return c.text()
 
@@ -225,12 +225,12 @@ def _store_run(c: Code, access: Access) -> None:
     with _run(c, access, "write") as (pointer, origin, whole):
         if not access.simple:
             transpose(c, access, pointer, "%in", to_columns=False)
-            doubtful(c, access, "settle", apart=True)
+            doubtful(c, access, "settle")
             c.ret(when="true")
             return
         with c.if_(whole, likely=True):
             c.store(access.value, "%value", pointer, align=access.bits // 8)
-            doubtful(c, access, "settle", apart=True)
+            doubtful(c, access, "settle")
             c.ret(when="true")
         if access.maskable:
             lanes = c(f"bitcast i32 %m to {vec('i1')}")
@@ -238,5 +238,5 @@ def _store_run(c: Code, access: Access) -> None:
                 f"call void @llvm.masked.store.v32{access.element}.p0({access.value} %value, "
                 f"ptr align {access.bits // 8} {origin}, {vec('i1')} {lanes})"
             )
-            doubtful(c, access, "settle", apart=True)
+            doubtful(c, access, "settle")
             c.ret(when="true")

@@ -44,10 +44,15 @@ def _counts(c: Code) -> list[str]:
     """Elements of the box by dimension, skipped ones not counted."""
     counts = []
     for d in range(DIMENSIONS):
-        box, step = _field(c, "box", "i16", d), _field(c, "steps", "i8", d)
+        box, step = _at_least_1(c, _field(c, "box", "i16", d)), _at_least_1(c, _field(c, "steps", "i8", d))
         total = c(f"add i64 {box}, {c(f'sub i64 {step}, 1')}")
         counts.append(c(f"udiv i64 {total}, {step}"))
     return counts
+
+
+def _at_least_1(c: Code, value: str) -> str:
+    """What kernels make of zeros by tensormap.replace has 0 in the dimensions that it lacks."""
+    return c(f"call i64 @llvm.umax.i64(i64 {value}, i64 1)")
 
 
 def _row_bytes(c: Code) -> str:

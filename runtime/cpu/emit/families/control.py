@@ -117,6 +117,18 @@ def trap(e: Emitter, op: Op) -> None:
     e.fault_if(e.exec_mask(), FAULT_TRAP)
 
 
+@emits("$printf")
+def printf(e: Emitter, op: Op) -> None:
+    """vprintf(format, arguments), lane by lane."""
+    i64 = vec("i64")
+    words = [e.src(word, "b32") for word in op.operands[1:]]
+    wide = [e.c(f"zext {_I32} {word} to {i64}") for word in words]
+    high = [e.c(f"shl {i64} {wide[n]}, {splat('i64', 32)}") for n in (1, 3)]
+    format_, given = (e.c(f"or {i64} {low}, {up}") for low, up in zip((wide[0], wide[2]), high, strict=True))
+    head = f"ptr %w, i32 {e.new_site()}, i32 {e.exec_mask()}"
+    e.dst(op.operands[0], e.c(f"call {_I32} @printf({head}, {i64} {format_}, {i64} {given})"), "b32")
+
+
 @emits("$assertfail", outputs=0)
 def assertfail(e: Emitter, op: Op) -> None:
     """assert() that did not hold: a trap, with the strings of the first of its lanes."""

@@ -164,7 +164,7 @@ def synchronise(e: Emitter, op: Op, when: str, place: nodes.Address) -> None:
 
 def _check_word(e: Emitter) -> str:
     """What check mode adds to the name of an access."""
-    if not e.check:
+    if not e.check or e.op in e.flow.idle_loads:
         return ""
     if "nc" in e.op.words:
         return ".constant"

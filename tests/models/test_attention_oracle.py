@@ -1,0 +1,73 @@
+"""Every family's attention equals that of transformers' own classes: heads, windows, scales, rotation, outputs.
+
+The record was made by `tests.tools.record_attention`; where torch and transformers are installed, the classes are asked
+themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen.models import model_shape
+from ptxgen.models.families import FAMILIES
+from ptxgen.models.plan import plan
+from ptxgen.runtime import Device
+from ptxgen.runtime.tools.trial import trial
+from tests.support.attention_oracle import arguments_of, compare, shape_of, step_of
+from tests.support.config_cases import CASES, LIKE_LLAMA
+from tests.tools.record_attention import POSITIONS, RECORD, record
+
+RECORDED: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_that_of_the_record(name: str) -> None:
+    compare(shape_of(*CASES[name]), RECORDED[name])
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
+def test_attention_is_that_of_the_installed_classes() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: transformers' models need it")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    for case in CASES.values():
+        compare(shape_of(*case), record(*case, torch))
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "cohere2"])
+def test_the_kernels_themselves_give_what_the_record_says(device: Device, name: str) -> None:
+    """Sinks, windows, caps and neighbours that rotate, on the CPU executor; the first layer has a window."""
+    shape = shape_of(CASES[name][0], 32)
+    steps = plan(shape, "sm_80")
+    theirs = RECORDED[name]["kinds"][RECORDED[name]["layers"][0]]
+    for kernel in ("incremental_attention", "multi_head_attention"):
+        spec = step_of(steps, kernel, 0, batched=False)
+        given = arguments_of(shape, spec)
+        sizes = {} if "seq_len" in given else {"n_tokens": len(POSITIONS)}
+        found = trial(spec, device, target="sm_80", arguments=given, **sizes).require()
+        out = found.outputs["out"]
+        np.testing.assert_allclose(out[0] if out.ndim == 2 else out[-1, 0], theirs["out"], atol=2e-5, err_msg=kernel)
+    rope = step_of(steps, "rope", 0)
+    trial(rope, device, target="sm_80", arguments=rope.example(np.random.default_rng(0))).require()
+
+
+def test_every_family_has_a_case_and_one_that_leaves_out_what_it_can() -> None:
+    def family(config: dict[str, Any]) -> set[str]:
+        return {config["model_type"]} | ({config["text_config"]["model_type"]} if "text_config" in config else set())
+
+    found = set().union(*(family(config) for config, _ in CASES.values()))
+    same_text = {"gemma3n": "gemma3n_text", "qwen2_5_vl_text": "qwen2_5_vl"}
+    assert FAMILIES.keys() - found == {*LIKE_LLAMA, *same_text}
+
+
+@pytest.mark.parametrize("family", LIKE_LLAMA)
+def test_families_without_a_class_read_as_llama(family: str) -> None:
+    config, max_len = CASES["llama"]
+    given = config | {"num_key_value_heads": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    llama, other = (model_shape(given | {"model_type": name}, max_len=max_len) for name in ("llama", family))
+    assert dataclasses.replace(other, family="llama") == llama

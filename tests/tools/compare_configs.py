@@ -1,0 +1,82 @@
+"""Holds the configurations of a folder against transformers' own classes: `python -m tests.tools.compare_configs DIR`.
+
+Needs torch and transformers. A model is made small where attention does not see it: few layers, a narrow residual
+stream where the size of a head stands for itself, one thin feed-forward part. Exit 1 where one that is served differs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+from ptxgen.errors import SpecError
+from ptxgen.models.families import FAMILIES
+from ptxgen.models.survey import survey
+from tests.support.attention_oracle import compare, shape_of
+from tests.support.config_cases import Config
+from tests.tools.record_attention import FAR, record
+
+THIN = {
+    "vocab_size": 32, "intermediate_size": 16, "intermediate_size_mlp": 16, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16, "num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1,
+    "pad_token_id": 0,
+}  # fmt: skip
+LAYERS = 8
+
+
+def small(config: Config) -> Config:
+    """The same attention in a model that takes no memory."""
+    family = FAMILIES[config["model_type"]]
+    if family.nested and family.nested in config:
+        return config | {family.nested: small({"model_type": family.inner} | config[family.nested])}
+    family = FAMILIES[family.inner] if family.inner else family
+    found = config | {
+        key: value for key, value in THIN.items() if key in config or key not in ("num_experts", "num_local_experts")
+    }
+    layers = min(int(config["num_hidden_layers"]), LAYERS)
+    found["num_hidden_layers"] = layers
+    for key in ("layer_types", "no_rope_layers"):
+        if config.get(key):
+            found[key] = config[key][:layers]
+    if family.own_head_dim and "hidden_size" in config:
+        heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or family.defaults.get("head_dim") or config["hidden_size"] // heads
+        found |= {"head_dim": head_dim, "hidden_size": 8 * heads}
+    return found
+
+
+def main(folder: str) -> int:
+    """A line for each configuration."""
+    import torch
+
+    wrong = 0
+    for verdict in survey(folder):
+        outcome = verdict.verdict
+        if verdict.verdict != "refused":
+            path = Path(folder) / verdict.model
+            outcome += ": " + (_difference(json.loads(path.read_text()), torch) or "equal to transformers")
+            wrong += "equal" not in outcome
+        print(f"{verdict.model}: {outcome}{''.join(f'; {reason}' for reason in verdict.reasons)}")
+    return int(wrong > 0)
+
+
+def _difference(config: Config, torch: object) -> str:
+    """What differs, nothing where all is equal; the last token is behind the original context where there is one."""
+    config = small(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            shape = shape_of(config, 0)
+            rope = config.get("rope_scaling") or {}
+            behind = "long_factor" in rope and config.get("original_max_position_embeddings", 0) < shape.max_len
+            far = 5000 if behind else FAR
+            compare(shape, record(config, shape.max_len, torch, far), far)
+        except (AssertionError, SpecError) as wrong:
+            return f"differs ({str(wrong).strip().splitlines()[0]})"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

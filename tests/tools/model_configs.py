@@ -1,0 +1,121 @@
+"""Writes docs/model-configs.md, the families and keys of `config.json`, from the tables that read them.
+
+python -m tests.tools.model_configs
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ptxgen.models import keys
+from ptxgen.models.families import FAMILIES, Family
+from ptxgen.models.rope import SCALINGS, scaling_keys
+from ptxgen.models.spec import BLOCKS
+from tests.support.config_cases import LIKE_LLAMA
+from tests.tools.record_attention import RECORD
+
+PAGE = Path(__file__).parents[2] / "docs" / "model-configs.md"
+HEAD = """# Model configurations
+
+Written by `python -m tests.tools.model_configs` from the tables in `ptxgen/models`; do not edit.
+"""
+ABOUT = (
+    "`ptxgen generate --config config.json` and `ptxgen export --config` read a Hugging Face `config.json`. Every key "
+    "of it that can change attention, RoPE or shapes is understood, or refused by name (exit 2, one sentence with the "
+    "key, the value and what would work). A key that is not known is a warning that names it; with `--strict` it is an "
+    "error. `ptxgen doctor --config DIR` prints what is served of every configuration in a folder: served, warned of, "
+    "or refused, with the reason.\n",
+    "A key that is absent has the default of the family's own class. null is none: as many KV heads as query heads, no "
+    "window, no cap. Sizes must be there.\n",
+)
+
+
+def page() -> str:
+    """The whole document."""
+    parts = [HEAD, *ABOUT, *_families(), *_scalings(), *_keys()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _families() -> Iterator[str]:
+    versions = json.loads(RECORD.read_text())["versions"]
+    yield "## Families\n"
+    yield (
+        "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
+        f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
+        "`python -m tests.tools.record_attention`; where torch and transformers are installed (the extra `oracle`) "
+        "the tests ask them again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). "
+        f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "
+        f"kernels are served of all families, whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
+    )
+    yield _row(("model_type", "windows", "layers that rotate", "rotation", "factor of q·k", "besides"))
+    yield _row(["---"] * 6)
+    for name, family in FAMILIES.items():
+        if family.nested:
+            where = f"the text model: {family.nested} of type {family.inner}"
+            yield _row((name, where, "", "", "", "or at the top" if family.flat else ""))
+        else:
+            yield _row((name, *_facts(family)))
+    yield ""
+    limits = {limit.key: limit for family in FAMILIES.values() for limit in family.limits}
+    yield "Refused where the cache is longer than what is without it (`--max-len` makes it shorter):\n"
+    for limit in limits.values():
+        of = ", ".join(name for name, family in FAMILIES.items() if limit in family.limits)
+        yield f"- `{limit.key}` of {of}: {limit.why}"
+    yield ""
+
+
+def _facts(family: Family) -> tuple[str, ...]:
+    pairs = "halves" if family.rope_style == "neox" else "neighbours"
+    part = "" if family.rotary == 1.0 else f", {family.rotary:g} of a head by default"
+    more = [f"`{key}` must be {value}" for key, value in family.fixed.items()]
+    more += ["sinks"] if family.sinks else []
+    more += ["scores may be capped"] if family.capped else []
+    more += [f"`{family.local_theta}` is the base of layers with a window"] if family.local_theta else []
+    more += [f"`{key}` is called `{theirs}`" for key, theirs in family.names.items()]
+    return family.windows.said, family.rotates.said, pairs + part, family.scale.said, "; ".join(more)
+
+
+def _scalings() -> Iterator[str]:
+    yield "## Types of rope_scaling\n"
+    yield "In `rope_scaling` or `rope_parameters`, as `rope_type` or `type`; a key of another type is warned of.\n"
+    yield _row(("type", "keys"))
+    yield _row(["---"] * 2)
+    for name in SCALINGS:
+        yield _row((name, _listed(scaling_keys(name))))
+    yield ""
+    yield (
+        "dynamic is served up to `max_position_embeddings`, where its frequencies begin to change with the length. "
+        "longrope takes `long_factor` at every length where the cache is longer than the original context, which is "
+        "warned of: transformers takes `short_factor` for short sequences. mrope is served for positions of text.\n"
+    )
+
+
+def _keys() -> Iterator[str]:
+    yield "## Keys that change attention\n"
+    yield "Refused where the family does not read them, unless the value is one of these.\n"
+    yield _row(("key", "refused because", "but not"))
+    yield _row(["---"] * 3)
+    for name, key in sorted({**keys.CHANGES, **keys.STYLES["neox"]}.items()):
+        works = [json.dumps(one) for one in key.harmless] + ([f"the model's {key.same}"] if key.same else [])
+        yield _row((f"`{name}`", key.why, ", ".join(["null", *works])))
+    yield "\n## Keys of the whole model\n"
+    yield "Without effect on attention's kernels; refused with `--weights` where the family does not read them.\n"
+    yield _listed(keys.MODEL) + "\n"
+    yield "Read there, or beside one of those:\n"
+    yield _listed(keys.WHOLE) + "\n"
+    yield "## Keys without effect\n"
+    yield _listed(keys.WITHOUT_EFFECT) + "\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
