@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxgen import nodes
-from ptxgen.errors import ExecutionError
+from ptxgen.errors import CudaError
 from ptxgen.runtime.core import backend
 from ptxgen.runtime.cpu.compile.counting import Counts
 from ptxgen.runtime.cpu.compile.entry import Entry
@@ -214,7 +214,7 @@ class Program:
             run.go(thread_pool)
         except MemoryError:
             local = f"{geometry.threads:,} threads of {compiled.entry.local_bytes:,} bytes of local memory a CTA"
-            raise ExecutionError(f"{compiled.entry.name}: out of memory for a launch ({local})") from None
+            raise CudaError(f"cpu: {compiled.entry.name}: out of memory for a launch ({local})") from None
         compiled.ran(time.perf_counter() - start)
         return run.number
 
