@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ HOSTS = ("c_bundle/attend.c", "rust_bundle/attend.rs")
 def run(name: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / name / "decode.py")]
     return subprocess.run(
-        command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
 
 
@@ -69,7 +70,7 @@ def test_libraries_on_a_gpu(gpu: Device, name: str) -> None:
     assert "largest difference" in shown.stdout
 
 
-# -- hosts in other languages, on one bundle ------------------------------------------------------------------------------
+# -- hosts in other languages, on one bundle ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
