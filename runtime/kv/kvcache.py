@@ -66,7 +66,7 @@ class KvCache:
         self.stream = device.default_stream
         self._lengths = [0] * n_layers
         self._appends: dict[tuple[int, int, DType], Step] = {}
-        self.rings = Rings(windows, n_layers, *positive("KvCache", appended=appended), max_len)
+        self.rings = Rings(windows, n_layers, positive("KvCache", appended=appended)[0], max_len)
         self._written = [0] * n_layers  # of rings: positions up to here have had a row
         rows = [(n_kv_heads, self.rings.rows(layer)) for layer in range(n_layers)]
         self._store = KvLayers(device, rows, head_dim, self.dtype)
