@@ -153,6 +153,22 @@ def check_alignment(param: Param, pointer: int) -> None:
         raise SpecError(f"bind({param.name}): must be aligned to {param.align} bytes (got address {pointer:#x})")
 
 
+def check_overlaps(params: Sequence[Param], kept: Mapping[int, tuple[Buffer, ...]]) -> None:
+    """Nothing that a kernel writes may share bytes with another argument: it may be read, or written, at any time.
+
+    What an array of pointers points to is left to the caller.
+    """
+    buffers = [(params[i], b) for i, found in sorted(kept.items()) for b in found[:1] if b.nbytes]
+    places = [(param, b.pointer, b.pointer + b.nbytes) for param, b in buffers]
+    for written, begin, end in places:
+        if written.access == "in":
+            continue
+        for other, first, last in places:
+            if other is not written and first < end and begin < last:
+                shared = min(end, last) - max(begin, first)
+                raise SpecError(f"bind({written.name}): is written, and shares {shared} bytes with {other.name}")
+
+
 def _symbolic(param: Param, shape: tuple[int, ...]) -> str:
     words = (f"{e}={n}" if isinstance(e, str) else str(n) for e, n in zip(param.shape, shape, strict=True))
     return f"[{', '.join(words)}]"

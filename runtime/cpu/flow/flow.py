@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
-from ptxgen.parser.limits import MOST_BLOCKS
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
@@ -27,6 +26,8 @@ class Flow(Names):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
     def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:
+        from ptxgen.parser.limits import MOST_BLOCKS  # what is in the object cache needs no parser
+
         super().__init__(module, entry)
         self.check = check
         self.functions: dict[str, Called] = {}
@@ -40,7 +41,7 @@ class Flow(Names):
             var.offset = self.dynamic_start
         count = sum(len(called.blocks) for called in self.functions.values())
         if count > MOST_BLOCKS:
-            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} basic blocks (got {count:,})"))
+            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} blocks (got {count:,})"))
         self.blocks = self._ordered()
 
     # instructions -----------------------------------------------------------------------------------------------
