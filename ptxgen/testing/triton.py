@@ -231,7 +231,8 @@ def _tensor_map(driver: Driver, arg: Any, meta: Any, memory: _Memory) -> bytes:
     floats = arg.padding == "nan"
     names = {2: "f16", 4: "f32", 8: "f64"} if floats else {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
     strides = [n * meta["elem_size"] for n in arg.strides[:-1]]
-    made = tiling(memory.at(_address(arg.base)), arg.shape, dtype(names[meta["elem_size"]]), meta["block_size"], strides=strides,
+    kind, box = dtype(names[meta["elem_size"]]), meta["block_size"]
+    made = tiling(memory.at(_address(arg.base)), arg.shape, kind, box, strides=strides,
                   swizzle=swizzle, oob_fill="nan" if floats else "zero")  # fmt: skip
     return driver.device._encode(made)
 
@@ -283,7 +284,7 @@ def _tensors(values: Any) -> Iterator[Any]:
 
 
 class _Memory:
-    """The memory of a launch's tensors, while it runs: in place, or (check mode) copies whose accesses can be followed."""
+    """The memory of a launch's tensors, while it runs: in place, or (check mode) copies whose accesses are followed."""
 
     def __init__(self, driver: Driver, tensors: Any) -> None:
         found = (_region(tensor) for tensor in _tensors(tensors))
