@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,7 +16,9 @@ from ptxgen.errors import SpecError, brief
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
     from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.tools.isolate import Limits
 
+T = TypeVar("T", bound=Callable[..., Any])
 SEED = click.IntRange(min=0)  # what NumPy's generators take
 
 
@@ -30,6 +34,34 @@ def launch_options() -> list[click.Option]:
         click.Option(["--size", "sizes"], multiple=True, metavar="NAME=N", help="a capacity, length or position"),
         click.Option(["--seq-len"], type=int, default=None, help="the same as --size seq_len=N"),
     ]  # fmt: skip
+
+
+_ISOLATE: list[tuple[str, dict[str, Any]]] = [
+    ("--isolate", dict(is_flag=True, help="Run in a process of its own, which can write no file.")),
+    ("--memory", dict(type=click.IntRange(1, 1 << 20), default=4096, metavar="MIB",
+                      help="What --isolate allows it  [default: 4096]")),
+    ("--seconds", dict(type=click.FloatRange(0, 1e6, min_open=True), default=60.0,
+                       help="How long --isolate lets it run  [default: 60]")),
+]  # fmt: skip
+
+
+def isolate_list() -> list[click.Option]:
+    """Options of a command that may run in a process of its own."""
+    return [click.Option([name], **how) for name, how in _ISOLATE]
+
+
+def isolate_options(command: T) -> T:
+    """The same for a command that is a decorated function."""
+    for name, how in reversed(_ISOLATE):
+        command = click.option(name, **how)(command)
+    return command
+
+
+def limits_of(isolate: bool, memory: int, seconds: float) -> Limits | None:
+    """What `isolate_options` ask for; CPU time follows wall time, over all host threads."""
+    from ptxgen.runtime.tools.isolate import Limits
+
+    return Limits(seconds, math.ceil(seconds) * (os.cpu_count() or 1), memory << 20) if isolate else None
 
 
 def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) -> dict[str, int]:

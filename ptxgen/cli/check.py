@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ptxgen.cli._output import emit_json, json_option, printable, say
-from ptxgen.cli._run import SEED
+from ptxgen.cli._run import SEED, isolate_options, limits_of
 from ptxgen.errors import SpecError
 from ptxgen.finding import with_source
 
@@ -53,29 +53,27 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write a page: listing, counts, findings, warps over barriers.")  # fmt: skip
 @click.option("--sarif", type=click.Path(dir_okay=False), metavar="FILE", help="Write the findings as SARIF.")
+@isolate_options
 @json_option
-def command(file: str, coverage: bool, html: str | None, sarif: str | None, as_json: bool, **options: Any) -> int:
+def command(
+    file: str, coverage: bool, html: str | None, sarif: str | None, as_json: bool, isolate: bool, memory: int,
+    seconds: float, **options: Any,
+) -> int:  # fmt: skip
     """Launch a kernel of FILE in fast, random and check mode, and show all that is found.
 
     Exit 1 when there is a finding; notes (unordered stores of equal values) are none. Nothing but the CPU is needed.
     """
+    import ptxgen.runtime.tools.checker
+    import ptxgen.runtime.tools.coverage  # noqa: F401  whose records come back
     from ptxgen.output import check_place
-    from ptxgen.runtime.tools.checker import check
+    from ptxgen.runtime.tools.isolate import isolated
 
     for place in (html, sarif):
         if place is not None:
             check_place(Path(place))
-    launch = _launch(file, options)
-    report = check(
-        launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
-        equal_stores="finding" if options["equal_stores"] else "note",
-        differences="note" if options["any_order"] else "finding",
-    )  # fmt: skip
-    counted = None
-    if coverage or html is not None:
-        from ptxgen.runtime.tools.coverage import coverage as count
-
-        counted = count(launch, options["time_limit"])
+    limits = limits_of(isolate, memory, seconds)
+    wanted = (file, options, coverage or html is not None)
+    report, counted = _report(*wanted) if limits is None else isolated(_report, *wanted, limits=limits)
     if html is not None:
         from ptxgen.cli._page import page
 
@@ -92,6 +90,20 @@ def command(file: str, coverage: bool, html: str | None, sarif: str | None, as_j
         if coverage and counted is not None:
             _show_coverage(counted)
     return 0 if report.ok else 1
+
+
+def _report(file: str, options: dict[str, Any], covered: bool) -> tuple[Report, Coverage | None]:
+    """What all runs found, and what of the text ran if that is asked for."""
+    from ptxgen.runtime.tools.checker import check
+    from ptxgen.runtime.tools.coverage import coverage
+
+    launch = _launch(file, options)
+    report = check(
+        launch, seeds=options["seeds"], first_seed=options["seed"], time_limit=options["time_limit"],
+        equal_stores="finding" if options["equal_stores"] else "note",
+        differences="note" if options["any_order"] else "finding",
+    )  # fmt: skip
+    return report, coverage(launch, options["time_limit"]) if covered else None
 
 
 def _launch(file: str, options: dict[str, Any]) -> Launch:

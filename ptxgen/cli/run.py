@@ -10,7 +10,7 @@ import click
 
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import emit_json, table
-from ptxgen.cli._run import launch_options, open_for, size_options
+from ptxgen.cli._run import isolate_list, launch_options, limits_of, open_for, size_options
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
 from ptxgen.output import check_place
@@ -23,6 +23,7 @@ def _options() -> Sequence[click.Option]:
                      help="an .npz whose arrays replace arguments of the same name"),
         click.Option(["--output"], type=click.Path(dir_okay=False), default=None, metavar="FILE",
                      help="the .npz to write results to"),
+        *isolate_list(),
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON for a machine to read."),
     ]  # fmt: skip
 
@@ -55,6 +56,9 @@ def _run(
     seq_len: int | None,
     inputs: str | None,
     output: str | None,
+    isolate: bool,
+    memory: int,
+    seconds: float,
     as_json: bool,
 ) -> int:
     from ptxgen.archive import write_arrays
@@ -65,12 +69,13 @@ def _run(
         check_place(Path(output))
     arguments = _arguments(inputs, spec, seed, given)
     opened = open_for(device, mode, seed)
-    result = trial(spec, opened, target=target, seed=seed, arguments=arguments, **given)  # type: ignore[arg-type]
+    limits = limits_of(isolate, memory, seconds)
+    result = trial(spec, opened, target=target, seed=seed, arguments=arguments, isolate=limits, **given)  # type: ignore[arg-type]
     if output is not None:
         write_arrays(output, result.outputs)
     if as_json:
         emit_json({
-            "kernel": spec.kernel_name, "spec": repr(spec), "target": result.kernel.ptx.target.name,
+            "kernel": spec.kernel_name, "spec": repr(spec), "target": result.ptx.target.name,
             "device": opened.name, "ok": result.ok, "load_s": result.load_s, "first_s": result.first_s,
             "run_s": result.run_s,
             "buffers": [{"name": v.name, "ok": v.ok, "error": v.error, "limit": v.limit, "why": v.why}
@@ -78,7 +83,7 @@ def _run(
         })  # fmt: skip
     else:
         rows = [(v.name, "ok" if v.ok else "WRONG", f"{v.error:.3g}", f"{v.limit:.3g}", v.why) for v in result.verdicts]
-        table(("buffer", "verdict", "error", "limit", ""), rows, f"{spec!r} for {result.kernel.ptx.target}")
+        table(("buffer", "verdict", "error", "limit", ""), rows, f"{spec!r} for {result.ptx.target}")
         click.echo(
             f"{opened.name}: generate and load {result.load_s * 1e3:.1f} ms, first launch {result.first_s * 1e3:.2f} ms"
             f", launch {result.run_s * 1e3:.3f} ms"

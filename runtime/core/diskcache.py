@@ -74,6 +74,7 @@ class DiskCache:
         self.directory = directory
         self.cap_bytes = cap_bytes
         self.suffix = suffix
+        self.read_only = False  # entries are found there, and kept in memory
         self.hits = 0
         self.misses = 0
         self._memory: OrderedDict[bytes, bytes] = OrderedDict()
@@ -109,7 +110,7 @@ class DiskCache:
 
     def put(self, key: bytes, payload: bytes) -> None:
         """Keep a payload. Another process that writes the same key at the same time does no harm."""
-        if self.directory is None or len(payload) > self.cap_bytes:
+        if self.directory is None or self.read_only or len(payload) > self.cap_bytes:
             self._remember(key, payload)
             return
         try:
@@ -143,6 +144,8 @@ class DiskCache:
             self._warn(failure)
             return None
         payload = _checked(key, data)
+        if self.read_only:
+            return payload
         with contextlib.suppress(OSError):
             if payload is None:
                 path.unlink()  # damaged: it would be read again at every look-up

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxgen.errors import SpecError
+from ptxgen.generator import Ptx, generate
 from ptxgen.parity import Verdict, compare, limit_of
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.tools.isolate import Limits, isolated
+from ptxgen.targets import target as parse_target
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
@@ -27,7 +31,8 @@ class Trial:
     `load_s` covers generation and loading, `first_s` the first launch until its results are there, `run_s` the second.
     """
 
-    kernel: Kernel
+    ptx: Ptx
+    device: str
     verdicts: tuple[Verdict, ...]
     outputs: Mapping[str, np.ndarray]
     load_s: float
@@ -43,7 +48,7 @@ class Trial:
         """Raise `AssertionError` naming the spec and every buffer that is wrong."""
         wrong = [str(v) for v in self.verdicts if not v.ok]
         if wrong:
-            raise AssertionError(f"{self.kernel.ptx.spec!r} on {self.kernel.device.name}: {'; '.join(wrong)}")
+            raise AssertionError(f"{self.ptx.spec!r} on {self.device}: {'; '.join(wrong)}")
         return self
 
 
@@ -56,13 +61,24 @@ def trial(
     arguments: Mapping[str, Any] | None = None,
     limit: float | None = None,
     repeat: bool = True,
+    isolate: Limits | None = None,
     **sizes: int,
 ) -> Trial:
     """Launch `spec` on `device` with arguments from a seed (or with the given ones) and compare with its reference.
 
     `sizes` are capacities and lengths as the spec's `example` takes them. With `repeat` it is launched twice on equal
-    inputs, and the two results must be the same bytes.
+    inputs, and the two results must be the same bytes. `isolate`: all of it in a process of its own with these limits
+    (`isolate.py`); the CPU executor only.
     """
+    if isolate is not None:
+        if device.kind != "cpu":
+            raise SpecError(f"trial.isolate: the CPU executor only can be isolated (got {device.name})")
+        how = asdict(device.options)  # type: ignore[attr-defined]
+        how["time_limit"] = min(how["time_limit"] or math.inf, 0.9 * isolate.seconds)  # and then says where it was
+        given = dict(target=target, seed=seed, arguments=arguments, limit=limit, repeat=repeat, **sizes)
+        verdicts, outputs, times = isolated(_plain_trial, spec, how, limits=isolate, **given)
+        where = parse_target(target) if target is not None else device.target  # type: ignore[arg-type]
+        return Trial(generate(spec, where), device.name, verdicts, outputs, *times)
     rng = np.random.default_rng(seed)
     values: dict[str, Any] = {**spec.example(rng, **sizes), **(arguments or {})}
     with np.errstate(all="ignore"):  # infinities among the inputs are judged where they come out
@@ -87,7 +103,15 @@ def trial(
         for name, first in outputs.items():
             if first.tobytes() != again[name].tobytes():
                 verdicts.append(Verdict(name, False, float("inf"), 0.0, (), "a second launch gave other bytes"))
-    return Trial(kernel, tuple(verdicts), outputs, load_s, first_s, run_s)
+    return Trial(kernel.ptx, device.name, tuple(verdicts), outputs, load_s, first_s, run_s)
+
+
+def _plain_trial(spec: KernelType, how: dict[str, Any], **given: Any) -> tuple[Any, ...]:
+    """A trial on an executor of its own, without what cannot leave a process."""
+    from ptxgen.runtime.cpu.device import CpuDevice
+
+    done = trial(spec, CpuDevice(**how), **given)
+    return done.verdicts, done.outputs, (done.load_s, done.first_s, done.run_s)
 
 
 def _copied(value: Any) -> Any:
