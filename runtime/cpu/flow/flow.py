@@ -15,6 +15,7 @@ from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
+from ptxgen.runtime.cpu.flow.recursion import Frame, fill_in
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
@@ -30,6 +31,8 @@ class Flow(Names):
         super().__init__(module, entry)
         self.check = check
         self.functions: dict[str, Called] = {}
+        self.frames: list[Frame] = []  # of calls that may lead back to their caller
+        self.stack_base = 0
         site = self.hidden("$return", 32)
         self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
         self._build(self.functions[entry.name], self.root)
@@ -38,7 +41,7 @@ class Flow(Names):
             var.offset = self.dynamic_start
         count = sum(len(called.blocks) for called in self.functions.values())
         if count > MOST_BLOCKS:
-            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} basic blocks (got {count:,})"))
+            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} blocks (got {count:,})"))
         self.blocks = self._ordered()
 
     # instructions -----------------------------------------------------------------------------------------------
@@ -189,6 +192,9 @@ class Flow(Names):
         link(self)
         self.blocks = number(self)
         self.loose = liveness(self.blocks, len(self.registers), self.first)
+        if self.frames:
+            fill_in(self)
+            self.loose = liveness(self.blocks, len(self.registers), self.first)
         if simplify(self):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)
