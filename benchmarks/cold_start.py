@@ -19,6 +19,7 @@ from statistics import median
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 
 # Every mark is `time.perf_counter()`, which on Linux all processes share.
 DRIVER = """
@@ -149,4 +150,4 @@ def measure(run: Run, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.cases.decode import LLAMA, Case
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 
 CASES = (
     *(Case(*LLAMA, *size) for size in ((1, 512), (1, 4096), (1, 32768), (1, 131072), (32, 2048))),
@@ -130,4 +131,4 @@ def _number(text: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

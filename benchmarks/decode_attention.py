@@ -26,6 +26,7 @@ from benchmarks.peers.decode import Refused
 from benchmarks.peers.read_floor import Floor
 from benchmarks.report.decode import as_json, plot, report
 from benchmarks.report.rows import Run, load
+from benchmarks.report.sentence import in_a_sentence
 
 IMPLEMENTATIONS = {**OURS_AND_TORCH, **flashinfer.IMPLEMENTATIONS}
 EXACT = 5e-3  # a relative error above it is shown
@@ -113,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

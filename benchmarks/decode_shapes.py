@@ -18,6 +18,7 @@ from benchmarks.cases.decode import SHAPES, Case, Inputs
 from benchmarks.peers.decode import ours
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 
 HEAD_DIMS = (40, 80, 96, 192, 256, 512)
 GROUPS = tuple(range(1, 17))
@@ -110,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

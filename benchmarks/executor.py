@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.cases.executor import CASES, CHECKED, SCALED, Case
 from benchmarks.report.rows import Run, load, markdown
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import open_device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -228,4 +229,4 @@ def measure(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.generator import generate
 from ptxgen.kernels import FlashDecodingChunk, FlashDecodingReduce, IncrementalAttention
 
@@ -177,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

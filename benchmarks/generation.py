@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.report.command import command
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.generator import clear_cache, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import KernelType
@@ -193,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import Device, Executor, open_device
 
 SHAPE = {"n_heads": 32, "n_kv_heads": 4, "head_dim": 64}  # TinyLlama 1.1B
@@ -109,4 +110,4 @@ def measure_all(run: Run, length: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import open_device
 from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import Geometry
@@ -210,4 +211,4 @@ def measure_all(run: Run, counts: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

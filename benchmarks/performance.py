@@ -13,6 +13,7 @@ from benchmarks import decode_step, host_time, products, prompt
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load
+from benchmarks.report.sentence import in_a_sentence
 
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
@@ -207,4 +208,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

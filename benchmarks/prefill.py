@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.attention.prefill import tiles
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention
@@ -213,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.generator import generate
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import ArgMax, KvCacheScatter, Rope, RopeKvAppend
@@ -166,4 +167,4 @@ def measure_all(run: Run, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

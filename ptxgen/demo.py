@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptxgen.errors import ExecutionError
+from ptxgen.errors import ExecutionError, PtxgenError
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.complete import Completion
 
@@ -99,5 +99,16 @@ def check(completion: Completion) -> bool:
     return same
 
 
+def program() -> int:
+    """`main`, and one sentence for what is missing here."""
+    try:
+        return main()
+    except (PtxgenError, ImportError) as missing:
+        if isinstance(missing, ExecutionError):
+            raise
+        print(f"demo: {missing}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

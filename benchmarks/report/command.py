@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.report.rows import Run, load, markdown
+from benchmarks.report.sentence import in_a_sentence
 
 Option = tuple[str, dict[str, Any]]  # a further argument: its name, and argparse's keywords
 Table = Callable[[Sequence[dict[str, Any]]], str]
@@ -35,9 +36,13 @@ def command(
     if given.report:
         print(table(load(bench, given.run)))
         return
-    with Run(bench, device() if device else None, at_once) as run:
-        measure(run, given)
-    print(table(run.rows) if run.rows else "nothing was measured")
+
+    def measured() -> None:
+        with Run(bench, device() if device else None, at_once) as run:
+            measure(run, given)
+        print(table(run.rows) if run.rows else "nothing was measured")
+
+    in_a_sentence(measured)
 
 
 def gpu() -> str:

@@ -20,6 +20,8 @@ from ptxgen import __version__
 from ptxgen.errors import ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
+_PAGE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # of click 8.2: its message is a page
+
 
 class Commands(click.Group):
     """Imports a command's module when that command is asked for."""
@@ -74,6 +76,8 @@ def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
 def _invoked(arguments: Sequence[str] | None) -> int:
     try:
         code = root.main(None if arguments is None else list(arguments), prog_name="ptxgen", standalone_mode=False)
+    except _PAGE as wrong:
+        return _complain(f"{_path(wrong)}: names no kernel; --help shows what there is", 2)
     except click.ClickException as wrong:
         return _complain(wrong.format_message(), 2)
     except click.Abort:
@@ -88,6 +92,10 @@ def _invoked(arguments: Sequence[str] | None) -> int:
         where = f"{wrong.filename}: " if wrong.filename else ""
         return _complain(f"{where}{wrong.strerror or wrong}", 2)
     return code if isinstance(code, int) else 0
+
+
+def _path(wrong: click.UsageError) -> str:
+    return wrong.ctx.command_path if wrong.ctx is not None else "ptxgen"
 
 
 def _complain(text: str, code: int) -> int:

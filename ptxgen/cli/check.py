@@ -71,12 +71,9 @@ def command(
     for place in (html, sarif):
         if place is not None:
             check_place(Path(place))
-    counting = coverage or html is not None
     limits = limits_of(isolate, memory, seconds)
-    if limits is None:
-        report, counted = _report(file, options, counting)
-    else:
-        report, counted = isolated(_report, file, options, counting, limits=limits)
+    wanted = (file, options, coverage or html is not None)
+    report, counted = _report(*wanted) if limits is None else isolated(_report, *wanted, limits=limits)
     if html is not None:
         from ptxgen.cli._page import page
 
@@ -95,8 +92,8 @@ def command(
     return 0 if report.ok else 1
 
 
-def _report(file: str, options: dict[str, Any], counting: bool) -> tuple[Report, Coverage | None]:
-    """What is found, and where asked for what ran."""
+def _report(file: str, options: dict[str, Any], covered: bool) -> tuple[Report, Coverage | None]:
+    """What all runs found, and what of the text ran if that is asked for."""
     from ptxgen.runtime.tools.checker import check
     from ptxgen.runtime.tools.coverage import coverage
 
@@ -106,7 +103,7 @@ def _report(file: str, options: dict[str, Any], counting: bool) -> tuple[Report,
         equal_stores="finding" if options["equal_stores"] else "note",
         differences="note" if options["any_order"] else "finding",
     )  # fmt: skip
-    return report, coverage(launch, options["time_limit"]) if counting else None
+    return report, coverage(launch, options["time_limit"]) if covered else None
 
 
 def _launch(file: str, options: dict[str, Any]) -> Launch:

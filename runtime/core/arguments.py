@@ -30,8 +30,8 @@ class ParamBlock:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
         size = max((s.offset + s.size for s in self.slots), default=0)
-        self._bytes = (ctypes.c_uint64 * max(-(-size // 8), 1))()
-        self.address = ctypes.addressof(self._bytes)
+        self._bytes = (ctypes.c_uint64 * (max(-(-size // 8), 1) + 15))()
+        self.address = -(-ctypes.addressof(self._bytes) // 128) * 128  # tensor maps must lie at multiples of 64
         self.size = size
         self._pointers = (ctypes.c_void_p * max(len(self.slots), 1))(*(self.address + s.offset for s in self.slots))
         self.pointers = ctypes.addressof(self._pointers)
@@ -151,6 +151,22 @@ def check_alignment(param: Param, pointer: int) -> None:
         raise SpecError(f"bind({param.name}): an address must be within 64 bits (got {pointer})")
     if pointer % param.align:
         raise SpecError(f"bind({param.name}): must be aligned to {param.align} bytes (got address {pointer:#x})")
+
+
+def check_overlaps(params: Sequence[Param], kept: Mapping[int, tuple[Buffer, ...]]) -> None:
+    """Nothing that a kernel writes may share bytes with another argument: it may be read, or written, at any time.
+
+    What an array of pointers points to is left to the caller.
+    """
+    buffers = [(params[i], b) for i, found in sorted(kept.items()) for b in found[:1] if b.nbytes]
+    places = [(param, b.pointer, b.pointer + b.nbytes) for param, b in buffers]
+    for written, begin, end in places:
+        if written.access == "in":
+            continue
+        for other, first, last in places:
+            if other is not written and first < end and begin < last:
+                shared = min(end, last) - max(begin, first)
+                raise SpecError(f"bind({written.name}): is written, and shares {shared} bytes with {other.name}")
 
 
 def _symbolic(param: Param, shape: tuple[int, ...]) -> str:

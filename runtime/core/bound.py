@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, ref
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
 
 Packed = tuple[int, bytes, tuple[Buffer, ...]]  # parameter index, its bytes, the buffers it points to
+Kept = Mapping[int, tuple[Buffer, ...]]  # the buffers of an argument, by its index
 Packer = Callable[[str, object], Packed]
 
 
@@ -104,12 +105,14 @@ class BoundKernel:
         pack: Packer,
         keep: dict[int, tuple[Buffer, ...]] | None = None,
         workspaces: tuple[int, ...] = (),
+        check: Callable[[Kept], None] | None = None,
     ) -> None:
         self.device = device
         self.function = function
         self.geometry = geometry
         self._pack = pack
         self._workspaces = workspaces
+        self._check = check
         self._arguments = Arguments(function, block, keep or {})
         self._prepare()
 
@@ -125,7 +128,11 @@ class BoundKernel:
 
     def update(self, **values: object) -> BoundKernel:
         """Give arguments other values, checked as in `bind`; takes effect at the next launch. All or nothing."""
-        self.store([self._pack(name, value) for name, value in values.items()])
+        packed = [self._pack(name, value) for name, value in values.items()]
+        changed = {index: buffers for index, _, buffers in packed}
+        if any(changed.values()) and self._check is not None:
+            self._check({**self._arguments.keep, **changed})
+        self.store(packed)
         return self
 
     def store(self, packed: Sequence[Packed]) -> None:
@@ -143,7 +150,7 @@ class BoundKernel:
             raise CudaError(self._arguments.broken)
         return BoundKernel(
             self.device, self.function, self.geometry, self.block.copy(), self._pack, self._arguments.keep,
-            self._workspaces,
+            self._workspaces, self._check,
         )  # fmt: skip
 
     def workspaces(self) -> dict[int, Buffer]:

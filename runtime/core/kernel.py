@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from ptxgen.errors import SpecError
 from ptxgen.launch import Param, capacities_of
+from ptxgen.lengths import MOST
 from ptxgen.runtime.arrays.interop import argument
-from ptxgen.runtime.core.arguments import Capacities, ParamBlock, check_alignment, check_buffer
+from ptxgen.runtime.core.arguments import Capacities, ParamBlock, check_alignment, check_buffer, check_overlaps
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
 from ptxgen.runtime.core.bound import BoundKernel, Packed
 from ptxgen.runtime.core.buffer import Buffer
@@ -51,7 +52,8 @@ class Kernel:
         Every parameter by name: buffers as `Buffer`, a DLPack or `__cuda_array_interface__` array, a NumPy array (CPU
         device), or an int address; "pointers" also as a list of buffers; scalars as numbers. Workspaces that are not
         given are allocated; launches that share one must not run at the same time (so: one `bind` per stream).
-        Capacities (`batch`) come from the shapes of the buffers, or by name. Raises `SpecError`.
+        Capacities (`batch`) come from the shapes of the buffers, or by name. Raises `SpecError`, also for lengths and
+        positions out of their range (`KernelType.ranges`); those in device memory are the kernel's to judge.
         """
         capacities, given = self._split(arguments)
         for name, value in given.items():
@@ -66,12 +68,18 @@ class Kernel:
                 given[param.name] = self._workspace(param, capacities)
         geometry = self._geometry(capacities)
 
+        limits = self._limits(capacities)
+
         def pack(name: str, value: object) -> Packed:
-            return self._pack(name, value, capacities)
+            return self._pack(name, value, capacities, limits)
+
+        def check(kept: Mapping[int, tuple[Buffer, ...]]) -> None:
+            check_overlaps(self.params, kept)
 
         packed = [pack(name, value) for name, value in given.items()]
+        check({index: buffers for index, _, buffers in packed if buffers})
         block = ParamBlock(self.function.slots)
-        bound = BoundKernel(self.device, self.function, geometry, block, pack, workspaces=self._workspaces)
+        bound = BoundKernel(self.device, self.function, geometry, block, pack, workspaces=self._workspaces, check=check)
         bound.store(packed)
         return bound
 
@@ -117,14 +125,27 @@ class Kernel:
             found = ", ".join(f"{name}={value}" for name, value in capacities.values.items())
             raise SpecError(f"{self.ptx.entry}.bind: {found} cannot be launched: {wrong}") from None
 
-    def _pack(self, name: str, value: object, capacities: Capacities) -> Packed:
+    def _limits(self, capacities: Capacities) -> dict[str, tuple[int, int]]:
+        """The least and the largest of each scalar that has them, whatever the capacities are that are not known."""
+        names = [p.name for p in self.params if p.kind == "scalar"]
+        if not names:
+            return {}
+        known = capacities.values
+        few, many = (self.spec.ranges({**dict.fromkeys(self.spec.sizes, other), **known}) for other in (1, MOST))
+        return {n: (min(few[n][0], many[n][0]), max(few[n][1], many[n][1])) for n in names if n in few}
+
+    def _pack(self, name: str, value: object, capacities: Capacities, limits: Mapping[str, tuple[int, int]]) -> Packed:
         """Check one argument against its parameter."""
         index = self._index.get(name)
         if index is None:
             raise SpecError(f"{self.ptx.entry}.bind: takes {', '.join(self._index)} (got {name})")
         param = self.params[index]
         if param.kind == "scalar":
-            return index, pack_scalar(f"bind({name})", value, param.dtype), ()
+            data = pack_scalar(f"bind({name})", value, param.dtype)
+            least, most = limits.get(name, (None, None))
+            if least is not None and most is not None and not least <= int(value) <= most:  # type: ignore[call-overload]
+                raise SpecError(f"bind({name}): must be from {least} to {most} (got {int(value)})")  # type: ignore[call-overload]
+            return index, data, ()
         value = self._as_buffer(name, value)
         if isinstance(value, list | tuple):
             value = self._pointer_array(param, _buffers(name, value))

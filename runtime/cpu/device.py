@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ptxgen.errors import CudaError, ExecutionError, IsaError, ModuleLoadError
+from ptxgen.errors import CudaError, IsaError, ModuleLoadError
 from ptxgen.runtime.arrays.tensormap import Tiling
 from ptxgen.runtime.core.arguments import ParamBlock
 from ptxgen.runtime.core.backend import Code, Copy, FirstUse, Function, Geometry, Launcher, MemoryUse, Resources, Slot
@@ -102,8 +101,7 @@ class CpuDevice(Device):
         self.bytes = Memory(track=mode == "check")
         self.default_stream = ImmediateStream()
         self.modules = ModuleCache(self)
-        with contextlib.suppress(ExecutionError):  # without llvmlite: said when something is loaded
-            support_objects.prepare(mode == "check")
+        support_objects.prepare(mode == "check")
 
     @property
     def seed(self) -> int:

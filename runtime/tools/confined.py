@@ -1,4 +1,4 @@
-"""The process that `isolate` starts: takes a call, gives power up, makes the call, answers. Owns its limits."""
+"""The process that `isolate` starts: takes a call, limits itself, makes the call, answers. Owns those limits."""
 
 from __future__ import annotations
 

@@ -41,6 +41,10 @@ SAFE = {
     "a subtraction that its guard keeps above zero": """mov.u32 %r1, %ctaid.y; setp.ge.u32 %p1, %r1, 64;
         @%p1 sub.u32 %r1, %r1, 64; mul.lo.u32 %r3, %r1, 32768;""",
     "a product that is thrown away": f"{LOAD} mul.lo.u32 %r3, %r1, 128; mov.u32 %r3, 5;",
+    "half a word": "ld.global.u16 %r1, [%rd1]; mul.lo.u32 %r3, %r1, 32767;",
+    "a subtraction of another register": f"""{LOAD} mov.u32 %r2, 900; min.u32 %r1, %r1, 900; setp.le.u32 %p1, %r1, %r2;
+        @%p1 sub.u32 %r2, %r2, %r1; mul.lo.u32 %r3, %r2, 4096;""",
+    "a branch that is always taken": f"""{LOAD} min.u32 %r1, %r1, 9; bra over; over: mul.lo.u32 %r3, %r1, 4096;""",
     "a byte": "ld.global.u8 %r1, [%rd1]; mul.lo.u32 %r3, %r1, 65536;",
 }
 UNSAFE = {

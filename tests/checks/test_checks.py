@@ -363,6 +363,25 @@ def test_sizes_that_no_launch_can_have(directive: str) -> None:
         check(parse(f"{head}{legal}\n{{ ret; }}"))
 
 
+@pytest.mark.parametrize(("body", "said"), [
+    ("top: top: ret;", "label top is declared twice"),
+    ("mov.b64 {%f1, %f2, %f3}, %rd1;", "cannot be packed from 3"),
+    ("bra %r1;", "must be a label"), ("elect.sync %r1|_, -1;", "must have a predicate"),
+    ("elect.sync _|%p1, -1;", ""), ("add.u32 %r1, %r1, tile;", ""),
+    ("add.f32 %f1, %f1, tile;", "must be"),
+    ("mov.b16 %h1, tile;", "must be"), ("add.u32 %r1, %r1;", "takes 3 operands"),
+])  # fmt: skip
+def test_operands_that_no_form_has(body: str, said: str) -> None:
+    found = findings(body)
+    assert bool(found) is bool(said)
+    assert said in " ".join(found)
+
+
+def test_a_label_of_two_scopes_is_two_labels_and_one_of_two_names_is_none() -> None:
+    assert findings("{ top: ret; } { top: ret; }") == []
+    assert findings("top: end: ret;") == []
+
+
 def test_text_is_ascii_in_comments_too() -> None:
     source = text("ret; // größe")
     said = rf"^<ptx>:{FIRST_LINE}: PTX is ASCII, comments too \(got 'ö'\) \| ret; // größe$"

@@ -161,7 +161,7 @@ def test_a_binary_that_is_named_and_is_no_ptxas_is_refused(named: str, monkeypat
     monkeypatch.setenv("PTXGEN_PTXAS", named)
     available_assemblers.cache_clear()
     try:
-        with pytest.raises(AssembleError, match=rf"^PTXGEN_PTXAS: must be the path of a ptxas that runs .got '{named}'"):
+        with pytest.raises(AssembleError, match=rf"^PTXGEN_PTXAS: must be the path of a ptxas .*{named}"):
             assemble(TEXT)
         assert doctor._assembler().state == "wrong"
     finally:

@@ -110,12 +110,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built by hatchling from a copy of the sources."""
     pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    copy_sources(source)
+    return out / python(BUILD.format(str(out)), cwd=source).split()[-1]
+
+
+BUILD = "from hatchling.build import build_wheel; print(build_wheel({!r}))"
+
+
+def copy_sources(source: Path) -> None:
+    """What a wheel is built from."""
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(ROOT / name, source)
     for name in ("ptxgen", "runtime", "templates"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    program = f"from hatchling.build import build_wheel; print(build_wheel({str(out)!r}))"
-    return out / python(program, cwd=source).split()[-1]
+
+
+def test_a_wheel_of_a_checkout_that_lost_its_links_is_refused(tmp_path: Path) -> None:
+    """Gone, as in an archive without links, or files, as git writes them on Windows."""
+    pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel")
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    copy_sources(source)
+    (source / "ptxgen" / "runtime").unlink()
+    (source / "ptxgen" / "templates").unlink()
+    (source / "ptxgen" / "templates").write_text("../templates")
+    done = subprocess.run([sys.executable, "-c", BUILD.format(str(out))], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ptxgen: ptxgen/runtime and ptxgen/templates must be links to ../runtime")
+    assert done.stderr.count("\n") == 1
+    assert not list(out.iterdir())
 
 
 def test_the_wheel_is_pure_small_and_whole(wheel: Path) -> None:

@@ -45,6 +45,16 @@ def test_a_zero_reference_is_judged_absolutely():
     assert not compare("out", np.full(3, 1e-3), np.zeros(3), 1e-5).ok
 
 
+def test_the_limits_are_those_that_the_documents_name():
+    """Another number here lets wrong kernels pass everywhere."""
+    assert LIMITS == {"f64": 1e-12, "f32": 1e-5, "f16": 2e-3, "bf16": 1.6e-2, "e4m3": 2e-3, "e5m2": 2e-3, "s8": 2e-3}
+
+
+def test_nothing_is_as_it_should_be_and_one_element_is_judged():
+    assert compare("out", np.zeros((0, 4)), np.zeros((0, 4)), 1e-5).ok
+    assert not compare("out", np.array([2.0]), np.array([1.0]), 1e-5).ok
+
+
 def test_the_limit_follows_the_coarsest_type():
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1)) == LIMITS["f32"]
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == LIMITS["bf16"]

@@ -33,7 +33,7 @@ REFUSED = {
     "local memory in parts": (
         text("".join(f".local .b8 l{n}[65536];" for n in range(9)) + " ret;"), r":7: an entry with more than 524,288",
     ),
-    "basic blocks": (text("".join(f"L{n}:\n" for n in range(20_001)) + "ret;"), r"more than 20,000 basic blocks"),
+    "basic blocks": (text("".join(f"L{n}:\n" for n in range(20_001)) + "ret;"), r"more than 20,000 blocks"),
     "a number of registers": (text(f".reg .b32 %q<{MANY}>; ret;"), r":7: .*cannot be read"),
     "local": (text(".local .b8 x[1000000000000]; ret;"), r":7: .*x: at most 524,288 bytes of .local"),
     "shared": (text(outside=".shared .b8 x[1000000000000];"), r":4: x: at most 1,048,576 bytes of .shared"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import fields, replace
 
@@ -16,6 +18,7 @@ from ptxgen.runtime.cpu.compile import support_objects
 from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.host import this_host
+from ptxgen.runtime.cpu.run import global_memory
 from ptxgen.runtime.cpu.run.global_memory import Memory
 from tests.support.cpu_run import run, text_of, u32
 from tests.support.fake_cuda import fake_device
@@ -123,6 +126,82 @@ def test_nothing_is_pending_and_no_lock_is_held_after_a_fork(monkeypatch):
     thread.start()
     thread.join(60)
     assert done, "a load waits for what died with the parent"
+
+
+def test_memory_entries_change_under_the_lock_only_and_look_ups_are_counted():
+    cache = DiskCache(None)
+
+    class Guarded(OrderedDict):
+        def move_to_end(self, *key, **how):
+            assert cache._lock.locked(), "without the lock"
+            super().move_to_end(*key, **how)
+
+    cache._memory = Guarded()
+    assert (cache.hits, cache.misses) == (0, 0)
+    assert cache.get(b"k") is None
+    cache.put(b"k", b"data")
+    assert cache.get(b"k") == b"data"
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+def test_a_cache_that_is_read_only_leaves_its_directory_as_it_is(tmp_path):
+    DiskCache(tmp_path).put(b"k", b"data")
+    (path,) = tmp_path.iterdir()
+    os.utime(path, (1, 1))
+    cache = DiskCache(tmp_path)
+    cache.read_only = True
+    assert cache.get(b"k") == b"data"
+    cache.put(b"l", b"more")
+    assert cache.get(b"l") == b"more"
+    path.write_bytes(b"damaged")
+    os.utime(path, (1, 1))
+    assert cache.get(b"k") is None
+    assert [(p, p.stat().st_mtime) for p in tmp_path.iterdir()] == [(path, 1)]
+
+
+def test_what_waits_for_a_fork_is_told_of_it():
+    """Whatever holds a lock gets a free one in the child."""
+    from ptxgen.runtime.cpu.native import fork_safety
+
+    for made in (Memory(), support_objects.Library(this_host(), False)):
+        made._lock.acquire()
+        fork_safety._after_fork()
+        assert made._lock.acquire(blocking=False)
+
+
+def test_objects_that_are_no_object_code_are_forgotten_and_compiled_again(monkeypatch):
+    library = support_objects.Library(this_host(), False)
+    junk = support_objects.Group(("fault",), b"junk", True)
+    library._core, library._quick["fault"], library._good["fault"] = b"junk", junk, junk
+    library.distrust()
+    assert library.core().startswith(b"\x7fELF") or library.core() != b"junk"
+    assert junk not in [*library.quick(["fault"]), *library.good(["fault"])]
+    monkeypatch.setattr(support_objects, "of", lambda host, check: library)
+    library._core, library._trusts_disk = b"junk", True
+    support_objects.prepare(False)
+    assert library._core == b"", "what does not link is not kept"
+
+
+def test_an_adoption_with_an_owner_replaces_the_one_before_and_others_count():
+    memory, first, second = Memory(), np.zeros(16, np.uint8), np.zeros(16, np.uint8)
+    begin = first.ctypes.data
+    memory.adopt(begin, 16, keep=first)
+    memory.adopt(begin, 16, keep=second)
+    assert len(rows_of(memory)) == 1
+    memory.adopt(begin, 16)
+    memory.adopt(begin, 16, keep=first)
+    memory.disown(begin, 16)
+    memory.free(begin)
+    with pytest.raises(ExecutionError, match="were not adopted"):
+        memory.disown(begin, 16)
+
+
+def test_numbers_of_launches_come_round_after_the_last_one(monkeypatch):
+    monkeypatch.setattr(global_memory, "_MOST_LAUNCHES", global_memory._FIRST_LAUNCH + 1)
+    memory = Memory(track=True)
+    numbers = [memory.begin_launch() for _ in range(5)]
+    first = global_memory._FIRST_LAUNCH
+    assert numbers == [first, first + 1, first, first + 1, first]
 
 
 def test_a_disk_cache_has_a_lock_of_its_own_after_a_fork(tmp_path):

@@ -37,7 +37,7 @@ def test_findings_come_back_with_their_parts():
         isolated(calls_apart.launched, text, np.zeros(40, np.uint32), "fast", limits=SHORT)
     (found,) = caught.value.findings
     assert found.kind == "out of bounds"
-    assert found.spots[0].line == text[: text.index("4096")].count("\n") + 1
+    assert found.line == text[: text.index("4096")].count("\n") + 1
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def attempts(folder: str) -> dict[str, str]:
             file.write("x")
 
     ways = {
-        "append": lambda: write("there"), "create": lambda: write("new"), "remove": lambda: os.remove(f"{folder}/there"),
+        "append": lambda: write("there"), "create": lambda: write("new"),
+        "remove": lambda: os.remove(f"{folder}/there"),
         "directory": lambda: os.mkdir(f"{folder}/sub"), "link": lambda: os.symlink("/", f"{folder}/link"),
         "rename": lambda: os.rename(f"{folder}/there", f"{folder}/then"),
         "program": lambda: os.execv(sys.executable, [sys.executable, "-c", "pass"]),

@@ -24,11 +24,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SURVIVORS = 0.05
 SECONDS = 90  # for the tests of one mutation: one that hangs is noticed
-_CHECKS = ("tests/checks",)
-_BIND = ("tests/runtime/test_bind.py", "tests/runtime/test_device.py")
+_CHECKS = ("tests/checks", "tests/isa/test_isa.py")
+_BIND = ("tests/runtime/test_arguments.py", "tests/runtime/test_bind.py", "tests/runtime/test_device.py")
 _OBJECTS = ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py")
 TESTS = {
-    "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py",),
+    "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py", "tests/runtime/test_cache_guards.py"),
     "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
     "runtime/cpu/compile/entry_cache.py": _OBJECTS,
     "runtime/cpu/compile/support_objects.py": _OBJECTS,
@@ -36,12 +36,12 @@ TESTS = {
     "runtime/core/scalars.py": _BIND,
     "runtime/core/kernel.py": _BIND,
     "runtime/core/allocation.py": _BIND,
-    "runtime/cpu/run/param_space.py": ("tests/cpu/test_launch.py",),
+    "runtime/cpu/run/param_space.py": ("tests/runtime/test_arguments.py", "tests/cpu/test_launch.py"),
     "runtime/cpu/run/global_memory.py": (
         "tests/cpu/test_memory.py", "tests/cpu/test_checks.py", "tests/runtime/test_cache_guards.py",
         "tests/runtime/test_device.py",
     ),
-    "ptxgen/parity.py": ("tests/package/test_parity.py",),
+    "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
     "ptxgen/checks/__init__.py": _CHECKS,
     "ptxgen/checks/access.py": _CHECKS,
     "ptxgen/checks/bounds.py": _CHECKS,
@@ -88,7 +88,7 @@ def mutations(source: str) -> list[Mutation]:
             word = _OTHER[type(node.ops[0])]
             yield changed(node, f" {word} ", place(node.left, True), place(node.comparators[0]))
         elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and str(node.value)[0] not in "TF":
-            number = node.value + 1 if isinstance(node.value, int) else node.value * 10
+            number = node.value + 1 if isinstance(node.value, int) else node.value * 10 or 1.0
             yield changed(node, repr(number), place(node), place(node, True))
         elif isinstance(node, ast.BoolOp):
             word = "or" if isinstance(node.op, ast.And) else "and"
@@ -120,6 +120,8 @@ def _in_annotation(tree: ast.AST, one: Mutation, starts: list[int]) -> bool:
     """Types of annotations are not run."""
     for node in ast.walk(tree):
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+            annotation = node.value  # a name for a type
         if isinstance(annotation, ast.expr):
             begin = starts[annotation.lineno - 1] + annotation.col_offset
             end = starts[(annotation.end_lineno or 1) - 1] + (annotation.end_col_offset or 0)

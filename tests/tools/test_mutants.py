@@ -4,6 +4,7 @@ from tests.tools import mutants
 
 SOURCE = """
 LIMIT = 8.0
+Pair = tuple[int, str]
 
 
 def f(a: int, b: list[int]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptxgen.errors import ExecutionError, ModuleLoadError
+from ptxgen.errors import CudaError, ModuleLoadError
 
 _serial = 0
 
@@ -53,7 +53,7 @@ def _llvm() -> Any:
     try:
         import llvmlite.binding as llvm
     except ImportError as missing:
-        raise ExecutionError("the CPU executor needs llvmlite: pip install 'ptxgen[cpu]'") from missing
+        raise CudaError("the CPU executor needs llvmlite: pip install 'ptxgen[cpu]'") from missing
     lock = llvm.ffi.lib._lock
     if hasattr(os, "register_at_fork"):  # LLVM is never forked half-way through
         os.register_at_fork(before=lock.__enter__, after_in_parent=lock.__exit__, after_in_child=lock.__exit__)

@@ -50,10 +50,11 @@ def _number(name: str, kind: str, size: int, value: object) -> bytes:
         if form in "efd":
             return struct.pack("<" + form, float(value))  # type: ignore[arg-type]
         number = int(value)  # type: ignore[call-overload]
-        if form.isupper() and number < 0:
-            number += 1 << 8 * size
-        elif form.islower() and number >= 1 << 8 * size - 1:
-            number -= 1 << 8 * size
+        half = 1 << 8 * size - 1
+        if form.isupper() and -half <= number < 0:
+            number += 2 * half
+        elif form.islower() and half <= number < 2 * half:
+            number -= 2 * half
         return struct.pack("<" + form, number)
     except (struct.error, TypeError, ValueError, OverflowError) as error:
         raise ExecutionError(f"launch.args: parameter {name} is .{kind} (got {value!r}: {error})") from None

@@ -1,0 +1,19 @@
+"""How a benchmark ends where something is missing: a GPU, a package, a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ptxgen.errors import PtxgenError
+
+
+def in_a_sentence(main: Callable[[], object]) -> None:
+    """Run it; one sentence and exit 2 for what it cannot do without."""
+    try:
+        main()
+    except (PtxgenError, ImportError, FileNotFoundError) as missing:
+        said = " ".join(str(missing).split())
+        print(f"{Path(sys.argv[0]).stem}: {said}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,184 @@
+"""Wrong use of every command: one sentence that names what is wrong, exit 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxgen import demo
+from ptxgen.cli._main import invoke
+from ptxgen.errors import CudaError
+from ptxgen.runtime import open_device
+from ptxgen.runtime.cpu.native import host
+
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry a(.param .u64 p) { ret; }
+.visible .entry b() { ret; }
+"""
+SHORT = {"A": "activation --dim 64", "I": "incremental-attention --max-len 64 --head-dim 16"}
+MISTAKES = [
+    ("generat activation", "generat: no such command; there are check, complete"),
+    ("--nonesuch", "No such option '--nonesuch'."),
+    ("generate nonesuch --target sm_80", "kernel type: must be one of activation, advance"),
+    ("generate {A}", "--target: is needed, for example --target sm_90"),
+    ("generate activation --target sm_80", "Activation.dim: is needed and has no default"),
+    ("generate activation --dim x --target sm_80", "Activation.dim: must be an int (got 'x')"),
+    ("generate activation --dim 0 --target sm_80", "Activation.dim: must be from 1 to 1048576 (got 0; nearest: 1)"),
+    ("generate activation --dim -64 --target sm_80",
+     "Activation.dim: must be from 1 to 1048576 (got -64; nearest: 1)"),
+    ("generate activation --dim 64.5 --target sm_80", "Activation.dim: must be an int (got '64.5')"),
+    ("generate {A} --kind nonesuch --target sm_80",
+     "Activation.kind: must be one of silu, gelu, gelu_tanh, relu2 (got nonesuch)"),
+    ("generate {A} --target sm_81", "target: must be one of sm_70, sm_72, sm_75"),
+    ("generate {A} --target sm_80x", "target: must be one of sm_70, sm_72, sm_75"),
+    ("generate {A} --target 8", "target: must be one of sm_70, sm_72, sm_75"),
+    ("generate {A} --target sm_80 --nonesuch 1", "No such option '--nonesuch'."),
+    ("generate {A} extra --target sm_80", "Got unexpected extra argument (extra)"),
+    ("generate {A} --target sm_80 -o file/below.ptx", "file/below.ptx: Not a directory"),
+    ("generate {A} --target sm_80 --target sm_90 -o both.ptx",
+     "-o: must be a directory when there is more than one target (got both.ptx)"),
+    ("generate {A} --target sm_80 --manifest",
+     "--manifest: needs -o with a directory or a file; stdout is for the PTX"),
+    ("generate --config none.json --target sm_80 -o out", "none.json: model_type: must be one of llama"),
+    ("generate --config list.json --target sm_80 -o out", "list.json: must be a JSON object (got list)"),
+    ("generate --config bad.json --target sm_80 -o out", "bad.json: must be JSON (line 1, column 2"),
+    ("generate --config nonesuch.json --target sm_80 -o out", "nonesuch.json: No such file or directory"),
+    ("generate --config none.json", "-o: is needed with --config: the directory to write to"),
+    ("run {A} --device gpu", "open_device: name must be \"cuda\", \"cuda:<index>\", \"cpu\" or None (got 'gpu')"),
+    ("run {A} --device cpu:1", "open_device: name must be \"cuda\", \"cuda:<index>\", \"cpu\" or None (got 'cpu:1')"),
+    ("run {A} --device cpu --mode slow",
+     "Invalid value for '--mode': 'slow' is not one of 'fast', 'random', 'check'."),
+    ("run {A} --device cpu --seed -1", "Invalid value for '--seed': -1 is not in the range x>=0."),
+    ("run {A} --device cpu --size rows", "--size: must be NAME=N (got 'rows')"),
+    ("run {A} --device cpu --size rows=x", "--size: must be NAME=N (got 'rows=x')"),
+    ("run {A} --device cpu --size rows=0", "Activation.rows: must be from 1 to 2147483647 (got 0)"),
+    ("run {A} --device cpu --size nonesuch=1", "Activation: sizes are rows (got nonesuch)"),
+    ("run {A} --device cpu --size rows=1 --size rows=2", "--size: rows was given as 1 already (got 'rows=2')"),
+    ("run {A} --device cpu --seq-len 1", "Activation: sizes are rows (got seq_len)"),
+    ("run {A} --device cpu --inputs nonesuch.npz",
+     "Invalid value for '--inputs': File 'nonesuch.npz' does not exist."),
+    ("run {A} --device cpu --inputs array.npz",
+     "array.npz: must be an .npz of arrays without Python objects (File is not a zip file)"),
+    ("run {A} --device cpu --inputs y.npz", "y.npz: activation takes out, x (got y)"),
+    ("run {A} --device cpu --inputs x.npz", "x.npz: x: must be float32 [2, 64] (got float64 [3, 64])"),
+    ("run {A} --device cpu --output file/out.npz", "file/out.npz: Not a directory"),
+    ("run {A} --device cpu --isolate --memory 0",
+     "Invalid value for '--memory': 0 is not in the range 1<=x<=1048576."),
+    ("run {A} --device cpu --isolate --seconds 0",
+     "Invalid value for '--seconds': 0.0 is not in the range 0<x<=1000000.0."),
+    ("run {A} --device cpu --target sm_81", "target: must be one of sm_70, sm_72, sm_75"),
+    ("run {I} --n-heads 2 --n-kv-heads 1 --device cpu --seq-len 65",
+     "IncrementalAttention.seq_len: must be from 0 to 64 (got 65)"),
+    ("run {I} --n-heads 2 --n-kv-heads 1 --device cpu --seq-len -1",
+     "IncrementalAttention.seq_len: must be from 0 to 64 (got -1)"),
+    ("run {I} --n-heads 3 --n-kv-heads 2 --device cpu",
+     "IncrementalAttention.n_heads: must be a multiple of n_kv_heads (got n_heads=3, n_kv_head"),
+    ("run kv-cache-scatter --max-len 64 --head-dim 64 --n-kv-heads 2 --device cpu --size position=64",
+     "KvCacheScatter.position: must be from 0 to 63 (got 64)"),
+    ("export {A}", "--target: is needed, for example --target sm_90"),
+    ("export {A} --target sm_80 -o file/bundle", "file/bundle: Not a directory"),
+    ("golden check --root nonesuch",
+     "--root: must be a directory of goldens (got nonesuch); golden update --init makes one"),
+    ("golden check --root file", "--root: must be a directory of goldens (got file); golden update --init makes one"),
+    ("golden nonesuch", "No such command 'nonesuch'."),
+    ("verify nonesuch.ptx", "nonesuch.ptx: no such file or directory"),
+    ("verify empty", "empty: holds no .ptx file"),
+    ("verify good.ptx --target sm_1", "target: must be one of sm_70, sm_72, sm_75"),
+    ("requires nonesuch.ptx", "nonesuch.ptx: No such file or directory"),
+    ("requires text.ptx", "text.ptx:1: a module begins with .version and .target | no ptx"),
+    ("requires good.ptx --driver x",
+     "Invalid value for '--driver': must be a version such as 12.8: major.minor (got 'x')"),
+    ("requires good.ptx --sm 9", "Invalid value for '--sm': must be a version such as 12.8: major.minor (got '9')"),
+    ("requires good.ptx --driver 1.0", "driver: must be 9.0 or newer (got 1.0)"),
+    ("replay nonesuch.npz", "Invalid value for 'FILE': File 'nonesuch.npz' does not exist."),
+    ("replay array.npz", "array.npz: must be a launch recorded by ptxgen (File is not a zip file)"),
+    ("check nonesuch.ptx", "Invalid value for 'FILE': File 'nonesuch.ptx' does not exist."),
+    ("check text.ptx", "text.ptx: text.ptx:1: a module begins with .version and .target | no ptx"),
+    ("check good.ptx", "good.ptx: has 2 entries (a, b); --entry names one"),
+    ("check good.ptx --entry c", "module: has no entry 'c' (it has a, b)"),
+    ("check good.ptx --entry a", "good.ptx: entry a has no .reqntid; --block says how many threads a CTA has"),
+    ("check good.ptx --entry b --block 0",
+     "Geometry.block: each of one to three values must be 1 … (1024, 1024, 64) (got (0,))"),
+    ("check good.ptx --entry b --block 32x32x32x32",
+     "Invalid value for '--block': must be N, NxN or NxNxN (got '32x32x32x32')"),
+    ("check good.ptx --entry b --block 2048",
+     "Geometry.block: each of one to three values must be 1 … (1024, 1024, 64) (got (2048,))"),
+    ("check good.ptx --entry b --block 32 --grid 0",
+     "Geometry.grid: each of one to three values must be 1 … (2147483647, 65535, 65535) (got ("),
+    ("check good.ptx --entry b --block 32 --arg u32",
+     "argument: must be TYPE=NUMBER, TYPE[N], TYPE[NxM]=NUMBER, …=index or …=random (got 'u32'"),
+    ("check good.ptx --entry a --block 32", "a: takes 1 arguments (got 0)"),
+    ("check good.ptx --entry a --block 32 --arg nonesuch[4]",
+     "argument: the type must be one of f64, f32, f16, bf16, e4m3, e5m2, s8, u8, s16, u16, s32"),
+    ("check good.ptx --entry a --block 32 --arg u32[4]=nonesuch",
+     "argument: must be TYPE=NUMBER, TYPE[N], TYPE[NxM]=NUMBER, …=index or …=random (got 'u32["),
+    ("check good.ptx --entry a --block 32 --arg u32[0]",
+     "argument: a buffer must have 1 byte to 17,179,869,184 (got 'u32[0]')"),
+    ("check good.ptx --entry b --block 32 --time-limit 0",
+     "Invalid value for '--time-limit': 0.0 is not in the range x>0."),
+    ("check good.ptx --entry b --block 32 --sarif file/x", "file/x: Not a directory"),
+    ("check good.ptx --entry a --block 32 --args y.npz --arg u32[4]",
+     "--args gives all arguments: no --arg beside it"),
+    ("complete nonesuch.gguf hello", "Invalid value for 'MODEL': Path 'nonesuch.gguf' does not exist."),
+    ("complete file hello", "file: is too short for a GGUF file (1 bytes)"),
+    ("completion nonesuch", "Invalid value for '{bash|zsh|fish}': 'nonesuch' is not one of 'bash', 'zsh', 'fish'."),
+    ("tune nonesuch", "Got unexpected extra argument (nonesuch)"),
+    ("doctor extra", "Got unexpected extra argument (extra)"),
+    ("list nonesuch", "kernel type: must be one of activation, advance"),
+    ("record", "ptxgen record: names no kernel"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files to make mistakes with."""
+    made = tmp_path_factory.mktemp("mistakes")
+    (made / "empty").mkdir()
+    for name, text in {"text.ptx": "no ptx\n", "good.ptx": PTX, "list.json": "[]", "bad.json": "{", "array.npz": "x",
+                       "file": "x", "none.json": '{"model_type": "nonesuch"}'}.items():  # fmt: skip
+        (made / name).write_text(text)
+    np.savez(made / "y.npz", y=np.zeros(3))
+    np.savez(made / "x.npz", x=np.zeros((3, 64)))
+    return made
+
+
+@pytest.mark.parametrize(("command", "said"), MISTAKES, ids=[command for command, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    command: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    assert invoke(command.format(**SHORT).split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ptxgen: " + said)
+    assert err.count("\n") == 1
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_without_llvmlite_the_extra_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    says = "the CPU executor needs llvmlite: pip install 'ptxgen[cpu]'"
+    functions = (host._llvm, host.this_host)
+    try:
+        for function in functions:
+            function.cache_clear()
+        with pytest.raises(CudaError) as caught:
+            open_device("cpu")
+        assert str(caught.value) == says
+        assert invoke(["run", *SHORT["A"].split(), "--device", "cpu"]) == 2
+        assert capsys.readouterr().err == f"ptxgen: {says}\n"
+        monkeypatch.setattr(demo, "main", lambda: open_device("cpu") and 0)
+        assert demo.program() == 2
+        assert capsys.readouterr().err == f"demo: {says}\n"
+    finally:
+        for function in functions:
+            function.cache_clear()
