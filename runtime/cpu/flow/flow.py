@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
-from ptxgen.parser.limits import MOST_BLOCKS
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
@@ -26,6 +25,8 @@ class Flow(Names):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
     def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:
+        from ptxgen.parser.limits import MOST_BLOCKS  # with the parser, which cached code does without
+
         super().__init__(module, entry)
         self.check = check
         self.functions: dict[str, Called] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.isa.registers import special_register
-from ptxgen.parser.limits import MOST_BYTES, MOST_REGISTERS
 from ptxgen.runtime.cpu.flow.blocks import Op, Source
 from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var, bits_of, round_up, variable_align, variable_bytes
 from ptxgen.runtime.cpu.native.layout import SHARED_BASE
@@ -63,6 +62,8 @@ class Names:
 
     def declare(self, variable: nodes.Variable, scope: Scope) -> None:
         """Enter a variable of a function body into its scope."""
+        from ptxgen.parser.limits import MOST_BYTES, MOST_REGISTERS  # with the parser, which cached code does without
+
         if variable.space == "reg":
             bits = bits_of(variable.type, variable.line)
             if len(self.registers) + variable.count > MOST_REGISTERS:
