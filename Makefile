@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 # Two workers where there are two cores, else none.
 WORKERS := $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -ge 2 && echo 2 || echo 0)
 
+# Tests start some hundred processes, which would compile the package each.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Under a minute on two cores: the DSL, the parser, the table, the checks, the committed PTX, documents, a few launches.
 QUICK := tests/builder tests/parser tests/isa/test_isa.py tests/checks tests/golden/test_golden.py \
 	tests/models/test_models.py \

@@ -38,11 +38,14 @@ def step_program(
     batch_invariant: bool = False,
     choice: str = "greedy",
     rings: int = 0,
+    page_size: int = 0,
+    pages: int = 0,
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
-    `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequence's own
-    tokens, too (of one sequence). `rings`: layers with a window keep rings with room for appends of up to so many rows.
+    `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
+    tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
+    which are whose. `rings`: layers with a window keep rings with room for appends of up to so many rows.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -50,13 +53,15 @@ def step_program(
         raise SpecError(f"step_program: step must be one of {', '.join(STEPS)} (got {step!r})")
     if rows < 1 or (step == "decode" and rows != 1):
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
-    if choice not in CHOICES or (choice == "penalise" and step == "batch"):
+    if choice not in CHOICES:
         raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")
-    if {"gate_proj", "up_proj"} & set(model.biases):
-        raise SpecError("step_program: biases of gate_proj and up_proj are not covered (got mlp_bias)")
+    if page_size and (step != "batch" or pages < 1 or rings):
+        got = f"{page_size} with {pages} pages and {rings} rings for {step}"
+        raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings,
+        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
+        pages=pages,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -72,6 +77,8 @@ class _Step(Draft):
     batch_invariant: bool
     choice: str
     rings: int
+    page_size: int
+    pages: int
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
@@ -154,13 +161,15 @@ class _Step(Draft):
         if model.soft_cap:
             self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
         self._choose(logits, rows)
-        if self.step == "decode":
-            given = {"position": self._state("position"), "length": self._state("length")}
+        remembers = self.choice == "penalise" and self.step != "prefill"
+        if self.step == "decode" or remembers:
+            (position,) = self._position().values()
+            given = {"position": position, "length": self._length()}
             fields = {"max_len": model.shape.max_len}
-            if self.choice == "penalise":
+            if remembers:
                 given |= {"tokens": self._tokens(), "history": self._history()}
                 fields["history"] = model.shape.max_len
-            self.op("advance", "advance", given, {"rows": 1}, **fields)
+            self.op("advance", "advance", given, {"rows": rows}, **fields)
 
     def _choose(self, logits: str, rows: int) -> None:
         """The token of every row. A draw is counted by the length of the sequence, prompt and all."""
@@ -180,15 +189,21 @@ class _Step(Draft):
         self.op("sample", "choose", given, sizes, **fields)
 
     def _history(self) -> str:
-        """The tokens of the sequence, by position."""
-        return self.tensor("history", "state", (1, self.model.shape.max_len), s32)
+        """The tokens of the sequences, by position."""
+        rows = self.rows if self.step == "batch" else 1
+        return self.tensor("history", "state", (rows, self.model.shape.max_len), s32)
 
     def _length(self) -> str:
         """How long sequences are with this step's tokens."""
         if self.step == "decode":
             return self._state("length")
-        name, count = ("kv_len", 1) if self.step == "prefill" else ("lengths", self.rows)
-        return self.tensor(name, "input", (count,), s32)
+        if self.step == "prefill":
+            return self.tensor("kv_len", "input", (1,), s32)
+        return self.tensor("lengths", self._counted(), (self.rows,), s32)
+
+    def _counted(self) -> str:
+        """What positions and lengths of a batch are: the host says them at every step, and a history counts them."""
+        return "state" if self.choice == "penalise" else "input"
 
     def _state(self, name: str) -> str:
         """A counter of the sequence: "position" is where the next token goes, "length" one more."""
@@ -263,15 +278,21 @@ class _Step(Draft):
         shape = self.model.shape
         lead = (self.rows,) if self.step == "batch" else ()
         rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
+        if self.page_size:
+            rows = (self.pages, shape.n_kv_heads, self.page_size)
         wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
         if self.kv_dtype == s8:
             wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
-        return {name: self.tensor(self.at(name), "state", (*rows, width), of) for name, width, of in wanted}
+        found = {name: self.tensor(self.at(name), "state", (*rows, width), of) for name, width, of in wanted}
+        if self.page_size:
+            entries = -(-shape.max_len // self.page_size)
+            found["page_table"] = self.tensor("page_table", "input", (self.rows, entries), s32)
+        return found
 
     def _position(self) -> dict[str, str]:
         """Where rows are appended, by parameter name."""
         if self.step == "batch":
-            return {"positions": self.tensor("positions", "input", (self.rows,), s32)}
+            return {"positions": self.tensor("positions", self._counted(), (self.rows,), s32)}
         return {"position": self._state("position")}
 
     def _append(self, attention: Attention, q: Ref, k: Ref, v: Ref) -> None:
@@ -281,8 +302,12 @@ class _Step(Draft):
         given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(attention), **self._position()}
         if attention.rope is not None:
             given["q"] = q
-        fields = attention.fields(kernel, batched=batched, indirect=not batched)
-        self.op(kernel, role, given, {"rows": self.rows}, **fields)
+        fields = attention.fields(kernel, batched=batched, indirect=not batched, page_size=self.page_size)
+        self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
+
+    def _paged(self) -> dict[str, int]:
+        """The capacity that a cache in pages has."""
+        return {"pages": self.pages} if self.page_size else {}
 
     def _attend(self, attention: Attention, q: Ref, out: str) -> None:
         caches = self._caches(attention)
@@ -293,7 +318,8 @@ class _Step(Draft):
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
             given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
         elif self.step == "batch":
-            how, sizes = {"batched": True, "batch_invariant": self.batch_invariant}, {"batch": self.rows}
+            how = {"batched": True, "batch_invariant": self.batch_invariant, "page_size": self.page_size}
+            sizes = {"batch": self.rows} | self._paged()
             given |= caches | {"seq_lens": self._length()}
         else:
             given |= caches | {"seq_len": self._length()}
@@ -302,13 +328,30 @@ class _Step(Draft):
     def _mlp(self, x: str) -> None:
         model = self.model
         source, norm = self._normed(model.block.mlp_norm, x)
-        parts = [self._part(name) for name in ("gate_proj", "up_proj")]
-        weight = self.matrix(self.at("gate_up"), parts, model.dim, gated=True)
         out = self.scratch("gate_up.out", model.hidden)
-        fields: dict[str, Any] = {"activation": model.activation, "gated": True}
-        self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
+        if {"gate_proj", "up_proj"} & set(model.biases):
+            self._biased_gate(source, norm, out)
+        else:
+            weight = self.matrix(self.at("gate_up"), self._gate_parts(), model.dim, gated=True)
+            fields: dict[str, Any] = {"activation": model.activation, "gated": True}
+            self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
+
+    def _gate_parts(self) -> list[Part]:
+        return [self._part(name) for name in ("gate_proj", "up_proj")]
+
+    def _biased_gate(self, x: str, norm: str, out: str) -> None:
+        """Gate and up with their biases below one another, and then the activation."""
+        hidden, dim = self.model.hidden, self.model.dim
+        if hidden % STACK:
+            raise SpecError(f"step_program: with mlp_bias hidden must be a multiple of {STACK} (got {hidden})")
+        weight = self.matrix(self.at("gate_up"), self._gate_parts(), dim)
+        bias = self.vector(self.at("gate_up.bias"), *map(self._bias, ("gate_proj", "up_proj")))
+        both = self.scratch("gate_up.both", 2 * hidden)
+        self._product("gate_up", weight, 2 * hidden, dim, x, both, norm=norm, bias=bias)
+        given, fields = {"x": both, "out": out}, {"dim": hidden, "kind": self.model.activation, "gated": True}
+        self.op("activation", "activation", given, {"rows": self.rows}, **fields)
 
     def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
         """Add a product to the residual stream, normed before where the family does that."""

@@ -76,6 +76,12 @@ def _first_chunk(read: Fields) -> int | None:
     return read.count("attention_chunk_size", 0) or None
 
 
+def _first_of_two_chunks(read: Fields) -> int | None:
+    """Attention in two chunks is plain within the first, less what it shares with the second."""
+    given = Fields(read.table("dual_chunk_attention_config"), f"{read.source}: dual_chunk_attention_config")
+    return given.count("chunk_size") - given.count("local_size", 0, least=0) if given.values else None
+
+
 def _original_context(read: Fields) -> int | None:
     """Where the frequencies of older and newer implementations part."""
     scaling = read.table("rope_scaling") or read.table("rope_parameters")
@@ -91,6 +97,10 @@ TUNING = Limit(
     "attn_temperature_tuning", "queries that grow with their position have no kernels here", _before_tuning,
     ("attn_temperature_tuning", "floor_scale", "attn_scale"),
 )  # fmt: skip
+DUAL_CHUNKS = Limit(
+    "dual_chunk_attention_config", "chunked attention has no kernels here", _first_of_two_chunks,
+    ("dual_chunk_attention_config",),
+)  # fmt: skip
 ORIGINAL = Limit(
     "rope_scaling", "implementations of this family differ in the frequencies of a longer context", _original_context
 )
@@ -104,6 +114,7 @@ class Family:
     scaling. `capped`: scores may be capped. `sinks`: every head has a logit that takes weight. `own_head_dim`: a config
     may state head_dim. `names`: what the family calls a key. `fixed`: keys with one covered value. `nested`: where a
     multimodal config keeps the text model, `inner` the family of that; `flat`: it may stand at the top as well.
+    `note`: what a host has to know.
     """
 
     windows: ByLayer[int] = layers.NO_WINDOW
@@ -124,6 +135,7 @@ class Family:
     nested: str = ""
     inner: str = ""
     flat: bool = False
+    note: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -171,9 +183,16 @@ _GEMMA3N_TEXT = Family(
     layers.PATTERN, scale=ONE, local_theta="rope_local_base_freq", fixed={"num_kv_shared_layers": 0}, defaults=_GEMMA3N
 )
 _LLAMA4_TEXT = Family(
-    layers.CHUNKED_LAYERS, layers.LISTED, rope_style="norm", limits=(CHUNKS, TUNING), defaults=_LLAMA4
+    layers.CHUNKED_LAYERS,
+    layers.LISTED,
+    rope_style="norm",
+    limits=(CHUNKS, TUNING),
+    defaults=_LLAMA4,
+    note="its norm of rotated queries and keys has no weight, so it may come before the rotation",
 )
-_QWEN_VL_TEXT = Family(layers.FROM_A_LAYER, scalings=(*_ROPES, "mrope"), defaults=_QWEN_VL)
+_QWEN_VL_TEXT = Family(
+    layers.FROM_A_LAYER, scalings=(*_ROPES, "mrope"), defaults=_QWEN_VL, note="positions of text, not of images"
+)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
@@ -184,7 +203,7 @@ FAMILIES: dict[str, Family] = {
                   "max_position_embeddings": 131072},
     ),
     "mixtral": Family(layers.EVERY_LAYER, defaults={"rope_theta": 1e6, "num_key_value_heads": 8}),
-    "qwen2": Family(layers.FROM_A_LAYER, defaults=_QWEN),
+    "qwen2": Family(layers.FROM_A_LAYER, limits=(DUAL_CHUNKS,), defaults=_QWEN),
     "qwen2_moe": Family(layers.BELOW_A_LAYER, defaults=_QWEN | {"num_key_value_heads": 16}),
     "qwen2_5_vl": Family(nested="text_config", inner="qwen2_5_vl_text", flat=True),
     "qwen2_5_vl_text": _QWEN_VL_TEXT,

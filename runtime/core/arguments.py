@@ -30,8 +30,8 @@ class ParamBlock:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
         size = max((s.offset + s.size for s in self.slots), default=0)
-        self._bytes = (ctypes.c_uint64 * max(-(-size // 8), 1))()
-        self.address = ctypes.addressof(self._bytes)
+        self._bytes = (ctypes.c_uint64 * (max(-(-size // 8), 1) + 15))()
+        self.address = -(-ctypes.addressof(self._bytes) // 128) * 128  # tensor maps must lie at multiples of 64
         self.size = size
         self._pointers = (ctypes.c_void_p * max(len(self.slots), 1))(*(self.address + s.offset for s in self.slots))
         self.pointers = ctypes.addressof(self._pointers)

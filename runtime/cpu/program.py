@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxgen import nodes
 from ptxgen.errors import CudaError
 from ptxgen.runtime.core import backend
-from ptxgen.runtime.cpu.compile.counting import Counts
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.compile.entry_cache import CompiledCache, Objects
 from ptxgen.runtime.cpu.native import layout
@@ -30,6 +29,9 @@ from ptxgen.runtime.cpu.run.native_state import Block, Worker, launch_block
 from ptxgen.runtime.cpu.run.options import MODES, Options
 from ptxgen.runtime.cpu.run.param_space import pack
 from ptxgen.runtime.cpu.run.thread_pool import thread_pool
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.compile.counting import Counts
 
 IMPROVE_SECONDS = 0.5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
@@ -35,28 +36,37 @@ class AttentionKernels:
             head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads, max_len=cache.max_len,
             q_dtype=q_dtype, kv_dtype=cache.dtype, **options,
         )  # fmt: skip
+        layers = range(cache.n_layers) if any(cache.rings.windows) else ()
+        rings = cache.rings
+        self._layers = {n: replace(self.attention, window=rings.windows[n], ring=rings.sizes[n]) for n in layers}
         self._steps: dict[int, Step] = {}
         self._scratch: dict[tuple[KernelType, ...], dict[str, Buffer]] = {}
-        self._attend(indirect=False)  # a value that an option does not take is an error
+        for attention in {self.attention, *self._layers.values()}:
+            attention.spec("incremental_attention")  # a value that an option does not take is an error
+
+    def of(self, layer: int) -> Attention:
+        """The attention of a layer: with its own window, where layers have their own."""
+        return self._layers.get(layer, self.attention)
 
     def step(self, layer: int, q: Buffer, out: Buffer, length: int) -> Step:
         """One query of every head `[n_heads, head_dim]` over `length` positions of a layer; bound once and updated."""
         step = self._steps.get(layer)
         if step is not None:
             return step.update(q=q, out=out, seq_len=length)
-        program = program_of(("attention", self._attend(indirect=False)))
+        program = program_of(("attention", self.of(layer).spec("incremental_attention", indirect=False)))
         step = self._steps[layer] = self._bind(layer, program, q=q, out=out, seq_len=length)
         return step
 
     def recorded_step(self, layer: int, given: Mapping[str, Buffer], position: Buffer, length: Buffer) -> Step:
         """Append k, v and attend with q into out; position and length s32 `[1]` are read at every replay."""
-        append = self.attention.spec("kv_cache_scatter", indirect=True)
-        program = program_of(("append", append), ("attention", self._attend(indirect=True)), sizes={"rows": 1})
+        append, attend = (self.of(layer).spec(n, indirect=True) for n in ("kv_cache_scatter", "incremental_attention"))
+        program = program_of(("append", append), ("attention", attend), sizes={"rows": 1})
         return self._bind(layer, program, **given, position=position, seq_len=length)
 
     def chunk(self, layer: int, q: Buffer, out: Buffer, length: int) -> Step:
         """The last queries `[rows, n_heads, head_dim]` of `length` positions of a layer, causally."""
-        program = program_of(("attention", self.attention.spec("multi_head_attention")), sizes={"n_tokens": q.shape[0]})
+        attend = self.of(layer).spec("multi_head_attention")
+        program = program_of(("attention", attend), sizes={"n_tokens": q.shape[0]})
         held = {name.removesuffix("_cache"): buffer for name, buffer in self.cache.buffers(layer).items()}
         return Step(self.device, program, {**held, "q": q, "out": out, "q_len": q.shape[0], "kv_len": length})
 
@@ -69,9 +79,6 @@ class AttentionKernels:
         fields = {"indirect": isinstance(position, Buffer), **options} | ({} if "k" in given else {"n_kv_heads": 0})
         program = program_of(("rotate", self.attention.spec("rope", **fields)), sizes={"rows": _rows(given["q"])})
         return Step(self.device, program, {**given, "position": position})
-
-    def _attend(self, indirect: bool) -> KernelType:
-        return self.attention.spec("incremental_attention", indirect=indirect)
 
     def _bind(self, layer: int, program: Program, **given: object) -> Step:
         """Over a layer's memory, with the scratch memory that the Programs of these kernels share."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
+from ptxgen.models.attention import Attention
 from ptxgen.runtime.arrays.interop import argument
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph, Node
@@ -33,7 +34,9 @@ class Executor:
     on them so far, and before what these are given next.
 
     `q_dtype` is the type of q, k, v and out; `kv_dtype` the cache's. `max_chunks` is how many parts `flash_decoding`
-    cuts a cache into at most; `options` are those of `IncrementalAttention`: scale, soft_cap, window.
+    cuts a cache into at most; `options` are those of `IncrementalAttention`: scale, soft_cap, window. `windows`: a
+    window for each layer in place of one for all (0: none), whose layers keep rings of the latest positions alone, with
+    room for chunks of `appended` rows; longer ones go in parts.
 
     In a graph, record with `stream=graph.stream` and call `step` before each replay that appends, `publish` before one
     that only attends: positions and lengths then come from device memory (`positions`, `lengths`, one per layer), which
@@ -54,18 +57,23 @@ class Executor:
         kv_dtype: object = "f32",
         q_dtype: object = "f32",
         max_chunks: int = 64,
+        windows: Iterable[int] | None = None,
+        appended: int = 64,
         **options: Any,
     ) -> None:
         self.device = device
         self.q_dtype = to_dtype(q_dtype)
-        self.cache = KvCache(device, n_layers, n_heads, n_kv_heads, head_dim, max_len, kv_dtype)
+        if windows is not None and "window" in options:
+            raise SpecError(f"Executor.windows: goes without window (got window={options['window']!r})")
+        sizes = (n_layers, n_heads, n_kv_heads, head_dim, max_len)
+        self.cache = KvCache(device, *sizes, kv_dtype, windows=windows, appended=appended)
         made = self.cache
         n_layers, n_heads, n_kv_heads, head_dim = made.n_layers, made.n_heads, made.n_kv_heads, made.head_dim
         self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim = n_layers, n_heads, n_kv_heads, head_dim
         self.stream = self._latest = device.default_stream
         self._others: list[Stream] = []  # that share memory with the call under way
         self.max_chunks = max_chunks
-        self._flash_decoding: FlashDecoding | None = None
+        self._flash_decoding: dict[Attention, FlashDecoding] = {}
         row, kv_row = (n_heads, head_dim), (n_kv_heads, head_dim)
         self._arguments = Arguments(device, self.q_dtype, {"q": row, "k": kv_row, "v": kv_row, "out": row})
         self._kernels = AttentionKernels(self.cache, self.q_dtype, options)
@@ -118,6 +126,15 @@ class Executor:
         stream = self.device._uncaptured(stream, "Executor: a chunk", "its position is the host's; record single rows")
         rows = row_count("q", q)
         length = self.cache.room(layer, rows) + rows
+        most = self.cache.rings.takes(layer, rows)
+        if most < rows:  # a ring keeps no more before queries read
+            parts = [slice(first, first + most) for first in range(0, rows, most)]
+            counts = {row_count(name, array) for name, array in {"k": k, "v": v, "out": out}.items()}
+            if counts != {rows}:
+                raise SpecError(f"flash_attention_cached: must have {rows} rows each (got {sorted(counts)})")
+            for part in parts:
+                length = self.flash_attention_cached(layer, q[part], k[part], v[part], out[part], stream)  # type: ignore[index]
+            return length
         given = {"q": q, "k": k, "v": v, "out": out}
         where = stream or self.stream
         buffers = self._arguments.rows(given, dict.fromkeys(given, rows), where)
@@ -140,11 +157,11 @@ class Executor:
             no_host_arrays(q, out)
         rows = self._rows(q=q, out=out)
         if stream is not None and stream.capturing:
-            self._flash().record(layer, rows["q"], rows["out"], stream)
+            self._flash(layer).record(layer, rows["q"], rows["out"], stream)
             return
         where = self._begin(stream, rows, layer)
         self._arguments.upload({"q": q}, where)
-        self._flash().launch(layer, rows["q"], rows["out"], length, where)
+        self._flash(layer).launch(layer, rows["q"], rows["out"], length, where)
         self._arguments.download("out", out, where)
         self._end()
 
@@ -155,7 +172,7 @@ class Executor:
         no_host_arrays(q, out)
         self.cache.length(layer)  # is it there?
         rows = self._rows(q=q, out=out)
-        return self._flash().add_to(graph, layer, rows["q"], rows["out"])
+        return self._flash(layer).add_to(graph, layer, rows["q"], rows["out"])
 
     def flash_attention(
         self, q: object, k: object, v: object, out: object, causal: bool = True, stream: object = None
@@ -269,10 +286,14 @@ class Executor:
         for other in self._others:
             other.wait(self.stream)
 
-    def _flash(self) -> FlashDecoding:
-        if self._flash_decoding is None:
-            self._flash_decoding = FlashDecoding(self.cache, self._kernels.attention, self.lengths, self.max_chunks)
-        return self._flash_decoding
+    def _flash(self, layer: int) -> FlashDecoding:
+        """That of a layer's attention; layers of one share it."""
+        attention = self._kernels.of(layer)
+        found = self._flash_decoding.get(attention)
+        if found is None:
+            found = FlashDecoding(self.cache, attention, self.lengths, self.max_chunks)
+            self._flash_decoding[attention] = found
+        return found
 
 
 def recording(stream: Stream | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ptxgen.attention.cache import PAGE_LAYOUTS
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
 from ptxgen.models.attention import program_of
 from ptxgen.runtime.arrays.interop import argument
@@ -25,14 +26,18 @@ log = logging.getLogger("ptxgen.runtime")
 class BatchedKvCache:
     """Caches `[batch, n_kv_heads, max_len, head_dim]` per layer, with the dimensions of a single `KvCache`.
 
-    With `page_size`, `[n_pages, n_kv_heads, page_size, head_dim]`, and `page_table`. A slot has one length for all
+    With `page_size`, `[n_pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[n_pages, page_size,
+    n_kv_heads, head_dim]`, and `page_table`. Layers that are rings there are rings here; in pages every slot has pages
+    of its own for them, which come again in a page table that never changes. A slot has one length for all
     layers. A decode step is `step()`, which makes room and puts `positions` and `lengths` into device memory, then per
     layer `append` and attention; a graph of the latter two stays valid over steps, and over every `resize` that does
     not grow. Growing gives new addresses: `generation` counts them, and graphs of the old ones raise. A slot that no
     step has named, or whose length was set since, takes part in nothing: it is −1 in `positions`, 0 in `lengths`.
     """
 
-    def __init__(self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None) -> None:
+    def __init__(
+        self, cache: KvCache, batch: int, page_size: int = 0, n_pages: int | None = None, page_layout: str = "hnd"
+    ) -> None:
         if not isinstance(cache, KvCache):
             raise SpecError(f"BatchedKvCache.cache: must be a KvCache (got {brief(cache)})")
         (batch,) = positive("BatchedKvCache", batch=batch)
@@ -42,7 +47,13 @@ class BatchedKvCache:
             raise SpecError(f"BatchedKvCache.n_pages: needs a page_size (got n_pages={n_pages})")
         if n_pages is not None:
             (n_pages,) = positive("BatchedKvCache", n_pages=n_pages)
-        self.device = cache.device
+        if page_layout not in PAGE_LAYOUTS or (page_layout != PAGE_LAYOUTS[0] and not page_size):
+            want = f"one of {', '.join(PAGE_LAYOUTS)}, the first without pages"
+            raise SpecError(f"BatchedKvCache.page_layout: must be {want} (got {brief(page_layout)})")
+        if page_size and any(ring % page_size for ring in cache.rings.sizes):
+            said = ", ".join(map(str, sorted({ring for ring in cache.rings.sizes if ring})))
+            raise SpecError(f"BatchedKvCache.page_size: must divide the rings of {said} rows (got {page_size})")
+        self.device, self.rings, self.page_layout = cache.device, cache.rings, page_layout
         self.n_layers, self.n_heads, self.n_kv_heads = cache.n_layers, cache.n_heads, cache.n_kv_heads
         self.head_dim, self.max_len, self.dtype = cache.head_dim, cache.max_len, cache.dtype
         self.page_size = int(page_size)
@@ -54,16 +65,42 @@ class BatchedKvCache:
     def _allocate(self, batch: int) -> None:
         """Take memory for `batch` empty sequences; where there is none, nothing has changed."""
         device, (rows, count) = self.device, self._extents(batch)
-        store = KvLayers(device, self.n_layers, (count, self.n_kv_heads, rows), self.head_dim, self.dtype)
+        shapes = [self._shape(layer, rows, count, batch) for layer in range(self.n_layers)]
+        store = KvLayers(device, shapes, self.head_dim, self.dtype)
         pages = PageTable(device, batch, self._entries, count, rows) if self.page_size else None
         positions, lengths = (device.array(np.full(batch, start, np.int32)) for start in (-1, 0))
         self.batch = self.allocated_batch = batch
         self.pages: PageTable | None = pages
         self._store, self._positions, self._device_lengths = store, positions, lengths
         self._lengths = np.zeros(batch, np.int32)
+        self._written = np.zeros(batch, np.int32)  # positions of slots up to here have had a row
         self._stepping = np.zeros(batch, bool)  # slots whose position on the device may not be −1
         self._pointers: dict[tuple[int, str], Buffer] = {}
         self._appends: dict[tuple[int, str], Step] = {}
+        self._ring_tables: dict[int, Buffer] = {}
+
+    def _shape(self, layer: int, rows: int, count: int, batch: int) -> tuple[int, ...]:
+        """Of a layer's K and V but for a row's elements."""
+        ring = self.rings.sizes[layer]
+        if not self.page_size:
+            return (batch, self.n_kv_heads, ring or rows)
+        axes = (self.n_kv_heads, self.page_size)
+        pages = batch * ring // self.page_size if ring else count
+        return (pages, *(axes[::-1] if self.page_layout == "nhd" else axes))
+
+    def _ring_pages(self, slot: int, layer: int) -> list[int]:
+        """A slot's own pages of a layer that is a ring."""
+        n = self.rings.sizes[layer] // self.page_size
+        return list(range(slot * n, (slot + 1) * n))
+
+    def _ring_table(self, layer: int) -> Buffer:
+        """The page table of layers with rings of this size: pages that come again."""
+        ring = self.rings.sizes[layer]
+        if ring not in self._ring_tables:
+            n = ring // self.page_size
+            entries = np.arange(self._entries) % n + n * np.arange(self.allocated_batch)[:, None]
+            self._ring_tables[ring] = self.device.array(entries.astype(np.int32))
+        return self._ring_tables[ring]
 
     @property
     def _entries(self) -> int:
@@ -96,7 +133,8 @@ class BatchedKvCache:
             self.batch = batch
             return False
         rows, count = self._extents(batch)
-        need = bytes_per_sequence(self.n_layers, self.n_kv_heads, self.head_dim, rows, self.dtype) * count
+        row = bytes_per_sequence(1, self.n_kv_heads, self.head_dim, 1, self.dtype)
+        need = row * sum(batch * ring if ring else rows * count for ring in self.rings.sizes)
         need += overhead(batch, self.n_layers, None) + (4 * batch * self._entries if self.page_size else 0)
         there = self.device.memory().available + self.nbytes
         if need > there:
@@ -122,7 +160,8 @@ class BatchedKvCache:
         """The buffers of a layer by parameter name, for the sequences in use; with pages also page_table."""
         held = self._held.buffers(layer)
         if self.pages is not None:
-            return held | {"page_table": self.pages.buffer[: self.batch]}
+            table = self._ring_table(layer) if self.rings.sizes[layer] else self.pages.buffer
+            return held | {"page_table": table[: self.batch]}
         return {name: buffer[: self.batch] for name, buffer in held.items()}
 
     @property
@@ -158,10 +197,11 @@ class BatchedKvCache:
             self._store.free()
             for buffer in (self._positions, self._device_lengths, *self._pointers.values()):
                 buffer.free()
-            if self.pages is not None:
-                self.pages.buffer.free()
+            for table in (*([] if self.pages is None else [self.pages.buffer]), *self._ring_tables.values()):
+                table.free()
+        self._ring_tables = {}
         self._store, self._pointers, self._appends = None, {}, {}
-        self._lengths[:], self._stepping[:] = 0, False
+        self._lengths[:], self._written[:], self._stepping[:] = 0, 0, False
 
     def reset(self) -> None:
         """Forget all positions; the bytes stay."""
@@ -187,6 +227,8 @@ class BatchedKvCache:
         at, length = self._slot(slot), within("BatchedKvCache.set_length:", n, 0, self.max_len)
         where = self.device._uncaptured(stream, "BatchedKvCache.set_length", "lengths are the host's")
         _ = self._held
+        for layer in range(self.n_layers):
+            self.rings.check("BatchedKvCache.set_length", layer, length, int(self._written[at]))
         if self.pages is not None:
             self.pages.reserve({at: length})
         if self._stepping[at]:
@@ -196,6 +238,7 @@ class BatchedKvCache:
         if self.pages is not None:
             self.pages.shrink(at, length)
         self._lengths[at] = length
+        self._written[at] = max(length, self._written[at]) if length else 0
 
     def rollback(self, slot: int, position: int, stream: object = None) -> None:
         """Forget the positions of a slot from `position` on, as `set_length` does; never lengthens it."""
@@ -233,6 +276,7 @@ class BatchedKvCache:
         self._device_lengths.copy_from(lengths, where)
         self._stepping = positions >= 0
         self._lengths[active] += 1
+        self._written[active] = np.maximum(self._written[active], self._lengths[active])
 
     def append(self, layer: int, k: object, v: object, stream: object = None) -> None:
         """Write this step's k, v `[batch, n_kv_heads, head_dim]` at `positions`, in one launch."""
@@ -247,9 +291,10 @@ class BatchedKvCache:
         step = self._appends.get(key)
         if step is not None:
             return step.update(k=k, v=v)
-        pages = {} if self.pages is None else {"pages": self.pages.n_pages}
+        pages = {} if self.pages is None else {"pages": self._held.buffers(layer)["k_cache"].shape[0]}
         given = {"k": k, "v": v, "positions": self.positions, **self.buffers(layer)}
-        append = ("append", scatter(self, k.dtype, batched=True, page_size=self.page_size))
+        options = {"page_size": self.page_size, "page_layout": self.page_layout, "ring": 0} if pages else {}
+        append = ("append", scatter(self, k.dtype, layer, batched=True, **options))
         program = program_of(append, sizes={"rows": self.batch, **pages})
         step = self._appends[key] = Step(self.device, program, given | {f"n_{name}": n for name, n in pages.items()})
         return step
@@ -267,7 +312,11 @@ class BatchedKvCache:
         where = self.device._uncaptured(stream, "BatchedKvCache.scatter_from", "lengths are the host's")
         slot = self._slot(slot)
         names = ("n_layers", "n_kv_heads", "head_dim", "dtype", "device")
-        if not isinstance(cache, KvCache) or any(getattr(self, name) != getattr(cache, name) for name in names):
+        if (
+            not isinstance(cache, KvCache)
+            or cache.rings.sizes != self.rings.sizes
+            or any(getattr(self, name) != getattr(cache, name) for name in names)
+        ):
             raise SpecError(f"BatchedKvCache.scatter_from: must have the same dimensions (got {brief(cache)})")
         layers = range(self.n_layers) if layer is None else (layer,)
         length = within("BatchedKvCache.scatter_from: seq_len", seq_len, 0, min(cache.length(i) for i in layers))
@@ -282,9 +331,14 @@ class BatchedKvCache:
         self.set_length(slot, length, where)
         if self.pages is not None:
             self.pages.upload(where)
-        for source, target in zip(sources, targets, strict=True):
+        for i, source, target in zip(layers, sources, targets, strict=True):
+            ring = self.rings.sizes[i]
+            pages = None
+            if self.pages is not None:
+                pages = self._ring_pages(slot, i) if ring else self.pages.table[slot].tolist()
+            rows = min(length, ring) if ring else length  # of a ring its rows as they are
             for name, buffer in source.items():
-                for here, there in blocks_of_slot(buffer, target[name], slot, self.pages, length):
+                for here, there in blocks_of_slot(buffer, target[name], slot, pages, rows, self.page_layout == "nhd"):
                     here.move_to(there, where)
         if stream is None:
             where.synchronize()
@@ -294,7 +348,14 @@ class BatchedKvCache:
         label = "BatchedKvCache.peek"
         at = within(f"{label}: position", position, 0, self.length(slot) - 1)
         row = within(f"{label}: head", head, 0, self.n_kv_heads - 1)
+        ring = self.rings.sizes[within(f"{label}: layer", layer, 0, self.n_layers - 1)]
+        if ring and at < self._written[slot] - ring:
+            first = self._written[slot] - ring
+            raise CapacityError(f"{label}: layer {layer} is a ring that holds positions from {first} on (got {at})")
+        at = at % ring if ring else at
         place = (self._slot(slot), row, at)
         if self.pages is not None:
-            place = (int(self.pages.table[slot, at // self.page_size]), row, at % self.page_size)
+            pages = self._ring_pages(slot, layer) if ring else self.pages.table[slot]
+            inside = (row, at % self.page_size)
+            place = (int(pages[at // self.page_size]), *(inside[::-1] if self.page_layout == "nhd" else inside))
         return self._held.values(label, layer, kind, place, n)

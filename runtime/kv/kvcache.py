@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.stream_order import after_others
 from ptxgen.runtime.kv import sizing
 from ptxgen.runtime.kv.layers import KvLayers, from_zero, kv_dtype, positive, within
+from ptxgen.runtime.kv.rings import Rings
 from ptxgen.runtime.kv.snapshot import Layer, Snapshot
 from ptxgen.runtime.program.step import Step
 from ptxgen.scales import scale_groups
@@ -31,6 +33,10 @@ class KvCache:
     it. What would go past `max_len` raises `CapacityError` and changes nothing. What lies past a length reaches no
     result; kernels may load it early, so that a checker of reads (initcheck) wants it written once. `stream` is where
     `append` works without one of its own.
+
+    `windows`, one a layer: a layer with a window keeps a ring of the latest positions alone, `[n_kv_heads, ring,
+    head_dim]` with position p in row p % ring; `appended` rows may join at a time before queries read. What a ring has
+    lost cannot be gone back to: a length that needs it is a `CapacityError`.
     """
 
     def __init__(
@@ -42,6 +48,8 @@ class KvCache:
         head_dim: int,
         max_len: int,
         dtype: object = "f32",
+        windows: Iterable[int] | None = None,
+        appended: int = 64,
     ) -> None:
         if not isinstance(device, Device):
             raise SpecError(f"KvCache.device: must be a Device, as open_device gives it (got {brief(device)})")
@@ -58,7 +66,10 @@ class KvCache:
         self.stream = device.default_stream
         self._lengths = [0] * n_layers
         self._appends: dict[tuple[int, int, DType], Step] = {}
-        self._store = KvLayers(device, n_layers, (n_kv_heads, max_len), head_dim, self.dtype)
+        self.rings = Rings(windows, n_layers, positive("KvCache", appended=appended)[0], max_len)
+        self._written = [0] * n_layers  # of rings: positions up to here have had a row
+        rows = [(n_kv_heads, self.rings.rows(layer)) for layer in range(n_layers)]
+        self._store = KvLayers(device, rows, head_dim, self.dtype)
 
     # memory -------------------------------------------------------------------------------------------------------
     @property
@@ -91,7 +102,7 @@ class KvCache:
 
     def reset(self) -> None:
         """Forget all positions; the bytes stay."""
-        self._lengths = [0] * self.n_layers
+        self._lengths, self._written = [0] * self.n_layers, [0] * self.n_layers
 
     def zero(self, stream: object = None) -> None:
         """Forget all positions and fill the memory with zeros."""
@@ -111,12 +122,21 @@ class KvCache:
         """Say that a layer holds `n` positions, 0 … max_len."""
         at = within("KvCache: layer", layer, 0, self.n_layers - 1)
         length, _ = within("KvCache.set_length:", n, 0, self.max_len), self._store.held
-        self._lengths[at] = length
+        self.rings.check("KvCache.set_length", at, length, self._written[at])
+        self._put_length(at, length)
+
+    def _put_length(self, layer: int, length: int) -> None:
+        self._lengths[layer] = length
+        self._written[layer] = max(length, self._written[layer]) if length else 0
 
     def rollback(self, position: int) -> None:
         """Forget the positions from `position` on, in every layer; never lengthens one."""
         first = from_zero("KvCache.rollback: position", position)
-        self._lengths = [min(n, first) for n in self._lengths]
+        lengths = [min(n, first) for n in self._lengths]
+        for layer, length in enumerate(lengths):
+            self.rings.check("KvCache.rollback", layer, length, self._written[layer])
+        for layer, length in enumerate(lengths):
+            self._put_length(layer, length)
 
     def room(self, layer: int, rows: int) -> int:
         """The layer's length, if `rows` more positions fit; else `CapacityError`."""
@@ -144,12 +164,16 @@ class KvCache:
         position = self.room(layer, rows)
         shape = (rows, self.n_kv_heads, self.head_dim)
         k, v = as_rows("append(k)", k, shape), as_rows("append(v)", v, shape)
+        most = self.rings.rows(layer)
+        if rows > most:  # of so many only the last stay; two rows of one launch must not meet
+            self.append(layer, k[:most], v[:most], stream)
+            return self.append(layer, k[most:], v[most:], stream)
         step = self._scatter(layer, k, v, position)
         others = after_others(self.stream, step.allocations()) if stream is None else []
         step.launch(stream or self.stream)
         for other in others:
             other.wait(self.stream)
-        self._lengths[layer] = position + rows
+        self._put_length(layer, position + rows)
         return position + rows
 
     def _scatter(self, layer: int, k: Buffer, v: Buffer, position: int) -> Step:
@@ -158,7 +182,7 @@ class KvCache:
         step = self._appends.get(key)
         if step is not None:
             return step.update(k=k, v=v, position=position)
-        program = program_of(("append", scatter(self, k.dtype)), sizes={"rows": k.shape[0]})
+        program = program_of(("append", scatter(self, k.dtype, layer)), sizes={"rows": k.shape[0]})
         step = Step(self.device, program, {"k": k, "v": v, "position": position, **self.buffers(layer)})
         if k.shape[0] <= _SHORT:
             self._appends[key] = step
@@ -168,20 +192,33 @@ class KvCache:
         """The first `n` values (default: all) at one position of one head, as float32. Out of range is an error."""
         label = "KvCache.peek"
         at = within(f"{label}: position", position, 0, self.length(layer) - 1)
-        return self._store.values(label, layer, kind, (within(f"{label}: head", head, 0, self.n_kv_heads - 1), at), n)
+        row = within(f"{label}: head", head, 0, self.n_kv_heads - 1)
+        return self._store.values(label, layer, kind, (row, self._row(label, layer, at)), n)
+
+    def _row(self, label: str, layer: int, position: int) -> int:
+        """The row of a position that is still there."""
+        first, _ = self.rings.held(layer, self._written[layer])
+        if position < first:
+            raise CapacityError(
+                f"{label}: layer {layer} is a ring that holds positions from {first} on (got {position})"
+            )
+        return position % self.rings.rows(layer)
 
     def fingerprint(self, layer: int, n_positions: int) -> np.ndarray:
         """The sum of the first head's key at each of the first `n_positions`, float32."""
         count = within("KvCache.fingerprint: n_positions", n_positions, 0, self.length(layer))
+        for position in range(min(count, 1)):  # the first is there, or has been lost
+            self._row("KvCache.fingerprint", layer, position)
         keys = self._store.values("KvCache.fingerprint", layer, "k", (0, slice(0, count)))
         return np.asarray(keys.sum(axis=1, dtype=np.float32))
 
     def blocks(self, layer: int, length: int) -> dict[str, Blocks]:
-        """The first `length` positions of every head, per buffer of a layer."""
+        """The first `length` positions of every head, per buffer of a layer; of a ring its first rows, or all."""
         found, length = {}, within("KvCache.blocks: length", length, 0, self.max_len)
+        rows = self.rings.rows(layer)
         for name, buffer in self.buffers(layer).items():
             row = buffer.shape[2] * buffer.dtype.bytes
-            found[name] = Blocks(buffer, 0, length * row, self.n_kv_heads, self.max_len * row)
+            found[name] = Blocks(buffer, 0, min(length, rows) * row, self.n_kv_heads, rows * row)
         return found
 
     def snapshot(self) -> Snapshot:
@@ -189,11 +226,15 @@ class KvCache:
         layers = []
         for layer, length in enumerate(self._lengths):
             arrays = {}
-            for name, blocks in self.blocks(layer, length).items():
+            first, _ = self.rings.held(layer, self._written[layer])
+            for name, blocks in self.blocks(layer, self._written[layer] if first else length).items():
                 buffer = blocks.buffer
-                out = np.empty((self.n_kv_heads, length, buffer.shape[2]), buffer.dtype.numpy)
-                arrays[name.removesuffix("_cache")] = blocks.read(out)
-            layers.append(Layer(**arrays))
+                out = np.empty(
+                    (self.n_kv_heads, blocks.width // buffer[0, 0].nbytes, buffer.shape[2]), buffer.dtype.numpy
+                )
+                rows = blocks.read(out)
+                arrays[name.removesuffix("_cache")] = rows[:, self.rings.slots(layer, first, length)] if first else rows
+            layers.append(Layer(**arrays, first=first))
         return Snapshot(self.dtype, tuple(layers))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -207,9 +248,18 @@ class KvCache:
             self._check_stored(index, stored)
         for index, stored in enumerate(snapshot.layers):
             arrays = stored.arrays()
-            for name, blocks in self.blocks(index, stored.seq_len).items():
-                blocks.write(np.ascontiguousarray(arrays[name.removesuffix("_cache")]))
+            most = self.rings.rows(index)
+            around = stored.first > 0 or stored.seq_len > most
+            for name, blocks in self.blocks(index, most if around else stored.seq_len).items():
+                rows = arrays[name.removesuffix("_cache")]
+                if around:
+                    ring = np.zeros((self.n_kv_heads, most, rows.shape[2]), rows.dtype)
+                    last = rows[:, -most:]
+                    ring[:, self.rings.slots(index, stored.seq_len - last.shape[1], stored.seq_len)] = last
+                    rows = ring
+                blocks.write(np.ascontiguousarray(rows))
             self._lengths[index] = stored.seq_len
+            self._written[index] = max(stored.seq_len, stored.first + most if stored.first else 0)
 
     def _check_stored(self, index: int, stored: Layer) -> None:
         """Whether one layer of a snapshot has the arrays of this cache, each with its dtype and shape."""
@@ -221,9 +271,13 @@ class KvCache:
             if not isinstance(array, np.ndarray) or array.dtype != kind:
                 got = "none" if array is None else getattr(array, "dtype", brief(array))
                 raise SpecError(f"{label} must be an array of {buffer.dtype} (got {got})")
-            if array.ndim != 3 or array.shape != (self.n_kv_heads, stored.seq_len, width):
+            if array.ndim != 3 or array.shape != (self.n_kv_heads, stored.seq_len - stored.first, width):
                 want = f"[{self.n_kv_heads}, seq_len, {width}]"
                 raise SpecError(f"{label} must be {want} (got {list(array.shape)})")
+        needed = max(0, stored.seq_len - self.rings.windows[index] + 1) if self.rings.sizes[index] else 0
+        if stored.first > needed:
+            said = f"must hold the positions from {needed} on (got those from {stored.first} on)"
+            raise SpecError(f"KvCache.restore: layer {index} {said}")
         if stored.seq_len > self.max_len:
             held = f"layer {index} has {stored.seq_len} positions"
             raise CapacityError(f"KvCache.restore: {held}, the cache takes {self.max_len}; nothing was changed")
@@ -233,11 +287,11 @@ class KvCache:
         return f"KvCache({shape}, lengths {min(self._lengths)}…{max(self._lengths)}, {self.device.name})"
 
 
-def scatter(cache: Any, source: DType, **options: Any) -> KernelType:
-    """The kernel that appends rows of `source` to a cache, single or batched."""
+def scatter(cache: Any, source: DType, layer: int, **options: Any) -> KernelType:
+    """The kernel that appends rows of `source` to a layer of a cache, single or batched."""
     attention = Attention(
         head_dim=cache.head_dim, n_heads=cache.n_heads, n_kv_heads=cache.n_kv_heads, max_len=cache.max_len,
-        q_dtype=source, kv_dtype=cache.dtype,
+        q_dtype=source, kv_dtype=cache.dtype, ring=cache.rings.sizes[layer],
     )  # fmt: skip
     return attention.spec("kv_cache_scatter", **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index as index_of
 from typing import TYPE_CHECKING
 
@@ -70,19 +71,20 @@ def check_kind(label: str, kind: object) -> None:
 
 
 class KvLayers:
-    """Per layer k_cache, v_cache `[*rows, head_dim]`, and for int8 k_scales, v_scales `[*rows, groups]` in f16."""
+    """Per layer k_cache, v_cache `[*rows, head_dim]`, and for int8 k_scales, v_scales `[*rows, groups]` in f16; `rows`
+    of every layer."""
 
-    def __init__(self, device: Device, n_layers: int, rows: tuple[int, ...], head_dim: int, dtype: DType) -> None:
+    def __init__(self, device: Device, rows: Sequence[tuple[int, ...]], head_dim: int, dtype: DType) -> None:
         self.device, self.head_dim = device, head_dim
-        shapes = [(name, (*rows, head_dim), dtype) for name in ("k_cache", "v_cache")]
+        widths = [(name, head_dim, dtype) for name in ("k_cache", "v_cache")]
         if dtype == s8:
-            shapes += [(name, (*rows, scale_groups(head_dim)), f16) for name in ("k_scales", "v_scales")]
+            widths += [(name, scale_groups(head_dim), f16) for name in ("k_scales", "v_scales")]
         self._layers: list[dict[str, Buffer]] = []
         try:
-            for _ in range(n_layers):
+            for shape in rows:
                 self._layers.append({})
-                for name, shape, kind in shapes:
-                    self._layers[-1][name] = device.empty(shape, kind)
+                for name, width, kind in widths:
+                    self._layers[-1][name] = device.empty((*shape, width), kind)
         except CudaError:
             self.free()  # what was allocated before memory ran out
             raise

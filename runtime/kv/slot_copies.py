@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from ptxgen.runtime.arrays.strided import Blocks
 from ptxgen.runtime.core.buffer import Buffer
-from ptxgen.runtime.kv.pages import PageTable
 
 Pair = tuple[Blocks, Blocks]
 
 
-def blocks_of_slot(source: Buffer, target: Buffer, slot: int, pages: PageTable | None, seq_len: int) -> Iterator[Pair]:
-    """The first positions of every head of `source`, and where they go in a batch, contiguous or in pages."""
+def blocks_of_slot(
+    source: Buffer, target: Buffer, slot: int, pages: Sequence[int] | None, seq_len: int, heads_inside: bool = False
+) -> Iterator[Pair]:
+    """The first positions of every head of `source`, and where they go in a batch: contiguous, or in the slot's pages
+    in order, which with `heads_inside` have the heads of a position side by side."""
     if pages is None:
         return slot_blocks(source, target, slot, seq_len)
-    return page_blocks(source, target, pages.table[slot].tolist(), seq_len)
+    return (page_rows if heads_inside else page_blocks)(source, target, pages, seq_len)
 
 
 def slot_blocks(source: Buffer, target: Buffer, slot: int, seq_len: int) -> Iterator[Pair]:
@@ -55,6 +57,20 @@ def page_blocks(source: Buffer, target: Buffer, pages: Sequence[int], seq_len: i
         yield from (across(entry, size) for entry in range(whole))
     if rest:
         yield across(whole, rest)
+
+
+def page_rows(source: Buffer, target: Buffer, pages: Sequence[int], seq_len: int) -> Iterator[Pair]:
+    """The first positions of every head: into `[n_pages, page_size, n_kv_heads, width]`, head by head over runs of
+    consecutive pages."""
+    heads, length, width = source.shape
+    row, size = width * source.dtype.bytes, target.shape[1]
+    for entry, count in _runs(pages[: -(-seq_len // size)]):
+        rows = min(seq_len - entry * size, count * size)
+        for head in range(heads):
+            yield (
+                Blocks(source, (head * length + entry * size) * row, row, rows, row),
+                Blocks(target, (pages[entry] * size * heads + head) * row, row, rows, heads * row),
+            )
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -21,21 +21,23 @@ _FORMAT = 1
 @dataclass(frozen=True)
 class Layer:
     """K and V of one layer, `[n_kv_heads, seq_len, head_dim]` in the cache's dtype; int8 with f16 scales
-    `[n_kv_heads, seq_len, ceil(head_dim / 32)]`, which are None for other dtypes."""
+    `[n_kv_heads, seq_len, ceil(head_dim / 32)]`, which are None for other dtypes. Of a ring the positions from `first`
+    on."""
 
     k: np.ndarray
     v: np.ndarray
     k_scales: np.ndarray | None = None
     v_scales: np.ndarray | None = None
+    first: int = 0
 
     @property
     def seq_len(self) -> int:
-        """Positions held."""
-        return int(self.k.shape[1])
+        """Positions of the sequence."""
+        return self.first + int(self.k.shape[1])
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by name, without those that are None."""
-        return {n: a for n, a in vars(self).items() if a is not None}
+        return {n: a for n, a in vars(self).items() if a is not None and n != "first"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Snapshot:
             for i, layer in enumerate(self.layers)
             for name, array in layer.arrays().items()
         }
-        head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers)})
+        first = {"first": [layer.first for layer in self.layers]} if any(layer.first for layer in self.layers) else {}
+        head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers), **first})
         write_arrays(path, {"head": np.array(head), **arrays})
 
     @classmethod
@@ -73,10 +76,12 @@ class Snapshot:
             dtype = to_dtype(head["dtype"])
             kinds = {"k": dtype, "v": dtype, "k_scales": f16, "v_scales": f16}
             names = list(kinds) if dtype == s8 else ["k", "v"]
+            first = head.get("first") or [0] * head["layers"]
             layers = tuple(
-                Layer(**{n: _viewed(stored[f"{i}.{n}"], kinds[n]) for n in names}) for i in range(head["layers"])
+                Layer(**{n: _viewed(stored[f"{i}.{n}"], kinds[n]) for n in names}, first=int(first[i]))
+                for i in range(head["layers"])
             )
-        except (KeyError, ValueError, TypeError, AttributeError) as wrong:
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as wrong:
             raise SpecError(f"{path}: must be a snapshot file ({wrong})") from None
         return cls(dtype, layers)
 

@@ -22,27 +22,40 @@ if TYPE_CHECKING:
 class Batch:
     """Up to `slots` sequences, one graph launch for a token of each.
 
-    `invariant`: a sequence has the same bits whatever the others are. `sampling`: sequences may draw their tokens. A
-    prompt goes through the model's own sequence, which a `join` therefore overwrites, and from there into the slot.
+    `invariant`: a sequence has the same bits whatever the others are. `sampling`: sequences may draw their tokens;
+    `penalties`: by their own tokens, too. `page_size`, a power of two from 16 on: keys and values lie in `n_pages`
+    pages (default: as many as full sequences need), which sequences take as they grow. A prompt goes through the
+    model's own sequence, which a `join` therefore overwrites, and from there into the slot.
     """
 
-    def __init__(self, model: Model, slots: int, invariant: bool = False, sampling: bool = False) -> None:
+    def __init__(
+        self, model: Model, slots: int, invariant: bool = False, sampling: bool = False, penalties: bool = False,
+        page_size: int = 0, n_pages: int | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.slots = within("Batch: slots", slots, 1, 1 << 16)
         device, shape = model.device, model.shape
-        self.cache = BatchedKvCache(model.cache, self.slots)
+        self.cache = BatchedKvCache(model.cache, self.slots, page_size, n_pages)
         self._next: dict[int, int] = {}  # slot → the token that it goes on with
         self._fresh: set[int] = set()  # slots whose token the device has not seen
         self._tokens = device.zeros(self.slots, s32)
         self._logits = device.empty((self.slots, shape.vocab), f32)
         self._tokens_out = device.pinned(self.slots, s32)
-        self._settings = Settings(device, self.slots, 1) if sampling else None
-        choice = "sample" if sampling else "greedy"
-        program = model.program("batch", self.slots, batch_invariant=invariant, choice=choice)
+        self._penalties = penalties
+        history = shape.max_len if penalties else 1
+        self._settings = Settings(device, self.slots, history) if sampling or penalties else None
+        choice = "penalise" if penalties else "sample" if sampling else "greedy"
+        pages = self.cache.pages
+        paged = {} if pages is None else {"page_size": pages.page_size, "pages": pages.n_pages}
+        program = model.program("batch", self.slots, batch_invariant=invariant, choice=choice, **paged)
         buffers = {**model.steps.weights, **layer_buffers(self.cache), "tokens": self._tokens, "logits": self._logits}
         buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}
         if self._settings is not None:
             buffers |= self._settings.buffers
+        if pages is not None:
+            buffers["page_table"] = pages.buffer
+        self._read = self._tokens.reader(self._tokens_out, model.stream)
+        self._wait = model.stream.waiter()
         device.warmup(program.specs())
         self._step = Step(device, program, buffers)
 
@@ -53,9 +66,9 @@ class Batch:
 
     def join(self, prompt: Sequence[int], sampling: Sampling | None = None) -> tuple[int, int]:
         """A sequence that begins with a prompt: its slot, and its first token. Raises `CapacityError` when no slot is
-        free, `SpecError` for `sampling` that the batch was not made for, and for a penalty."""
-        if sampling is not None and (self._settings is None or sampling.penalises):
-            want = "needs a Batch made with sampling=True, and penalty=1"
+        free, or too few pages, and `SpecError` for `sampling` that the batch was not made for."""
+        if sampling is not None and (self._settings is None or (sampling.penalises and not self._penalties)):
+            want = f"needs a Batch made with {'penalties' if sampling.penalises else 'sampling'}=True"
             raise SpecError(f"Batch.join: sampling {want} (got {sampling})")
         free = next((slot for slot in range(self.slots) if slot not in self._next), None)
         if free is None:
@@ -64,6 +77,8 @@ class Batch:
         token = self.model.prefill(prompt, sampling=sampling)
         if self._settings is not None:
             self._settings.put(sampling or GREEDY, free, self.model.stream)
+        if self._settings is not None and self._penalties:
+            self._settings.remember(np.array([*prompt, token], np.int32), self.model.stream, free)
         self.cache.scatter_from(self.model.cache, free, self.model.length)
         self._next[free] = token
         self._fresh.add(free)
@@ -93,8 +108,8 @@ class Batch:
             self._step.launch(stream)
         else:
             self._step.graph.launch(stream)
-        self._tokens.numpy(self._tokens_out, stream)
-        stream.synchronize()
+        self._read()
+        self._wait()
         for slot in self._next:
             self._next[slot] = int(self._tokens_out[slot])
         return {slot: self._next[slot] for slot in self.active}

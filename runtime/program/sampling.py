@@ -70,6 +70,8 @@ class Settings:
             self.buffers[f"sampling.{name}"][row : row + 1].copy_from(value, stream)
         self._now[row] = sampling
 
-    def remember(self, tokens: np.ndarray, stream: Stream) -> None:
-        """The tokens of row 0, from its first position on."""
-        self.buffers["history"][0, : len(tokens)].copy_from(tokens, stream)
+    def remember(self, tokens: np.ndarray, stream: Stream, row: int = 0) -> None:
+        """The tokens of a row, from its first position on, as many as there is room for."""
+        history = self.buffers["history"]
+        kept = tokens[: history.shape[1]]
+        history[row, : len(kept)].copy_from(kept, stream)

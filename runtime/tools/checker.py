@@ -137,7 +137,8 @@ def check(
     plan: list[tuple[str, int | None]] = [("fast", None)]
     plan += [("random", first_seed + n) for n in range(seeds)]
     plan.append(("check", None))
-    runs, entry = [], ""
+    runs: list[Run] = []
+    entry = ""
     for mode, seed in plan:
         device = CpuDevice(
             mode=mode, seed=seed or 0, threads=1, time_limit=time_limit, most_findings=most_findings,

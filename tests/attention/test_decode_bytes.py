@@ -16,6 +16,7 @@ from ptxgen.kernels import IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
+from tests.support import sweep
 from tests.support.marks import needs_assembler
 
 WHERE = ("sm_80", "sm_86", "sm_89", "sm_90")
@@ -90,10 +91,13 @@ def test_nan_past_the_length_does_not_come_through(device: Device) -> None:
         trial(spec, device, target="sm_80", arguments=given, **sizes).require()
 
 
+TIGHTEST = ((128, 8), (128, 24), (256, 8), (264, 1), (328, 16), (512, 7))  # head_dim, query heads
+
+
 @needs_assembler
-@pytest.mark.parametrize("where", ["sm_80", "sm_86", "sm_90", "sm_120"])
-@pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (128, 24), (256, 8), (264, 1), (328, 16), (512, 7)])
-def test_the_tightest_shapes_do_not_spill(where: str, head_dim: int, group: int) -> None:
+@pytest.mark.parametrize(("shape", "where"), sweep.pairs(TIGHTEST, ["sm_80", "sm_86", "sm_90", "sm_120"], 3), ids=str)
+def test_the_tightest_shapes_do_not_spill(shape: tuple[int, int], where: str) -> None:
+    head_dim, group = shape
     for kind in KINDS:
         spec = IncrementalAttention(
             4096, head_dim, group, 1, kv_dtype=kind, alibi=True, soft_cap=30.0, page_size=16, batched=True

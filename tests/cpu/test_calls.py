@@ -144,8 +144,32 @@ def test_a_barrier_inside_a_called_function():
     np.testing.assert_array_equal(out, np.arange(96)[::-1])
 
 
-def test_recursion_and_calls_into_nowhere_are_refused_by_line():
-    with pytest.raises(IsaError, match=r"test.ptx:\d+: recursion through f is not supported .*call f;"):
+FACTORIAL = """.func (.param .b32 r) f(.param .b32 n) {
+  .reg .pred %p; .reg .b32 %n, %m; .reg .b16 %h;
+  ld.param.b32 %n, [n]; cvt.u16.u32 %h, %n; setp.le.u32 %p, %n, 1; @%p bra ONE;
+  { .param .b32 a; .param .b32 b; sub.u32 %m, %n, 1; st.param.b32 [a], %m; call (b), f, (a); ld.param.b32 %m, [b]; }
+  cvt.u32.u16 %n, %h; mul.lo.u32 %m, %m, %n; st.param.b32 [r], %m; ret;
+ONE: st.param.b32 [r], 1; ret; }
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_function_that_calls_itself_keeps_its_registers(mode):
+    out = u32(32)
+    body = """{ .param .b32 a; .param .b32 b; and.b32 %r1, %tid, 7; st.param.b32 [a], %r1; call (b), f, (a);
+      ld.param.b32 %r2, [b]; } mul.wide.u32 %rd1, %tid, 4; add.u64 %rd1, %a0, %rd1; st.global.u32 [%rd1], %r2; ret;"""
+    run(body, out, before=FACTORIAL, block=32, mode=mode)
+    np.testing.assert_array_equal(out, [max(1, np.prod(range(1, n % 8 + 1), dtype=int)) for n in range(32)])
+
+
+def test_a_recursion_without_end_is_a_trap_and_one_with_local_variables_is_refused():
+    with pytest.raises(ExecutionError, match=r"the recursion is deeper than 32,768 bytes a thread hold"):
         run("call f; ret;", u32(1), before=".func f { call f; ret; }")
+    local = ".func f { .local .b32 x; call f; ret; }"
+    with pytest.raises(IsaError, match=r"test.ptx:\d+: recursion through f, which has variables in local memory, is not"):
+        run("call f; ret;", u32(1), before=local)
+
+
+def test_calls_into_nowhere_are_refused_by_line():
     with pytest.raises(IsaError, match=r"test.ptx:\d+: a call of %rd1, as no function that fits .* is not supported"):
         run("proto: .callprototype ()_(); call %rd1, proto; ret;", u32(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,18 @@ def test_the_listing_holds_all_that_a_host_needs(folder: Path) -> None:
 def test_a_folder_with_something_in_it_is_refused(file: ArrayFile, folder: Path) -> None:
     with pytest.raises(SpecError, match="must be a new or an empty folder"):
         export_program(file, "sm_90", folder)
+
+
+def test_rings_of_sliding_layers_decode_the_same_tokens(tmp_path: Path) -> None:
+    """Windows of 8 in rings of 64, past their end; the caches of these layers are that small."""
+    spec = small_spec("mistral", max_position_embeddings=160, sliding_window=8, num_hidden_layers=1)
+    file = ArrayFile(spec, random_weights(spec), "f16")
+    decode = runpy.run_path(str(SCRIPT))["decode"]
+    found = []
+    for rings in (0, 1):
+        listing = export_program(file, "sm_80", tmp_path / str(rings), kv_dtype="f32", cubin=False, rings=rings)
+        shape = listing["tensors"]["layers.0.k_cache"]["shape"]
+        assert shape[1] == (64 if rings else 160)
+        found.append(decode(tmp_path / str(rings), 1, 80, "cpu"))
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 3

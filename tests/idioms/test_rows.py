@@ -11,6 +11,7 @@ from ptxgen.idioms.dot import add, dot
 from ptxgen.idioms.elements import pieces, widest
 from ptxgen.idioms.rows import RowShare, RowWalk
 from ptxgen.launch import buffer
+from tests.support import sweep
 from tests.support.cpu_run import MODES
 from tests.support.idiom_kernel import Idiom, run_idiom
 
@@ -62,8 +63,7 @@ def test_every_length_is_copied_whole_and_no_further(dim: int) -> None:
     assert out.tobytes() == x.tobytes()
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89"])
-@pytest.mark.parametrize("vector", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("vector", "target"), sweep.pairs([1, 2, 4, 8, 16], ["sm_75", "sm_80", "sm_89"], 2))
 @pytest.mark.parametrize("dtype", [f32, f16, bf16, e4m3, s8])
 def test_every_type_there_and_back_in_pieces_of_every_size(dtype: DType, vector: int, target: str) -> None:
     if vector * dtype.bytes > 16:

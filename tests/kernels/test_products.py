@@ -17,6 +17,7 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
 from ptxgen.weights import weight_format, weight_formats
+from tests.support import sweep
 from tests.support.marks import needs_assembler
 
 FORMATS = tuple(weight_formats())
@@ -262,8 +263,7 @@ MODELS = ((14336, 4096, True), (1536, 8960, False))
 
 
 @needs_assembler
-@pytest.mark.parametrize("where", ["sm_75", "sm_80", "sm_90a", "sm_120"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "where"), sweep.pairs(FORMATS, ["sm_75", "sm_80", "sm_90a", "sm_120"], 3))
 def test_no_spills_at_a_models_sizes(name: str, where: str) -> None:
     for n, k, gated in MODELS:
         fusion = {"gated": True, "activation": "silu", "norm": "rms"} if gated else {"residual": True}

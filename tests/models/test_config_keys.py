@@ -12,7 +12,9 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.cli._main import invoke
 from ptxgen.errors import ConfigWarning
-from ptxgen.models import FAMILIES, KvScheme, keys, model_shape
+from ptxgen.jsonfields import Fields
+from ptxgen.models import KvScheme, keys, model_shape
+from ptxgen.models.families import FAMILIES
 from ptxgen.models.rope import SCALINGS
 from ptxgen.models.spec import model_spec
 from ptxgen.models.survey import Verdict, survey
@@ -58,7 +60,11 @@ REFUSED: dict[str, tuple[Config, str]] = {
         "layer_types: must be 4 times sliding_attention in a mistral model (got ['full_attention'",
     ),
     "dual chunks": (
-        LLAMA | {"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 64}},
+        LLAMA | {"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 64, "local_size": 16}},
+        "dual_chunk_attention_config: chunked attention has no kernels here; --max-len 48 would work, not 4096 pos",
+    ),
+    "dual chunks of llama": (
+        LLAMA | {"dual_chunk_attention_config": {"chunk_size": 64}},
         "dual_chunk_attention_config: must be absent or false: chunked attention has no kernels here (got {",
     ),
     "chunks of llama4": (
@@ -144,6 +150,12 @@ def test_what_would_change_attention_is_refused_by_name(
     assert printed.err.startswith(f"ptxgen: {tmp_path / 'config.json'}: {said}")
     assert len(printed.err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_two_chunks_are_plain_attention_within_the_first() -> None:
+    qwen = LLAMA | {"model_type": "qwen2"}
+    chunks = {"dual_chunk_attention_config": {"chunk_size": 64, "local_size": 16}}
+    assert model_shape(qwen | chunks, max_len=48) == model_shape(qwen, max_len=48)
 
 
 def test_dynamic_rope_is_plain_up_to_its_context_and_refused_behind_it() -> None:
@@ -257,6 +269,37 @@ def test_every_key_that_a_family_reads_is_one_that_others_refuse_or_all_ignore()
     tables = (keys.COMMON, keys.CHANGES, keys.WITHOUT_EFFECT)
     for name, family in FAMILIES.items():
         assert [key for key in family.keys if not any(key in table for table in tables)] == [], name
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
+def test_a_family_reads_the_keys_that_it_says_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all cases: nothing is read that a family's row does not name, and what it names is read by some case."""
+    seen: set[str] = set()
+
+    class Spied(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            seen.add(key)
+            return super().get(key, default)
+
+        def __getitem__(self, key: str) -> Any:
+            seen.add(key)
+            return super().__getitem__(key)
+
+    def spied(values: Any, source: str, *names: Any) -> Fields:
+        return Fields(Spied(values) if names else values, source, *names)
+
+    monkeypatch.setattr("ptxgen.models.Fields", spied)
+    read: dict[str, set[str]] = {}
+    for config, max_len in CASES.values():
+        seen.clear()
+        model_shape(config, "here", max_len)
+        outer = FAMILIES[config["model_type"]]
+        name = outer.inner or config["model_type"]
+        names = FAMILIES[name].names
+        read.setdefault(name, set()).update(names.get(key, key) for key in seen)
+    for name, found in read.items():
+        assert found - FAMILIES[name].keys - keys.COMMON == set(), name
+        assert FAMILIES[name].keys - found <= {"attn_scale", "_sliding_window_pattern"}, name
 
 
 def test_families_name_scalings_that_exist() -> None:

@@ -94,8 +94,10 @@ def test_matrices_of_several_formats_stay_apart_and_a_gate_needs_its_up_alike() 
 
 
 def test_what_is_not_covered_is_said() -> None:
-    with pytest.raises(SpecError, match="biases of gate_proj and up_proj are not covered"):
-        step_program(small_spec("llama", mlp_bias=True), "f16")
+    with pytest.raises(SpecError, match="with mlp_bias hidden must be a multiple of 16"):
+        step_program(small_spec("llama", mlp_bias=True, intermediate_size=90), "f16")
+    with pytest.raises(SpecError, match="page_size needs a batch with pages and without rings"):
+        step_program(small_spec("llama"), "f16", page_size=16)
     with pytest.raises(SpecError, match="step must be one of decode, batch, prefill"):
         step_program(small_spec("llama"), "f16", "train")
     with pytest.raises(SpecError, match="rows must be 1 to decode"):

@@ -56,6 +56,10 @@ def _small() -> dict[str, Config]:
         "qwen2 off": of("qwen2", KV, window, use_sliding_window=False, max_window_layers=2),
         "qwen2_moe": of("qwen2_moe", KV, window, _QWEN_EXPERTS, use_sliding_window=True, max_window_layers=3),
         "qwen2_5_vl": of("qwen2_5_vl", KV, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}),
+        "qwen2_5_vl inside": inside(
+            "qwen2_5_vl", of("qwen2_5_vl_text", KV, window, use_sliding_window=True, max_window_layers=1,
+                             rope_parameters={"rope_type": "default", "rope_theta": 1e5, "mrope_section": [2, 3, 3]}),
+        ),
         "qwen3": of("qwen3", KV, window, head_dim=32, use_sliding_window=True, max_window_layers=1),
         "qwen3_moe": of("qwen3_moe", KV, window, _QWEN_EXPERTS, head_dim=32, use_sliding_window=True),
         "gemma": of("gemma", KV, head_dim=32),
@@ -70,6 +74,7 @@ def _small() -> dict[str, Config]:
             "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
         }),
         "gemma3n_text": of("gemma3n_text", KV, window, _GEMMA3N, head_dim=32, layer_types=SLIDING),
+        "gemma3n": inside("gemma3n", of("gemma3n_text", KV, _GEMMA3N, head_dim=32, rope_theta=5e5)),
         "phi": of("phi", KV, hidden_size=128, partial_rotary_factor=0.25, rope_theta=2e4),
         "phi3": of("phi3", KV, window, hidden_size=128, partial_rotary_factor=0.5, pad_token_id=0),
         "phimoe": of("phimoe", KV, window, EXPERTS),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 ALL = os.environ.get("PTXGEN_SWEEP", "0") != "0"
 
@@ -21,3 +22,9 @@ def some(values: Iterable[T], count: int) -> list[T]:
 def examples(count: int, sweep: int) -> int:
     """How many random examples are drawn: `count`, or so many in a sweep."""
     return sweep if ALL else count
+
+
+def pairs(first: Iterable[S], second: Iterable[T], every: int) -> list[tuple[S, T]]:
+    """One of `every` pairs, each value of either side with others in turn; all pairs in a sweep."""
+    rows, columns = list(first), list(second)
+    return [(a, b) for i, a in enumerate(rows) for j, b in enumerate(columns) if ALL or (i + j) % every == 0]

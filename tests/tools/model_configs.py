@@ -78,6 +78,7 @@ def _facts(family: Family) -> tuple[str, ...]:
     more += ["scores may be capped"] if family.capped else []
     more += [f"`{family.local_theta}` is the base of layers with a window"] if family.local_theta else []
     more += [f"`{key}` is called `{theirs}`" for key, theirs in family.names.items()]
+    more += [family.note] if family.note else []
     return family.windows.said, family.rotates.said, pairs + part, family.scale.said, "; ".join(more)
 
 

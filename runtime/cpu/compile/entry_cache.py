@@ -9,16 +9,19 @@ import struct
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from ptxgen import nodes
 from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, VersionWarning, unreadable
 from ptxgen.runtime.core.diskcache import key_of
 from ptxgen.runtime.cpu.compile import support_objects
-from ptxgen.runtime.cpu.compile.counting import Counts, counting
 from ptxgen.runtime.cpu.compile.entry import Entry, emit_entry, module_text, needed_by
 from ptxgen.runtime.cpu.compile.variable_images import GlobalVariable, describe
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.host import Host, Linked, compile_ir
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.cpu.compile.counting import Counts
 
 _LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
 # how a payload fails that was not written by this version: in its form, or in LLVM's linker (RuntimeError)
@@ -180,6 +183,8 @@ class CompiledCache:
 
     def counting(self, name: str) -> tuple[Entry, Linked, Counts]:
         """An entry in fast mode that counts what it executes; it is never kept."""
+        from ptxgen.runtime.cpu.compile.counting import counting
+
         if name in self._refused:
             raise IsaError(self._refused[name])
         with self._readable():

@@ -219,7 +219,7 @@ def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
 
 def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
     """Arithmetic of pairs: each half of the result comes from those halves of the sources."""
-    result = (ALL,) * 4
+    result: Planes = (ALL,) * 4
     for operand in d.e.op.operands[1:]:
         source = _source(d, operand, 4)
         if source is None:

@@ -51,10 +51,12 @@ def number(flow: Flow) -> list[Block]:
 
 def _callees_first(flow: Flow) -> list[str]:
     done: list[str] = []
+    begun: set[str] = set()  # of a recursion, the function that is met first comes last
 
     def visit(name: str) -> None:
-        if name in done:
+        if name in begun:
             return
+        begun.add(name)
         for callee in sorted(flow.functions[name].calls):
             visit(callee)
         done.append(name)

@@ -1,8 +1,8 @@
 """Calls of a flow as moves and jumps: arguments into the callee's parameters, a return site, results back.
 
 A function that is called is built once, whatever the number of its calls. An indirect call goes to every function whose
-address the module takes and that fits, each for the lanes whose pointer names it. Functions have no frames on a stack,
-so recursion is refused.
+address the module takes and that fits, each for the lanes whose pointer names it. Functions have no frames on a stack;
+a call that may lead back to its caller keeps the caller's registers meanwhile (`recursion.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.flow.recursion import keep
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var
 
@@ -55,11 +56,17 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
         callees = _candidates(flow, op, caller, target, parts, given, taken)
         yield from (_compared(flow, op, target, callee, lanes) for callee, lanes in callees if lanes is not None)
     back = flow.fresh_key()
+    again = any(_reaches(flow, callee.function.name, caller.function.name) for callee, _ in callees)
+    frame = keep(flow, op, caller, [callee for callee, _ in callees]) if again else None
+    if frame is not None:
+        yield frame.push
     for callee, lanes in callees:
         callee.sites.append(back)
         yield from _moves(flow, op, callee.params, given, lanes)
     yield _jump(op, callees)
     yield back
+    if frame is not None:
+        yield frame.pop
     for callee, lanes in callees:
         yield from _moves(flow, op, taken, callee.returns, lanes)
 
@@ -192,8 +199,6 @@ def _callee(flow: Flow, function: nodes.Function, caller: Called, op: Op) -> Cal
             flow.declare(variable, scope)
         params, returns = ([scope.names[v.name] for v in vs] for vs in (function.params, function.returns))
         called = flow.add_function(function, params, returns, scope)  # type: ignore[arg-type]
-    if _reaches(flow, function.name, caller.function.name):
-        raise IsaError(flow.where(op.line, f"recursion through {function.name}"))
     return called
 
 

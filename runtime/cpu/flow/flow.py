@@ -15,6 +15,7 @@ from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
+from ptxgen.runtime.cpu.flow.recursion import Frame, fill_in
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
@@ -25,11 +26,13 @@ class Flow(Names):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
     def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:
-        from ptxgen.parser.limits import MOST_BLOCKS  # with the parser, which cached code does without
+        from ptxgen.parser.limits import MOST_BLOCKS  # what is in the object cache needs no parser
 
         super().__init__(module, entry)
         self.check = check
         self.functions: dict[str, Called] = {}
+        self.frames: list[Frame] = []  # of calls that may lead back to their caller
+        self.stack_base = 0
         site = self.hidden("$return", 32)
         self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
         self._build(self.functions[entry.name], self.root)
@@ -189,6 +192,9 @@ class Flow(Names):
         link(self)
         self.blocks = number(self)
         self.loose = liveness(self.blocks, len(self.registers), self.first)
+        if self.frames:
+            fill_in(self)
+            self.loose = liveness(self.blocks, len(self.registers), self.first)
         if simplify(self):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)

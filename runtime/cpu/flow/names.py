@@ -62,7 +62,7 @@ class Names:
 
     def declare(self, variable: nodes.Variable, scope: Scope) -> None:
         """Enter a variable of a function body into its scope."""
-        from ptxgen.parser.limits import MOST_BYTES, MOST_REGISTERS  # with the parser, which cached code does without
+        from ptxgen.parser.limits import MOST_BYTES, MOST_REGISTERS  # what is in the object cache needs no parser
 
         if variable.space == "reg":
             bits = bits_of(variable.type, variable.line)

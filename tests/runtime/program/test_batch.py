@@ -66,6 +66,30 @@ def test_an_invariant_batch_has_the_same_bits_beside_any_neighbours(device: Devi
     np.testing.assert_array_equal(batch.logits()[0], alone)
 
 
+def test_sequences_in_pages_take_them_as_they_grow(device: Device) -> None:
+    """As if alone, with fewer pages than full sequences need; what a sequence held, another may have after it."""
+    model = model_of(device, "smollm3")
+    batch = model.batch(3, page_size=16, n_pages=4)
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7], [2, 7], [1, 8, 2, 8]]
+    found = {slot: [token] for slot, token in map(batch.join, prompts)}
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for slot, token in batch.step().items():
+                found[slot].append(token)
+
+    steps(4)
+    pages = batch.cache.pages
+    assert pages is not None
+    assert pages.free_pages == 0, "the first sequence has grown into a second page"
+    with pytest.raises(CapacityError, match="1 pages of 16 positions are needed and 0 of 4 are free; nothing"):
+        steps(20)
+    batch.leave(0)
+    steps(1)
+    for slot, prompt in enumerate(prompts):
+        assert model.generate(prompt, len(found[slot]))[len(prompt) :] == found[slot], slot
+
+
 def test_slots_are_taken_and_given_back(device: Device) -> None:
     batch = model_of(device).batch(2)
     with pytest.raises(SpecError, match="no sequence has joined"):

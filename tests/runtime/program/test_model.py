@@ -68,6 +68,14 @@ def test_a_prompt_in_chunks_is_a_prompt_token_by_token(device: Device, family: s
     assert model.generate(PROMPT, N_TOKENS) == [*PROMPT, *RECORDED[f"{family}.tokens"].tolist()]
 
 
+def test_biases_of_gate_and_up(device: Device) -> None:
+    """In a prompt's chunk and in decode steps."""
+    spec = small_spec("llama", mlp_bias=True, num_hidden_layers=1)
+    file = ArrayFile(spec, random_weights(spec))
+    reference = ReferenceModel(spec, file.values())
+    assert Model(file, device, "f32", chunk=4).generate(PROMPT[:4], 4)[4:] == reference.generate(PROMPT[:4], 4)
+
+
 @pytest.mark.parametrize("format", ["f16", "bf16", "q8_0", "q4_0"])
 def test_weights_of_other_formats(device: Device, format: str) -> None:
     file = file_of("llama", format)

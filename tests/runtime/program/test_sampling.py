@@ -69,6 +69,22 @@ def test_a_batch_draws_what_sequences_draw_alone(model: Model) -> None:
         assert model.generate(prompt, 7, sampling=sampling)[len(prompt) :] == tokens
 
 
+def test_a_batch_penalises_each_sequence_by_its_own_tokens(model: Model) -> None:
+    batch = model.batch(3, penalties=True)
+    settings = [Sampling(temperature=0.0, penalty=1.6), None, Sampling(temperature=4.0, top_k=9, seed=5, penalty=1.3)]
+    prompts = [list(PROMPT), [4, 9], [17]]
+    assert batch.join([30, 31])[0] == 0, "whose tokens count no more when it has left"
+    batch.step()
+    batch.leave(0)
+    found = [[batch.join(p, s)[1]] for p, s in zip(prompts, settings, strict=True)]
+    for _ in range(8):
+        for slot, token in batch.step().items():
+            found[slot].append(token)
+    for prompt, sampling, tokens in zip(prompts, settings, found, strict=True):
+        assert model.generate(prompt, 9, sampling=sampling)[len(prompt) :] == tokens
+    assert model.generate(prompts[0], 9)[len(prompts[0]) :] != found[0]
+
+
 def test_what_settings_cannot_be_is_refused(model: Model) -> None:
     with pytest.raises(SpecError, match=r"Sampling\.temperature: must be"):
         Sampling(temperature=-1.0)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.emit.llvm_types import integer_vector
 from ptxgen.runtime.cpu.flow.calls import ASSERTION
 from ptxgen.runtime.cpu.flow.flow import Op
+from ptxgen.runtime.cpu.flow.recursion import STACK_BYTES
 from ptxgen.runtime.cpu.flow.registry import emits
+from ptxgen.runtime.cpu.flow.symbols import Reg
 from ptxgen.runtime.cpu.native.ir import splat, vec
 from ptxgen.runtime.cpu.native.layout import WARP
 from ptxgen.runtime.cpu.support.faults import FAULT_TRAP
@@ -80,6 +83,64 @@ def go(e: Emitter, op: Op) -> None:
         with e.c.if_(e.c(f"icmp ne i32 {going}, 0")):
             e.enqueue(e.blocks[key], going)
     e.to_dispatch()
+
+
+@emits("$push", outputs=0)
+def push(e: Emitter, op: Op) -> None:
+    """Registers to the stack of each lane, and its pointer up."""
+    pointer, *kept = (reg for reg in op.operands if isinstance(reg, Reg))
+    top = e.read(pointer, _I32)
+    words = [(reg, n) for reg in kept for n in range(max(reg.bits // 32, 1))]
+    full = e.bits(e.c(f"icmp ugt {_I32} {top}, {splat('i32', STACK_BYTES - 4 * len(words))}"))
+    late = e.c(f"and i32 {e.mask}, {full}")
+    e.fault_if(late, FAULT_TRAP, remark=f"the recursion is deeper than {STACK_BYTES:,} bytes a thread hold")
+    room = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {full}, -1')}")
+    for place, (reg, n) in enumerate(words):
+        head = f"ptr %w, {_I32} {top}, i64 {e.flow.stack_base + 4 * place}, i32 {room}, i32 {e.new_site()}"
+        e.c.do(f"call void @st.local.v1.b32({head}, {_I32} {_word(e, reg, n)})")
+    e.write(pointer, e.c(f"add {_I32} {top}, {splat('i32', 4 * len(words))}"), _I32)
+
+
+def _word(e: Emitter, reg: Reg, n: int) -> str:
+    """The n-th 32 bits of a register, whether it was written or not."""
+    if e.defined is not None:
+        e.defined.silent = True
+    value = e.read(reg, "i32" if reg.bits == 1 else integer_vector(reg.bits))
+    if e.defined is not None:
+        e.defined.silent = False
+    if reg.bits == 1:
+        return e.c(f"zext {vec('i1')} {e.lanes(value)} to {_I32}")
+    whole = integer_vector(reg.bits)
+    if n:
+        value = e.c(f"lshr {whole} {value}, {splat(f'i{reg.bits}', 32 * n)}")
+    if reg.bits == 32:
+        return value
+    return e.c(f"{'zext' if reg.bits < 32 else 'trunc'} {whole} {value} to {_I32}")
+
+
+@emits("$pop", outputs=0)
+def pop(e: Emitter, op: Op) -> None:
+    """The opposite of `$push`."""
+    pointer, *kept = (reg for reg in op.operands if isinstance(reg, Reg))
+    count = sum(max(reg.bits // 32, 1) for reg in kept)
+    top = e.c(f"sub {_I32} {e.read(pointer, _I32)}, {splat('i32', 4 * count)}")
+    e.write(pointer, top, _I32)
+    place = 0
+    for reg in kept:
+        whole, value = integer_vector(reg.bits), ""
+        for n in range(max(reg.bits // 32, 1)):
+            head = f"ptr %w, {_I32} {top}, i64 {e.flow.stack_base + 4 * place}, i32 {e.mask}, i32 {e.new_site()}"
+            word = e.c(f"call {_I32} @ld.local.v1.b32({head})")
+            place += 1
+            if reg.bits == 1:
+                value = e.bits(e.c(f"trunc {_I32} {word} to {vec('i1')}"))
+            elif reg.bits == 32:
+                value = word
+            else:
+                part = e.c(f"{'trunc' if reg.bits < 32 else 'zext'} {_I32} {word} to {whole}")
+                up = e.c(f"shl {whole} {part}, {splat(f'i{reg.bits}', 32 * n)}") if n else part
+                value = e.c(f"or {whole} {value}, {up}") if n else part
+        e.write(reg, value, "i32" if reg.bits == 1 else whole)
 
 
 @emits("$back", outputs=0)

@@ -9,7 +9,7 @@ from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.flow.symbols import bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
-from ptxgen.runtime.cpu.native.layout import LOCAL_WINDOW, SHARED_WINDOW, WARP, WINDOW_SHIFT
+from ptxgen.runtime.cpu.native.layout import LAUNCH, LOCAL_WINDOW, SHARED_WINDOW, WARP, WINDOW_SHIFT
 
 
 @emits("mov")
@@ -77,7 +77,20 @@ def cvta(e: Emitter, op: Op) -> None:
         )
     elif space == "shared":
         raise e.unsupported("with 32-bit generic addresses")
+    elif space == "param" and kind == "u64" and not towards:
+        value = _whole_parameter_address(e, value)
     e.dst(op.operands[0], value, kind)
+
+
+def _whole_parameter_address(e: Emitter, value: str) -> str:
+    """An address of the parameter block that went through a 32-bit register, as it is where parameters have offsets."""
+    i64 = vec("i64")
+    base = e.c(f"ptrtoint ptr {e.c.load('ptr', e.launch, LAUNCH['params'])} to i64")
+    behind = e.c(f"sub {i64} {value}, {e.c.spread('i64', base)}")
+    low = e.c(f"and {i64} {behind}, {splat('i64', 0xFFFFFFFF)}")
+    short = e.c(f"icmp ult {i64} {value}, {splat('i64', 1 << 32)}")
+    whole = e.c(f"add {i64} {low}, {e.c.spread('i64', base)}")
+    return e.c(f"select {vec('i1')} {short}, {i64} {whole}, {i64} {value}")
 
 
 @emits("isspacep")

@@ -1,0 +1,80 @@
+"""`compile_cuda` and numba-cuda's kernels, where NVRTC and numba-cuda are installed."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from ptxgen.errors import AssembleError, ExecutionError
+from ptxgen.runtime import compile_cuda, open_device
+
+SOURCE = """
+extern "C" __global__ void k(const int* x, int* out, int n) {
+    __shared__ int room[64];
+    room[threadIdx.x] = x[threadIdx.x];
+    %s
+    out[threadIdx.x] = room[n - 1 - threadIdx.x];
+}
+"""
+
+
+@pytest.fixture
+def nvrtc():
+    try:
+        return compile_cuda('extern "C" __global__ void k() {}', "sm_80")
+    except AssembleError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.VersionWarning")
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_cuda_is_compiled_and_runs(nvrtc, target):
+    text = compile_cuda(SOURCE % "__syncthreads();", target, name="mine.cu")
+    device = open_device("cpu", mode="check")
+    out = device.zeros(64, "s32")
+    device.module(text)["k"].launch(1, 64, [np.arange(64, dtype=np.int32), out, np.int32(64)])
+    np.testing.assert_array_equal(out.numpy(), np.arange(64)[::-1])
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.VersionWarning")
+def test_a_finding_has_the_line_of_the_source(nvrtc):
+    device = open_device("cpu", mode="check")
+    kernel = device.module(compile_cuda(SOURCE % "", "sm_80", name="mine.cu"))["k"]
+    with pytest.raises(ExecutionError, match=r"race in kernel k\n.*mine\.cu:6\]"):
+        kernel.launch(1, 64, [np.arange(64, dtype=np.int32), device.zeros(64, "s32"), np.int32(64)])
+
+
+def test_what_is_wrong_is_said_in_nvrtcs_words(nvrtc):
+    with pytest.raises(AssembleError, match=r"(?s)mine\.cu: NVRTC refused it for sm_80.*\"y\" is undefined"):
+        compile_cuda("__global__ void k() { int x = y; }", "sm_80", name="mine.cu")
+
+
+def test_where_nvrtc_is_missing_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(AssembleError, match=r"NVRTC cannot be used .*pip install 'ptxgen\[nvrtc\]'"):
+        compile_cuda("", "sm_80")
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.VersionWarning")
+def test_a_function_of_numba_launches_on_numpy_arrays():
+    pytest.importorskip("numba", reason="numba-cuda is not installed: pip install 'ptxgen[numba]'")
+    cuda = pytest.importorskip("numba.cuda")
+
+    from ptxgen.testing.numba_kernel import NumbaKernel
+
+    def add(x, y, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = x[i] + y[i]
+
+    def late(x, out):
+        i = cuda.grid(1)
+        out[i] = x[i + 1]
+
+    x, y, out = np.arange(100.0), np.ones(100), np.zeros(100)
+    NumbaKernel(add, "sm_80")[2, 64](x, y, out)
+    np.testing.assert_array_equal(out, x + y)
+    with pytest.raises(ExecutionError, match="out of bounds"):
+        NumbaKernel(late)[1, 64](np.zeros(64), np.zeros(64))
