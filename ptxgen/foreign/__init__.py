@@ -21,8 +21,8 @@ EXECUTED_AS = "sm_90a"  # of texts for an architecture that is older than the ta
 
 def is_older(module: Module) -> bool:
     """Whether a text is for an architecture before those of the table (sm_30 … sm_62)."""
-    found = re.fullmatch(r"sm_([2-6]\d)", module.targets[0] if module.targets else "")
-    return found is not None and own_target(module.targets) is None
+    name = module.targets[0] if module.targets else ""
+    return own_target(module.targets) is None and re.fullmatch(r"sm_[1-6][0-9]", name) is not None
 
 
 def notes(module: Module) -> list[str]:
