@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ptxgen.dtypes import dtype
-from ptxgen.examples import poison
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.spec.examples import poison
 from tests.support.kernels import GOLDENS, TYPES
 
 CASES = {case.file: case for case in Goldens(GOLDENS).cases()}

@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from ptxgen.archive import read_arrays
 from ptxgen.checks import check
 from ptxgen.errors import IsaError, ModuleLoadError, SpecError
+from ptxgen.files.archive import read_arrays
 from ptxgen.parser import parse
 from ptxgen.parser.operand import evaluate
 from ptxgen.runtime import open_device
@@ -133,7 +133,7 @@ def test_what_a_record_says_does_not_reach_a_terminal_as_orders(capsys):
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
 def test_an_update_of_goldens_stays_below_its_root(tmp_path):
-    from ptxgen.output import check_below
+    from ptxgen.files.output import check_below
 
     (tmp_path / "root").mkdir()
     (tmp_path / "outside").mkdir()

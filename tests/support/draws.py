@@ -1,4 +1,4 @@
-"""Specs of a kernel type drawn from what its file says of its fields (`ptxgen.fields`): at random, or by hypothesis."""
+"""Specs of a kernel type drawn from what its file says of its fields: at random, or by hypothesis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ptxgen import SpecError, supports
-from ptxgen.fields import Domain, domain
 from ptxgen.kernel import KernelType
+from ptxgen.spec.fields import Domain, domain
 
 ILLEGAL = 25  # one draw of so many, where a field has values that no spec has
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ptxgen.errors import ExecutionError, SpecError
-from ptxgen.fields import domain
 from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType, supports
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example
+from ptxgen.spec.fields import domain
 from ptxgen.targets import Target
 from tests.corpus.case import Case
 from tests.support.devices import ExecutorDevice
