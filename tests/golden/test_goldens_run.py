@@ -1,4 +1,4 @@
-"""Every golden of every kernel type, once where targets have one text, in check mode: no finding, the reference's results.
+"""Every golden of every kernel type, once where targets have one text, in check mode: no finding, right results.
 
 Outputs and workspaces hold NaN (or what no result has) before each launch, and whatever lies past a length too.
 """
