@@ -5,12 +5,18 @@ Nothing else is named here: `ptxgen.cli.list` is the command `list`. Files with 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
     """Entry point of the program."""
-    from ptxgen.cli._main import invoke
+    from ptxgen.cli._main import INTERRUPTED, invoke
 
-    sys.exit(invoke())
+    code = invoke()
+    if code == INTERRUPTED:  # at once, whatever a compiler is at
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -20,6 +20,7 @@ from ptxgen import __version__
 from ptxgen.errors import ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
+INTERRUPTED = 130  # the exit code
 _PAGE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # of click 8.2: its message is a page
 
 
@@ -81,7 +82,7 @@ def _invoked(arguments: Sequence[str] | None) -> int:
     except click.ClickException as wrong:
         return _complain(wrong.format_message(), 2)
     except click.Abort:
-        return _complain("interrupted", 130)
+        return _complain("interrupted", INTERRUPTED)
     except ExecutionError as found:
         return _complain(str(found), 1)
     except PtxgenError as wrong:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 
 import numpy as np
@@ -16,6 +18,43 @@ from ptxgen.errors import ModuleLoadError
 from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.native import host
 from tests.support.cpu_run import text_of
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler(monkeypatch):
+    """Of a long text, in the main thread; a short one is compiled where it is asked for."""
+    began, end, threads = threading.Event(), threading.Event(), []
+
+    def slow(text, _host, _level):
+        threads.append(threading.current_thread())
+        if len(text) > 10:
+            began.set()
+            assert end.wait(60)
+        return b"code"
+
+    def interrupt():
+        assert began.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(host, "_compiled", slow)
+    monkeypatch.setattr(host, "_LONG_TEXT", 11)
+    assert host.compile_ir("short", host.this_host()) == b"code"
+    assert threads.pop() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    other = threading.Thread(target=interrupt)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            host.compile_ir("a long text", host.this_host())
+        assert not end.is_set()
+    finally:
+        end.set()
+        other.join()
+        threads[0].join()
+        signal.signal(signal.SIGINT, before)
+    assert host.compile_ir("a long text", host.this_host()) == b"code"
+    monkeypatch.setattr(host, "_compiled", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        host.compile_ir("a long text", host.this_host())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")

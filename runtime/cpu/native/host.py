@@ -6,7 +6,9 @@ import functools
 import gc
 import os
 import platform
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from ptxgen.errors import CudaError, ModuleLoadError
 
 _serial = 0
+_LONG_TEXT = 200_000  # characters of IR: a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,26 @@ def _machine(host: Host, level: int) -> Any:
 
 
 def compile_ir(text: str, host: Host, level: int = 1) -> bytes:
-    """Object code of a module's text. No mid-level passes: they cost more than they gain here."""
+    """Object code of a module's text. No mid-level passes: they cost more than they gain here.
+
+    Python handles signals in its main thread between two steps of its own, so there a long text is left to another
+    thread: Ctrl-C ends the wait, and what is under way ends by itself.
+    """
+    if len(text) < _LONG_TEXT or threading.current_thread() is not threading.main_thread():
+        return _compiled(text, host, level)
+    compiled: Future[bytes] = Future()
+
+    def work() -> None:
+        try:
+            compiled.set_result(_compiled(text, host, level))
+        except BaseException as error:
+            compiled.set_exception(error)
+
+    threading.Thread(target=work, name="ptxgen-compile").start()
+    return compiled.result()
+
+
+def _compiled(text: str, host: Host, level: int) -> bytes:
     llvm = _llvm()
     with _lock():
         module = llvm.parse_assembly(text)
