@@ -47,6 +47,13 @@ def small(cls: type[KernelType], **fields: Any) -> KernelType:
     return cls(**{**cls.goldens[0], **fields})
 
 
+def trials(spec: KernelType) -> Iterator[dict[str, int]]:
+    """The sizes that a spec is tried with, as far as they are within its ranges."""
+    for sizes in spec.trials:
+        ranges = spec.ranges({**spec.sizes, **sizes})
+        yield {name: min(n, ranges[name][1]) if name in ranges else n for name, n in sizes.items()}
+
+
 def with_options(cls: type[KernelType], where: str, rng: random.Random, **fixed: Any) -> KernelType:
     """A spec with these fields, and each option that goes with the others on this target, or not: half of them."""
     base = {name: value for name, value in cls.goldens[0].items() if name in needed(cls)}

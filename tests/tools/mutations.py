@@ -25,6 +25,7 @@ from ptxgen.spec.fields import domain
 from ptxgen.targets import Target
 from tests.corpus.case import Case
 from tests.support.devices import ExecutorDevice
+from tests.support.draws import trials
 
 RANDOM_SEEDS = (1, 2, 3)  # tried where check mode finds nothing
 STRIDES = 2  # spoiled in each kernel
@@ -210,7 +211,7 @@ class SpecSubject(Subject):
     @cached_property
     def works(self) -> tuple[Work, ...]:
         """Every launch it is tried with."""
-        return tuple(map(self._work, self.spec.trials))
+        return tuple(map(self._work, trials(self.spec)))
 
     def _work(self, sizes: Mapping[str, int]) -> Work:
         values = self.spec.example(np.random.default_rng(7), **sizes)
