@@ -25,10 +25,11 @@ def merged(path: Path, text: str) -> str:
         kernels = {_file(kernel): kernel for kernel in (*old["kernels"], *new["kernels"])}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise SpecError(f"{path}: is no list of kernels; write to another directory, or remove it") from None
-    for key in new.keys() - {"kernels"}:
-        if old.get(key) != new[key]:
+    for key in new:
+        if key != "kernels" and old.get(key) != new[key]:
+            which = f"other {key}" if key.endswith("s") else f"another {key}"
             differs = _difference(old.get(key), new[key])
-            raise SpecError(f"{path}: is of another {key} ({differs}); write to another directory, or remove it")
+            raise SpecError(f"{path}: is of {which} ({differs}); write to another directory, or remove it")
     if by_target is not None:
         new["targets"] = {**old.get("targets", {}), **by_target}
     return json.dumps({**old, **new, "kernels": list(kernels.values())}, indent=2) + "\n"

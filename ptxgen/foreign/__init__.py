@@ -5,6 +5,7 @@ Texts of other compilers go through `canonical` before they are checked, and thr
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ptxgen.foreign.fresh import Fresh
@@ -16,13 +17,12 @@ from ptxgen.nodes import Directive, Function, Module, Variable
 from ptxgen.targets import newest_ptx, own_target, target
 
 EXECUTED_AS = "sm_90a"  # of texts for an architecture that is older than the table
-_OLDER = {str(number) for number in range(10, 70)}
 
 
 def is_older(module: Module) -> bool:
     """Whether a text is for an architecture before those of the table (sm_30 … sm_62)."""
     name = module.targets[0] if module.targets else ""
-    return own_target(module.targets) is None and name.startswith("sm_") and name[3:] in _OLDER
+    return own_target(module.targets) is None and re.fullmatch(r"sm_[1-6][0-9]", name) is not None
 
 
 def notes(module: Module) -> list[str]:

@@ -112,4 +112,4 @@ def with_runtime(module: Module) -> Module:
     line = functions[wanted[0]].line
     added = [item for item in ours.items if not isinstance(item, Function) or item.name in wanted]
     kept = [item for item in module.items if not isinstance(item, Function) or item.name not in wanted]
-    return replace(module, items=tuple([*(replace(item, line=line) for item in added), *kept]))
+    return replace(module, items=(*(replace(item, line=line) for item in added), *kept))

@@ -25,7 +25,7 @@ def in_order(opcode: str) -> str:
 
 
 def _ordered(compiled: Compiled, words: list[str]) -> list[str] | None:
-    """The words in the places that the row has for them, types among each other as they were; None where one is left."""
+    """The words in the places that the row has for them, types in their own order; None where one is left."""
     left, found = list(words), []
     for token in compiled.tokens:
         kind = next((word for word in left if is_type(word)), None)

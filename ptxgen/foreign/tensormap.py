@@ -5,8 +5,10 @@ from __future__ import annotations
 from ptxgen.nodes import Address, Immediate, Operand
 
 # PTX's numbers of element types → (bytes of an element, the number that the executor's maps have)
-_ELEMENTS = {0: (1, 0), 1: (2, 1), 2: (4, 2), 3: (4, 3), 4: (8, 4), 5: (8, 5), 6: (2, 6), 7: (4, 7), 8: (4, 7), 9: (8, 8),
-             10: (2, 9), 11: (4, 7), 12: (4, 7)}  # fmt: skip
+_ELEMENTS = {
+    0: (1, 0), 1: (2, 1), 2: (4, 2), 3: (4, 3), 4: (8, 4), 5: (8, 5), 6: (2, 6), 7: (4, 7), 8: (4, 7), 9: (8, 8),
+    10: (2, 9), 11: (4, 7), 12: (4, 7),
+}  # fmt: skip
 
 
 def tensormap(words: list[str], operands: tuple[Operand, ...], guard: str) -> str | None:
@@ -40,7 +42,11 @@ def tensormap(words: list[str], operands: tuple[Operand, ...], guard: str) -> st
         lines = [put("b64", OFFSET["strides"] + 8 * (number + 1), value)]
     elif field == "elemtype" and fixed in _ELEMENTS:
         size, kind = _ELEMENTS[fixed]
-        lines = [put("b64", OFFSET["strides"], size), _byte(put, OFFSET["element"], size), _byte(put, OFFSET["dtype"], kind)]
+        lines = [
+            put("b64", OFFSET["strides"], size),
+            _byte(put, OFFSET["element"], size),
+            _byte(put, OFFSET["dtype"], kind),
+        ]
     elif field == "swizzle_mode" and 0 <= fixed <= 3:
         lines = [_byte(put, OFFSET["swizzle"], fixed)]
     elif field == "fill_mode" and 0 <= fixed <= 1:

@@ -49,7 +49,9 @@ def video(words: list[str], operands: list[str], guard: str) -> str | None:
     try:
         if lanes > 1:
             return _lanes(name[1:], lanes, words[1:], operands, guard)
-        return _multiplied(words[1:], operands, guard) if name == "vmad" else _scalar(name[1:], words[1:], operands, guard)
+        return (
+            _multiplied(words[1:], operands, guard) if name == "vmad" else _scalar(name[1:], words[1:], operands, guard)
+        )
     except (LookupError, ValueError):
         return None
 

@@ -48,8 +48,10 @@ def wmma(words: list[str], operands: tuple[Operand, ...], guard: str) -> str | N
         return None
     registers = [str(item) for item in vector.items]
     move = _load if words[1] == "load" else _store
-    lines = [line for n, each in enumerate(held)
-             for line in (*_place(each, layout, pitch, _BYTES[kind]), *move(registers[n], each, layout, kind, space, pitch))]  # fmt: skip
+    lines: list[str] = []
+    for register, each in zip(registers, held, strict=False):
+        lines += _place(each, layout, pitch, _BYTES[kind])
+        lines += move(register, each, layout, kind, space, pitch)
     lines += [f"mov.b32 {name}, 0;" for name in registers[len(held) :] if words[1] == "load"]
     return _scope(f"add.u64 %$b, {address.base}, {address.offset};", *lines)
 
@@ -141,8 +143,9 @@ def _product(words: list[str], operands: tuple[Operand, ...], m: int, n: int) ->
         for column in range(n // 8):
             place = tile * (n // 8) + column
             right = b[column * of_b : (column + 1) * of_b]
-            lines += _tile(place, each, (d, c), (d_type, c_type, sums), m == 8 and not short,
-                           f"mma.sync.aligned.{shape}.row.col{options}.{sums}.{kind}.{kind}.{sums}", left, right)  # fmt: skip
+            opcode = f"mma.sync.aligned.{shape}.row.col{options}.{sums}.{kind}.{kind}.{sums}"
+            types_ = (d_type, c_type, sums)
+            lines += _tile(place, each, (d, c), types_, m == 8 and not short, opcode, left, right)
     head = ".reg .b16 %$x, %$y; .reg .b32 %$z, %$d<4>, %$e<4>; .reg .f32 %$f<4>, %$k<4>; mov.b32 %$z, 0;"
     return "{ " + " ".join((head, *lines)) + " }"
 

@@ -200,7 +200,7 @@ def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> Mode
     head_dim = _head_dim(read, n_heads, family)
     for key, value in family.fixed.items():
         if read.values.get(key) not in (None, value):
-            raise read.error(key, f"must be {value} in a {name} model here")
+            raise read.error(key, f"must be {value} in models of type {name} here")
     windows = family.windows.of(read, n_layers)
     rotates = family.rotates.of(read, n_layers)
     settings = {slides: rope_settings(read, family, head_dim, max_len, slides) for slides in {w > 0 for w in windows}}
@@ -234,7 +234,9 @@ def _refuse(read: Fields, family: Family, shape: ModelShape, windows: list[int])
     if types is not None and "layer_types" not in family.keys:
         expected = [SLIDING if window else FULL for window in windows]
         if types != expected:
-            raise read.error("layer_types", f"must be {shape.n_layers} times {expected[0]} in a {shape.family} model")
+            raise read.error(
+                "layer_types", f"must be {shape.n_layers} times {expected[0]} in models of type {shape.family}"
+            )
     limits = [(most, limit) for limit in family.limits if (most := limit.of(read)) is not None]
     if limits:
         most, limit = min(limits, key=lambda pair: pair[0])

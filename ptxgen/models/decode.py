@@ -312,7 +312,8 @@ class _Step(Draft):
     def _attend(self, attention: Attention, q: Ref, out: str) -> None:
         caches = self._caches(attention)
         given: dict[str, str | Ref] = {"q": q, "out": out}
-        kernel, how, sizes = "incremental_attention", {"indirect": True}, {}
+        how: dict[str, Any] = {"indirect": True}
+        kernel, sizes = "incremental_attention", {}
         if self.step == "prefill":
             kernel, sizes = "multi_head_attention", {"n_tokens": self.rows}
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}

@@ -191,7 +191,11 @@ _LLAMA4_TEXT = Family(
     note="its norm of rotated queries and keys has no weight, so it may come before the rotation",
 )
 _QWEN_VL_TEXT = Family(
-    layers.FROM_A_LAYER, scalings=(*_ROPES, "mrope"), defaults=_QWEN_VL, note="positions of text, not of images"
+    layers.FROM_A_LAYER,
+    scalings=(*_ROPES, "mrope"),
+    own_head_dim=False,
+    defaults=_QWEN_VL,
+    note="positions of text, not of images",
 )
 
 FAMILIES: dict[str, Family] = {

@@ -1,4 +1,4 @@
-"""Kernels of numba-cuda without a GPU: compiled to PTX by its own compiler, launched on a device of `ptxgen.runtime`."""
+"""Kernels of numba-cuda without a GPU: compiled to PTX by its own compiler, launched on a device of the runtime."""
 
 from __future__ import annotations
 

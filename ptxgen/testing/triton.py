@@ -231,7 +231,8 @@ def _tensor_map(driver: Driver, arg: Any, meta: Any, memory: _Memory) -> bytes:
     floats = arg.padding == "nan"
     names = {2: "f16", 4: "f32", 8: "f64"} if floats else {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
     strides = [n * meta["elem_size"] for n in arg.strides[:-1]]
-    made = tiling(memory.at(_address(arg.base)), arg.shape, dtype(names[meta["elem_size"]]), meta["block_size"], strides=strides,
+    kind, box = dtype(names[meta["elem_size"]]), meta["block_size"]
+    made = tiling(memory.at(_address(arg.base)), arg.shape, kind, box, strides=strides,
                   swizzle=swizzle, oob_fill="nan" if floats else "zero")  # fmt: skip
     return driver.device._encode(made)
 
@@ -275,16 +276,20 @@ def _tensors(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, tuple):
             yield from _tensors(value)
+        elif isinstance(value, np.ndarray):
+            yield Array(value)
         else:
-            yield _array(getattr(value, "base", value) if hasattr(value, "block_shape") else value)
+            inner = getattr(value, "base", None)  # of a descriptor, and of a tensor seen as another type
+            yield _array(inner if hasattr(inner, "untyped_storage") or isinstance(inner, Array) else value)
 
 
 class _Memory:
-    """The memory of a launch's tensors, while it runs: in place, or (check mode) copies whose accesses can be followed."""
+    """The memory of a launch's tensors, while it runs: in place, or (check mode) copies whose accesses are followed."""
 
     def __init__(self, driver: Driver, tensors: Any) -> None:
         found = (_region(tensor) for tensor in _tensors(tensors))
-        self.regions = sorted({each for each in found if each is not None and each[1]})
+        words = ((at, -(-size // 4) * 4, fixed) for at, size, fixed in filter(None, found) if size)
+        self.regions = sorted(set(words))  # atomics on two bytes go through the four around them
         self.outside = {each for each in map(_region, _tensors(driver.visible)) if each is not None and each[1]}
         self.memory = driver.device.bytes  # type: ignore[attr-defined]
         self.copies: list[tuple[int, int, bool, int]] = []  # region, and where its copy is

@@ -1,4 +1,4 @@
-"""The pytest plug-in of the Triton driver: where `PTXGEN_TRITON` is set, the driver is installed before tests are read."""
+"""The pytest plug-in of the Triton driver: where `PTXGEN_TRITON` is set, it is installed before tests are read."""
 
 from __future__ import annotations
 

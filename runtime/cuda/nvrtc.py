@@ -13,8 +13,8 @@ _HOW_TO_GET_IT = "install it with: pip install 'ptxgen[nvrtc]'"
 
 
 def compile_cuda(
-    source: str, target: str | Target, *, options: Sequence[str] = (), include: Sequence[str] = (), name: str = "cuda.cu",
-    line_info: bool = True,
+    source: str, target: str | Target, *, options: Sequence[str] = (), include: Sequence[str] = (),
+    name: str = "cuda.cu", line_info: bool = True,
 ) -> str:  # fmt: skip
     """The PTX that NVRTC makes of a CUDA C++ source for a target (`sm_80`), with source lines in it (`line_info`).
 
@@ -25,7 +25,10 @@ def compile_cuda(
     """
     nvrtc = _nvrtc()
     where = parse_target(target)
-    chosen = [f"--gpu-architecture=compute_{where.major}{where.minor}{where.suffix}", *(["-lineinfo"] if line_info else [])]
+    chosen = [
+        f"--gpu-architecture=compute_{where.major}{where.minor}{where.suffix}",
+        *(["-lineinfo"] if line_info else []),
+    ]
     chosen += [f"-I{folder}" for folder in (*include, *_headers())]
     chosen += [option for option in ["-std=c++17"] if not any(o.startswith(("-std", "--std")) for o in options)]
     chosen += options

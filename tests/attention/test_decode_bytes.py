@@ -68,12 +68,14 @@ def test_every_code_of_v_is_widened_exactly(device: Device, where: str, kind: st
     assert np.array_equal(out, want, equal_nan=True)
 
 
-@pytest.mark.parametrize("where", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head_dim", [8, 16, 24, 40, 72, 128, 264, 312, 512])
+WAYS = [(where, kind) for where in ("sm_80", "sm_90") for kind in KINDS]
+
+
+@pytest.mark.parametrize(("head_dim", "way"), sweep.pairs([8, 16, 24, 40, 72, 128, 264, 312, 512], WAYS, 3), ids=str)
 @pytest.mark.parametrize(("group", "q_dtype"), [(1, "f16"), (5, "f32"), (17, "bf16")])
-def test_shapes(device: Device, where: str, kind: str, head_dim: int, group: int, q_dtype: str) -> None:
+def test_shapes(device: Device, way: tuple[str, str], head_dim: int, group: int, q_dtype: str) -> None:
     """The query in registers and staged, with and without a last block of single pairs."""
+    where, kind = way
     spec = IncrementalAttention(50, head_dim, group, 1, q_dtype=q_dtype, kv_dtype=kind, indirect=True)
     trial(spec, device, target=where, seq_len=37, repeat=False).require()
 

@@ -150,7 +150,7 @@ def matmul(a, b, c, M, N, K, sam, sak, sbk, sbn, scm, scn, BM: tl.constexpr, BN:
     at_a = a + (rows[:, None] * sam + depth[None, :] * sak)
     at_b = b + (depth[:, None] * sbk + columns[None, :] * sbn)
     total = tl.zeros((BM, BN), ACC)
-    for k in range(0, tl.cdiv(K, BK)):
+    for k in range(tl.cdiv(K, BK)):
         left = tl.load(at_a, mask=depth[None, :] < K - k * BK, other=0.0)
         right = tl.load(at_b, mask=depth[:, None] < K - k * BK, other=0.0)
         total = tl.dot(left, right, total, out_dtype=ACC, input_precision="tf32" if TF32 else "ieee")
@@ -209,7 +209,7 @@ def grouped_matmul(pointers, sizes, problems, BM: tl.constexpr, BN: tl.constexpr
             row = (here // tiles_n) * BM + tl.arange(0, BM)
             column = (here % tiles_n) * BN + tl.arange(0, BN)
             total = tl.zeros((BM, BN), tl.float32)
-            for k in range(0, tl.cdiv(K, BK)):
+            for k in range(tl.cdiv(K, BK)):
                 depth = k * BK + tl.arange(0, BK)
                 tl.multiple_of(depth, [16])
                 total += tl.dot(tl.load(a + row[:, None] * K + depth[None, :]),
@@ -270,7 +270,7 @@ def paged_attention(q, k_pages, v_pages, table, lengths, out, scale, most_pages,
     largest = -float("inf")
     total = 0.0
     result = tl.zeros([D], tl.float32)
-    for page in range(0, tl.cdiv(length, PAGE)):
+    for page in range(tl.cdiv(length, PAGE)):
         where = tl.load(table + sequence * most_pages + page).to(tl.int64)
         inside = page * PAGE + slot < length
         keys = tl.load(k_pages + (where * PAGE + slot)[:, None] * D + dim[None, :], mask=inside[:, None], other=0.0)

@@ -13,7 +13,9 @@ from tests.compilers.case import case
 from tests.corpus.case import Close, Work, floats, ints, poison
 
 
-def kernel(name: str, signature: str, grid: Any, block: Any, *, shared: int = 0, least: str = "sm_75") -> Callable[..., Any]:
+def kernel(
+    name: str, signature: str, grid: Any, block: Any, *, shared: int = 0, least: str = "sm_75"
+) -> Callable[..., Any]:
     """A case; its maker gives arguments and expectations as Python has them, which are laid out here as Numba does.
 
     `signature` has the arguments' types: `f4` or `f4:2` (contiguous arrays of dimensions), `=i8` a number.
@@ -123,7 +125,9 @@ def _(rng):
 @kernel("local_array", "i4 i4", 1, 32)
 def _(rng):
     x = ints(rng, 32)
-    return [x, poison(32, "i4")], {1: np.array([sum(int(v) * ((int(v) + k) & 7) * k for k in range(8)) for v in x], "i4")}
+    return [x, poison(32, "i4")], {
+        1: np.array([sum(int(v) * ((int(v) + k) & 7) * k for k in range(8)) for v in x], "i4")
+    }
 
 
 @kernel("constants", "i4", 1, 32)

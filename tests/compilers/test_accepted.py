@@ -12,7 +12,7 @@ from ptxgen.runtime import open_device
 BODY = """.visible .entry k(.param .u64 out) {{
   .reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .f32 %f<4>;
   ld.param.u64 %rd1, [out];
-  mov.u32 %r2, 20;
+  mov.u32 %r2, 20; mov.b32 %r4, 0x02010203;
   {0}
   st.global.u32 [%rd1], %r1;
   ret;
@@ -37,7 +37,7 @@ FORMS = {
     "a literal into braces": ("mov.b32 {%r1}, 3;", 3),
     "types before the space": ("st.u32.global [%rd1], %r2; ld.u32.global %r1, [%rd1];", 20),
     "rounding behind ftz": ("mov.f32 %f1, 0f40400000; div.ftz.rn.f32 %f1, %f1, %f1; cvt.ftz.rni.s32.f32 %r1, %f1;", 1),
-    "a comparison behind ftz": ("mov.f32 %f1, 0f3F800000; setp.ftz.lt.f32 %p1, %f1, 0f40000000; selp.u32 %r1, 5, 6, %p1;", 5),
+    "a comparison behind ftz": ("mov.f32 %f1, 0f00000000; setp.ftz.ge.f32 %p1, %f1, %f1; selp.u32 %r1, 5, 6, %p1;", 5),
     "64 bits in 32": ("add.s32 %r1, %r2, 0xffffffffffffffff;", 19),
     "more than 32 bits": ("add.s32 %r1, %r2, 0x700000007;", 27),
     "a register plus a number": ("mul.lo.u32 %r1, %r2+1, 3;", 63),
@@ -47,10 +47,10 @@ FORMS = {
     "a special register in 16 bits": ("mov.u16 %h1, %ntid.x; cvt.u32.u16 %r1, %h1;", 1),
     "a variable of a function": (".global .u32 g = 7; ld.global.u32 %r1, [g];", 7),
     "a table of a function": (".const .align 4 .b8 g[8] = {1, 0, 0, 0, 2, 0, 0, 0}; ld.const.u32 %r1, [g+4];", 2),
-    "absolute differences of bytes": ("mov.b32 %r3, 0x01ff0203; mov.b32 %r4, 0x02010203; vabsdiff4.u32.u32.u32.add %r1, %r3, %r4, %r2;", 275),
+    "absolute differences of bytes": ("mov.b32 %r3, 0x01ff0203; vabsdiff4.u32.u32.u32.add %r1, %r3, %r4, %r2;", 275),
     "a byte added with saturation": ("mov.b32 %r3, 0x80; vadd.s32.s32.s32.sat %r1, %r3.b0, 0x7fffffff;", 0x7FFFFF7F),
-    "halves subtracted": ("mov.b32 %r3, 0x00050001; mov.b32 %r4, 0x00020003; vsub2.s32.s32.s32 %r1, %r3, %r4, %r4;", 0x0003FFFE),
-    "bytes compared": ("mov.b32 %r3, 0x05010501; mov.b32 %r4, 0x02030203; vset4.u32.u32.gt %r1, %r3, %r4, %r4;", 0x01000100),
+    "halves subtracted": ("mov.b32 %r3, 0x02060201; vsub2.s32.s32.s32 %r1, %r3, %r4, %r4;", 0x0005FFFE),
+    "bytes compared": ("mov.b32 %r3, 0x05010501; vset4.u32.u32.gt %r1, %r3, %r4, %r4;", 0x01000100),
     "a product added": ("vmad.u32.u32.u32 %r1, %r2, %r2, %r2;", 420),
     "a shift that clamps": ("vshl.u32.u32.u32.clamp %r1, %r2, 40;", 0),
 }  # fmt: skip
@@ -89,12 +89,14 @@ def test_textures_are_refused_by_name():
 
 PRINTF = """
 .extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);
-.global .align 1 .b8 $text[21] = {37, 100, 32, 37, 53, 46, 50, 102, 32, 37, 115, 32, 37, 108, 108, 120, 32, 37, 99, 10, 0};
+.global .align 1 .b8 $text[21] = {
+  37, 100, 32, 37, 53, 46, 50, 102, 32, 37, 115, 32, 37, 108, 108, 120, 32, 37, 99, 10, 0};
 .global .align 1 .b8 $word[4] = {97, 98, 99, 0};
 """
 PRINTS = """.local .align 8 .b8 room[40]; .reg .b64 %a, %b;
   mov.u64 %b, room; st.local.u32 [%b], -7; mov.f64 %d, 0d4004000000000000; st.local.f64 [%b+8], %d;
-  mov.u64 %a, $word; cvta.global.u64 %a, %a; st.local.u64 [%b+16], %a; st.local.u64 [%b+24], 0x1234567890; st.local.u32 [%b+32], 65;
+  mov.u64 %a, $word; cvta.global.u64 %a, %a; st.local.u64 [%b+16], %a;
+  st.local.u64 [%b+24], 0x1234567890; st.local.u32 [%b+32], 65;
   cvta.local.u64 %b, %b; mov.u64 %a, $text; cvta.global.u64 %a, %a;
   { .param .b64 p0; .param .b64 p1; .param .b32 r0; st.param.b64 [p0], %a; st.param.b64 [p1], %b;
   call.uni (r0), vprintf, (p0, p1); ld.param.b32 %r1, [r0]; }

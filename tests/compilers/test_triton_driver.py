@@ -1,4 +1,4 @@
-"""The Triton driver: jit kernels on NumPy arrays and host tensors, findings, the environment. Where triton is installed."""
+"""The Triton driver: jit kernels on arrays and host tensors, findings, the environment. Where triton is installed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,18 @@ def test_a_mode_that_there_is_not_is_refused():
 
 def test_the_example_passes_where_the_environment_asks_for_the_driver(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "triton_ci" / "test_add.py"
-    command = [sys.executable, "-m", "pytest", "-rs", "-q", "-p", "ptxgen.testing.triton_plugin", "-p", "no:cacheprovider", str(example)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-rs",
+        "-q",
+        "-p",
+        "ptxgen.testing.triton_plugin",
+        "-p",
+        "no:cacheprovider",
+        str(example),
+    ]
     given = {**os.environ, "PTXGEN_TRITON": "check", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

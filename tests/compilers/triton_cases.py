@@ -347,7 +347,9 @@ def _(rng):
 
 @kernel("atomic_returns", "counter:*i32 out:*i32", 1, N=128)
 def _(rng):
-    return Work([np.zeros(1, np.int32), poison(128, "i4")], {0: np.array([128], np.int32), 1: np.arange(128, dtype="i4")})
+    return Work(
+        [np.zeros(1, np.int32), poison(128, "i4")], {0: np.array([128], np.int32), 1: np.arange(128, dtype="i4")}
+    )
 
 
 @kernel("atomic_extremes", "x:*fp32 out:*fp32", 3, N=64)

@@ -28,9 +28,7 @@ HOSTS = ("c_bundle/attend.c", "rust_bundle/attend.rs")
 
 def run(name: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLES / name / "decode.py")]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize("path", [*(f"{name}/decode.py" for name in ("numpy", "program", *LIBRARIES)), *HOSTS])

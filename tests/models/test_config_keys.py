@@ -53,11 +53,11 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "a window of llama": (LLAMA | {"sliding_window": 64}, "sliding_window: must be absent: this family has no sliding"),
     "a switch for windows": (LLAMA | {"use_sliding_window": True}, "use_sliding_window: must be absent or false"),
     "sliding layers of llama": (
-        LLAMA | {"layer_types": ["sliding_attention"] * 4}, "layer_types: must be 4 times full_attention in a llama",
+        LLAMA | {"layer_types": ["sliding_attention"] * 4}, "layer_types: must be 4 times full_attention in models",
     ),
     "full layers of mistral": (
         of("mistral", KV, sliding_window=64, layer_types=["full_attention"] * 4),
-        "layer_types: must be 4 times sliding_attention in a mistral model (got ['full_attention'",
+        "layer_types: must be 4 times sliding_attention in models of type mistral (got ['full_attention'",
     ),
     "dual chunks": (
         LLAMA | {"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 64, "local_size": 16}},
@@ -79,13 +79,13 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "values of another width": (LLAMA | {"v_head_dim": 32}, "v_head_dim: must be absent or 16: values of another"),
     "a head's size in falcon": (of("falcon", head_dim=32), "head_dim: must be absent or 16: this family states the si"),
     "caches of other layers": (
-        of("gemma3n_text", KV, head_dim=32), "num_kv_shared_layers: must be 0 in a gemma3n_text model here (got",
+        of("gemma3n_text", KV, head_dim=32), "num_kv_shared_layers: must be 0 in models of type gemma3n_text here (",
     ),
     "another name for theta": (of("gpt_neox", rope_theta=5e5), "rope_theta: must be absent: this family states"),
     "part of a head in gpt_neox": (
         of("gpt_neox", hidden_size=128, rotary_pct=0.3), "rotary_pct=0.3 of head_dim=32: rotary_dim: must be a mul",
     ),
-    "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in a olmo3 model here"),
+    "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in models of"),
     "a window that is text": (of("mistral", KV, sliding_window="4096"), "sliding_window: must be an integer from 1"),
     "a word for a layer": (
         of("gemma2", KV, layer_types=["full_attention"] * 3 + ["linear_attention"]),

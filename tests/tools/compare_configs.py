@@ -35,13 +35,14 @@ def small(config: Config) -> Config:
     found = config | {
         key: value for key, value in THIN.items() if key in config or key not in ("num_experts", "num_local_experts")
     }
-    lists = "long_factor" in (config.get("rope_scaling") or {})  # their lengths are held against the stream's width
-    layers = min(int(config["num_hidden_layers"]), 1 if lists else LAYERS)
+    # the lists' lengths are held against the stream's width
+    wide = "long_factor" in (config.get("rope_scaling") or {}) or not family.own_head_dim
+    layers = min(int(config["num_hidden_layers"]), 2 if wide else LAYERS)
     found["num_hidden_layers"] = layers
     for key in ("layer_types", "no_rope_layers"):
         if config.get(key):
             found[key] = config[key][:layers]
-    if family.own_head_dim and "hidden_size" in config and not lists:
+    if "hidden_size" in config and not wide:
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or family.defaults.get("head_dim") or config["hidden_size"] // heads
         found |= {"head_dim": head_dim, "hidden_size": 8 * heads}

@@ -1,4 +1,4 @@
-"""Compiles the collection of tests/compilers for sm_75, sm_80 and sm_90: `python -m tests.tools.compile_texts [COMPILER …]`.
+"""Compiles the collection of tests/compilers for three targets: `python -m tests.tools.compile_texts [COMPILER …]`.
 
 Needs triton, numba-cuda and the NVRTC wheel, no GPU. What an assembler here does not take is left out, and said.
 """
@@ -15,7 +15,6 @@ from typing import Any
 from ptxgen.assembler import assemble
 from ptxgen.errors import AssembleError
 from tests.compilers.case import CASES, TEXTS, Case
-
 
 CUDA = TEXTS.parent / "cuda" / "kernels.cu"
 _TYPES: dict[Any, str] = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "i32": "int32"}

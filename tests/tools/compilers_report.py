@@ -79,7 +79,9 @@ def main(arguments: list[str]) -> int:
                     print(f"{compiler} {target} {name}, {column}: {' '.join(wrong.split())[:400]}", flush=True)
             columns = [count[name] for name in ("texts", "taken", "fast", "random", "check", "false")]
             rows.append(f"| {compiler} | {target} | {' | '.join(map(str, columns))} |")
-    head = "| compiler | target | texts | taken | right in fast mode | in random order | in check mode | false findings |"
+    head = (
+        "| compiler | target | texts | taken | right in fast mode | in random order | in check mode | false findings |"
+    )
     table = "\n".join([head, "| --- " * 8 + "|", *rows])
     print(table)
     if given.docs:
@@ -91,7 +93,9 @@ def _write(table: str) -> None:
     from pathlib import Path
 
     path = Path(__file__).parents[2] / "docs" / "compilers.md"
-    before, mark, rest = path.read_text().partition("<!-- compilers: written by python -m tests.tools.compilers_report --docs -->\n")
+    before, mark, rest = path.read_text().partition(
+        "<!-- compilers: written by python -m tests.tools.compilers_report --docs -->\n"
+    )
     _, end, after = rest.partition("<!-- end of compilers -->")
     path.write_text(f"{before}{mark}\n{table}\n\n{end}{after}")
 

@@ -114,7 +114,8 @@ def _watch_falcon(layers: list[dict[str, Any]]) -> None:
     """Falcon has no attention function to stand in for: what its rotation gives is looked at. Heads that share keys
     have equal ones there."""
     module = importlib.import_module("transformers.models.falcon.modeling_falcon")
-    rotate = getattr(module.apply_rotary_pos_emb, "watched", module.apply_rotary_pos_emb)
+    rotation = "apply_rotary_pos_emb"
+    rotate = getattr(getattr(module, rotation), "watched", getattr(module, rotation))
 
     def watched(q: Any, k: Any, *args: Any, **more: Any) -> Any:
         q, k = rotate(q, k, *args, **more)
@@ -123,7 +124,7 @@ def _watch_falcon(layers: list[dict[str, Any]]) -> None:
         return q, k
 
     watched.watched = rotate  # type: ignore[attr-defined]
-    module.apply_rotary_pos_emb = watched
+    setattr(module, rotation, watched)
 
 
 def _round(value: float) -> float:

@@ -40,7 +40,8 @@ def verify(module: nodes.Module) -> dict[str, str]:
     try:
         checks.check(module)
     except IsaError as wrong:
-        unknown = {f.name: found for f in _defined(module) if (found := list(islice(_unknown(module, f), checks.MOST_FINDINGS)))}
+        every = {f.name: list(islice(_unknown(module, f), checks.MOST_FINDINGS)) for f in _defined(module)}
+        unknown = {name: found for name, found in every.items() if found}
         if not unknown:
             raise
         try:
@@ -66,7 +67,8 @@ def _why_unknown(opcode: str) -> str:
         lookup(opcode)
     except IsaError as error:
         name = opcode.partition(".")[0]
-        return f"{opcode}: {_REFUSED_BY_NAME[name]} are not supported by the CPU executor" if name in _REFUSED_BY_NAME else str(error)
+        what = _REFUSED_BY_NAME.get(name)
+        return f"{opcode}: {what} are not supported by the CPU executor" if what else str(error)
     return ""
 
 

@@ -23,8 +23,8 @@ from ptxgen.runtime.cpu.native.layout import LAUNCH, PAUSED, WORKSPACE_BYTES
 from ptxgen.runtime.cpu.run import findings
 from ptxgen.runtime.cpu.run.geometry import Geometry
 from ptxgen.runtime.cpu.run.host_thread import Seen, Share
-from ptxgen.runtime.cpu.run.printing import printer
 from ptxgen.runtime.cpu.run.native_state import Gang, Worker, forget_order
+from ptxgen.runtime.cpu.run.printing import printer
 from ptxgen.runtime.cpu.run.thread_pool import asked_to_look
 from ptxgen.runtime.cpu.support import faults
 

@@ -1,4 +1,4 @@
-"""What kernels print: `vprintf`'s formats and arguments as text on Python's standard output, as soon as a lane prints."""
+"""What kernels print: `vprintf`'s formats and arguments as text on standard output, as soon as a lane prints."""
 
 from __future__ import annotations
 
