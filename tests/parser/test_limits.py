@@ -28,10 +28,12 @@ def text(body="ret;", *, outside="", params="", target="sm_90a", version="8.6"):
 REFUSED = {
     "registers": (text(".reg .b32 %q<1000000000>; ret;"), r":7: .*at most 262,144 registers .*1,000,000,000"),
     "registers in parts": (
-        text(".reg .b32 %a<200000>; .reg .b32 %b<200000>; ret;"), r":7: an entry with more than 262,144 registers",
+        text(".reg .b32 %a<200000>; .reg .b32 %b<200000>; ret;"),
+        r":7: an entry with more than 262,144 registers",
     ),
     "local memory in parts": (
-        text("".join(f".local .b8 l{n}[65536];" for n in range(9)) + " ret;"), r":7: an entry with more than 524,288",
+        text("".join(f".local .b8 l{n}[65536];" for n in range(9)) + " ret;"),
+        r":7: an entry with more than 524,288",
     ),
     "basic blocks": (text("".join(f"L{n}:\n" for n in range(20_001)) + "ret;"), r"more than 20,000 blocks"),
     "a number of registers": (text(f".reg .b32 %q<{MANY}>; ret;"), r":7: .*cannot be read"),
