@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ptxgen.isa import special_register
 from ptxgen.isa.pattern import Demand
 from ptxgen.nodes import Function, Label, Statement, Symbol, Variable
-from ptxgen.sizes import variable_bytes
+from ptxgen.spec.sizes import variable_bytes
 
 Saved = tuple[dict[str, str], dict[str, tuple[str, int]], dict[str, Variable], frozenset[str]]
 
