@@ -57,9 +57,10 @@ class Names:
     def declare(self, variable: Variable, here: set[str]) -> None:
         """Add a declaration; `here` are the names that its scope declared before."""
         name = variable.name
-        if name in here:
+        declared = f"{name}<" if variable.count else name  # `a<2>` declares a0 and a1, and no a
+        if declared in here:
             self.report(variable.line, f"{name} is declared twice")
-        here.add(name)
+        here.add(declared)
         if variable.space != "reg":
             self.symbols[name] = variable
             self._count_shared(variable)
