@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType
+from ptxgen.fields import Said
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+STYLE = Said(doc="pairs that rotate together: norm (adjacent) or neox (halves)")
+PRECISE = Said(doc="sine and cosine by polynomials instead of the hardware's approximations")
+IN_PLACE = Said(doc="results replace the inputs")
 ROPE_FIELDS = Spread(RopeSettings, {"theta": 10000.0, "rotary_dim": None})
 
 
