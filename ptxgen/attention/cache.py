@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import DType, f16, s8, s32
-from ptxgen.fields import Said
 from ptxgen.launch import Extent, Param, buffer
 from ptxgen.scales import scale_groups
+from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     import numpy as np

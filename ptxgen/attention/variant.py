@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
-from ptxgen.fields import MOST_DRAWN, Said
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.launch import Param, buffer
+from ptxgen.spec.fields import MOST_DRAWN, Said
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,9 @@ import click
 
 from ptxgen.cli._complete import choices_of
 from ptxgen.errors import SpecError
-from ptxgen.fields import SHARED, doc_beside
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
-from ptxgen.legality import choices
+from ptxgen.spec.fields import SHARED, doc_beside
+from ptxgen.spec.legality import choices
 
 # How a docstring says what a field means: "`field`: …", "`field` "value": …" or "`field` (…)".
 _SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ptxgen.fields import Said, field
+from ptxgen.spec.fields import Said, field
 
 
 @dataclass(frozen=True)

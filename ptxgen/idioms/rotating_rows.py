@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType
-from ptxgen.fields import Said
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -20,6 +19,7 @@ from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place
 from ptxgen.kernel import Spread
 from ptxgen.launch import Launch
+from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ptxgen import kernel
-from ptxgen.fields import SHARED, domain
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import IncrementalAttention, KvCacheGather, Rope
+from ptxgen.spec.fields import SHARED, domain
 
 OTHERS = Path(__file__).parents[1] / "data" / "own_kernel_types" / "mix_heads.py"
 

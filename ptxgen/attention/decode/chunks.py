@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.fields import Said
 from ptxgen.launch import Extent, evaluate
+from ptxgen.spec.fields import Said
 
 STEP = 64  # chunks begin at multiples of so many positions
 LEAST = 128  # and hold at least so many,

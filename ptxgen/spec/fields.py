@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ptxgen.dtypes import DTYPES, dtype
-from ptxgen.legality import bounds, choices, draft, numbers
+from ptxgen.spec.legality import bounds, choices, draft, numbers
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
