@@ -325,7 +325,7 @@ def _combined(parts: tuple[tuple[str, int], str, tuple[str, int]]) -> tuple[str,
     return f"({left} {op} {right})", value
 
 
-NUMBERS = st.integers(0, 1 << 20).map(lambda n: (str(n) if n % 8 else hex(n), n))
+NUMBERS = st.integers(0, 1 << 10).map(lambda n: (str(n) if n % 8 else hex(n), n))  # six of them multiply to 60 bits
 OPERATORS = st.sampled_from(["+", "-", "*", "|", "&", "^", "<<", ">>"])
 EXPRESSIONS = st.recursive(NUMBERS, lambda inner: st.tuples(inner, OPERATORS, inner).map(_combined), max_leaves=6)
 
