@@ -26,7 +26,7 @@ class Advance(KernelType):
     history s32 `[rows, history]`.
     """
 
-    max_len: int
+    max_len: int = field(local=True, silent="no result depends on it within the capacity")
     by: int = field(default=1, draws=(1, 3), refuses=(0,), doc="positions that were taken")
     history: int = field(default=0, draws=(0, 64), refuses=(-1,), doc="tokens of a row that are kept; 0: none")
     programmatic: bool = False

@@ -11,7 +11,7 @@ from ptxgen.dtypes import f32, s32, u8
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.reader import TileReader
 from ptxgen.weights import weight_format, weight_formats
@@ -40,7 +40,7 @@ class Embedding(KernelType):
     vocab: int
     dim: int
     weights: str = "f16"
-    scale: float = 1.0
+    scale: float = field(default=1.0, draws=(0.0625, 1.0))
     programmatic: bool = False
 
     sizes = {"rows": 5}

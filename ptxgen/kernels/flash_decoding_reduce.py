@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.decode.chunks import MAX_CHUNKS
 from ptxgen.attention.decode.merge.cta import Partial, combine, empty, partials
-from ptxgen.attention.variant import SINK, take_sink
+from ptxgen.attention.variant import SINK, SINKS, take_sink
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ class FlashDecodingReduce(KernelType):
 
     head_dim: int
     n_heads: int
-    max_chunks: int = 64
+    max_chunks: int = field(default=64, like=MAX_CHUNKS)
     q_dtype: DType = f32
     lse: bool = False
     programmatic: bool = False
-    sinks: bool = False
+    sinks: bool = field(default=False, like=SINKS)
 
     sizes = {"batch": 2}
     goldens = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.cache import CAPACITY, KV_HEADS
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.kv_cache import KV_DTYPES
@@ -37,9 +38,9 @@ class KvCacheGather(KernelType):
     is read from device memory.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     kv_dtype: DType = f32
     direction: str = field(default="to_slot", doc="to_slot: single cache to slot; from_slot: the other way")
     indirect: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.cache import CAPACITY, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -34,17 +35,17 @@ class KvCacheScatter(KernelType):
     `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     kv_dtype: DType = f32
-    src_dtype: DType = f32
+    src_dtype: DType = field(default=f32, doc="element type of what is appended")
     indirect: bool = False
     batched: bool = False
-    page_size: int = 0
+    page_size: int = field(default=0, like=PAGE_SIZE)
     programmatic: bool = False
-    page_layout: str = field(default="hnd", later=True)
-    ring: int = field(default=0, later=True)
+    page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
+    ring: int = field(default=0, like=RING_ROWS)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)

@@ -29,7 +29,13 @@ class LayerNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(default=1e-5, draws=(1e-6, 1e-5), refuses=(0.0,), doc="added to the variance")
+    eps: float = field(
+        default=1e-5,
+        draws=(1e-6, 1e-5),
+        refuses=(0.0,),
+        doc="added to the variance",
+        silent="beside squares about 1 it is less than a comparison tells",
+    )
     bias: bool = field(default=True, doc="a bias is added")
     residual: bool = field(default=False, doc="x is added to the residual stream first")
     heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")

@@ -10,9 +10,9 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import ROPE_FIELDS, RotatingRows
+from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
-from ptxgen.kernel import KernelType, Spread, kernel_type
+from ptxgen.kernel import KernelType, Spread, field, kernel_type
 from ptxgen.launch import Param, buffer
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Rope(RotatingRows, KernelType):
 
     head_dim: int
     n_heads: int
-    n_kv_heads: int = 0
+    n_kv_heads: int = field(default=0, local=True, doc="heads of k; 0: q alone")
     dtype: DType = f32
-    style: str = "neox"
+    style: str = field(default="neox", like=STYLE)
     rope: ClassVar[Spread] = ROPE_FIELDS
-    precise: bool = False
-    in_place: bool = True
+    precise: bool = field(default=False, like=PRECISE)
+    in_place: bool = field(default=True, like=IN_PLACE)
     indirect: bool = False
     batched: bool = False
     programmatic: bool = False

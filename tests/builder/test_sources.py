@@ -213,6 +213,47 @@ def test_of_the_checks_a_line_for_each() -> None:
         assert re.match(rf"^kernel demo, \S+demo\.ptx\.j2:{at}, demo\.ptx:\d+: .* \| {re.escape(line)}$", said), said
 
 
+def test_of_unknown_opcodes_and_checks_a_line_for_each() -> None:
+    wrong = ["foo.f32 %value, %value;", "add.u32 %ghost, %thread, 1;", "bar2.f32 %value, %value;"]
+    with pytest.raises(IsaError) as refused:
+        demo(TEMPLATE.replace("{{ store }}", "\n".join(["{{ store }}", *wrong])))
+    said = str(refused.value).splitlines()
+    whats = ("foo.f32: unknown opcode", "register %ghost is not declared", "bar2.f32: unknown opcode")
+    for line, finding, what in zip(wrong, said, whats, strict=True):
+        assert re.match(
+            rf"kernel demo, \S+demo\.ptx\.j2:\d+, demo\.ptx:\d+: {what}.* \| {re.escape(line)}$", finding
+        ), said
+
+
+def test_of_lines_that_cannot_be_read_and_unknown_opcodes_a_line_for_each() -> None:
+    wrong = ["add.u32 %thread, ?, 1;", "7;", "foo.f32 %value, %value;"]
+    with pytest.raises(IsaError) as refused:
+        demo(TEMPLATE.replace("{{ store }}", "\n".join(["{{ store }}", *wrong])))
+    said = str(refused.value).splitlines()
+    assert [finding.rpartition(" | ")[2] for finding in said] == wrong
+    assert all("demo.ptx.j2:" in finding for finding in said), said
+
+
+def test_of_the_builder_at_its_end_together_with_lint_and_checks() -> None:
+    def more(b: Builder) -> None:
+        b.op("add.f32", b.registers["value"], b.registers["value"], b.reg("never", "f32"))
+        late = b.reg("late", "f32")
+        b.op("add.f32", b.registers["value"], b.registers["value"], late)
+        b.op("mov.f32", late, 1.0)
+
+    skeletons = {
+        TEMPLATE: "register %late is read before",
+        TEMPLATE.replace("{{ store }}", "{{ store }}\n    frob.b32;"): "frob.b32: unknown opcode",
+        TEMPLATE.replace("{{ store }}", "{{ store }}\n{{ nothing }}"): "'nothing' is undefined",
+    }
+    for template, what in skeletons.items():
+        with pytest.raises(IsaError) as refused:
+            demo(template, Demo(more=more))
+        first, second = str(refused.value).splitlines()
+        assert "register %never is read but no instruction writes it" in first
+        assert what in second
+
+
 def broken(old: str, new: str) -> tuple[Ptx, str]:
     """A generated kernel, and its text with a line that only assemblers refuse, known by the kernel's map."""
     ptx = demo()
