@@ -11,7 +11,9 @@ from ptxgen.runtime.cpu.flow.block_order import components
 from ptxgen.runtime.cpu.flow.blocks import Block, Op
 
 _WRITES = frozenset({"st", "stmatrix", "atom", "red", "cp", "mbarrier", "$printf"})
-_OF_THE_LANE = frozenset({"local", "param", "wait_group", "commit_group", "wait_all"})
+_OF_THE_LANE = frozenset({
+    "local", "param", "wait_group", "commit_group", "wait_all", "prefetch", "test_wait", "try_wait", "pending_count",
+})  # fmt: skip
 _EXIT = 0  # a number that no block has: where `ret` and `exit` lead
 
 
@@ -22,7 +24,7 @@ def is_aligned(words: tuple[str, ...]) -> bool:
 
 def past_barriers(blocks: list[Block], first: Block) -> dict[Op, tuple[Block, ...]]:
     """By writes of memory, the blocks of barriers at which no lane of the warp may wait then."""
-    barriers = [b for b in blocks if b.ops and is_aligned(b.ops[0].words) and b.ops[0].words[1:3] != ("cluster", "wait")]
+    barriers = [b for b in blocks if b.ops and is_aligned(b.ops[0].words) and "wait" not in b.ops[0].words]
     if not barriers:
         return {}
     graph = _Graph(blocks, first)
