@@ -55,7 +55,7 @@ class Param:
     """One parameter of a kernel: it drives the signature, the packing, the checks at bind and the manifest.
 
     `kind`: "buffer" (a pointer), "pointers" (a pointer to an array of pointers), "scalar". `access`: "in", "out",
-    "inout", or "workspace" (allocated by whoever binds; zeroed once where `zeroed`, and left zeroed by the kernel).
+    "inout", or "workspace" (allocated at bind; zeroed once where `zeroed`, and left zeroed by the kernel).
     `shape`: extents, the last contiguous; () for a scalar. `align` in bytes is assumed by the text and checked at bind.
     """
 

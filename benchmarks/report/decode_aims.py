@@ -36,7 +36,7 @@ def aims(grid: Cases, every: Cases) -> Iterator[str]:
     yield f"Slower in a programmatic chain than by plain launches (times as long): {_listed(chain)}."
     old = [times["ptxgen-sm_80"] / times["ptxgen"] for times in grid.values() if "ptxgen-sm_80" in times]
     if old:
-        yield f"Over the grid the sm_80 text takes {mean(old):.2f} times as long as the sm_90 text (at most {max(old):.2f})."
+        yield f"Over the grid the sm_80 text takes {mean(old):.2f} times as long as sm_90's (at most {max(old):.2f})."
     yield ""
 
 

@@ -119,7 +119,7 @@ class Sample(KernelType):
             "seed": rng.integers(0, 1 << 63, len(rows), np.uint64),
             "counter": rng.integers(0, 1 << 20, len(rows), np.int32),
         }
-        out["logits"][::4, -1] += 9  # found by whoever looks at every element
+        out["logits"][::4, -1] += 9  # found only where every element is looked at
         if self.history:  # the most likely tokens, which the penalty takes away
             likely = np.argsort(-out["logits"], axis=1, kind="stable")[:, : self.history]
             out["history"] = np.resize(likely, (len(rows), self.history)).astype(np.int32)
