@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
     Arrays = dict[str, np.ndarray]
+    """Arguments by the names of their parameters; for annotations (`if TYPE_CHECKING:`)."""
 else:
 
     def dataclass_transform(**_):
