@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
-from ptxgen.sources import Mark
+from ptxgen.lines.sources import Mark
 
 _SIGN = "\x1b"  # around a mark: no template has it, no filter takes it away
 _files: list[str] = []  # of the templates that were compiled
