@@ -320,3 +320,7 @@ _OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})
 
 
 __all__ = ["MARK", "SINK", "Builder", "Fragment"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
-from ptxgen.idioms import philox, weights
+from ptxgen.idioms import philox, probabilities
+from ptxgen.idioms.bit_set import BitSet
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.elements import Elements, pieces
 from ptxgen.idioms.log2 import LOG2E
-from ptxgen.idioms.marks import Marks
 from ptxgen.idioms.order import ordered_bits, ordered_key
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.rows import RowShare, RowWalk
@@ -36,7 +36,7 @@ class Sampling:
         self.walk = RowWalk(b, self.share)
         self.values = b.array("logit", "f32", self.share.elements)
         self.vectors: tuple[Elements, ...] = pieces(b, "", f32, self.values, self.share.vector)
-        self.marks = Marks(b, self.vocab, self.share.threads) if self.history else None
+        self.marks = BitSet(b, self.vocab, self.share.threads) if self.history else None
         self.key, self.weight, self.exponent = b.reg("key", "u32"), b.reg("weight", "u32"), b.reg("exponent", "f32")
 
     def build(self) -> None:
@@ -144,7 +144,7 @@ class Sampling:
             self.floor = b.op("mov.u32", "floor_key", 0)
             least = b.op("max.f32", "least", read["min_p"], 0.0)
             b.op("min.f32", least, least, 1.0)
-            b.op("mul.f32", least, least, float(1 << weights.ONE_BITS))
+            b.op("mul.f32", least, least, float(1 << probabilities.ONE_BITS))
             self.least = b.op("cvt.rpi.u32.f32", "floor_weight", least)
             b.op("max.u32", self.least, self.least, 1)
             by_count = b.op("setp.gt.s32", "by_count", read["top_k"], 0)
@@ -168,7 +168,7 @@ class Sampling:
         b = self.b
         b.op("sub.rn.f32", self.exponent, value, self.peak)
         b.op("mul.rn.f32", self.exponent, self.exponent, self.slope)
-        weights.emit(b, self.weight, self.exponent)
+        probabilities.emit(b, self.weight, self.exponent)
 
     def _limits(self) -> None:
         """The searches: by count and by mass for the least key that stays, by index for the token."""

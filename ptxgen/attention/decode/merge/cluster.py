@@ -49,18 +49,18 @@ class Exchange:
         slot = b.op("mad.lo.s32", "push_slot", owner, -self.slice, element.element)
         b.op("mad.lo.u32", slot, self.rank, self.slice, slot)
         b.op("mad.lo.u32", place, slot, 16, place)
-        bell = b.op("mov.u32", "push_bell", self.ready)
-        remote_bell = b.op("mapa.shared::cluster.u32", "push_remote_bell", bell, owner)
+        mbarrier = b.op("mov.u32", "push_bell", self.ready)
+        remote_mbarrier = b.op("mapa.shared::cluster.u32", "push_remote_bell", mbarrier, owner)
         b.op("mapa.shared::cluster.u32", place, place, owner)
-        b.op(f"{_PUSH}.v4.f32", place[0], part.values, remote_bell[0])
+        b.op(f"{_PUSH}.v4.f32", place[0], part.values, remote_mbarrier[0])
         b.note("chunk i of a head carries the head's maximum and sum to rank i")
         shares = b.op("setp.lt.u32", "push_shares", element.chunk, self.size)
         b.op("mov.u32", place, self.statistics)
         b.op("mad.lo.u32", slot, self.rank, element.heads, element.head)
         b.op("mad.lo.u32", place, slot, 8, place)
         b.op("mapa.shared::cluster.u32", place, place, element.chunk, pred=shares)
-        b.op("mapa.shared::cluster.u32", remote_bell, bell, element.chunk, pred=shares)
-        b.op(f"{_PUSH}.v2.f32", place[0], (part.maximum, part.total), remote_bell[0], pred=shares)
+        b.op("mapa.shared::cluster.u32", remote_mbarrier, mbarrier, element.chunk, pred=shares)
+        b.op(f"{_PUSH}.v2.f32", place[0], (part.maximum, part.total), remote_mbarrier[0], pred=shares)
 
     def poll(self) -> Reg:
         """Try once whether everything has come."""

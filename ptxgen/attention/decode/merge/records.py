@@ -2,7 +2,7 @@
 
 No fence stands between a record and who merges it: every 8 bytes of a record are written at once and hold a word that
 is never zero, so the one that merges sees whether they are there, and leaves zeros behind. The order of the merge is
-that of the splits, whoever merges: results do not depend on the order of arrival.
+that of the splits, whichever CTA merges: results do not depend on the order of arrival.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The tensor-core main loop: 16-byte loads straight into mma fragments, or out of stages in shared memory that bulk
-copies fill (`mma_stages`); no barrier between warps.
+copies fill (`stages.py`); no barrier between warps.
 
 For sm_80 and later, and caches of f16, bf16, e4m3 and int8.
 """
@@ -14,7 +14,7 @@ from ptxgen.attention.decode.loops.mma.layout import TILE, UNIT_REGISTERS, Ring,
 from ptxgen.attention.decode.loops.mma.load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.attention.decode.loops.mma.query import Query
 from ptxgen.attention.decode.loops.mma.registers import budget_for_loads, layout_of, left_for_loads, stages_query
-from ptxgen.attention.decode.loops.mma.stages import ALIGN, BELL, Stages, stage_bytes, stages_for
+from ptxgen.attention.decode.loops.mma.stages import ALIGN, MBARRIER_BYTES, Stages, stage_bytes, stages_for
 from ptxgen.attention.decode.loops.mma.step import Step
 from ptxgen.attention.decode.loops.mma.store import Store, spread_of
 from ptxgen.attention.problem import Attention
@@ -123,7 +123,7 @@ def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages:
     start, size = _stages_start(staged), stage_bytes(attention)
     merges = 4 * heads * attention.problem.v_dim + 128 * heads + 1024  # a cluster's inboxes, and their mbarrier
     room = target.shared_limit - merges - Partials(warps, heads, attention.problem.v_dim).bytes - start
-    stages = max(0, min(stages, room // (warps * (size + BELL)), -(-kv_tiles // warps)))
+    stages = max(0, min(stages, room // (warps * (size + MBARRIER_BYTES)), -(-kv_tiles // warps)))
     shared = start + warps * stages * size if stages else staged
     return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
 
@@ -190,7 +190,7 @@ def _build_staged(
         else:
             tiles = -(-attention.cache.max_len // TILE)
             stages.exists(tiles if blind else task.tile_end)
-            stages.bring(stages.first_stage, stages.first_bell)
+            stages.bring(stages.first_stage, stages.first_mbarrier)
         if blind:
             b.op("mov.pred", "tile_brought", stages.live)
     with b.fragment("kv_rest"):

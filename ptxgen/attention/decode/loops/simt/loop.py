@@ -1,7 +1,7 @@
 """The main loop without tensor cores: f32 arithmetic on 16-byte loads, for every cache type on every target.
 
 It is what f32 caches get everywhere, and all caches below sm_80. A warp takes a tile of positions at a time: lanes over
-positions and dims (`simt_layout`), so that a score is a sum over few lanes; a group's query heads share every K and V
+positions and dims (`layout.py`), so that a score is a sum over few lanes; a group's query heads share every K and V
 that is loaded. K of the next tile loads from when the scores are done, V from when the outputs are.
 """
 
@@ -18,7 +18,7 @@ from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.targets import Target
 
-MOST_WARPS = 8  # for which `simt_layout` counts registers
+MOST_WARPS = 8  # for which `layout.py` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 

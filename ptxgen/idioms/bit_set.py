@@ -11,7 +11,7 @@ from ptxgen.idioms.threads import ceil_div
 
 
 @dataclass(frozen=True)
-class Marks:
+class BitSet:
     """Numbers below `count`. Fragments `clear_start`, `clear` (a loop's body: `clear_has` enters it, `clear_more` goes
     on), and after a barrier `mark_start`, `mark` (`mark_has`, `mark_more`); then another barrier."""
 
