@@ -29,6 +29,7 @@ from ptxgen.launch import Launch
 from ptxgen.marks import LineMarks, marked_lines
 from ptxgen.packages import OURS, package_of, template_folders
 from ptxgen.sources import Place, Run, shown_path
+from ptxgen.words import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -61,6 +62,7 @@ def environment() -> Environment:
         finalize=_place,
         extensions=[LineMarks],
     )
+    env.filters["counted"] = counted
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
     return env
@@ -154,7 +156,7 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[l
             placed[name] += 1
             fragment = b.fragments[name]
             heading = fragment.heading()
-            if heading and not (lines and lines[-1].lstrip().startswith("//")):
+            if heading and (fragment.what or not (lines and lines[-1].lstrip().startswith("//"))):
                 lines.append(heading)
                 runs.append((mark, name, (fragment.opened,)))
             if fragment.lines:
