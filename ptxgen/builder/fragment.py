@@ -65,14 +65,18 @@ class Fragment:
         Where nothing is said, it is for many lines only, and in the words of their helper's docstring.
         """
         if self.what:
-            return f"    // {self.name}: {self.what}" if self.lines else ""
+            return f"    // {self._named(self.what)}" if self.lines else ""
         if len(self.lines) < _CHAPTER or self.lines[0].lstrip().startswith("//"):
             return ""
         helper = self._most()
         said = title(helper) if helper else ""
         if said[1:2].islower():  # no name, as K's and CTA are
             said = said[0].lower() + said[1:]
-        return f"    // {self.name}: {said}" if said else f"    // {self.name}"
+        return f"    // {self._named(said)}" if said else f"    // {self.name}"
+
+    def _named(self, said: str) -> str:
+        """What is said, behind the fragment's name where it does not begin with it."""
+        return said if said.startswith(f"{self.name} ") else f"{self.name}: {said}"
 
     def _most(self) -> CodeType | None:
         """The function that at least half of the lines come from."""

@@ -90,6 +90,10 @@ def test_what_the_author_says_heads_a_short_fragment_too() -> None:
     assert none.heading() == ""
 
 
+def test_a_heading_says_the_name_once() -> None:
+    assert built("load", "load a pass of the row") == "    // load a pass of the row"
+
+
 @pytest.mark.parametrize("what", ["two\nlines", "größer"])
 def test_what_the_author_says_is_one_line_of_ascii(what: str) -> None:
     with pytest.raises(IsaError, match=r"fragment 'sum': what it does must be one line of ASCII \(got "):

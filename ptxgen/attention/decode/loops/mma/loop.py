@@ -284,7 +284,7 @@ def _start(b: Builder, attention: Attention, shape: LoopShape, task: Task, step:
 def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, turn: int) -> Turn:
     """The fragments of one tile of the unrolled loop."""
     suffix = f"_{turn}" if ring.unroll > 1 else ""
-    with b.fragment(f"tile_scores{suffix}", "scores = K * q") as scores:
+    with b.fragment(f"tile_scores{suffix}") as scores:
         step.scores(turn)
         step.bounds.find()
         step.finish_scores()
@@ -299,14 +299,14 @@ def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, 
     if not step.once:
         with b.fragment(f"tile_raise{suffix}") as raise_maximum:
             step.raise_maximum()
-    with b.fragment(f"tile_weights{suffix}", "scores to weights 2^(score - maximum), packed as B fragments") as weights:
+    with b.fragment(f"tile_weights{suffix}") as weights:
         step.weights()
     groups = []
     for index, group in enumerate(step.groups()):
         name = f"{suffix}_{index}" if len(step.groups()) > 1 else suffix
         with b.fragment(f"tile_clear{name}") as clear:
             step.clear_hidden(turn, group)
-        with b.fragment(f"tile_values{name}", "output += V * weights") as values:
+        with b.fragment(f"tile_values{name}") as values:
             step.values(turn, group)
         groups.append(Group(name, clear, values))
     if not step.once:
