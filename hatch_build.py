@@ -18,6 +18,6 @@ class LinksHook(BuildHookInterface):  # type: ignore[type-arg]
         lost = [name for name, file in _HELD.items() if not (Path(self.root) / name / file).is_file()]
         if lost and version != "editable":
             raise SystemExit(
-                f"ptxgen: {' and '.join(lost)} must be links to ../runtime and ../templates, and this checkout has lost "
+                f"ptxgen: {' and '.join(lost)} must be links to ../runtime and ../templates, and this checkout lost "
                 "them: git config core.symlinks true; git checkout -- ptxgen; or install it in place (pip install -e .)"
             )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.graph import Graph
-    from ptxgen.runtime.program.batch import Batch
+    from ptxgen.runtime.model.batch import Batch
 
 Case = dict[str, Any]
 FIRST = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import AssembleError, TargetError, brief
-from ptxgen.sources import has_line_info, quoted
+from ptxgen.lines.sources import has_line_info, quoted
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 

@@ -18,7 +18,7 @@ from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.complete import Completion
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.program.model import Model
+    from ptxgen.runtime.model.model import Model
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "models" / "kjv-q8_0.gguf"
 PROMPT = "In the beginning"
@@ -60,8 +60,8 @@ def agree(completion: Completion) -> bool:
 
 def show_kernels(model: Model, folder: Path) -> None:
     """What a token launches, and the PTX of it as files."""
+    from ptxgen.files.output import write_files
     from ptxgen.generator import generate
-    from ptxgen.output import write_files
 
     program = model.program()
     launches = Counter(op.spec for op in program.ops)

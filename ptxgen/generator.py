@@ -12,11 +12,11 @@ from ptxgen.checks import check
 from ptxgen.errors import SpecError, brief
 from ptxgen.kernel import KernelType, spec_error, supports
 from ptxgen.launch import Launch, Param
+from ptxgen.lines.sources import SourceMap, remember
 from ptxgen.nodes import Module
 from ptxgen.parser import parse
 from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
-from ptxgen.sources import SourceMap, remember
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import in_force
@@ -49,7 +49,7 @@ class Ptx:
 
     def _repr_html_(self) -> str:
         """For a notebook: launch and resources in a table, and the text in colour."""
-        from ptxgen.highlight import ptx_as_html
+        from ptxgen.lines.highlight import ptx_as_html
 
         return ptx_as_html(self)
 
@@ -91,7 +91,7 @@ def _checked(entry: str) -> str:
 
 
 def _with_line_info(ptx: Ptx) -> Ptx:
-    from ptxgen.lineinfo import with_line_info
+    from ptxgen.lines.lineinfo import with_line_info
 
     return with_line_info(ptx)
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
-from ptxgen.field_values import slug_word
-from ptxgen.fields import field
-from ptxgen.legality import draft, settle, target_reasons
 from ptxgen.lengths import MOST, Past
 from ptxgen.packages import OURS, admit, failures, load_packages, package_of
+from ptxgen.spec.field_values import slug_word
+from ptxgen.spec.fields import field
+from ptxgen.spec.legality import draft, settle, target_reasons
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ class KernelType:
 
     def example(self, rng: np.random.Generator, **sizes: int) -> Arrays:
         """Arguments for a run: inputs random, outputs poisoned, workspaces left out; `sizes` override the class's."""
-        from ptxgen.examples import arguments
+        from ptxgen.spec.examples import arguments
 
         unknown = sizes.keys() - self.sizes.keys()
         if unknown:

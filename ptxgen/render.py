@@ -26,9 +26,9 @@ from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
-from ptxgen.marks import LineMarks, marked_lines
+from ptxgen.lines.marks import LineMarks, marked_lines
+from ptxgen.lines.sources import Place, Placed, Run, shown_path
 from ptxgen.packages import OURS, package_of, template_folders
-from ptxgen.sources import Place, Placed, Run, shown_path
 from ptxgen.words import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"

@@ -16,7 +16,7 @@ from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
 from ptxgen.builder.values import SINK, Addr, Not, Reg, RegArray, Shared, Sink, Table
 from ptxgen.errors import IsaError
 from ptxgen.isa import Slot, lookup, special_register, storage_type
-from ptxgen.sources import Origin, Site, places
+from ptxgen.lines.sources import Origin, Site, places
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ptxgen.isa import special_register
 from ptxgen.isa.pattern import Demand
 from ptxgen.nodes import Function, Label, Statement, Symbol, Variable
-from ptxgen.sizes import variable_bytes
+from ptxgen.spec.sizes import variable_bytes
 
 Saved = tuple[dict[str, str], dict[str, tuple[str, int]], dict[str, Variable], frozenset[str]]
 
@@ -57,9 +57,10 @@ class Names:
     def declare(self, variable: Variable, here: set[str]) -> None:
         """Add a declaration; `here` are the names that its scope declared before."""
         name = variable.name
-        if name in here:
+        declared = f"{name}<" if variable.count else name  # `a<2>` declares a0 and a1, and no a
+        if declared in here:
             self.report(variable.line, f"{name} is declared twice")
-        here.add(name)
+        here.add(declared)
         if variable.space != "reg":
             self.symbols[name] = variable
             self._count_shared(variable)

@@ -22,7 +22,7 @@ def choices_of(cls: type[KernelType], field: str) -> Completion:
     """The choices of a field, where its rule lists them."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        from ptxgen.legality import choices
+        from ptxgen.spec.legality import choices
 
         return [choice for choice in choices(cls, field) if choice.startswith(incomplete)]
 

@@ -11,9 +11,9 @@ import click
 
 from ptxgen.cli._complete import choices_of
 from ptxgen.errors import SpecError
-from ptxgen.fields import SHARED
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
-from ptxgen.legality import choices
+from ptxgen.spec.fields import SHARED
+from ptxgen.spec.legality import choices
 
 # What the shared words mean. A kernel type says more in its docstring, as "`field`: …",
 # "`field` "value": …" or "`field` (…)".

@@ -90,8 +90,8 @@ def _check_kv_dtype(name: str) -> None:
     from ptxgen.dtypes import dtype
     from ptxgen.errors import SpecError
     from ptxgen.kernels import IncrementalAttention
-    from ptxgen.legality import choices
     from ptxgen.rules import one_of
+    from ptxgen.spec.legality import choices
 
     with suppress(SpecError):
         name = dtype(name).name

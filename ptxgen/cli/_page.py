@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.finding import with_source
-from ptxgen.sources import origin
+from ptxgen.lines.sources import origin
 
 if TYPE_CHECKING:
     from ptxgen.runtime.tools.checker import Report, Seen

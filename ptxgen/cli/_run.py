@@ -66,7 +66,7 @@ def limits_of(isolate: bool, memory: int, seconds: float) -> Limits | None:
 
 def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) -> dict[str, int]:
     """`NAME=N` words, and the length, as a mapping; `SpecError` for what the spec lacks or would not run as told."""
-    from ptxgen.examples import check_sizes
+    from ptxgen.spec.examples import check_sizes
 
     sizes = {} if seq_len is None else {"seq_len": seq_len}
     for word in words:

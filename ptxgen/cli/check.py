@@ -65,7 +65,7 @@ def command(
     """
     import ptxgen.runtime.tools.checker
     import ptxgen.runtime.tools.coverage  # noqa: F401  whose records come back
-    from ptxgen.output import check_place
+    from ptxgen.files.output import check_place
     from ptxgen.runtime.tools.isolate import isolated
 
     for place in (html, sarif):
@@ -107,7 +107,7 @@ def _report(file: str, options: dict[str, Any], covered: bool) -> tuple[Report, 
 
 
 def _launch(file: str, options: dict[str, Any]) -> Launch:
-    from ptxgen.archive import read_arrays
+    from ptxgen.files.archive import read_arrays
     from ptxgen.runtime.cpu.device import CpuDevice
     from ptxgen.runtime.tools.arguments import Argument, from_arrays
     from ptxgen.runtime.tools.checker import Launch

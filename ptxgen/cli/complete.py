@@ -12,7 +12,7 @@ import click
 from ptxgen.cli._complete import kv_dtypes
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.program.weights import Progress
+    from ptxgen.runtime.model.weights import Progress
 
 _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 

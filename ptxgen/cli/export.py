@@ -44,8 +44,8 @@ def _act(spec: KernelType, targets: Sequence[str], output: str | None, no_cubin:
 def _write(kernels: Iterable[Part], count: int, output: str | None, no_cubin: bool, **facts: Any) -> None:
     from ptxgen.assembler import available_assemblers
     from ptxgen.export import LISTING, export
-    from ptxgen.listing import merged
-    from ptxgen.output import write_files
+    from ptxgen.files.listing import merged
+    from ptxgen.files.output import write_files
 
     if not count:
         raise click.UsageError(TARGET_NEEDED)

@@ -12,11 +12,11 @@ import click
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
+from ptxgen.files.listing import merged
+from ptxgen.files.output import write_files
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
-from ptxgen.listing import merged
 from ptxgen.manifest import spec_fields
-from ptxgen.output import write_files
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -81,7 +81,7 @@ def _one(
 def _texts(spec: KernelType, where: Target, annotate: bool, line_info: bool, entry: str) -> tuple[str, str]:
     """The PTX, and the manifest."""
     from ptxgen.generator import generate
-    from ptxgen.lineinfo import annotated
+    from ptxgen.lines.lineinfo import annotated
 
     ptx = generate(spec, where, line_info=line_info, entry=entry)
     return annotated(ptx) if annotate else ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"

@@ -9,8 +9,8 @@ import click
 
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._run import launch_options, open_for, size_options
+from ptxgen.files.output import check_place
 from ptxgen.kernel import KernelType
-from ptxgen.output import check_place
 
 
 def _options() -> Sequence[click.Option]:

@@ -12,8 +12,8 @@ from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._output import emit_json, table
 from ptxgen.cli._run import isolate_list, launch_options, limits_of, open_for, size_options
 from ptxgen.errors import SpecError
+from ptxgen.files.output import check_place
 from ptxgen.kernel import KernelType
-from ptxgen.output import check_place
 
 
 def _options() -> Sequence[click.Option]:
@@ -34,8 +34,8 @@ def _arguments(path: str | None, spec: KernelType, seed: int, sizes: Mapping[str
         return {}
     import numpy as np
 
-    from ptxgen.archive import read_arrays
-    from ptxgen.examples import checked_inputs
+    from ptxgen.files.archive import read_arrays
+    from ptxgen.spec.examples import checked_inputs
 
     archive = read_arrays(path, "an .npz of arrays without Python objects")
     if twice := sorted(archive.keys() & sizes.keys()):
@@ -61,7 +61,7 @@ def _run(
     seconds: float,
     as_json: bool,
 ) -> int:
-    from ptxgen.archive import write_arrays
+    from ptxgen.files.archive import write_arrays
     from ptxgen.runtime.tools.trial import trial
 
     given = size_options(spec, sizes, seq_len)

@@ -191,7 +191,7 @@ def _check(path: Path) -> None:
 
 def _write(path: Path, row: Row) -> None:
     """Put a row into the table of that file, or into a new one: nothing is lost when the next job is interrupted."""
-    from ptxgen.output import write_files
+    from ptxgen.files.output import write_files
     from ptxgen.tuning import Table
 
     before = Table.read(path) if path.exists() else Table()

@@ -15,7 +15,8 @@ def lifted(function: Function) -> tuple[list[Variable], Function]:
     outside: list[Variable] = []
 
     def within(items: Iterable[Statement], outer: dict[str, str]) -> tuple[Statement, ...]:
-        names, kept = dict(outer), []
+        names = dict(outer)
+        kept: list[Statement] = []
         for item in items:
             if isinstance(item, Variable) and item.space.partition("[")[0] in _OUTSIDE:
                 names[item.name] = f"{function.name}${item.name}${len(outside)}"
@@ -23,7 +24,7 @@ def lifted(function: Function) -> tuple[list[Variable], Function]:
             elif isinstance(item, Scope):
                 kept.append(Scope(within(item.items, names), item.line))
             elif isinstance(item, Instruction) and names:
-                kept.append(replace(item, operands=_renamed(item.operands, names)))
+                kept.append(replace(item, operands=tuple(_one(operand, names) for operand in item.operands)))
             else:
                 kept.append(item)
         return tuple(kept)
@@ -40,7 +41,8 @@ def _one(operand: Operand, names: dict[str, str]) -> Operand:
     if isinstance(operand, Symbol) and operand.name in names:
         return Symbol(names[operand.name], operand.offset)
     if isinstance(operand, Address):
-        return replace(operand, base=_one(operand.base, names))
+        base = _one(operand.base, names)
+        return replace(operand, base=base) if isinstance(base, Symbol) else operand
     if isinstance(operand, Vector):
         return Vector(tuple(_one(item, names) for item in operand.items))
     return operand

@@ -56,11 +56,11 @@ def _moves(item: Instruction) -> Iterator[Instruction]:
         yield item
         return
     count = int(words[1][1:])
-    sides = [_items(operand, count) for operand in item.operands]
-    if None in sides:
+    targets, sources = (_items(operand, count) for operand in item.operands)
+    if targets is None or sources is None:
         yield item
         return
-    for to, from_ in zip(*sides, strict=True):  # type: ignore[arg-type]
+    for to, from_ in zip(targets, sources, strict=True):
         yield Instruction(f"mov.{words[2]}", (to, from_), item.guard, item.line)
 
 

@@ -17,12 +17,12 @@ _DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "f64": 4, "s8": 16, "u8": 16}  # k o
 
 
 class _Held(NamedTuple):
-    """What a register holds: `count` neighbours from (row, column) on, along k or along the columns of the sums."""
+    """What a register holds: `neighbours` from (row, column) on, along k or along the columns of the sums."""
 
     row: int
     column: int
-    count: int
-    by_quad: str  # "row" or "column": which of them goes by g; the other goes by q times `count`, or times `step`
+    neighbours: int
+    by_quad: str  # "row" or "column": which of them goes by g; the other goes by q times `step`
     step: int
 
 
@@ -94,7 +94,7 @@ def _place(held: _Held, layout: str, pitch: str, size: int) -> list[str]:
 
 def _is_run(held: _Held, layout: str) -> bool:
     """Whether a register's elements lie side by side in memory."""
-    return held.count == 1 or (layout == "row") == (held.by_quad == "row")
+    return held.neighbours == 1 or (layout == "row") == (held.by_quad == "row")
 
 
 def _load(register: str, held: _Held, layout: str, kind: str, space: str, pitch: str) -> list[str]:
@@ -103,7 +103,7 @@ def _load(register: str, held: _Held, layout: str, kind: str, space: str, pitch:
         return [f"ld{dot}.b{64 if kind == 'f64' else 32} {register}, [%$p];"]
     size, bits = _BYTES[kind], 8 * _BYTES[kind]
     lines = [f"mov.b32 {register}, 0; mul.wide.u32 %$s, {pitch}, {size};"]
-    for place in range(held.count):
+    for place in range(held.neighbours):
         lines.append(f"ld{dot}.u{bits} %$t, [%$p]; bfi.b32 {register}, %$t, {register}, {bits * place}, {bits}; "
                      "add.u64 %$p, %$p, %$s;")  # fmt: skip
     return lines

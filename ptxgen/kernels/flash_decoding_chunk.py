@@ -20,11 +20,11 @@ from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
-from ptxgen.fields import field
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer
+from ptxgen.spec.fields import field
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class FlashDecodingChunk(KernelType):
         """Caches a sequence, NaN past each length; lengths from 0 to max_len, the first as told."""
         import numpy as np
 
-        from ptxgen.examples import poison, random_values
+        from ptxgen.spec.examples import poison, random_values
 
         lengths = rng.integers(0, self.max_len, sizes["batch"], np.int32, endpoint=True)
         lengths[0] = self.max_len if sizes["seq_len"] < 0 else sizes["seq_len"]

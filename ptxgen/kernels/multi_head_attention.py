@@ -15,9 +15,9 @@ from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
-from ptxgen.fields import field
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
+from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:
     import numpy as np

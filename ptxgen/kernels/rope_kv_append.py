@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ptxgen import lengths, rules
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
-from ptxgen.fields import field
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import ROPE_FIELDS, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.launch import Param, buffer
+from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:
     import numpy as np

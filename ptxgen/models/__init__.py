@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ptxgen import rules
 from ptxgen.errors import ConfigWarning, SpecError, brief
+from ptxgen.files.jsonfields import Fields
 from ptxgen.idioms.rope_settings import RopeSettings
-from ptxgen.jsonfields import Fields
 from ptxgen.models import keys
 from ptxgen.models.families import FAMILIES, Family
 from ptxgen.models.kv_scheme import KvScheme, kv_scheme

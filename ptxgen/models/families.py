@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ptxgen.jsonfields import Fields
+from ptxgen.files.jsonfields import Fields
 from ptxgen.models import layers
 from ptxgen.models.layers import ByLayer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxgen.errors import SpecError, brief
-from ptxgen.jsonfields import Fields
+from ptxgen.files.jsonfields import Fields
 
 _PER = {"tensor": "tensor", "attn_head": "head"}
 

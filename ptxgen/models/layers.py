@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ptxgen.jsonfields import Fields
+from ptxgen.files.jsonfields import Fields
 
 T = TypeVar("T")
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"

@@ -9,8 +9,8 @@ from typing import Any
 
 from ptxgen import rules
 from ptxgen.errors import SpecError, brief
+from ptxgen.files.jsonfields import Fields, is_number
 from ptxgen.idioms.rope_settings import RopeSettings
-from ptxgen.jsonfields import Fields, is_number
 from ptxgen.models.families import Family
 from ptxgen.models.layers import FULL, SLIDING
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import SpecError, brief
-from ptxgen.jsonfields import Fields
+from ptxgen.files.jsonfields import Fields
 from ptxgen.models import LayerKind, ModelShape, config_fields, model_shape, read_config
 from ptxgen.models.keys import MODEL, check
 

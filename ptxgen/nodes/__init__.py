@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ptxgen.lines.sources import in_brackets, lines_of, origin
 from ptxgen.nodes.operand import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
-from ptxgen.sources import in_brackets, lines_of, origin
 
 
 @dataclass(slots=True)

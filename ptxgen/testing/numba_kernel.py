@@ -53,7 +53,7 @@ def flattened(argument: Any) -> list[Any]:
     return [*head, plain, *shape, *strides]
 
 
-def _scalar(value: Any) -> np.generic:
+def _scalar(value: Any) -> Any:
     if isinstance(value, bool):
         return np.uint8(value)
     return np.int64(value) if isinstance(value, int) else np.float64(value)

@@ -234,7 +234,7 @@ def _tensor_map(driver: Driver, arg: Any, meta: Any, memory: _Memory) -> bytes:
     kind, box = dtype(names[meta["elem_size"]]), meta["block_size"]
     made = tiling(memory.at(_address(arg.base)), arg.shape, kind, box, strides=strides,
                   swizzle=swizzle, oob_fill="nan" if floats else "zero")  # fmt: skip
-    return driver.device._encode(made)
+    return bytes(driver.device._encode(made))
 
 
 def _address(tensor: Any) -> int:
@@ -252,7 +252,7 @@ def _packed(kind: str, value: Any, size: int) -> bytes:
         if kind == "bf16":
             bits = int(np.float32(number).view(np.uint32))
             return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little")
-        return {"fp16": np.float16, "fp64": np.float64}.get(kind, np.float32)(number).tobytes()  # type: ignore[no-any-return, attr-defined]
+        return bytes(number.astype({"fp16": "<f2", "fp64": "<f8"}.get(kind, "<f4")).tobytes())
     return (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
 
@@ -291,7 +291,7 @@ class _Memory:
         words = ((at, -(-size // 4) * 4, fixed) for at, size, fixed in filter(None, found) if size)
         self.regions = sorted(set(words))  # atomics on two bytes go through the four around them
         self.outside = {each for each in map(_region, _tensors(driver.visible)) if each is not None and each[1]}
-        self.memory = driver.device.bytes  # type: ignore[attr-defined]
+        self.memory = driver.device.bytes
         self.copies: list[tuple[int, int, bool, int]] = []  # region, and where its copy is
         self.copied = driver.mode == "check"
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError
+from ptxgen.lines.sources import has_line_info, quoted
 from ptxgen.runtime.core.arguments import slots_of
 from ptxgen.runtime.core.backend import Resources, Slot
 from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
 from ptxgen.runtime.core.stream import Event, Stream
 from ptxgen.runtime.cuda.driver import DriverError
-from ptxgen.sources import has_line_info, quoted
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cuda.device import CudaDevice

@@ -40,7 +40,7 @@ def compile_cuda(
         (size,) = _checked(nvrtc, nvrtc.nvrtcGetPTXSize(program))
         text = b" " * size
         _checked(nvrtc, nvrtc.nvrtcGetPTX(program, text))
-        return text.rstrip(b"\0").decode()
+        return str(text.rstrip(b"\0"), "utf-8")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -79,7 +79,7 @@ def _log(nvrtc: Any, program: Any) -> str:
     (size,) = _checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
     text = b" " * size
     _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, text))
-    return text.rstrip(b"\0").decode(errors="replace").strip()
+    return str(text.rstrip(b"\0"), "utf-8", "replace").strip()
 
 
 __all__ = ["compile_cuda"]

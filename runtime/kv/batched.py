@@ -18,7 +18,7 @@ from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, 
 from ptxgen.runtime.kv.pages import PageTable
 from ptxgen.runtime.kv.sizing import bytes_per_sequence, overhead
 from ptxgen.runtime.kv.slot_copies import blocks_of_slot
-from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.model.step import Step
 
 log = logging.getLogger("ptxgen.runtime")
 

@@ -20,7 +20,7 @@ from ptxgen.runtime.kv import sizing
 from ptxgen.runtime.kv.layers import KvLayers, from_zero, kv_dtype, positive, within
 from ptxgen.runtime.kv.rings import Rings
 from ptxgen.runtime.kv.snapshot import Layer, Snapshot
-from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.model.step import Step
 from ptxgen.scales import scale_groups
 
 _SHORT = 8  # rows of an append whose bound kernel is kept

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ptxgen.archive import read_arrays, write_arrays
 from ptxgen.dtypes import DType, f16, s8
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
+from ptxgen.files.archive import read_arrays, write_arrays
 from ptxgen.scales import dequantise
 
 _FORMAT = 1

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ptxgen.models.files import ModelFile
     from ptxgen.models.text import Text
     from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.program.model import Model
-    from ptxgen.runtime.program.weights import Progress
+    from ptxgen.runtime.model.model import Model
+    from ptxgen.runtime.model.weights import Progress
 
 _LEAST_CONTEXT = 64
 
@@ -66,7 +66,7 @@ class Completion:
 
     def load(self, device: Device, kv_dtype: object = "f16", progress: Progress | None = None, **options: Any) -> Model:
         """The model on a device."""
-        from ptxgen.runtime.program.model import Model
+        from ptxgen.runtime.model.model import Model
 
         return Model(self.file, device, kv_dtype, progress=progress, **options)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxgen.archive import read_arrays, write_arrays
 from ptxgen.dtypes import DTYPES, dtype
 from ptxgen.errors import SpecError, brief
+from ptxgen.files.archive import read_arrays, write_arrays
 from ptxgen.parity import LIMITS, Verdict, compare
 from ptxgen.runtime.core.allocation import Allocation
 from ptxgen.runtime.core.backend import Geometry

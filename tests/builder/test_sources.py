@@ -20,9 +20,9 @@ from ptxgen.generator import Ptx, _generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import kernel_types
 from ptxgen.kernels import KvCacheScatter, RmsNorm
+from ptxgen.lines.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
-from ptxgen.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.targets import target
 from tests.support import demo_kernel
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template

@@ -90,7 +90,7 @@ def test_a_device_file_is_written_to_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_help_of_every_kernel_type_says_what_each_field_means(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from ptxgen.cli._kernels import field_doc
-    from ptxgen.legality import choices
+    from ptxgen.spec.legality import choices
 
     cls = TYPES[name]
     assert invoke(["generate", name, "--help"]) == 0
@@ -260,7 +260,7 @@ def test_a_second_export_joins_the_manifest_of_the_first(tmp_path: Path, capsys:
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ptxgen.output import write_files
+    from ptxgen.files.output import write_files
 
     (tmp_path / "a").write_text("")
     with pytest.raises(NotADirectoryError) as refused:
@@ -277,7 +277,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, monkeypatch:
 
 
 def test_a_failure_in_mid_way_takes_back_what_was_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ptxgen.output import write_files
+    from ptxgen.files.output import write_files
 
     real = os.replace
 

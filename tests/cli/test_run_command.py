@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from ptxgen.cli._main import invoke
-from ptxgen.examples import ranges
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.spec.examples import ranges
 from tests.support.draws import small
 from tests.support.kernels import TYPES
 

@@ -183,7 +183,7 @@ def _(rng):
     x, y = (rng.integers(0, 1 << 32, 64, dtype=np.uint32) for _ in range(2))
 
     def parts(kind: str) -> tuple[np.ndarray, np.ndarray]:
-        return tuple(v.view(kind).reshape(64, -1).astype(np.int64) for v in (x, y))  # type: ignore[return-value]
+        return tuple(v.view(kind).reshape(64, -1).astype(np.int64) for v in (x, y))
 
     (a, b), (s, t), (h, g), (p, q) = parts("u1"), parts("i1"), parts("u2"), parts("i2")
     rows = [np.abs(a - b).astype("u1"), (a + b).astype("u1"), np.maximum(s, t).astype("i1"),

@@ -24,7 +24,8 @@ def kernel(
     def register(make: Callable[[np.random.Generator], tuple[list[Any], dict[int, Any]]]) -> None:
         def laid_out(rng: np.random.Generator) -> Work:
             args, expected = make(rng)
-            flat, places = [], {}
+            flat: list[Any] = []
+            places: dict[int, int] = {}
             for n, arg in enumerate(args):
                 parts = flattened(arg)
                 places[n] = len(flat) + (4 if isinstance(arg, np.ndarray) else 0)

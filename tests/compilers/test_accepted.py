@@ -46,6 +46,8 @@ FORMS = {
     "a vector moved": (".reg .v4 .u16 %v; mov.v4.u16 %v, %ntid; cvt.u32.u16 %r1, %v.w;", 1),
     "a special register in 16 bits": ("mov.u16 %h1, %ntid.x; cvt.u32.u16 %r1, %h1;", 1),
     "a variable of a function": (".global .u32 g = 7; ld.global.u32 %r1, [g];", 7),
+    "a name and an array of it": (
+        ".reg .b16 a<2>; .reg .b32 a; mov.b32 a, %r4; mov.b32 {a0, a1}, a; cvt.u32.u16 %r1, a1;", 0x0201),
     "a table of a function": (".const .align 4 .b8 g[8] = {1, 0, 0, 0, 2, 0, 0, 0}; ld.const.u32 %r1, [g+4];", 2),
     "absolute differences of bytes": ("mov.b32 %r3, 0x01ff0203; vabsdiff4.u32.u32.u32.add %r1, %r3, %r4, %r2;", 275),
     "a byte added with saturation": ("mov.b32 %r3, 0x80; vadd.s32.s32.s32.sat %r1, %r3.b0, 0x7fffffff;", 0x7FFFFF7F),

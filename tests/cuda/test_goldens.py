@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.examples import poison
 from ptxgen.golden import Case
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime import Device, open_device
 from ptxgen.runtime.tools.trial import Trial, trial
+from ptxgen.spec.examples import poison
 from tests.golden.test_goldens_run import CASES, _arguments, has_past
 
 pytestmark = pytest.mark.gpu

@@ -7,8 +7,8 @@ import pytest
 
 from ptxgen.dtypes import f32
 from ptxgen.runtime import KvCache
+from ptxgen.runtime.attention.staging import Staging
 from ptxgen.runtime.cuda.device import CudaDevice
-from ptxgen.runtime.executor.staging import Staging
 from tests.support.fake_cuda import Binding, fake_device
 
 

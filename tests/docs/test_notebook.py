@@ -8,8 +8,8 @@ import re
 from pygments.token import Comment, Error, Keyword, Name
 
 from ptxgen import generate
-from ptxgen.highlight import PtxLexer, ptx_as_html
 from ptxgen.kernels import ArgMax
+from ptxgen.lines.highlight import PtxLexer, ptx_as_html
 from ptxgen.runtime import BatchedKvCache, Executor, KvCache, open_device
 from tests.support.marks import needs_assembler
 

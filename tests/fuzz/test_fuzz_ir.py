@@ -62,7 +62,7 @@ def compiled(seed):
                                           ("st.shared.b16", "st.shared.b8")])  # fmt: skip
 def test_a_wrong_instruction_is_noticed(old, new, monkeypatch):
     plain = backends.to_ptx
-    programs = list(islice((make(s) for s in range(400) if old in compiled(s)), 4))
+    programs = list(islice((make(s) for s in range(400) if old in compiled(s)), 8))
     monkeypatch.setattr(backends, "to_ptx", lambda *given: plain(*given).replace(old, new))
     wrong = backends.on_device(programs, open_device("oracle"), 1)
     right = backends.on_host(programs)

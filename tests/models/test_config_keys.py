@@ -12,7 +12,7 @@ import pytest
 from ptxgen import SpecError
 from ptxgen.cli._main import invoke
 from ptxgen.errors import ConfigWarning
-from ptxgen.jsonfields import Fields
+from ptxgen.files.jsonfields import Fields
 from ptxgen.models import KvScheme, keys, model_shape
 from ptxgen.models.families import FAMILIES
 from ptxgen.models.rope import SCALINGS

@@ -146,10 +146,7 @@ def test_the_environment_names_a_binary(tmp_path: Path) -> None:
     fake = tmp_path / "ptxas"
     fake.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.41'\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    script = (
-        "from ptxgen.assembler import available_assemblers;"
-        "x = available_assemblers()[0]; print((str(x), x.path))"
-    )
+    script = "from ptxgen.assembler import available_assemblers;x = available_assemblers()[0]; print((str(x), x.path))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
                           env={**os.environ, "PTXGEN_PTXAS": str(fake)})  # fmt: skip
     assert done.stdout.strip() == str(("ptxas 12.9", str(fake)))

@@ -10,7 +10,7 @@ import pytest
 from ptxgen import demo
 from ptxgen.models.program import Program
 from ptxgen.runtime import Device, open_device
-from ptxgen.runtime.program import steps
+from ptxgen.runtime.model import steps
 from ptxgen.runtime.tools.complete import Completion
 
 TOKENS = 6

@@ -15,7 +15,7 @@ from ptxgen import SpecError, generate, make_spec, supports
 from ptxgen.dtypes import DTYPES
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import FlashDecodingReduce, IncrementalAttention, KvCacheScatter
-from ptxgen.legality import choices, stand_ins
+from ptxgen.spec.legality import choices, stand_ins
 from tests.support.kernels import NAMES, TYPES
 
 ATTENTION = [name for name, cls in TYPES.items() if "soft_cap" in {f.name for f in dataclasses.fields(cls)}]

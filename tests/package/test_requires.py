@@ -9,7 +9,7 @@ from ptxgen.generator import generate
 from ptxgen.kernel import supports
 from ptxgen.parser import parse
 from ptxgen.requires import explain_load, lowest_version, requirements, spare_suffix
-from ptxgen.sizes import parameter_bytes
+from ptxgen.spec.sizes import parameter_bytes
 from ptxgen.targets import target
 from tests.support.kernels import NAMES, TYPES
 

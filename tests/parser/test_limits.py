@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from ptxgen.archive import read_arrays
 from ptxgen.checks import check
 from ptxgen.errors import IsaError, ModuleLoadError, SpecError
+from ptxgen.files.archive import read_arrays
 from ptxgen.parser import parse
 from ptxgen.parser.operand import evaluate
 from ptxgen.runtime import open_device
@@ -28,10 +28,12 @@ def text(body="ret;", *, outside="", params="", target="sm_90a", version="8.6"):
 REFUSED = {
     "registers": (text(".reg .b32 %q<1000000000>; ret;"), r":7: .*at most 262,144 registers .*1,000,000,000"),
     "registers in parts": (
-        text(".reg .b32 %a<200000>; .reg .b32 %b<200000>; ret;"), r":7: an entry with more than 262,144 registers",
+        text(".reg .b32 %a<200000>; .reg .b32 %b<200000>; ret;"),
+        r":7: an entry with more than 262,144 registers",
     ),
     "local memory in parts": (
-        text("".join(f".local .b8 l{n}[65536];" for n in range(9)) + " ret;"), r":7: an entry with more than 524,288",
+        text("".join(f".local .b8 l{n}[65536];" for n in range(9)) + " ret;"),
+        r":7: an entry with more than 524,288",
     ),
     "basic blocks": (text("".join(f"L{n}:\n" for n in range(20_001)) + "ret;"), r"more than 20,000 blocks"),
     "a number of registers": (text(f".reg .b32 %q<{MANY}>; ret;"), r":7: .*cannot be read"),
@@ -133,7 +135,7 @@ def test_what_a_record_says_does_not_reach_a_terminal_as_orders(capsys):
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
 def test_an_update_of_goldens_stays_below_its_root(tmp_path):
-    from ptxgen.output import check_below
+    from ptxgen.files.output import check_below
 
     (tmp_path / "root").mkdir()
     (tmp_path / "outside").mkdir()

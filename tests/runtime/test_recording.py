@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.archive import read_arrays, write_arrays
 from ptxgen.cli._main import invoke as run
 from ptxgen.errors import SpecError
+from ptxgen.files.archive import read_arrays, write_arrays
 from ptxgen.kernels import FlashDecodingChunk, KvCacheScatter
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.recording import Recording, record, replay

@@ -1,4 +1,4 @@
-"""Specs of a kernel type drawn from what its file says of its fields (`ptxgen.fields`): at random, or by hypothesis."""
+"""Specs of a kernel type drawn from what its file says of its fields: at random, or by hypothesis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ptxgen import SpecError, supports
-from ptxgen.fields import Domain, domain
 from ptxgen.kernel import KernelType
+from ptxgen.spec.fields import Domain, domain
 
 ILLEGAL = 25  # one draw of so many, where a field has values that no spec has
 
@@ -45,6 +45,13 @@ def fields_of(draw: st.DrawFn, cls: type[KernelType]) -> dict[str, Any]:
 def small(cls: type[KernelType], **fields: Any) -> KernelType:
     """The first golden's spec with other fields."""
     return cls(**{**cls.goldens[0], **fields})
+
+
+def trials(spec: KernelType) -> Iterator[dict[str, int]]:
+    """The sizes that a spec is tried with, as far as they are within its ranges."""
+    for sizes in spec.trials:
+        ranges = spec.ranges({**spec.sizes, **sizes})
+        yield {name: min(n, ranges[name][1]) if name in ranges else n for name, n in sizes.items()}
 
 
 def with_options(cls: type[KernelType], where: str, rng: random.Random, **fixed: Any) -> KernelType:

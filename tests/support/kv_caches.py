@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxgen.examples import poison
 from ptxgen.runtime import BatchedKvCache, Device, KvCache
+from ptxgen.spec.examples import poison
 
 KINDS = ["f32", "f16", "bf16", "e4m3", "s8"]
 

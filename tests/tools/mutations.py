@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 from ptxgen.errors import ExecutionError, SpecError
-from ptxgen.fields import domain
 from ptxgen.generator import Ptx, generate
 from ptxgen.kernel import KernelType, supports
 from ptxgen.parity import compare, limit_of
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example
+from ptxgen.spec.fields import domain
 from ptxgen.targets import Target
 from tests.corpus.case import Case
 from tests.support.devices import ExecutorDevice
+from tests.support.draws import trials
 
 RANDOM_SEEDS = (1, 2, 3)  # tried where check mode finds nothing
 STRIDES = 2  # spoiled in each kernel
@@ -210,7 +211,7 @@ class SpecSubject(Subject):
     @cached_property
     def works(self) -> tuple[Work, ...]:
         """Every launch it is tried with."""
-        return tuple(map(self._work, self.spec.trials))
+        return tuple(map(self._work, trials(self.spec)))
 
     def _work(self, sizes: Mapping[str, int]) -> Work:
         values = self.spec.example(np.random.default_rng(7), **sizes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from ptxgen.finding import Finding, Spot, lanes_of
+from ptxgen.lines.sources import in_brackets, origin
 from ptxgen.runtime.arrays.tensormap import BEGIN_ALIGN
 from ptxgen.runtime.cpu.compile.entry import Entry
 from ptxgen.runtime.cpu.emit.wgmma_products import LATE_READ
@@ -17,7 +18,6 @@ from ptxgen.runtime.cpu.native.layout import CTA, WARP
 from ptxgen.runtime.cpu.run.address_names import Places
 from ptxgen.runtime.cpu.run.native_state import Fault, Gang
 from ptxgen.runtime.cpu.support import faults
-from ptxgen.sources import in_brackets, origin
 
 EQUAL_STORES = "unordered stores of equal values"
 _TITLES = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
-from ptxgen.sources import Mark, Placed
+from ptxgen.lines.sources import Mark, Placed
 
 _SIGN = "\x1b"  # around a mark: no template has it, no filter takes it away
 _CALL, _END = ">", "<"  # with a line: what follows comes from a call on it, up to its end

@@ -9,7 +9,7 @@ import pytest
 from ptxgen.models.memory import plan_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
-from ptxgen.runtime.program.profile import op_bytes
+from ptxgen.runtime.model.profile import op_bytes
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 

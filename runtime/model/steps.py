@@ -12,9 +12,9 @@ from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.program.sampling import Sampling, Settings
-from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.weights import Progress, load_weights
+from ptxgen.runtime.model.sampling import Sampling, Settings
+from ptxgen.runtime.model.step import Step
+from ptxgen.runtime.model.weights import Progress, load_weights
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 from weakref import WeakValueDictionary
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)

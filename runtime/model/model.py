@@ -19,10 +19,10 @@ from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import within
-from ptxgen.runtime.program.sampling import Sampling
-from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.steps import Steps
-from ptxgen.runtime.program.weights import Progress
+from ptxgen.runtime.model.sampling import Sampling
+from ptxgen.runtime.model.step import Step
+from ptxgen.runtime.model.steps import Steps
+from ptxgen.runtime.model.weights import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ptxgen.runtime.core.buffer import Buffer
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.kv.snapshot import Snapshot
-    from ptxgen.runtime.program.batch import Batch
-    from ptxgen.runtime.program.profile import Profile
+    from ptxgen.runtime.model.batch import Batch
+    from ptxgen.runtime.model.profile import Profile
 
 CHUNK = 64  # positions of a prompt that one step takes
 
@@ -301,13 +301,13 @@ class Model:
     # more -------------------------------------------------------------------------------------------------------------
     def batch(self, slots: int, **options: Any) -> Batch:
         """Decode up to `slots` sequences at once, which join and leave between steps."""
-        from ptxgen.runtime.program.batch import Batch
+        from ptxgen.runtime.model.batch import Batch
 
         return Batch(self, slots, **options)
 
     def profile(self, token: int = 0, position: int | None = None, repeats: int = 5) -> Profile:
         """Time and bytes of every op of a step, run `repeats` times; the sequence stays as it is."""
-        from ptxgen.runtime.program.profile import profile
+        from ptxgen.runtime.model.profile import profile
 
         return profile(self, token, position, repeats)
 
@@ -319,7 +319,7 @@ class Model:
 
         Gives `[n_heads · head_dim]`; rotation is the caller's. The model's own sequence has no part in it.
         """
-        from ptxgen.runtime.program.hosted import attention_with_cache
+        from ptxgen.runtime.model.hosted import attention_with_cache
 
         return attention_with_cache(self.device, self.spec, layer, q, (k_cache, v_cache), (k, v))
 

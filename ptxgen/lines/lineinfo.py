@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ptxgen.checks import check
+from ptxgen.lines.sources import Origin, Place, remember
 from ptxgen.nodes import instructions
 from ptxgen.parser import parse
 from ptxgen.requires import requirements
-from ptxgen.sources import Origin, Place, remember
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DTYPES, dtype
-from ptxgen.legality import bounds, choices
+from ptxgen.spec.legality import bounds, choices
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType

@@ -11,15 +11,15 @@ from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.models.attention import Attention
 from ptxgen.runtime.arrays.interop import argument
+from ptxgen.runtime.attention.attention_kernels import AttentionKernels
+from ptxgen.runtime.attention.flash_decoding import FlashDecoding
+from ptxgen.runtime.attention.staging import Arguments, row_count, take_back
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph, Node
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.core.stream_order import after_others
-from ptxgen.runtime.executor.attention_kernels import AttentionKernels
-from ptxgen.runtime.executor.flash_decoding import FlashDecoding
-from ptxgen.runtime.executor.staging import Arguments, row_count, take_back
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows
-from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.model.step import Step
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device

@@ -11,12 +11,12 @@ from ptxgen.dtypes import f32, s32
 from ptxgen.errors import CapacityError, SpecError
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
-from ptxgen.runtime.program.sampling import GREEDY, Sampling, Settings
-from ptxgen.runtime.program.step import Step
-from ptxgen.runtime.program.steps import layer_buffers
+from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings
+from ptxgen.runtime.model.step import Step
+from ptxgen.runtime.model.steps import layer_buffers
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.program.model import Model
+    from ptxgen.runtime.model.model import Model
 
 
 class Batch:

@@ -7,7 +7,7 @@ from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph, Node
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.program.step import Step
+from ptxgen.runtime.model.step import Step
 
 _POINTERS = {"k_cache": "k_ptrs", "v_cache": "v_ptrs", "k_scales": "k_scale_ptrs", "v_scales": "v_scale_ptrs"}
 

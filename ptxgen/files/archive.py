@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ptxgen.errors import SpecError
-from ptxgen.output import write_files
+from ptxgen.files.output import write_files
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
-from ptxgen.field_values import coerce
 from ptxgen.rules import Bounds, OneOf
+from ptxgen.spec.field_values import coerce
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType

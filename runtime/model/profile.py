@@ -11,7 +11,7 @@ import numpy as np
 from ptxgen.models.program import Op, Program
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.program.model import Model
+    from ptxgen.runtime.model.model import Model
 
 _CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")
 

@@ -21,7 +21,7 @@ def attention_with_cache(
     device: Device, model: ModelSpec, layer: int, q: np.ndarray, caches: Pair, own: Pair
 ) -> np.ndarray:
     """See `Model.attention_with_cache`."""
-    from ptxgen.runtime.executor.attention_kernels import whole_attention
+    from ptxgen.runtime.attention.attention_kernels import whole_attention
 
     shape = model.shape
     given = {}
