@@ -99,7 +99,7 @@ class RotatingChunk:
 
     def turn(self, b: Builder, values: RegArray, words: RegArray, position: Reg) -> None:
         """Fragments `widen` and `rotate`: the words as f32, and those rotated by the angles of `position`."""
-        with b.fragment("widen"):
+        with b.fragment("widen", "the chunk as f32"):
             convert.unpack(b, values, words, self.dtype)
-        with b.fragment("rotate"):
+        with b.fragment("rotate", "rotate the chunk by its angles at the position"):
             rotary.rotate(b, self.rotor, values, position, self.dtype)

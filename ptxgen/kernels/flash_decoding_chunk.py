@@ -193,7 +193,7 @@ class FlashDecodingChunk(KernelType):
                 b.op("griddepcontrol.launch_dependents")
         else:
             b.without("let_go")
-        with b.fragment("warps_start"):
+        with b.fragment("warps_start", "the thread's first quad of the output"):
             elements.start(task.tid, elements.count)
             partials = b.ld_param("partials")
         with b.fragment("warps_merge"):
@@ -207,7 +207,7 @@ class FlashDecodingChunk(KernelType):
     def _locate(self, b: Builder, plan: CtaPlan) -> tuple[Task, Where]:
         """Fragment `locate`: the chunk, its KV head and sequence, and where their rows lie."""
         attention = self.attention
-        with b.fragment("locate"):
+        with b.fragment("locate", "the chunk, its KV head and sequence, and where their rows lie"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             lane, warp = b.op("and.b32", b.reg("lane", "u32"), thread, 31), b.op("shr.u32", "warp", thread, 5)
             column = b.op("mov.u32", "column", b.special("ctaid.x"))
@@ -252,7 +252,7 @@ class FlashDecodingChunk(KernelType):
         """Fragment `lengths`: the positions of this chunk, as tiles of its warps."""
         tile = plan.shape.tile
         assert STEP % tile == 0, "chunks begin where tiles do"
-        with b.fragment("lengths"):
+        with b.fragment("lengths", "the sequence's length, and this chunk's part of it"):
             if self.programmatic:
                 b.op("griddepcontrol.wait")
             lengths = b.ld_param("seq_lens")

@@ -65,7 +65,7 @@ class Gemm(Product):
         return (*super().params(), count)
 
     def tokens_of(self, b: Builder, at: Geometry) -> Tokens:
-        with b.fragment("rows"):
+        with b.fragment("rows", "this CTA's first row of x, and how many rows there are"):
             cta = b.op("mov.u32", "cta_of_rows", b.special("ctaid.x"))
             group = b.op("min.u32", "row_group", cta, MOST_ROWS // at.tokens)
             first = b.op("mul.lo.u32", "first_row", group, at.tokens)

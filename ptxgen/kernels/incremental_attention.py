@@ -207,7 +207,7 @@ class IncrementalAttention(KernelType):
         arena = b.shared("arena", plan.arena_bytes, align, dynamic=self.launch(b.target).shared > 0)
         # loads before the length is known pay where most CTAs have work: not where a batch's long sequences are split
         blind = (self.indirect or self.batched) and not (self.window or self.page_size or plan.split_tiles)
-        with b.fragment("locate"):
+        with b.fragment("locate", "split, KV head and sequence, and where their rows lie"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             where, task = locate.place(b, attention, plan, batched=self.batched)
@@ -218,7 +218,7 @@ class IncrementalAttention(KernelType):
         with b.fragment("length_load"):
             kind = "batch" if self.batched else "buffer" if self.indirect else "scalar"
             locate.load_length(b, task, where, name="seq_lens" if self.batched else "seq_len", kind=kind)
-        with b.fragment("lengths"):
+        with b.fragment("lengths", "the length, the warp's tiles, and which splits work"):
             locate.lengths(b, attention, plan, task, where)
         # ptxas may put the length's load behind those of the first tile, on their scoreboard: who asks for the length
         # waits for the tile. So the cluster meets before, unless splits leave by the length, or loads need it.

@@ -101,13 +101,13 @@ class Rope(RotatingRows, KernelType):
                 limit = self.rotation.rotary_dim // CHUNK
                 rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
         chunk = self.rotating_chunk(b, place, rotates, self.dtype)
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's chunk of 8 elements, and the row's position"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._chunk_address(b, "", place.since, row_head, place.chunk)
             values, words = chunk.load(b, source)
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
         chunk.turn(b, values, words, position)
-        with b.fragment("store"):
+        with b.fragment("store", "store the rotated chunk"):
             convert.pack(b, words, values, self.dtype)
             out = source if self.in_place else self._chunk_address(b, "_out", place.since, row_head, place.chunk)
             convert.store_words(b, out, words, pred=place.has_chunk)

@@ -105,16 +105,16 @@ class RopeKvAppend(RotatingRows, KernelType):
             rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
             b.op("and.pred", rotates, rotates, ~place.since[1])
         chunk = self.rotating_chunk(b, place, rotates, self.src_dtype)
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's chunk of 8 elements of q, k or v"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._source(b, place, row_head)
             values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
-        with b.fragment("read_position"):
+        with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
             # One unsigned comparison refuses negative positions too.
             b.op("setp.lt.u32", "inside", position, self.max_len)
         chunk.turn(b, values, words, position)
-        with b.fragment("store_query"):
+        with b.fragment("store_query", "store the rotated chunk of q"):
             convert.pack(b, words, values, self.src_dtype)
             out = source if self.in_place else self._chunk(b, b.ld_param("q_out"), row_head, place.chunk)
             convert.store_words(b, out, words, pred=place.has_chunk)

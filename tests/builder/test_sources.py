@@ -19,7 +19,7 @@ from ptxgen.errors import AssembleError, ExecutionError, IsaError, ModuleLoadErr
 from ptxgen.generator import Ptx, _generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import kernel_types
-from ptxgen.kernels import KvCacheScatter
+from ptxgen.kernels import KvCacheScatter, RmsNorm
 from ptxgen.lines.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
@@ -105,8 +105,60 @@ def test_lines_of_parents_includes_macros_and_call_blocks_keep_their_files() -> 
     assert place(".visible") == f"entry.ptx.j2:{line_of((ROOT / 'templates/entry.ptx.j2').read_text(), '.visible')}"
     assert place("// of a part") == "part.ptx.j2:1"
     assert place("// behind") == f"demo.ptx.j2:{line_of(template, '// behind')}"
-    assert place("@!%inside") == f"flow.ptx.j2:{line_of((ROOT / 'templates/flow.ptx.j2').read_text(), 'unless')}"
+    assert place("@!%inside") == f"demo.ptx.j2:{line_of(template, '{% call when')}"
     assert place("st.global") == f"demo.ptx.j2:{line_of(template, '{{ store }}')}"
+
+
+def flow_line(part: str) -> int:
+    return line_of((ROOT / "templates/flow.ptx.j2").read_text(), part)
+
+
+def test_lines_of_macros_keep_the_line_of_the_kernels_template_that_called_them() -> None:
+    own = (ROOT / "templates/rms_norm.ptx.j2").read_text()
+    ptx = generate(RmsNorm(20000), "sm_90")
+
+    def places(part: str) -> tuple[str, str]:
+        source = ptx.source_map.at(line_of(ptx.text, part))
+        assert source is not None
+        return str(source.template), str(source.macro)
+
+    def expected(outer: str, inner: str) -> tuple[str, str]:
+        return f"templates/rms_norm.ptx.j2:{line_of(own, outer)}", f"templates/flow.ptx.j2:{flow_line(inner)}"
+
+    assert places("bar.sync") == expected("reduce(squares)", "bar.sync 0")
+    assert places("shfl.sync") == expected("reduce(squares)", "parts.leave")
+    again = flow_line("{% macro passes") + 6
+    for loop in ("squares", "outputs"):
+        assert places(f"bra ${loop}") == (expected(f'passes("{loop}"', "")[0], f"templates/flow.ptx.j2:{again}")
+    assert places("rsqrt")[1] == "None"
+    assert places("%x_at+")[1] == "None", "what stands in a call's block is not called"
+
+
+@pytest.mark.parametrize(("inside", "outer", "inner"), [
+    ("{{ barrier() }}", "barrier()", "flow"),
+    ("{% call when(inside, 'more') %}\n{{ barrier() }}\n{% endcall %}", "barrier()", "flow"),
+    ("{% macro both() %}\n{{ barrier() }}\n{% endmacro %}\n{{ both() }}", "barrier()", "flow"),
+    ("{{ twice() }}", "twice()", "shared"),
+    ('{% call when(inside, "more") %}\n{% include "part.ptx.j2" %}\n{% endcall %}', None, "flow"),
+    ("{% set kept %}\n{{ barrier() }}\n{% endset %}\n{{ kept }}", "barrier()", "flow"),
+])  # fmt: skip
+def test_a_macro_is_called_on_the_innermost_line_of_its_file(inside: str, outer: str | None, inner: str) -> None:
+    template = TEMPLATE.replace("import when", "import barrier, when")
+    template = template.replace("{{ locate }}", f"{{{{ locate }}}}\n{inside}")
+    template = template.replace("{% block body %}", '{% from "shared.ptx.j2" import twice %}\n{% block body %}')
+    part = '{% from "flow.ptx.j2" import barrier %}\n{{ barrier() }}\n'
+    shared = '{% from "flow.ptx.j2" import barrier %}\n{% macro twice() %}\n    bar.sync 0;\n{% endmacro %}\n'
+    with demo_template(part, "part"), demo_template(shared, "shared"), demo_template(template):
+        ptx = _generate(Demo(), target("sm_90"))
+    source = ptx.source_map.at(line_of(ptx.text, "bar.sync"))
+    assert source is not None
+    assert source.template is not None
+    assert source.macro is not None
+    assert Path(source.macro.file).name == f"{inner}.ptx.j2"
+    if outer is None:
+        assert (Path(source.template.file).name, source.template.line) == ("part.ptx.j2", 2)
+    else:
+        assert (Path(source.template.file).name, source.template.line) == ("demo.ptx.j2", line_of(template, outer))
 
 
 @pytest.mark.parametrize("tag", ["{%- if true -%}", "{% if true -%}", "{%- if true %}", "{% if true %}"])
@@ -344,3 +396,4 @@ def test_foreign_text_without_them_has_no_origins() -> None:
     assert origin("mov.u32 %r1, 0;", 1) is None
     assert quoted("mov.u32 %r1, 0;", "line 1; error") == "  line 1; error\n    1 | mov.u32 %r1, 0;"
     assert str(Origin(code=Place("/a.py", 3))) == "/a.py:3"
+    assert str(Origin(template=Place("/k.j2", 3), macro=Place("/flow.j2", 9))) == "/k.j2:3 → /flow.j2:9"
