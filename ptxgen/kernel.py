@@ -194,7 +194,7 @@ def _spread(cls: type) -> None:
         for each in dataclasses.fields(marked.group):
             default = marked.defaults.get(each.name, each.default)
             annotations[each.name] = f"{each.type} | None" if default is None else each.type
-            setattr(cls, each.name, default)
+            setattr(cls, each.name, dataclasses.field(default=default, metadata=each.metadata))
     cls.__annotations__ = annotations
 
 

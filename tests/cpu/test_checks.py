@@ -352,6 +352,54 @@ def test_an_aligned_barrier_in_divergent_code():
     clean("setp.lt.u32 %p1, %warp, 1; @%p1 bra skip; bar.sync 1, 32;\nskip:\n bar.sync 0; ret;", u32(1), block=64)
 
 
+LEFT_BEHIND = {
+    "a branch": "@!%p1 bra past; bar.sync 0; mov.u32 %r1, 2;\npast: st.global.u32 [%rd1], %r1; ret;",
+    "a guard": "@%p1 bar.sync 0; st.global.u32 [%rd1], %r1; ret;",
+    "a guarded store, after a guarded arrival": "@%p1 bar.arrive 1, 64; @!%p1 st.global.u32 [%rd1], %r1; ret;",
+    "a named barrier": "@%p1 barrier.cta.sync.aligned 3, 32; st.shared.u32 [tile], %r1; ret;",
+    "a reduction": "@%p1 bar.red.popc.u32 %r1, 0, %p1; red.global.add.u32 [%rd1], %r1; ret;",
+    "a cluster barrier": "@%p1 barrier.cluster.arrive.aligned; st.global.u32 [%rd1], %r1; ret;",
+    "a loop": "again: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, %tid; @%p2 bra again;\n"
+    "st.global.u32 [%rd1], %r1; ret;",
+    "a loop that some skip": "@!%p1 bra past;\nagain: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 3;"
+    "@%p2 bra again; st.global.u32 [%rd1], %r1;\npast: st.global.u32 [%rd1], %r1; ret;",
+    "only some blocks behind it store": "@!%p1 bra past; bar.sync 0;\npast: setp.eq.u32 %p2, %lane, 20; @!%p2 bra end;"
+    "st.global.u32 [%rd1], %r1;\nend: ret;",
+}
+TOGETHER = {
+    "lanes that have returned": "@!%p1 ret; bar.sync 0; st.global.u32 [%rd1], %r1; ret;",
+    "lanes that branch to the return": "@!%p1 bra end; bar.sync 0; st.global.u32 [%rd1], %r1;\nend: ret;",
+    "lanes that store and return": "@%p1 bra on; st.global.u32 [%rd1], %r1; ret;\non: bar.sync 0; ret;",
+    "lanes that store and return in a loop": "again: setp.gt.u32 %p2, %r1, %lane; @!%p2 bra on;"
+    "st.global.u32 [%rd1], %r1; ret;\non: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 9; @%p3 bra again;"
+    "st.global.u32 [%rd1], 7; ret;",
+    "no .aligned": "@%p1 barrier.sync 0; st.global.u32 [%rd1], %r1; ret;",
+    "a branch of the whole warp": "setp.eq.u32 %p1, %warp, 1; @%p1 bar.sync 1, 32; st.global.u32 [%rd1], %r1; ret;",
+    "branches that meet before it": "@!%p1 bra past; add.u32 %r1, %r1, 3;\npast: bar.sync 0;"
+    "st.global.u32 [%rd1], %r1; ret;",
+    "two ways back to a loop's head": "again: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 5; @!%p2 bra out;"
+    "@%p1 bra again; add.u32 %r2, %r1, 1; bra again;\nout: st.global.u32 [%rd1], %r1; ret;",
+}
+FIRST_NINE = ".shared .align 4 .b8 tile[64];", "setp.lt.u32 %p1, %lane, 9; mov.u32 %r1, 1; add.u64 %rd1, %a0, %at4;\n"
+
+
+@pytest.mark.parametrize("way", LEFT_BEHIND)
+def test_lanes_that_write_past_an_aligned_barrier_leave_others_behind(way):
+    text = finding(FIRST_NINE[1] + LEFT_BEHIND[way], u32(64), block=64, before=FIRST_NINE[0])
+    title, where, lanes, past, *_ = text.splitlines()
+    assert title == "divergent aligned barrier in kernel k"
+    assert re.search(r"bar\.|barrier\.", where), "the barrier's line comes first"
+    assert re.search(r"(st|red)\.", past), "then what the others do"
+    if "loop" not in way:
+        assert lanes.endswith("CTA (0, 0, 0), warp 0, lanes 0-8")
+        assert re.search(r"lanes? (9-31|20) went past it: ", past)
+
+
+@pytest.mark.parametrize("way", TOGETHER)
+def test_early_returns_and_branches_of_the_whole_warp_leave_nobody_behind(way):
+    clean(FIRST_NINE[1] + TOGETHER[way], u32(64), block=64, before=FIRST_NINE[0])
+
+
 def test_barrier_sync_without_aligned_counts_threads():
     clean(
         "setp.lt.u32 %p1, %lane, 16; @%p1 bra skip; barrier.sync 0; ret;\nskip:\n barrier.sync 0; ret;",

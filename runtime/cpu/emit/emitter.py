@@ -64,6 +64,8 @@ class Emitter(Jumps):
             assert op.family is not None
             self.before(op)
             try:
+                if op in self.flow.past_barriers:
+                    self.left_behind(self.flow.past_barriers[op])
                 op.family.function(self, op)
             except IsaError as error:
                 raise self.error(str(error)) from None

@@ -6,6 +6,7 @@ from ptxgen.runtime.cpu.emit.operands import Operands
 from ptxgen.runtime.cpu.flow.flow import Block
 from ptxgen.runtime.cpu.native.ir import vec
 from ptxgen.runtime.cpu.native.layout import DONE, FAULTED, PARKED, READY, WARP, YIELDED
+from ptxgen.runtime.cpu.support.faults import FAULT_DIVERGED
 
 
 class Jumps(Operands):
@@ -99,6 +100,20 @@ class Jumps(Operands):
         self.mask = passing
         self._mask_vector = ""
         self._guards.clear()
+
+    def left_behind(self, barriers: tuple[Block, ...]) -> None:
+        """A finding if lanes of the warp wait at one of these barriers: lanes that are here never come there again."""
+        c, here, this = self.c, self.exec_mask(), self.new_site()
+        wide = c(f"zext i32 {here} to i64")
+        for barrier in barriers:
+            first = barrier.ops[0]
+            self.sites.append((first.line, first.text, ""))
+            waiting = c.load("i32", "%w", self.shape.pending + 4 * barrier.number)
+            with c.if_(c(f"icmp ne i32 {waiting}, 0"), likely=False), c.if_(c(f"icmp ne i32 {here}, 0")):
+                c.do(
+                    f"call void @fault(ptr %w, i32 {len(self.sites) - 1}, i32 {FAULT_DIVERGED}, i32 {waiting}, "
+                    f"i32 {this}, i64 0, i64 {wide})"
+                )
 
     # the dispatcher ---------------------------------------------------------------------------------------------
     def _emit_dispatch(self) -> None:

@@ -70,7 +70,7 @@ def _loops_contiguous(
 ) -> list[Block]:
     """Topological order of the strongly connected parts; inside a part, again, without the edges back to its heads."""
     result: list[Block] = []
-    for part in _components(roots, edges, allowed):
+    for part in components(roots, edges, allowed):
         ids = {id(b) for b in part}
         only = part[0]
         if len(part) == 1:
@@ -84,7 +84,7 @@ def _loops_contiguous(
     return result
 
 
-def _components(roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[list[Block]]:
+def components(roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[list[Block]]:
     """Strongly connected components reachable from the roots, in topological order (Tarjan, iterative)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}

@@ -186,6 +186,7 @@ class Flow(Names):
         return self.functions[self.entry.name].blocks[0]
 
     def _ordered(self) -> list[Block]:
+        from ptxgen.runtime.cpu.flow.aligned_barriers import past_barriers
         from ptxgen.runtime.cpu.flow.block_order import link, liveness, number
         from ptxgen.runtime.cpu.flow.copy_propagation import simplify
 
@@ -200,6 +201,7 @@ class Flow(Names):
         self.only_arithmetic = only_arithmetic(self.blocks)
         self.unused_loads = unused_loads(self.blocks)
         self.idle_loads = split_loads(self.blocks) if self.check else frozenset()
+        self.past_barriers = past_barriers(self.blocks, self.first) if self.check else {}
         return self.blocks
 
 

@@ -40,12 +40,14 @@ _TITLES = {
     faults.FAULT_PRODUCT: "registers of wgmma without a wait or a fence",
     faults.FAULT_COORDINATE: "wrong use",
     faults.FAULT_PHASE: "wrong use",
+    faults.FAULT_DIVERGED: "divergent aligned barrier",
     faults.FAULT_EQUAL_RACE: EQUAL_STORES,
     faults.FAULT_EQUAL_ORDER: EQUAL_STORES,
 }
 DIVERGED = "every lane of the warp that has not exited must execute an .aligned barrier together"
 _NO_HARM = 'both store what is there already, so their order does not matter (equal_stores="finding" stops for it)'
 _ADVICE = {
+    faults.FAULT_DIVERGED: DIVERGED,
     faults.FAULT_TRAP: "the kernel stops itself here",
     faults.FAULT_UNINITIALISED: "write it before it is read",
     faults.FAULT_READ_ONLY: "kernels may not write there: pass a writable buffer",
@@ -120,12 +122,15 @@ def found(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places:
     text = _text(entry, source, fault, gangs, places)
     valid = kind not in (faults.FAULT_BOUNDS, faults.FAULT_ALIGN)
     inside = kind in _WITH_ADDRESS
+    spots = [source.spot(line, instruction, _who(gangs, cta, warp), mask)]
+    if kind == faults.FAULT_DIVERGED:
+        spots.append(source.spot(*entry.sites[size][:2], _who(gangs, cta, warp), fault.extra))
     return Finding(
         text,
         kind=text.partition(" in kernel ")[0],
         kernel=entry.name,
         file=source.file,
-        spots=[source.spot(line, instruction, _who(gangs, cta, warp), mask)],
+        spots=spots,
         buffer=places.buffer(instruction, address, size, valid) if inside else "",
         memory=places.text(instruction, address, size, valid) if inside else "",
         advice=text.splitlines()[-1].strip(),
@@ -159,6 +164,8 @@ def _text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places:
         )
     elif kind == faults.FAULT_COORDINATE:
         lines.append(_coordinate_text(extra, address - (address >> 63 << 64), size))
+    elif kind == faults.FAULT_DIVERGED:
+        lines.append(f"{lanes_text(extra)} went past it: {source.at(*entry.sites[size][:2])}")
     elif kind == faults.FAULT_REGISTER:
         lines.append(f"{remark} is read here, but no instruction that these lanes executed has written it")
     elif remark == ASSERTION:

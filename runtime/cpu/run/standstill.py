@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ptxgen.finding import Finding, Spot
 from ptxgen.runtime.cpu.compile.entry import Entry
+from ptxgen.runtime.cpu.flow.aligned_barriers import is_aligned
 from ptxgen.runtime.cpu.native import layout
 from ptxgen.runtime.cpu.native.layout import CTA, PARK, PARK_NAMES, SHARED_BASE, WARP
 from ptxgen.runtime.cpu.run.address_names import readable
@@ -52,10 +53,7 @@ def _waits_at_aligned_barrier(entry: Entry, gang: Gang, rank: int, number: int) 
     here = (rank * gang.geometry.warps + number) * gang.shape.stride
     for block in range(1, gang.shape.blocks):
         opcode = entry.stops[block][1]
-        aligned = (opcode.startswith("bar.") and not opcode.startswith("bar.warp")) or (
-            opcode.startswith("barrier") and "aligned" in opcode
-        )
-        if aligned and gang.warps.get("I", here + gang.shape.pending + 4 * block):
+        if is_aligned(tuple(opcode.split("."))) and gang.warps.get("I", here + gang.shape.pending + 4 * block):
             return True
     return False
 

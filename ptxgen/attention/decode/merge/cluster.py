@@ -84,8 +84,8 @@ class Exchange:
         statistics = b.op("mov.u32", "inbox_head", self.statistics)
         b.op("mad.lo.u32", statistics, element.head, 8, statistics)
         parts = partials(b, "rank", self.size)
+        b.note(f"ranks 0 to {self.size - 1}")
         for rank, part in enumerate(parts):
-            b.note(f"rank {rank} of {self.size}")
             b.op("ld.shared.v2.f32", (part.maximum, part.total), statistics[8 * rank * element.heads])
             b.op("ld.shared.v4.f32", part.values, place[16 * rank * self.slice])
-        combine(b, into, parts, [f"rank {rank}" for rank in range(self.size)])
+        combine(b, into, parts, "the ranks' partials")

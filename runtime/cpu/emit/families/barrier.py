@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.warp import gather_members
+from ptxgen.runtime.cpu.flow.aligned_barriers import is_aligned
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.native.ir import vec
@@ -14,13 +15,9 @@ _WAITS, _ALIGNED = 1, 2
 _WANTED = {"popc": 4, "and": 8, "or": 12}
 
 
-def _aligned(op: Op) -> bool:
-    return op.words[0] == "bar" or "aligned" in op.words
-
-
 def meet(e: Emitter, op: Op) -> None:
     """An aligned barrier is executed by all lanes of a warp together: the first wait here for the others."""
-    if _aligned(op):
+    if is_aligned(op.words):
         e.converge("-1")
 
 
@@ -54,7 +51,7 @@ def sync(e: Emitter, op: Op) -> None:
     """Wait until the expected number of threads has arrived."""
     meet(e, op)
     number, count = _number_and_count(e, op, op.operands)
-    _arrive(e, op, number, count, _WAITS | (_ALIGNED if _aligned(op) else 0))
+    _arrive(e, op, number, count, _WAITS | (_ALIGNED if is_aligned(op.words) else 0))
 
 
 @emits("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", outputs=0, blocks=True, converges=True)
@@ -62,7 +59,7 @@ def arrive(e: Emitter, op: Op) -> None:
     """Count as arrived without waiting."""
     meet(e, op)
     number, count = _number_and_count(e, op, op.operands)
-    _arrive(e, op, number, count, _ALIGNED if _aligned(op) else 0)
+    _arrive(e, op, number, count, _ALIGNED if is_aligned(op.words) else 0)
 
 
 @emits("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", outputs=1, blocks=True, result=True, converges=True)
@@ -72,7 +69,7 @@ def reduce(e: Emitter, op: Op) -> None:
     operands = op.operands[1:]
     number, count = _number_and_count(e, op, operands[:-1])
     wanted = next(_WANTED[w] for w in op.words if w in _WANTED)
-    flags = _WAITS | (_ALIGNED if _aligned(op) else 0) | wanted
+    flags = _WAITS | (_ALIGNED if is_aligned(op.words) else 0) | wanted
     _arrive(e, op, number, count, flags, e.pred(operands[-1]))
 
 
