@@ -60,7 +60,7 @@ def _scalar(value: Any) -> Any:
 
 
 class NumbaKernel:
-    """A function that launches as `@cuda.jit` functions do: `kernel[grid, block](*arrays_and_numbers)`.
+    """A function that launches as `@cuda.jit` functions do: `kernel[grid, block]` is called with arrays and numbers.
 
     Arrays are NumPy's and are used in place. `device` runs it (default: the CPU executor in check mode), compiled for
     `target`; a signature is compiled when it is first met.
