@@ -108,7 +108,7 @@ def measure_all(run: Run, given: argparse.Namespace) -> None:
     from ptxgen.runtime import Model
 
     model = Model.load(given.model, "cuda")
-    for layer in range(model.shape.n_layers):  # positions that nobody wrote are numbers, too
+    for layer in range(model.shape.n_layers):  # positions that were never written are numbers, too
         for buffer in model.cache.buffers(layer).values():
             buffer.zero()
     measure(model, 50)  # clocks and caches settle

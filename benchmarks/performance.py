@@ -45,7 +45,7 @@ def prefill() -> Iterable[str]:
         work = 2 * case["n_heads"] * case["head_dim"] * case["tokens"] ** 2 / 1e6
         lines.append([heads, str(case["tokens"]), *(f"{work / impls[n]['us']:.0f}" for n in names)])
         ratios.append(impls["sdpa-flash"]["us"] / impls["ptxgen"]["us"])
-    yield "## Prefill, bf16, causal, TFLOP/s\n\nmma.sync, the sm_80 way; wgmma is not used yet.\n"
+    yield "## Prefill, bf16, causal, TFLOP/s\n\nOn `mma.sync`, without wgmma.\n"
     yield table(["heads q/kv/dim", "tokens", "ours", "FlashAttention 2 (torch)", "cuDNN (torch)"], lines)
     yield f"FlashAttention 2 / ours: {mean(ratios):.2f} (geometric mean), least {min(ratios):.2f}. {_commit(rows)}\n"
 
@@ -137,17 +137,17 @@ def whole_models() -> Iterable[str]:
     steps, alone, prompts = (_measured(name) for name in ("decode_step", "products", "prompt"))
     yield "## Whole models: µs of a decode step\n"
     yield (
-        "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device, "
-        "measured while llama.cpp was built beside it. `of the read`: read of the same bytes ÷ ours. Products are "
-        "exact in f32. Short of the aims, which are 2.5 times llama.cpp and 690 µs for Llama 3.2 1B: four-bit weights "
-        "read at about half the rate, more than 8 tokens read the weights again for every 8, and small models "
-        f"are latency, six launches a layer. {_commit(steps)}\n"
+        "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
+        "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
+        "exact in f32. The aims, 2.5 times llama.cpp and 690 µs for Llama 3.2 1B, are not reached: four-bit weights "
+        "are read at about half the rate, batches of more than 8 read the weights once for every 8 tokens, and of "
+        f"small models most of a step is the latency of six launches a layer. {_commit(steps)}\n"
     )
     yield decode_step.table(steps) + "\n"
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
-        "Through mma.sync attention and products of 8 tokens a CTA; these have no wgmma yet, and llama.cpp is up to "
-        f"four times as fast. `ptxgen`: in chunks of 64 tokens; `ptxgen-512`: in one. {_commit(prompts)}\n"
+        "Through mma.sync attention and products of 8 tokens a CTA, without wgmma. `ptxgen`: in chunks of 64 tokens; "
+        f"`ptxgen-512`: in one. {_commit(prompts)}\n"
     )
     yield prompt.table(prompts) + "\n"
     yield "## Products alone: µs as graph nodes, weights beyond the L2\n"

@@ -9,15 +9,15 @@ from typing import Any
 
 from ptxgen.builder import Builder
 from ptxgen.checks import check
-from ptxgen.errors import SpecError, brief
+from ptxgen.errors import IsaError, SpecError, TemplateError, brief
 from ptxgen.kernel import KernelType, spec_error, supports
 from ptxgen.launch import Launch, Param
 from ptxgen.lines.sources import SourceMap, remember
 from ptxgen.nodes import Module
-from ptxgen.parser import parse
+from ptxgen.parser import UnreadableError, parse
 from ptxgen.render import render_entry, render_module
 from ptxgen.requires import Requirements, requirements
-from ptxgen.targets import Target
+from ptxgen.targets import Target, newest_ptx
 from ptxgen.targets import target as parse_target
 from ptxgen.tuning import in_force
 
@@ -102,7 +102,27 @@ def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:
         raise spec_error(type(spec).__name__, support.reasons)
     b = Builder(spec, target)
     spec.build(b)
-    b.finish()
+    try:
+        b.finish()
+    except IsaError as unwritten:
+        raise _with_more(unwritten, b, entry) from None
+    return _written(b, entry)
+
+
+def _with_more(unwritten: IsaError, b: Builder, entry: str) -> IsaError:
+    """What the builder found, and what else is found in the text: each once."""
+    sentences = [line.partition(": register ")[2].partition(" | ")[0] for line in str(unwritten).splitlines()]
+    try:
+        _written(b, entry)
+    except (IsaError, TemplateError) as more:
+        others = (line for line in str(more).splitlines() if not any(f": register {s}" in line for s in sentences))
+        return IsaError("\n".join([str(unwritten), *others]))
+    return unwritten
+
+
+def _written(b: Builder, entry: str) -> Ptx:
+    """The text of what is built, checked."""
+    spec, target = b.spec, b.target
     launch = spec.launch(target)
     _check_shared(b, launch)
     entry, template = entry or spec.kernel_name, spec.template(target)
@@ -119,14 +139,32 @@ def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:
 
     # The header depends on the instructions: parse under the target's own lowest version, then raise it if needed.
     text, source_map = whole(target.lowest_ptx)
-    module = parse(text, f"{entry}.ptx", f"kernel {entry}")
-    requires = requirements(module)
+    module = _parsed(text, entry)
+    try:
+        requires = requirements(module)
+    except IsaError:  # of opcodes that are not known, which the check finds among others
+        module.version = newest_ptx()  # nobody knows which they need
+        check(module, target)
+        raise
     if requires.ptx != target.lowest_ptx:
         text, source_map = whole(requires.ptx)
         module.version, module.source = requires.ptx, text
     check(module, target, lint=True, limits=_index_limits(launch))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Ptx(spec, target, entry, text, spec.params(), launch, requires, digest, module, source_map)
+
+
+def _parsed(text: str, entry: str) -> Module:
+    """The parsed text. Raises `IsaError` with every line that cannot be read or whose opcode is not known."""
+    try:
+        return parse(text, f"{entry}.ptx", f"kernel {entry}")
+    except UnreadableError as unreadable:
+        if unreadable.module is not None:
+            try:
+                requirements(unreadable.module)
+            except IsaError as unknown:
+                raise IsaError(f"{unreadable}\n{unknown}") from None
+        raise
 
 
 def _index_limits(launch: Launch) -> dict[str, int]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
     Arrays = dict[str, np.ndarray]
+    """Arguments by the names of their parameters; for annotations (`if TYPE_CHECKING:`)."""
 else:
 
     def dataclass_transform(**_):
@@ -112,7 +113,8 @@ class KernelType:
 
     unreported: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Faults put into its goldens that the executor's check mode does not report (regular expressions over what
-    `tests/mutations.py` calls them), and why; a reason of what changes no result begins with "does not matter: "."""
+    `tests/tools/mutations.py` calls them), and why. Where a fault changes no result, the reason begins with
+    "does not matter: "."""
 
     def past(self, arguments: Arrays) -> Past:
         """Of an example's arrays those parts, as (array, index), on which no result depends: what lies past lengths."""
@@ -192,7 +194,7 @@ def _spread(cls: type) -> None:
         for each in dataclasses.fields(marked.group):
             default = marked.defaults.get(each.name, each.default)
             annotations[each.name] = f"{each.type} | None" if default is None else each.type
-            setattr(cls, each.name, default)
+            setattr(cls, each.name, dataclasses.field(default=default, metadata=each.metadata))
     cls.__annotations__ = annotations
 
 

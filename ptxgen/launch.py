@@ -17,6 +17,8 @@ from typing import Any
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
 
+__all__ = ["Extent", "Launch", "Param", "buffer", "capacities_of", "evaluate", "grid3", "scalar", "workspace"]
+
 Extent = int | str
 _FUNCTIONS = {"min": min, "max": max, "ceil_div": lambda a, b: -(-a // b)}
 _NODES = (
@@ -55,7 +57,7 @@ class Param:
     """One parameter of a kernel: it drives the signature, the packing, the checks at bind and the manifest.
 
     `kind`: "buffer" (a pointer), "pointers" (a pointer to an array of pointers), "scalar". `access`: "in", "out",
-    "inout", or "workspace" (allocated by whoever binds; zeroed once where `zeroed`, and left zeroed by the kernel).
+    "inout", or "workspace" (allocated at bind; zeroed once where `zeroed`, and left zeroed by the kernel).
     `shape`: extents, the last contiguous; () for a scalar. `align` in bytes is assumed by the text and checked at bind.
     """
 
@@ -142,3 +144,7 @@ def grid3(*extents: Extent) -> tuple[Extent, Extent, Extent]:
     """Pad to three extents with 1."""
     x, y, z = (*extents, 1, 1)[:3]
     return x, y, z
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

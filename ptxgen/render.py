@@ -27,8 +27,9 @@ from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
 from ptxgen.lines.marks import LineMarks, marked_lines
-from ptxgen.lines.sources import Place, Run, shown_path
+from ptxgen.lines.sources import Place, Placed, Run, shown_path
 from ptxgen.packages import OURS, package_of, template_folders
+from ptxgen.words import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -61,6 +62,7 @@ def environment() -> Environment:
         finalize=_place,
         extensions=[LineMarks],
     )
+    env.filters["counted"] = counted
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
     return env
@@ -144,28 +146,28 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[l
     placed = dict.fromkeys(b.fragments, 0)
     lines: list[str] = []
     runs: list[Run] = []
-    for line, mark in marked_lines(text):
+    for line, placed_by in marked_lines(text):
         if MARK in line:
             name = line.strip().strip(MARK)
             if name not in placed:  # part of a line, or changed by a filter
                 shown = line.strip().replace(MARK, "")
-                where = f"{shown_path(mark[0])}:{mark[1]}" if mark else f"{template}.ptx.j2"
+                where = _shown(placed_by, template)
                 raise TemplateError(f"{about}: {where}: a fragment stands on a line of its own (got {shown!r})")
             placed[name] += 1
             fragment = b.fragments[name]
             heading = fragment.heading()
-            if heading and not (lines and lines[-1].lstrip().startswith("//")):
+            if heading and (fragment.what or not (lines and lines[-1].lstrip().startswith("//"))):
                 lines.append(heading)
-                runs.append((mark, name, (fragment.opened,)))
+                runs.append((placed_by, name, (fragment.opened,)))
             if fragment.lines:
                 lines += fragment.lines
-                runs.append((mark, name, fragment.sites))
+                runs.append((placed_by, name, fragment.sites))
         elif "/*" in line:
-            where = f"{shown_path(mark[0])}:{mark[1]}" if mark else f"{template}.ptx.j2"
+            where = _shown(placed_by, template)
             raise TemplateError(f"{about}: {where}: comments are // lines (got {line.strip()!r})")
         elif line.strip():
             lines.append(line)
-            runs.append((mark, "", ()))
+            runs.append((placed_by, "", ()))
     lost = [f for f in b.fragments.values() if placed[f.name] < f.placed]
     if lost:
         names = ", ".join(f"{f.name!r} ({f.built_at}; {placement(template, f.name)})" for f in lost)
@@ -175,6 +177,10 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[l
         listed = ", ".join(f"{f.name!r} ({f.built_at})" for f in unplaced)
         raise TemplateError(f"{about}: built, but not placed by {template}.ptx.j2: fragment {listed}")
     return lines, runs
+
+
+def _shown(placed: Placed, template: str) -> str:
+    return " → ".join(f"{shown_path(file)}:{line}" for file, line in placed) or f"{template}.ptx.j2"
 
 
 def placement(template: str, name: str) -> Place | None:
@@ -204,8 +210,8 @@ def render_module(*, first_line: str, version: str, target: str, body: str, runs
     head, _, tail = text.partition(body)
     before, after = (list(marked_lines(part)) for part in (head, tail))
     lines = [line for line, _ in before[:-1]]
-    marks: list[Run] = [(mark, "", ()) for _, mark in before[:-1]]
-    ends: list[Run] = [(mark, "", ()) for _, mark in after[:-1]]
+    marks: list[Run] = [(placed, "", ()) for _, placed in before[:-1]]
+    ends: list[Run] = [(placed, "", ()) for _, placed in after[:-1]]
     return "\n".join([*lines, body + "\n".join(line for line, _ in after)]), [*marks, *runs, *ends]
 
 

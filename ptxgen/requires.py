@@ -76,12 +76,15 @@ def _dotted(version: IsaVersion) -> str:
 def requirements(module: Module, target: Target | None = None) -> Requirements:
     """The lowest PTX ISA version (on a target; default: the module's own) and target that all its lines accept.
 
-    Raises `IsaError` with file, line and text for an instruction that the table does not know.
+    Raises `IsaError` with file, line and text for each instruction that the table does not know.
     """
     where = target or own_target(module.targets)
     first: dict[str, tuple[int, Demand]] = {}
-    for line, word, demand in _demands(module, where):
+    unknown: list[str] = []
+    for line, word, demand in _demands(module, where, unknown):
         first.setdefault(word, (line, demand))
+    if unknown:
+        raise IsaError("\n".join(unknown))
     code: IsaVersion = OLDEST
     sm: tuple[str, ...] = ()
     for _, demand in first.values():
@@ -112,16 +115,18 @@ def spare_suffix(module: Module, needs: Requirements) -> str | None:
             f"{own.base} would do, and run on later GPUs too")  # fmt: skip
 
 
-def _demands(module: Module, target: Target | None) -> Iterator[tuple[int, str, Demand]]:
-    """Every demand above the oldest, with its line and the word that makes it."""
+def _demands(module: Module, target: Target | None, unknown: list[str]) -> Iterator[tuple[int, str, Demand]]:
+    """Every demand above the oldest, with its line and the word that makes it; `unknown` takes findings."""
     for item in module.items:
         if isinstance(item, Function):
-            yield from _of_function(item, module, target)
+            yield from _of_function(item, module, target, unknown)
         elif isinstance(item, Directive) and item.name in _DIRECTIVES:
             yield item.line, f".{item.name}", _DIRECTIVES[item.name]
 
 
-def _of_function(function: Function, module: Module, target: Target | None) -> Iterator[tuple[int, str, Demand]]:
+def _of_function(
+    function: Function, module: Module, target: Target | None, unknown: list[str]
+) -> Iterator[tuple[int, str, Demand]]:
     for word in function.performance:
         if word in _PERFORMANCE:
             yield function.line, f".{word}", _PERFORMANCE[word]
@@ -132,11 +137,16 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
     names = Names({}, lambda line, what: None, lambda what, demand, word, line: None)
     for parameter in (*function.returns, *function.params):
         names.declare(parameter, set())
-    forms: dict[str, Form] = {}
+    forms: dict[str, Form | None] = {}
     for statement in flat(function.body or ()):
         if isinstance(statement, Instruction):
             opcode = statement.opcode
-            form = forms.get(opcode) or forms.setdefault(opcode, _form(statement, module, function))
+            if opcode not in forms:
+                forms[opcode] = _form(opcode)
+            form = forms[opcode]
+            if form is None:
+                unknown.append(_unknown(statement, module, function))
+                continue
             if form.also:
                 form = choose(names, form, statement.operands, statement.line) or form
             if form.sm or form.ptx > OLDEST:
@@ -154,11 +164,20 @@ def _of_function(function: Function, module: Module, target: Target | None) -> I
                 yield statement.line, ".b128", _B128
 
 
-def _form(instruction: Instruction, module: Module, function: Function) -> Form:
+def _form(opcode: str) -> Form | None:
     try:
-        return lookup(instruction.opcode)
+        return lookup(opcode)
+    except IsaError:
+        return None
+
+
+def _unknown(instruction: Instruction, module: Module, function: Function) -> str:
+    """The finding about an opcode that the table does not know."""
+    try:
+        lookup(instruction.opcode)
     except IsaError as unknown:
-        raise IsaError(module.finding(instruction.line, str(unknown), function)) from None
+        return module.finding(instruction.line, str(unknown), function)
+    raise AssertionError(instruction.opcode)
 
 
 def _of_operands(instruction: Instruction) -> Iterator[tuple[int, str, Demand]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+__all__ = ["Bounds", "OneOf", "between", "divides", "multiple_of", "one_of", "softmax_factors"]
+
 # Between these, whatever `scale` and `soft_cap` are together, the f32 constants that texts make of them
 # (scale · log2 e, 2 · log2 e · scale / soft_cap, soft_cap · log2 e) are normal: not infinite, not 0, all bits there.
 SOFTMAX_FACTORS = (1e-18, 1e18)
@@ -85,3 +87,7 @@ def _factor(field: str, value: float, instead: str, signed: bool = False) -> Ite
         kind = "number of magnitude" if signed else "positive number"
         nearest = "" if math.isnan(value) else f"; nearest: {sign * min(max(size, low), high)}"
         yield f"{field}: must be a {kind} from {low} to {high}, or {instead} (got {value}{nearest})"
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

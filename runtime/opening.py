@@ -67,8 +67,8 @@ def _start(index: int) -> Device:
 
 @contextmanager
 def _preparing() -> Iterator[None]:
-    """Import in another thread meanwhile, as long as the driver lets Python run. What fails there is left to whoever
-    needs it; where the driver does not start, no more is imported.
+    """Import in another thread meanwhile, as long as the driver lets Python run. A failure there is left to the thread
+    that needs the module; where the driver does not start, no more is imported.
 
     The device comes first: these two threads then import no modules that import each other.
     """

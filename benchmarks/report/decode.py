@@ -1,6 +1,6 @@
 """What the rows of one run of the decode attention benchmark say: tables, geometric means, the chart. Measures nothing.
 
-Fractions are of the rate at which the same bytes can be read: floor / µs. A peer is whoever is not ours.
+Fractions are of the rate at which the same bytes can be read: floor / µs. A peer is an implementation that is not ours.
 """
 
 from __future__ import annotations

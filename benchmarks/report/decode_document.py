@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.cases.decode import GRID, LISTS, LLAMA, SHAPES, Case
 from benchmarks.report.decode import Times, best, by_case, is_peer, label, mean, over_floor, over_peers, ratios, table
+from benchmarks.report.decode_aims import aims
 from benchmarks.report.rows import RESULTS, SHARED, load, runs
 
 EXACT = 5e-3
@@ -89,8 +90,8 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Behind the best peer (best peer ÷ ours): {', '.join(words)}.\n"
     yield "### Every run of the grid\n"
     yield (
-        "Each on one H200, of which there are faster and slower ones (the read is of 134 MB); the first had only "
-        "torch's peers, those from fd5cada4e67e on settle before they time.\n"
+        "Each on one H200; how fast that one is, the read of 134 MB shows. The first had torch's peers alone. From run "
+        "fd5cada4e67e on every measurement begins with 40 ms of replays that do not count.\n"
     )
     heads = ["run", "commit", "read µs", "best peer ÷ ours", "least", "ours ÷ read", "programmatic"]
     yield table(heads, list(history()))
@@ -180,7 +181,7 @@ def others(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             plain = name in ("odd", "capacities")
             yield f"### {title}\n"
             if own[0]["run"] != rows[0]["run"]:
-                yield f"Of another run, {own[0]['run']}, commit {own[0]['commit']}.\n"
+                yield f"From run {own[0]['run']}, commit {own[0]['commit']}, which measured most of these cases.\n"
             yield table(["case", "ours (best peer)", "batch-invariant"][: 2 if plain else 3],
                         [line[: 2 if plain else 3] for line in lines])  # fmt: skip
     yield from invariance(cases)
@@ -229,9 +230,10 @@ def counters() -> Iterator[str]:
         yield table(["case", "kernel", *(name.replace("_", " ") for name in measures)], lines)
     heading, _, text = notes()[1].partition("\n")
     yield heading + "\n"
-    (about, *_), (last, *_) = documented(), newest()
-    if about["run"] != last["run"]:
-        yield f'Written of run {about["run"]} (commit {about["commit"]}): it is "this run" and "this page" here.\n'
+    about, last = documented(), newest()
+    yield from aims(of_grid(last), by_case(last))
+    if about[0]["run"] != last[0]["run"]:
+        yield f"The notes below were written after run {about[0]['run']} (commit {about[0]['commit']}).\n"
     yield text.lstrip("\n")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import performance
 from benchmarks.cases.decode import LISTS, Case
-from benchmarks.report import decode_document, executor_document, rows
+from benchmarks.report import cpu_executor_document, decode_document, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 Rows = list[dict[str, Any]]
@@ -35,8 +35,8 @@ def documents() -> str:
         [
             performance.document(decode),
             decode_document.readme(decode),
-            executor_document.section(rows.load("executor")),
-            executor_document.fuzzing(executor_document.fuzz_rows()),
+            cpu_executor_document.section(rows.load("cpu_executor")),
+            cpu_executor_document.fuzzing(cpu_executor_document.fuzz_rows()),
             *gpu_report.document(),
         ]
     )

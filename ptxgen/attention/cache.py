@@ -5,7 +5,7 @@ Owns strides and the shapes of the parameters; the instructions that find a row 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ptxgen import rules
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.launch import Extent, Param, buffer
 from ptxgen.scales import scale_groups
+from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,27 @@ if TYPE_CHECKING:
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 PAGE_LAYOUTS = ("hnd", "nhd")
 RING = 64  # a ring holds a multiple of so many rows: of every tile
+
+
+def _rings(drawn: Mapping[str, Any]) -> Sequence[object]:
+    window = drawn.get("window") or (0 if "window" in drawn else 1)
+    rows = -(-window // RING) * RING
+    return (0,) if drawn.get("page_size") or not window else (0, rows, rows + 2 * RING)
+
+
+# What is known of fields of kernel types on a cache.
+CAPACITY = Said(local=True, silent="no result depends on it within the capacity")
+KV_HEADS = Said(local=True)
+INDIRECT = Said(doc="lengths or positions are read from device memory")
+PAGE_SIZE = Said(doc="positions of a page of the cache; 0: no pages", draws=(0, 16, 48, 64), refuses=(-1,))
+PAGE_LAYOUT = Said(
+    doc="order of a page's axes: hnd (head, position, element) or nhd (position, head, element)", later=True,
+    draws=lambda drawn: PAGE_LAYOUTS if drawn.get("page_size") else PAGE_LAYOUTS[:1], refuses=("?",),
+)  # fmt: skip
+RING_ROWS = Said(
+    doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions", later=True,
+    draws=_rings, refuses=(-1, 63),
+)  # fmt: skip
 
 
 def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ units of log2 from the first step on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,9 +18,22 @@ from ptxgen.dtypes import f32
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.launch import Param, buffer
+from ptxgen.spec.fields import MOST_DRAWN, Said
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+def _windows(drawn: Mapping[str, Any]) -> Sequence[object]:
+    longest = drawn.get("max_len") or MOST_DRAWN
+    return [min(window, longest) for window in (0, 1, 100, 4096)]
+
+
+# What is known of fields of kernel types that compute attention.
+SCALE = Said(doc="factor of the logits; default 1 / sqrt(head_dim)", draws=(None, 0.0625, 1.0))
+SOFT_CAP = Said(doc="logits become soft_cap * tanh(logit / soft_cap); 0: off", draws=(0.0, 30.0, 50.0), refuses=(-1.0,))
+SINKS = Said(doc="a logit per head joins the softmax without a value, from a parameter")
+WINDOW = Said(doc="a query sees only that many latest positions; 0: all", draws=_windows, refuses=(-1,))
 
 
 @dataclass(frozen=True)

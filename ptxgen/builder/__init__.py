@@ -53,15 +53,21 @@ class Builder:
     # -- declarations -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fragment(self, name: str) -> Iterator[Fragment]:
-        """Instructions inside the `with` belong to the fragment of that name."""
+    def fragment(self, name: str, what: str = "") -> Iterator[Fragment]:
+        """Instructions inside the `with` belong to the fragment of that name; the comment above them says `what`.
+
+        Without it, a fragment of several lines is headed by its name and by what the docstring of the function says
+        that most of its lines come from.
+        """
         if self._current is not None:
             raise self._error(f"fragment {name!r} opened inside {self._current.name!r}; fragments do not nest")
         if name in self.fragments:
             raise self._error(f"fragment {name!r} is built twice")
         if name in self.absent:
             raise self._error(f"fragment {name!r} is built, and declared to be absent")
-        self._current = self.fragments[name] = Fragment(name, self._site())
+        if what:
+            self._check_note(what, f"fragment {name!r}: what it does")
+        self._current = self.fragments[name] = Fragment(name, self._site(), what)
         caller = sys._getframe(2)  # behind this generator and its context manager
         self._outermost = self._outer(caller)
         try:
@@ -232,10 +238,10 @@ class Builder:
         if not (name.isascii() and name.isidentifier()):
             raise self._error(f"register: a name is letters, digits and _, no digit first (got {name!r})")
 
-    def _check_note(self, text: str) -> None:
+    def _check_note(self, text: str, about: str = "note:") -> None:
         """A comment is one line of ASCII: ptxas refuses other characters, and another line would be code."""
         if not text.isascii() or "\n" in text:
-            raise self._error(f"note: must be one line of ASCII (got {text!r})")
+            raise self._error(f"{about} must be one line of ASCII (got {text!r})")
 
     def _check_guard(self, opcode: str, reg: Reg) -> None:
         """A guard is a declared predicate."""
@@ -320,3 +326,7 @@ _OWN_FILES = frozenset({__file__, contextmanager.__code__.co_filename})
 
 
 __all__ = ["MARK", "SINK", "Builder", "Fragment"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -35,10 +35,11 @@ ABSENT = Absent()
 class Fragment:
     """A named list of instructions, which a skeleton places; it is no text that a skeleton could change."""
 
-    __slots__ = ("helpers", "lines", "name", "opened", "placed", "sites")
+    __slots__ = ("helpers", "lines", "name", "opened", "placed", "sites", "what")
 
-    def __init__(self, name: str, opened: Site) -> None:
+    def __init__(self, name: str, opened: Site, what: str = "") -> None:
         self.name = name
+        self.what = what  # its author's words for it
         self.opened = opened  # where Python opened it
         self.lines: list[str] = []
         self.sites: list[Site] = []  # who emitted each line
@@ -59,12 +60,23 @@ class Fragment:
         self.sites.append(site)
 
     def heading(self) -> str:
-        """The comment that its lines begin with where they are many: its name, and what its helper's docstring says."""
+        """The comment that its lines begin with: its name, and what it is said to do.
+
+        Where nothing is said, it is for many lines only, and in the words of their helper's docstring.
+        """
+        if self.what:
+            return f"    // {self._named(self.what)}" if self.lines else ""
         if len(self.lines) < _CHAPTER or self.lines[0].lstrip().startswith("//"):
             return ""
         helper = self._most()
         said = title(helper) if helper else ""
-        return f"    // {self.name}: {said}" if said else f"    // {self.name}"
+        if said[1:2].islower():  # no name, as K's and CTA are
+            said = said[0].lower() + said[1:]
+        return f"    // {self._named(said)}" if said else f"    // {self.name}"
+
+    def _named(self, said: str) -> str:
+        """What is said, behind the fragment's name where it does not begin with it."""
+        return said if said.startswith(f"{self.name} ") else f"{self.name}: {said}"
 
     def _most(self) -> CodeType | None:
         """The function that at least half of the lines come from."""

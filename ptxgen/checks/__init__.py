@@ -14,9 +14,8 @@ from ptxgen.errors import UNREADABLE, IsaError, PtxgenError, unreadable
 from ptxgen.isa import Form, lookup, special_register
 from ptxgen.isa.pattern import OLDEST, Demand
 from ptxgen.nodes import Function, Instruction, Label, Module, Register, Scope, Statement, Variable
+from ptxgen.parser.limits import MOST_FINDINGS
 from ptxgen.targets import STATIC_SHARED_LIMIT, Target, newest_ptx, own_target
-
-MOST_FINDINGS = 200  # that are written out
 
 
 def check(

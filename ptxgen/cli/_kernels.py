@@ -12,23 +12,21 @@ import click
 from ptxgen.cli._complete import choices_of
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType, find_kernel_type, kernel_types, make_spec
-from ptxgen.spec.fields import SHARED
+from ptxgen.spec.fields import SHARED, doc_beside
 from ptxgen.spec.legality import choices
 
-# What the shared words mean. A kernel type says more in its docstring, as "`field`: …",
-# "`field` "value": …" or "`field` (…)".
+# How a docstring says what a field means: "`field`: …", "`field` "value": …" or "`field` (…)".
 _SAYINGS = (r"`{}`: (.+?)(?:[.;](?: |$)|$)", r'`{}` (".+?)(?:\.(?: |$)|$)', r"`{}` (\(.+)")
 _METAVARS = {"tuple[float,...]": "X,Y,…"}
 
 
 def field_doc(cls: type[KernelType], name: str) -> str:
-    """What a field means: its metadata's `doc`, else what the class docstring says of it, else the shared words."""
-    found = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
-    if "doc" in found.metadata:
-        return str(found.metadata["doc"])
+    """What a field means: what stands beside it, else what the class docstring says of it, else the shared words."""
+    if beside := doc_beside(cls, name):
+        return beside
     doc = re.sub(r"\s+", " ", cls.__doc__ or "")
     said = (re.search(pattern.format(name), doc) for pattern in _SAYINGS)
-    return next((_inside(match[1]) for match in said if match), str(SHARED.get(name, {}).get("doc", "")))
+    return next((_inside(match[1]) for match in said if match), SHARED.get(name, {}).get("doc", ""))
 
 
 def _inside(text: str) -> str:

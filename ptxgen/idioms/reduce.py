@@ -97,7 +97,7 @@ def over_cta(
     first send every CTA of the cluster must run: the template begins with `cluster_arrive()` and has `cluster_wait()`
     before the reduction.
     """
-    with b.fragment(f"{name}_leave") as leave:
+    with b.fragment(f"{name}_leave", f"reduce over the warp{', and publish its part' if warps > 1 else ''}") as leave:
         over_warp(b, operation, values)
         if warps > 1:
             slots = _Slots(b, f"{name}_warps", values, warps)
@@ -107,7 +107,7 @@ def over_cta(
             slots.store(slots.address(scratch(b, "reduce_at", "u32"), warp), "shared", first)
     collect = send = receive = None
     if warps > 1:
-        with b.fragment(f"{name}_collect") as collect:
+        with b.fragment(f"{name}_collect", "read the parts of all warps, and combine them in order") as collect:
             slots.combine(operation)
     if cluster > 1:
         ranks = _Slots(b, f"{name}_ranks", values, cluster)
@@ -118,7 +118,7 @@ def over_cta(
             at = ranks.address(scratch(b, "reduce_at", "u32"), rank)
             b.op("mapa.shared::cluster.u32", at, at, thread, pred=sends)
             ranks.store(at, "shared::cluster", sends)
-        with b.fragment(f"{name}_receive") as receive:
+        with b.fragment(f"{name}_receive", "read the parts of all CTAs, and combine them in order") as receive:
             ranks.combine(operation)
     reduction = Reduction(leave, collect, send, receive, repeats)
     b.expose(**{name: reduction})

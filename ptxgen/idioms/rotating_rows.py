@@ -19,11 +19,15 @@ from ptxgen.idioms.rope_settings import RopeSettings
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place
 from ptxgen.kernel import Spread
 from ptxgen.launch import Launch
+from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+STYLE = Said(doc="pairs that rotate together: norm (adjacent) or neox (halves)")
+PRECISE = Said(doc="sine and cosine by polynomials instead of the hardware's approximations")
+IN_PLACE = Said(doc="results replace the inputs")
 ROPE_FIELDS = Spread(RopeSettings, {"theta": 10000.0, "rotary_dim": None})
 
 
@@ -95,7 +99,7 @@ class RotatingChunk:
 
     def turn(self, b: Builder, values: RegArray, words: RegArray, position: Reg) -> None:
         """Fragments `widen` and `rotate`: the words as f32, and those rotated by the angles of `position`."""
-        with b.fragment("widen"):
+        with b.fragment("widen", "the chunk as f32"):
             convert.unpack(b, values, words, self.dtype)
-        with b.fragment("rotate"):
+        with b.fragment("rotate", "rotate the chunk by its angles at the position"):
             rotary.rotate(b, self.rotor, values, position, self.dtype)

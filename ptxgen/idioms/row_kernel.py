@@ -69,7 +69,7 @@ class Rows:
         self.b, self.share, self.walk = b, share, RowWalk(b, share)
         self._moved: dict[str, tuple[Elements, ...]] = {}
         self._bases: dict[str, Reg] = {}
-        with b.fragment("locate"):
+        with b.fragment("locate", "the row's pointers, and the thread's place in the row"):
             self.thread: Reg = b.op("mov.u32", "thread", b.special("tid.x"))
             self.row: Reg = b.op("mov.u32", "row", b.special("ctaid.x"))
             index = b.op("cvt.u64.u32", "wide_row", self.row)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
-from ptxgen.idioms import philox, weights
+from ptxgen.idioms import philox, probabilities
+from ptxgen.idioms.bit_set import BitSet
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.elements import Elements, pieces
 from ptxgen.idioms.log2 import LOG2E
-from ptxgen.idioms.marks import Marks
 from ptxgen.idioms.order import ordered_bits, ordered_key
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.rows import RowShare, RowWalk
@@ -36,20 +36,20 @@ class Sampling:
         self.walk = RowWalk(b, self.share)
         self.values = b.array("logit", "f32", self.share.elements)
         self.vectors: tuple[Elements, ...] = pieces(b, "", f32, self.values, self.share.vector)
-        self.marks = Marks(b, self.vocab, self.share.threads) if self.history else None
+        self.marks = BitSet(b, self.vocab, self.share.threads) if self.history else None
         self.key, self.weight, self.exponent = b.reg("key", "u32"), b.reg("weight", "u32"), b.reg("exponent", "f32")
 
     def build(self) -> None:
         """All fragments."""
         b = self.b
-        with b.fragment("locate"):
+        with b.fragment("locate", "the row of logits, and the thread's and the CTA's place in it"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.y"))
             self.rank = b.op("mov.u32", "rank", b.special("ctaid.x"))
             self.logits = b.ld_param("logits")
             wide = b.op("cvt.u64.u32", "wide_row", row)
             b.op("mad.lo.u64", self.logits, wide, 4 * self.vocab, self.logits)
-        with b.fragment("read_row"):
+        with b.fragment("read_row", "the row's settings"):
             self.read = {
                 name: self._of_row(name, row) for name in b.params if name not in ("logits", "history", "token")
             }
@@ -60,7 +60,7 @@ class Sampling:
             self.marks.build(self.thread, history, self.read["history_len"], self.history)
         self._decide(*self._largest())
         self._limits()
-        with b.fragment("store"):
+        with b.fragment("store", "one thread writes the token"):
             writes = b.op("or.b32", "writer", self.thread, self.rank)
             writes = b.op("setp.eq.u32", "writes", writes, 0)
             token = b.ld_param("token")
@@ -109,14 +109,14 @@ class Sampling:
         """The row's largest key, with the complement of its lowest index in the low word; a register for that word."""
         b = self.b
         best, mine, low = b.reg("best", "u64"), b.reg("candidate", "u64"), b.reg("complement", "u32")
-        with b.fragment("largest_start"):
+        with b.fragment("largest_start", "nothing found so far; the row's start"):
             if self.marks is not None:
                 penalty, positive = self.read["penalty"], b.reg("penalty_positive", "pred")
                 b.op("setp.gt.f32", positive, penalty, 0.0)
                 b.op("selp.f32", penalty, penalty, 1.0, positive)
             b.op("mov.u64", best, 0)
             self._begin()
-        with b.fragment("largest"):
+        with b.fragment("largest", "the largest logit of a pass, the first of equal ones"):
             for index, place, exists in self._elements():
                 b.op("add.u32", low, index, place)
                 b.op("not.b32", low, low)
@@ -129,14 +129,14 @@ class Sampling:
     def _decide(self, best: Reg, complement: Reg) -> None:
         """The most likely token, and whether to draw: with which limits and which random number."""
         b, read = self.b, self.read
-        with b.fragment("decide"):
+        with b.fragment("decide", "the largest logit's token, and whether one is drawn instead"):
             top = b.reg("top_key", "u32")
             b.op("mov.b64", (complement, top), best)
             self.chosen = b.op("not.b32", "chosen", complement)
             draws = b.op("setp.gt.f32", "draws", read["temperature"], 0.0)
             b.op("setp.gt.and.u32", draws, top, MINUS_INFINITY, draws)
             b.op("setp.lt.and.u32", draws, top, INFINITY, draws)
-        with b.fragment("prepare"):
+        with b.fragment("prepare", "how logits become weights, and the least weight that stays"):
             self.peak = b.op("mov.b32", b.reg("peak", "f32"), ordered_bits(b, "peak_bits", top))
             self.slope = b.op("mov.f32", "slope", LOG2E)
             b.op("div.rn.f32", self.slope, self.slope, read["temperature"])
@@ -144,7 +144,7 @@ class Sampling:
             self.floor = b.op("mov.u32", "floor_key", 0)
             least = b.op("max.f32", "least", read["min_p"], 0.0)
             b.op("min.f32", least, least, 1.0)
-            b.op("mul.f32", least, least, float(1 << weights.ONE_BITS))
+            b.op("mul.f32", least, least, float(1 << probabilities.ONE_BITS))
             self.least = b.op("cvt.rpi.u32.f32", "floor_weight", least)
             b.op("max.u32", self.least, self.least, 1)
             by_count = b.op("setp.gt.s32", "by_count", read["top_k"], 0)
@@ -155,7 +155,7 @@ class Sampling:
             low, high = b.op("mov.u32", "share_low", 0), b.reg("share_high", "u32")
             b.op("cvt.rzi.u32.f32", high, share, pred=by_mass)
             self.wide_share = b.op("mov.b64", "wide_share", (low, high))
-        with b.fragment("random"):
+        with b.fragment("random", "two random words from counter and seed, by Philox"):
             words = [b.op("mov.u32", f"word{i}", 0) for i in range(4)]
             b.op("mov.b32", words[0], read["counter"])
             key = b.reg("seed_low", "u32"), b.reg("seed_high", "u32")
@@ -168,7 +168,7 @@ class Sampling:
         b = self.b
         b.op("sub.rn.f32", self.exponent, value, self.peak)
         b.op("mul.rn.f32", self.exponent, self.exponent, self.slope)
-        weights.emit(b, self.weight, self.exponent)
+        probabilities.emit(b, self.weight, self.exponent)
 
     def _limits(self) -> None:
         """The searches: by count and by mass for the least key that stays, by index for the token."""

@@ -78,7 +78,7 @@ def search(
         b.op("mov.u32", found, 0)
         b.op("mov.u32", step, top)
         b.op("mov.u64", aim, 0)
-    with b.fragment(f"{name}_begin") as opening:
+    with b.fragment(f"{name}_begin", "clear the sums; the values to try; the row's start") as opening:
         for way in range(WAYS):
             b.op("mov.u64", sums[way], 0)
             if way:
@@ -86,7 +86,7 @@ def search(
             else:
                 b.op("mov.u32", tries[0], found)
         begin()
-    with b.fragment(f"{name}_measure") as measuring:
+    with b.fragment(f"{name}_measure", "sums of a pass, one for each value tried") as measuring:
         measure(take)
         more = advance(f"{name}_more")
     reduction = over_cta(b, f"{name}_sums", "add.u64", list(sums), thread, warps, cluster=cluster, repeats=True)

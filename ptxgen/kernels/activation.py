@@ -55,17 +55,17 @@ class Activation(RowKernel, KernelType):
     def build(self, b: Builder) -> None:
         rows = self.rows(b)
         values = rows.array("value")
-        with b.fragment("load"):
+        with b.fragment("load", f"load the thread's elements{' of both halves' if self.gated else ''}"):
             rows.step()
             rows.load("x", values)
             if self.gated:
                 others = rows.array("other")
                 rows.load("x", others, self.dim)
-        with b.fragment("activate"):
+        with b.fragment("activate", f"activate the {'first half, times the second' if self.gated else 'elements'}"):
             activation.activate(b, self.kind, values)
             for value, other in zip(values, others, strict=True) if self.gated else ():
                 b.op("mul.f32", value, value, other)
-        with b.fragment("store"):
+        with b.fragment("store", "store the thread's elements"):
             rows.store("out", values)
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:

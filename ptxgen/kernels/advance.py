@@ -26,7 +26,7 @@ class Advance(KernelType):
     history s32 `[rows, history]`.
     """
 
-    max_len: int
+    max_len: int = field(local=True, silent="no result depends on it within the capacity")
     by: int = field(default=1, draws=(1, 3), refuses=(0,), doc="positions that were taken")
     history: int = field(default=0, draws=(0, 64), refuses=(-1,), doc="tokens of a row that are kept; 0: none")
     programmatic: bool = False
@@ -54,12 +54,12 @@ class Advance(KernelType):
 
     def build(self, b: Builder) -> None:
         wait_for_producer(b, self.programmatic)
-        with b.fragment("locate"):
+        with b.fragment("locate", "addresses of the row's position and length"):
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
             places = [b.ld_param(name) for name in ("position", "length")]
             for place in places:
                 b.op("mad.wide.u32", place, row, s32.bytes, place)
-        with b.fragment("count"):
+        with b.fragment("count", "add to position and length, where the position is inside"):
             values = [b.reg(name, "s32") for name in ("position_now", "length_now")]
             for value, place in zip(values, places, strict=True):
                 b.op("ld.global.s32", value, place[0])
@@ -69,7 +69,7 @@ class Advance(KernelType):
                 b.op("add.s32", value, value, self.by)
                 b.op("st.global.s32", place[0], value, pred=counts)
         if self.history:
-            with b.fragment("remember"):
+            with b.fragment("remember", "write the token to its position in the history"):
                 tokens, history = b.ld_param("tokens"), b.ld_param("history")
                 b.op("mad.wide.u32", tokens, row, s32.bytes, tokens)
                 token = b.op("ld.global.s32", "token", tokens[0])

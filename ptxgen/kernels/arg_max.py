@@ -86,7 +86,7 @@ class ArgMax(KernelType):
     def build(self, b: Builder) -> None:
         wait_for_producer(b, self.programmatic)
         walk = RowWalk(b, self.share, name="", guarded=True)
-        with b.fragment("locate"):
+        with b.fragment("locate", "the row, the thread's place in it, and nothing found so far"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
             walk.begin(thread, b.op("mov.u32", "split", b.special("ctaid.y")))
@@ -97,10 +97,10 @@ class ArgMax(KernelType):
             b.op("mov.u32", best, 0)
             b.op("mov.u32", best_index, 0)
         self._scan(b, walk, source, best, best_index)
-        with b.fragment("reduce_warp"):
+        with b.fragment("reduce_warp", "the warp's best, in every lane"):
             low = b.op("not.b32", "index_complement", best_index)
             largest_of_warp(b, best, low)
-        with b.fragment("publish"):
+        with b.fragment("publish", "the first lane of every warp writes its best to shared memory"):
             slots = b.shared("warp_best", 8 * WARPS)
             lane = b.op("and.b32", "lane", thread, 31)
             is_lane0 = b.op("setp.eq.u32", "is_lane0", lane, 0)
@@ -109,7 +109,7 @@ class ArgMax(KernelType):
             b.op("mad.lo.u32", mine, mine, 8, slot)
             b.op("st.shared.v2.b32", mine[0], (low, best), pred=is_lane0)
             b.op("setp.lt.u32", "in_first_warp", thread, 32)
-        with b.fragment("reduce_cta"):
+        with b.fragment("reduce_cta", "the first warp reads the bests of all warps"):
             has_slot = b.op("setp.lt.u32", "has_slot", thread, WARPS)
             b.op("mad.lo.u32", slot, thread, 8, slot)
             b.op("mov.u32", best, 0)
@@ -125,12 +125,12 @@ class ArgMax(KernelType):
         """Fragments `load`, `compare` and `advance`: a pass of the CTA over its elements."""
         vector = self.share.vector
         values = b.array("element", "f32", self.share.elements)
-        with b.fragment("load"):
+        with b.fragment("load", "load a pass of the row"):
             walk.step()
             address = walk.at("address", source, self.dtype.bytes)
             loads = pieces(b, "word", self.dtype, values, vector)
             walk.load(address, loads)
-        with b.fragment("compare"):
+        with b.fragment("compare", "compare the elements with the best so far, as ordered keys"):
             here = b.reg("here", "u32")
             key, better = b.reg("key", "u32"), b.reg("better", "pred")
             for i, (piece, index, exists) in enumerate(zip(loads, walk.index, walk.exists, strict=True)):
@@ -143,12 +143,12 @@ class ArgMax(KernelType):
                     b.op("add.u32", here, index, j)
                     b.op("selp.u32", best_index, here, best_index, better)
         if self.share.passes > 1:
-            with b.fragment("advance"):
+            with b.fragment("advance", "on to the next pass"):
                 walk.advance("again")
 
     def _merge(self, b: Builder, row: Reg, best: Reg, low: Reg) -> None:
         """Fragments `arrive` and `collect`: the row's maximum over CTAs, and who is the last of them."""
-        with b.fragment("arrive"):
+        with b.fragment("arrive", "the CTA's best into the row's, and which CTA is the last"):
             packed = b.op("mov.b64", "packed", (low, best))
             row_best, arrivals = b.ld_param("best"), b.ld_param("arrivals")
             b.op("mad.wide.u32", row_best, row, 8, row_best)
@@ -162,7 +162,7 @@ class ArgMax(KernelType):
             b.op("mov.b64", (low, best), packed)
 
     def _store(self, b: Builder, row: Reg, best: Reg, low: Reg) -> None:
-        with b.fragment("store"):
+        with b.fragment("store", f"write the index of the best{', and its value' if self.with_value else ''}"):
             out = b.ld_param("out")
             b.op("mad.wide.u32", out, row, 4, out)
             winner = b.op("not.b32", "winner", low)

@@ -51,10 +51,10 @@ class Dequantize(QuantisedRows, KernelType):
     def build(self, b: Builder) -> None:
         rows = self.rows(b)
         values = rows.array("value")
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's packed elements, and widen them"):
             rows.step()
             rows.load("x", values)
-        with b.fragment("store"):
+        with b.fragment("store", f"store the elements{' times their scales' if self.scaled else ''}"):
             for i in range(self.share.flight if self.scaled else 0):
                 scale = self._scale(b, rows, i)
                 for value in values[i * self.share.vector : (i + 1) * self.share.vector]:

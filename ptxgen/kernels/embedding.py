@@ -11,7 +11,7 @@ from ptxgen.dtypes import f32, s32, u8
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer
 from ptxgen.products.reader import TileReader
 from ptxgen.weights import weight_format, weight_formats
@@ -40,7 +40,7 @@ class Embedding(KernelType):
     vocab: int
     dim: int
     weights: str = "f16"
-    scale: float = 1.0
+    scale: float = field(default=1.0, draws=(0.0625, 1.0))
     programmatic: bool = False
 
     sizes = {"rows": 5}
@@ -100,7 +100,7 @@ class Embedding(KernelType):
     def build(self, b: Builder) -> None:
         kind = self.kind
         wait_for_producer(b, self.programmatic)
-        with b.fragment("locate"):
+        with b.fragment("locate", "the row's token, and the thread's tile of its row in the table"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
             cta = b.op("mov.u32", "cta_of_row", b.special("ctaid.y"))
@@ -112,7 +112,7 @@ class Embedding(KernelType):
             exists = b.op("setp.lt.u32", "exists", token, self.vocab)
             b.op("setp.lt.and.u32", exists, tile, kind.tiles(self.dim), exists)
         words = b.array("word", "b32", kind.words)
-        with b.fragment("load"):
+        with b.fragment("load", "load the tile's words"):
             record = b.op("shr.u32", "record", token, 4)
             upper = b.op("and.b32", "row_of_half", token, TILE_ROWS // 2 - 1)
             lane = b.op("mad.lo.u32", "lane", upper, LANES, quad)
@@ -127,7 +127,7 @@ class Embedding(KernelType):
     def _write(self, b: Builder, words: RegArray, is_lower: Reg, row: Reg, tile: Reg, quad: Reg) -> None:
         """Fragment `write`: every chunk of the tile; `is_lower`: the row is in the lower half of its record."""
         kind = self.kind
-        with b.fragment("write"):
+        with b.fragment("write", "widen the words, and write the thread's columns"):
             out = b.ld_param("out")
             own = b.op("mul.lo.u32", "column_of_chunk", quad, OWN)
             column = b.op("mad.lo.u32", "column", tile, kind.tile_k, own)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import KV_DTYPES, Cache, place_rules
-from ptxgen.attention.decode.chunks import STEP, Cut
+from ptxgen.attention.cache import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, Cache, place_rules
+from ptxgen.attention.decode.chunks import MAX_CHUNKS, STEP, Cut
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
@@ -17,7 +17,7 @@ from ptxgen.attention.decode.plan import CtaPlan, chip_of, cta_plan
 from ptxgen.attention.decode.slots import Slots
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, widen
-from ptxgen.attention.variant import Variant
+from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.log2 import LOG2E
@@ -68,19 +68,19 @@ class FlashDecodingChunk(KernelType):
     `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
-    n_kv_heads: int
-    max_chunks: int = 64
-    ctas: int = 132
+    n_kv_heads: int = field(like=KV_HEADS)
+    max_chunks: int = field(default=64, like=MAX_CHUNKS)
+    ctas: int = field(default=132, doc="CTAs that keep the GPU busy: sequences are cut for no more")
     q_dtype: DType = f32
     kv_dtype: DType = f32
-    scale: float | None = None
-    soft_cap: float = 0.0
-    window: int = 0
+    scale: float | None = field(default=None, like=SCALE)
+    soft_cap: float = field(default=0.0, like=SOFT_CAP)
+    window: int = field(default=0, like=WINDOW)
     programmatic: bool = False
-    ring: int = field(default=0, later=True)
+    ring: int = field(default=0, like=RING_ROWS)
 
     sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
     trials = ({}, {"seq_len": 19})
@@ -193,7 +193,7 @@ class FlashDecodingChunk(KernelType):
                 b.op("griddepcontrol.launch_dependents")
         else:
             b.without("let_go")
-        with b.fragment("warps_start"):
+        with b.fragment("warps_start", "the thread's first quad of the output"):
             elements.start(task.tid, elements.count)
             partials = b.ld_param("partials")
         with b.fragment("warps_merge"):
@@ -207,7 +207,7 @@ class FlashDecodingChunk(KernelType):
     def _locate(self, b: Builder, plan: CtaPlan) -> tuple[Task, Where]:
         """Fragment `locate`: the chunk, its KV head and sequence, and where their rows lie."""
         attention = self.attention
-        with b.fragment("locate"):
+        with b.fragment("locate", "the chunk, its KV head and sequence, and where their rows lie"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             lane, warp = b.op("and.b32", b.reg("lane", "u32"), thread, 31), b.op("shr.u32", "warp", thread, 5)
             column = b.op("mov.u32", "column", b.special("ctaid.x"))
@@ -252,7 +252,7 @@ class FlashDecodingChunk(KernelType):
         """Fragment `lengths`: the positions of this chunk, as tiles of its warps."""
         tile = plan.shape.tile
         assert STEP % tile == 0, "chunks begin where tiles do"
-        with b.fragment("lengths"):
+        with b.fragment("lengths", "the sequence's length, and this chunk's part of it"):
             if self.programmatic:
                 b.op("griddepcontrol.wait")
             lengths = b.ld_param("seq_lens")

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.decode.chunks import MAX_CHUNKS
 from ptxgen.attention.decode.merge.cta import Partial, combine, empty, partials
-from ptxgen.attention.variant import SINK, take_sink
+from ptxgen.attention.variant import SINK, SINKS, take_sink
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules
-from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
+from ptxgen.words import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,11 +61,11 @@ class FlashDecodingReduce(KernelType):
 
     head_dim: int
     n_heads: int
-    max_chunks: int = 64
+    max_chunks: int = field(default=64, like=MAX_CHUNKS)
     q_dtype: DType = f32
     lse: bool = False
     programmatic: bool = False
-    sinks: bool = False
+    sinks: bool = field(default=False, like=SINKS)
 
     sizes = {"batch": 2}
     goldens = (
@@ -142,7 +144,7 @@ class FlashDecodingReduce(KernelType):
 
     def _locate(self, b: Builder, merged: Partial) -> Where:
         """Fragment `locate`: the row, the group and the lane of this thread, and its first partial."""
-        with b.fragment("locate"):
+        with b.fragment("locate", "the head's partials, and the first one of this group of threads"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -171,7 +173,7 @@ class FlashDecodingReduce(KernelType):
         are read."""
         chunk, acc, stats = where.chunk, where.partials, where.stats
         exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
-        with b.fragment("merge"):
+        with b.fragment("merge", "merge the group's next partials"):
             for i, part in enumerate(loaded):
                 empty(b, part)
                 self._load_statistics(b, where, part, i, exists[i])
@@ -190,7 +192,7 @@ class FlashDecodingReduce(KernelType):
         any is; and `merge_later`, for groups of which more are used."""
         exists, used = b.array("exists", "pred", self.in_flight), b.array("used", "pred", self.in_flight)
         later = used[1] if len(loaded) == 1 else None
-        with b.fragment("merge"):
+        with b.fragment("merge", "the group's partials: statistics, and the values of the first"):
             for i, part in enumerate((merged, *loaded)):
                 if i:
                     empty(b, part)
@@ -212,7 +214,7 @@ class FlashDecodingReduce(KernelType):
             b.without("merge_later")
             return
         b.expose(any_later=later)
-        with b.fragment("merge_later"):
+        with b.fragment("merge_later", "load the values of the partials that are left, and merge them"):
             for i, part in enumerate(loaded, 1):
                 self._load_values(b, where, part, i, used[i])
             combine(b, merged, (merged, *loaded))
@@ -235,7 +237,9 @@ class FlashDecodingReduce(KernelType):
         size = (QUAD + 2) * 4
         meeting = b.shared("meeting", (self.groups - 1) * self.lanes * size)
         with b.fragment("leave"):
-            b.note(f"{self.groups} groups of {self.lanes} threads shared the partials; the first merges what they have")
+            b.note(
+                f"{self.groups} groups of {counted(self.lanes, 'thread')} shared the partials; the first merges them"
+            )
             first = b.op("setp.eq.u32", "first_group", where.group, 0)
             thread = where.thread
             at = b.op("mov.u32", "meeting_at", meeting)
@@ -246,14 +250,14 @@ class FlashDecodingReduce(KernelType):
             b.op("st.shared.v4.f32", at[-self.lanes * QUAD * 4], merged.values, pred=~first)
             b.op("st.shared.v2.f32", pair_at[pairs - self.lanes * 8], (merged.maximum, merged.total), pred=~first)
         others = partials(b, "other", self.groups - 1)
-        with b.fragment("collect"):
+        with b.fragment("collect", "merge what the groups have"):
             for i, other in enumerate(others):
                 b.op("ld.shared.v4.f32", other.values, at[i * self.lanes * QUAD * 4])
                 b.op("ld.shared.v2.f32", (other.maximum, other.total), pair_at[pairs + i * self.lanes * 8])
             combine(b, merged, (merged, *others))
 
     def _finish(self, b: Builder, where: Where, merged: Partial) -> None:
-        with b.fragment("store"):
+        with b.fragment("store", "values over their sum to out"):
             if self.sinks:
                 at = b.op("mad.wide.u32", "sink_address", b.op("mov.u32", "sink_head", b.special("ctaid.x")), 4,
                           b.ld_param(SINK.param))  # fmt: skip

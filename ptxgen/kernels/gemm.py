@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import s32
-from ptxgen.kernel import kernel_type
+from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Extent, Param, buffer, scalar
 from ptxgen.products.loop import Tokens
 from ptxgen.products.mma import TOKENS
@@ -35,7 +35,7 @@ class Gemm(Product):
     activation(gate · x) · (up · x).
     """
 
-    indirect: bool = False
+    indirect: bool = field(default=False, doc="n_rows is read from device memory")
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     goldens = (
@@ -65,7 +65,7 @@ class Gemm(Product):
         return (*super().params(), count)
 
     def tokens_of(self, b: Builder, at: Geometry) -> Tokens:
-        with b.fragment("rows"):
+        with b.fragment("rows", "this CTA's first row of x, and how many rows there are"):
             cta = b.op("mov.u32", "cta_of_rows", b.special("ctaid.x"))
             group = b.op("min.u32", "row_group", cta, MOST_ROWS // at.tokens)
             first = b.op("mul.lo.u32", "first_row", group, at.tokens)

@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import KV_DTYPES, Cache, place_rules
+from ptxgen.attention.cache import (
+    CAPACITY,
+    KV_DTYPES,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    Cache,
+    place_rules,
+)
 from ptxgen.attention.decode import place as locate
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
@@ -16,7 +25,7 @@ from ptxgen.attention.decode.parts import parts_of, place_loop
 from ptxgen.attention.decode.plan import CHIPS, Plan, plan
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
-from ptxgen.attention.variant import Variant
+from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, kernel_type
@@ -56,25 +65,25 @@ class IncrementalAttention(KernelType):
     splits follow the length alone then, which costs time where they do not fill the GPU.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     q_dtype: DType = f32
     kv_dtype: DType = f32
     indirect: bool = False
     batched: bool = False
-    scale: float | None = None
-    soft_cap: float = 0.0
-    window: int = 0
-    page_size: int = 0
+    scale: float | None = field(default=None, like=SCALE)
+    soft_cap: float = field(default=0.0, like=SOFT_CAP)
+    window: int = field(default=0, like=WINDOW)
+    page_size: int = field(default=0, like=PAGE_SIZE)
     alibi: bool = False
     sinks: bool = False
     lse: bool = False
     programmatic: bool = False
     batch_invariant: bool = False
-    page_layout: str = field(default="hnd", later=True)
-    ring: int = field(default=0, later=True)
+    page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
+    ring: int = field(default=0, like=RING_ROWS)
 
     sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -198,7 +207,7 @@ class IncrementalAttention(KernelType):
         arena = b.shared("arena", plan.arena_bytes, align, dynamic=self.launch(b.target).shared > 0)
         # loads before the length is known pay where most CTAs have work: not where a batch's long sequences are split
         blind = (self.indirect or self.batched) and not (self.window or self.page_size or plan.split_tiles)
-        with b.fragment("locate"):
+        with b.fragment("locate", "split, KV head and sequence, and where their rows lie"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             where, task = locate.place(b, attention, plan, batched=self.batched)
@@ -209,7 +218,7 @@ class IncrementalAttention(KernelType):
         with b.fragment("length_load"):
             kind = "batch" if self.batched else "buffer" if self.indirect else "scalar"
             locate.load_length(b, task, where, name="seq_lens" if self.batched else "seq_len", kind=kind)
-        with b.fragment("lengths"):
+        with b.fragment("lengths", "the length, the warp's tiles, and which splits work"):
             locate.lengths(b, attention, plan, task, where)
         # ptxas may put the length's load behind those of the first tile, on their scoreboard: who asks for the length
         # waits for the tile. So the cluster meets before, unless splits leave by the length, or loads need it.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.cache import CAPACITY, KV_HEADS
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.kv_cache import KV_DTYPES
@@ -37,9 +38,9 @@ class KvCacheGather(KernelType):
     is read from device memory.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     kv_dtype: DType = f32
     direction: str = field(default="to_slot", doc="to_slot: single cache to slot; from_slot: the other way")
     indirect: bool = False
@@ -93,7 +94,7 @@ class KvCacheGather(KernelType):
         return Launch((self.blocks, self.n_kv_heads, 2), (THREADS, 1, 1))
 
     def build(self, b: Builder) -> None:
-        with b.fragment("locate"):
+        with b.fragment("locate", "this thread's first unit, its head, K or V, and the length"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             block = b.op("mov.u32", "block", b.special("ctaid.x"))
             first = b.op("mad.lo.u32", "first", block, THREADS * FLIGHT, thread)
@@ -120,7 +121,7 @@ class KvCacheGather(KernelType):
     ) -> None:
         """Fragments `begin`, `move`, `advance` of the loop over one head's rows, suffixed with what they copy."""
         unit = _unit(row_bytes)
-        with b.fragment(f"begin{what}"):
+        with b.fragment(f"begin{what}", f"source, target and number of the units of {'scales' if what else 'rows'}"):
             ends = {}
             wide_head = b.op("cvt.u64.u32", f"wide_head{what}", head)
             for cache, index in (("single", wide_head), ("batched", slot_head)):
@@ -135,9 +136,9 @@ class KvCacheGather(KernelType):
             b.op("mad.lo.u64", source, index, unit, source)
             b.op("mad.lo.u64", target, index, unit, target)
             b.op("setp.lt.u64", f"begins{what}", index, units)
-        with b.fragment(f"move{what}"):
+        with b.fragment(f"move{what}", "load some units, then store them"):
             self._move(b, what, unit, index, units, source, target)
-        with b.fragment(f"advance{what}"):
+        with b.fragment(f"advance{what}", "on to the thread's next units"):
             step = self.blocks * THREADS * FLIGHT
             b.op("add.u64", index, index, step)
             b.op("add.u64", source, source, step * unit)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.cache import CAPACITY, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -34,17 +35,17 @@ class KvCacheScatter(KernelType):
     `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     kv_dtype: DType = f32
-    src_dtype: DType = f32
+    src_dtype: DType = field(default=f32, doc="element type of what is appended")
     indirect: bool = False
     batched: bool = False
-    page_size: int = 0
+    page_size: int = field(default=0, like=PAGE_SIZE)
     programmatic: bool = False
-    page_layout: str = field(default="hnd", later=True)
-    ring: int = field(default=0, later=True)
+    page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
+    ring: int = field(default=0, like=RING_ROWS)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -84,7 +85,7 @@ class KvCacheScatter(KernelType):
         with b.fragment("locate"):
             row, place = self.map.locate_row(b)
             (is_v,) = place.since
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's chunk of 8 elements of k or v"):
             k, v = b.ld_param("k"), b.ld_param("v")
             source = b.op("selp.b64", "source", v, k, is_v)
             index = row_index(b, "row_head", row, self.n_kv_heads, place.head)
@@ -96,15 +97,15 @@ class KvCacheScatter(KernelType):
                 b.note("lanes without a chunk must not raise the group's maximum")
                 convert.clear(b, words)
             convert.load_words(b, words, source, pred=place.has_chunk)
-        with b.fragment("read_position"):
+        with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
             # One unsigned comparison refuses negative positions too.
             b.op("setp.lt.u32", "inside", position, self.max_len)
-        with b.fragment("convert"):
+        with b.fragment("convert", f"the chunk as f32{', scaled to the range of s8' if self.kv_dtype == s8 else ''}"):
             convert.unpack(b, values, words, self.src_dtype)
             if self.kv_dtype == s8:
                 scale = kv_cache.quantise(b, values)
-        with b.fragment("store"):
+        with b.fragment("store", "store the chunk to the cache"):
             cache_row = kv_cache.cache_row(b, self, row, place.head, position, place.has_chunk)
             kv_cache.store_chunk(b, self, is_v, cache_row, place.chunk, values, place.has_chunk)
         if self.kv_dtype == s8:

@@ -29,7 +29,13 @@ class LayerNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(default=1e-5, draws=(1e-6, 1e-5), refuses=(0.0,), doc="added to the variance")
+    eps: float = field(
+        default=1e-5,
+        draws=(1e-6, 1e-5),
+        refuses=(0.0,),
+        doc="added to the variance",
+        silent="beside squares about 1 it is less than a comparison tells",
+    )
     bias: bool = field(default=True, doc="a bias is added")
     residual: bool = field(default=False, doc="x is added to the residual stream first")
     heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
@@ -57,13 +63,13 @@ class LayerNorm(RowKernel, KernelType):
         rows = self.rows(b)
         values, gains, shifts = rows.array("value"), rows.array("gain"), rows.array("shift") if self.bias else None
         mean, square = b.reg("mean", "f32"), b.reg("square", "f32")
-        with b.fragment("begin"):
+        with b.fragment("begin", f"clear the sums{', load the weights' if self.share.passes == 1 else ''}"):
             b.op("mov.f32", mean, 0.0)
             b.op("mov.f32", square, 0.0)
             if self.share.passes == 1:  # the weights wait for no kernel before this one
                 rows.step()
                 self._load_weights(rows, gains, shifts)
-        with b.fragment("load"):
+        with b.fragment("load", "load a pass of the row, and add it up"):
             rows.step()
             rows.load("x", values)
             if self.residual:
@@ -75,20 +81,20 @@ class LayerNorm(RowKernel, KernelType):
                 b.op("add.f32", mean, mean, value)
             rows.advance("more_sums")
         over_cta(b, "sums", "add.f32", [mean], rows.thread, self.share.warps)
-        with b.fragment("divide"):
+        with b.fragment("divide", "the mean; back to the row's start"):
             b.op("mul.f32", mean, mean, 1 / self.dim)
             rows.begin()
-        with b.fragment("centre"):
+        with b.fragment("centre", "subtract the mean from a pass, and add up the squares"):
             self._centred(b, rows, values, mean)
             rows.only(values)
             dot(b, square, values, values)
             rows.advance("more_squares")
         over_cta(b, "squares", "add.f32", [square], rows.thread, self.share.warps)
-        with b.fragment("deviation"):
+        with b.fragment("deviation", "1 / sqrt(variance + eps); back to the row's start"):
             factor = b.op("fma.rn.f32", "factor", square, 1 / self.dim, self.eps)
             b.op("rsqrt.approx.f32", factor, factor)
             rows.begin()
-        with b.fragment("scale"):
+        with b.fragment("scale", "normalise a pass of the row, and store it"):
             rows.step()
             if self.share.passes > 1:
                 self._centred(b, rows, values, mean)

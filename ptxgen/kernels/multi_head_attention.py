@@ -6,14 +6,24 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import KV_DTYPES, Cache, place_rules
+from ptxgen.attention.cache import (
+    CAPACITY,
+    INDIRECT,
+    KV_DTYPES,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    Cache,
+    place_rules,
+)
 from ptxgen.attention.prefill import tiles
 from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
-from ptxgen.attention.variant import Variant
+from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
@@ -54,22 +64,24 @@ class MultiHeadAttention(KernelType):
 
     head_dim: int
     n_heads: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     q_dtype: DType = f16
     kv_dtype: DType = f16
-    max_len: int = 0
-    layout: str = "tokens"
+    max_len: int = field(default=0, like=CAPACITY)
+    layout: str = field(
+        default="tokens", doc="order of the axes: tokens (token, head, element) or heads (head, token, element)"
+    )
     causal: bool = True
-    scale: float | None = None
-    soft_cap: float = 0.0
-    window: int = 0
-    indirect: bool = False
+    scale: float | None = field(default=None, like=SCALE)
+    soft_cap: float = field(default=0.0, like=SOFT_CAP)
+    window: int = field(default=0, like=WINDOW)
+    indirect: bool = field(default=False, like=INDIRECT)
     batched: bool = False
-    page_size: int = 0
+    page_size: int = field(default=0, like=PAGE_SIZE)
     lse: bool = False
-    sinks: bool = False
-    page_layout: str = field(default="hnd", later=True)
-    ring: int = field(default=0, later=True)
+    sinks: bool = field(default=False, like=SINKS)
+    page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
+    ring: int = field(default=0, like=RING_ROWS)
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}

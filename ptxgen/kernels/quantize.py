@@ -55,10 +55,10 @@ class Quantize(QuantisedRows, KernelType):
         if self.whole_rows:
             self._by_row(b, rows, values)
             return
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's elements of the row"):
             rows.step()
             rows.load("x", values)
-        with b.fragment("store"):
+        with b.fragment("store", f"store the elements{' over the scales of their groups' if self.group else ''}"):
             if self.group:
                 self._by_group(b, rows, values)
             rows.store("out", values)
@@ -68,18 +68,18 @@ class Quantize(QuantisedRows, KernelType):
         largest = b.reg("largest", "f32")
         with b.fragment("begin"):
             b.op("mov.f32", largest, 0.0)
-        with b.fragment("measure"):
+        with b.fragment("measure", "the largest magnitude of a pass of the row"):
             rows.step()
             rows.load("x", values)
             magnitude(b, largest, values)
             rows.advance("more_sizes")
         over_cta(b, "sizes", "max.f32", [largest], rows.thread, self.share.warps)
-        with b.fragment("scale"):
+        with b.fragment("scale", "the row's scale and its inverse; back to the row's start"):
             inverse = over_scale(b, largest, self.dtype)
             first = b.op("setp.eq.u32", "first", rows.thread, 0)
             b.op("st.global.f32", rows.base("scales")[0], largest, pred=first)
             rows.begin()
-        with b.fragment("store"):
+        with b.fragment("store", f"store a pass of the row over the scale, as {self.dtype}"):
             rows.step()
             if self.share.passes > 1:
                 rows.load("x", values)

@@ -44,11 +44,11 @@ class ResidualAdd(RowKernel, KernelType):
     def build(self, b: Builder) -> None:
         rows = self.rows(b)
         values, totals = rows.array("value"), rows.array("total")
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's elements of x and residual"):
             rows.step()
             rows.load("x", values)
             rows.load("residual", totals)
-        with b.fragment("add"):
+        with b.fragment("add", "add x to residual"):
             for value, total in zip(values, totals, strict=True):
                 b.op("fma.rn.f32", total, value, self.scale, total)
             rows.store("residual", totals)

@@ -27,7 +27,13 @@ class RmsNorm(RowKernel, KernelType):
     """
 
     dim: int = field(doc="elements of a row")
-    eps: float = field(default=1e-6, draws=(1e-6, 1e-5), refuses=(0.0,), doc="added to the mean of squares")
+    eps: float = field(
+        default=1e-6,
+        draws=(1e-6, 1e-5),
+        refuses=(0.0,),
+        doc="added to the mean of squares",
+        silent="beside squares about 1 it is less than a comparison tells",
+    )
     offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the weights: 1 in Gemma")
     residual: bool = field(default=False, doc="x is added to the residual stream first")
     heads: int = field(default=0, draws=(0, 1, 3, 8), refuses=(-1,), doc="rows of a row, each normalised by itself")
@@ -54,12 +60,12 @@ class RmsNorm(RowKernel, KernelType):
     def build(self, b: Builder) -> None:
         rows = self.rows(b)
         values, gains, total = rows.array("value"), rows.array("gain"), b.reg("total", "f32")
-        with b.fragment("begin"):
+        with b.fragment("begin", f"clear the sum{', load the weights' if self.share.passes == 1 else ''}"):
             b.op("mov.f32", total, 0.0)
             if self.share.passes == 1:  # the weights wait for no kernel before this one
                 rows.step()
                 rows.load("weight", gains)
-        with b.fragment("load"):
+        with b.fragment("load", "load a pass of the row, and add up its squares"):
             rows.step()
             rows.load("x", values)
             if self.residual:
@@ -70,11 +76,11 @@ class RmsNorm(RowKernel, KernelType):
             dot(b, total, values, values)
             rows.advance("more_squares")
         over_cta(b, "squares", "add.f32", [total], rows.thread, self.share.warps)
-        with b.fragment("mean"):
+        with b.fragment("mean", "1 / sqrt(mean + eps); back to the row's start"):
             factor = b.op("fma.rn.f32", "factor", total, 1 / self.dim, self.eps)
             b.op("rsqrt.approx.f32", factor, factor)
             rows.begin()
-        with b.fragment("scale"):
+        with b.fragment("scale", "normalise a pass of the row, and store it"):
             rows.step()
             if self.share.passes > 1:
                 rows.load("residual" if self.residual else "x", values)

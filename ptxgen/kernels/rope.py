@@ -10,9 +10,9 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import ROPE_FIELDS, RotatingRows
+from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, chunk_address, row_index
-from ptxgen.kernel import KernelType, Spread, kernel_type
+from ptxgen.kernel import KernelType, Spread, field, kernel_type
 from ptxgen.launch import Param, buffer
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Rope(RotatingRows, KernelType):
 
     head_dim: int
     n_heads: int
-    n_kv_heads: int = 0
+    n_kv_heads: int = field(default=0, local=True, doc="heads of k; 0: q alone")
     dtype: DType = f32
-    style: str = "neox"
+    style: str = field(default="neox", like=STYLE)
     rope: ClassVar[Spread] = ROPE_FIELDS
-    precise: bool = False
-    in_place: bool = True
+    precise: bool = field(default=False, like=PRECISE)
+    in_place: bool = field(default=True, like=IN_PLACE)
     indirect: bool = False
     batched: bool = False
     programmatic: bool = False
@@ -101,13 +101,13 @@ class Rope(RotatingRows, KernelType):
                 limit = self.rotation.rotary_dim // CHUNK
                 rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
         chunk = self.rotating_chunk(b, place, rotates, self.dtype)
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's chunk of 8 elements, and the row's position"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._chunk_address(b, "", place.since, row_head, place.chunk)
             values, words = chunk.load(b, source)
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
         chunk.turn(b, values, words, position)
-        with b.fragment("store"):
+        with b.fragment("store", "store the rotated chunk"):
             convert.pack(b, words, values, self.dtype)
             out = source if self.in_place else self._chunk_address(b, "_out", place.since, row_head, place.chunk)
             convert.store_words(b, out, words, pred=place.has_chunk)

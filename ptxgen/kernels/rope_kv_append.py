@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
+from ptxgen.attention.cache import CAPACITY, INDIRECT, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import ROPE_FIELDS, RotatingRows
+from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
 from ptxgen.idioms.threads import CHUNK, HeadMap, Place, chunk_address, row_index
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.launch import Param, buffer
@@ -31,22 +32,22 @@ class RopeKvAppend(RotatingRows, KernelType):
     position is outside the cache writes nothing, q_out included.
     """
 
-    max_len: int
+    max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
-    n_kv_heads: int
+    n_kv_heads: int = field(like=KV_HEADS)
     kv_dtype: DType = f32
-    src_dtype: DType = f32
-    style: str = "neox"
+    src_dtype: DType = field(default=f32, doc="element type of what is rotated and appended")
+    style: str = field(default="neox", like=STYLE)
     rope: ClassVar[Spread] = ROPE_FIELDS
-    precise: bool = False
-    in_place: bool = True
-    indirect: bool = False
-    batched: bool = False
-    page_size: int = 0
+    precise: bool = field(default=False, like=PRECISE)
+    in_place: bool = field(default=True, like=IN_PLACE)
+    indirect: bool = field(default=False, like=INDIRECT)
+    batched: bool = field(default=False, doc="row r is of sequence r, at positions[r]")
+    page_size: int = field(default=0, like=PAGE_SIZE)
     programmatic: bool = False
-    page_layout: str = field(default="hnd", later=True)
-    ring: int = field(default=0, later=True)
+    page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
+    ring: int = field(default=0, like=RING_ROWS)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -104,16 +105,16 @@ class RopeKvAppend(RotatingRows, KernelType):
             rotates = b.op("setp.lt.and.u32", "rotates", place.chunk, limit, place.has_chunk)
             b.op("and.pred", rotates, rotates, ~place.since[1])
         chunk = self.rotating_chunk(b, place, rotates, self.src_dtype)
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's chunk of 8 elements of q, k or v"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
             source = self._source(b, place, row_head)
             values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
-        with b.fragment("read_position"):
+        with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
             # One unsigned comparison refuses negative positions too.
             b.op("setp.lt.u32", "inside", position, self.max_len)
         chunk.turn(b, values, words, position)
-        with b.fragment("store_query"):
+        with b.fragment("store_query", "store the rotated chunk of q"):
             convert.pack(b, words, values, self.src_dtype)
             out = source if self.in_place else self._chunk(b, b.ld_param("q_out"), row_head, place.chunk)
             convert.store_words(b, out, words, pred=place.has_chunk)

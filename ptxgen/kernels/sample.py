@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.dtypes import f32, s32, u64
-from ptxgen.idioms import philox, weights
+from ptxgen.idioms import philox, probabilities
 from ptxgen.idioms.elements import widest
 from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -119,7 +119,7 @@ class Sample(KernelType):
             "seed": rng.integers(0, 1 << 63, len(rows), np.uint64),
             "counter": rng.integers(0, 1 << 20, len(rows), np.int32),
         }
-        out["logits"][::4, -1] += 9  # found by whoever looks at every element
+        out["logits"][::4, -1] += 9  # found only where every element is looked at
         if self.history:  # the most likely tokens, which the penalty takes away
             likely = np.argsort(-out["logits"], axis=1, kind="stable")[:, : self.history]
             out["history"] = np.resize(likely, (len(rows), self.history)).astype(np.int32)
@@ -150,7 +150,7 @@ class Sample(KernelType):
         if not temperature > 0 or not np.isfinite(x[best]):
             return best
         slope = np.minimum(np.float32(LOG2E) / temperature, np.float32(STEEPEST))
-        weight = weights.weights((x - x[best]) * slope)
+        weight = probabilities.probabilities((x - x[best]) * slope)
         stays = np.ones(self.vocab, bool)
         if 0 < top_k < self.vocab:
             stays = x >= np.sort(x)[-top_k]
@@ -161,7 +161,7 @@ class Sample(KernelType):
             share = int(np.float32(max(top_p, 0)) * np.float32(1 << 32))
             goal = max(1, int(reached[-1]) * share >> 32)
             stays &= x >= x[order[np.searchsorted(reached, np.uint64(goal))]]
-        least = np.float32(np.clip(np.nan_to_num(a["min_p"][row]), 0, 1)) * np.float32(1 << weights.ONE_BITS)
+        least = np.float32(np.clip(np.nan_to_num(a["min_p"][row]), 0, 1)) * np.float32(1 << probabilities.ONE_BITS)
         stays &= weight >= max(1, math.ceil(least))
         reached = np.cumsum(np.where(stays, weight, np.uint64(0)))
         seed = int(a["seed"][row])

@@ -45,7 +45,7 @@ class SoftCap(RowKernel, KernelType):
     def build(self, b: Builder) -> None:
         rows = self.rows(b)
         values = rows.array("value")
-        with b.fragment("load"):
+        with b.fragment("load", "load the thread's elements of the row"):
             rows.step()
             rows.load("x", values)
         with b.fragment("cap"):

@@ -7,18 +7,23 @@ from collections.abc import Iterable, Iterator
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 
-from ptxgen.lines.sources import Mark
+from ptxgen.lines.sources import Mark, Placed
 
 _SIGN = "\x1b"  # around a mark: no template has it, no filter takes it away
+_CALL, _END = ">", "<"  # with a line: what follows comes from a call on it, up to its end
+_BODY, _BODY_END = "(", ")"  # with a line: what follows is the block that the call there was given, up to its end
+_FILE, _FILE_END = "[", "]"  # what follows is another file's text, which is placed as if nothing called it
+_NO_MACROS = ("caller", "guard", "unless")  # what they print is of their line, or has marks already
 _files: list[str] = []  # of the templates that were compiled
 _marks: dict[str, Mark] = {}  # by what stands between the signs: the index of a file, and a line
 
 
 class LineMarks(Extension):
-    """Appends a mark to every line of a PTX template's own text, when the template is compiled.
+    """Appends a mark to every line of a PTX template's own text, when the template is compiled; calls are marked too.
 
     What a line's end stands in tells where the line comes from: macros, call blocks, includes and parents keep theirs,
-    and block tags, which print nothing, get none.
+    and block tags, which print nothing, get none. Calls are `{% call %}`, and expressions with a call that have a line
+    to themselves.
     """
 
     def filter_stream(self, stream: TokenStream) -> Iterable[Token]:
@@ -31,35 +36,103 @@ class LineMarks(Extension):
         if file not in _files:
             _files.append(file)
         index = _files.index(file)
+        opened: list[str] = []  # the calls with blocks that are open here
+        fresh = True  # nothing printed on this line so far
+        tag: list[Token] = []
         for token in stream:
-            if token.type == "data" and "\n" in token.value:
+            if tag:
+                tag.append(token)
+                if token.type in ("block_end", "variable_end"):
+                    mark = f"{index}:{tag[0].lineno}"
+                    _marks[mark] = (file, tag[0].lineno)
+                    yield from _around(tag, mark, opened, fresh=fresh)
+                    fresh = fresh and tag[0].type == "block_begin"
+                    tag = []
+            elif token.type in ("block_begin", "variable_begin"):
+                tag.append(token)
+            elif token.type == "data":
                 *lines, last = token.value.split("\n")
                 marks = {f"{index}:{token.lineno + i}": (file, token.lineno + i) for i in range(len(lines))}
                 _marks.update(marks)
                 marked = (f"{line}{_SIGN}{mark}{_SIGN}\n" for line, mark in zip(lines, marks, strict=True))
                 yield Token(token.lineno, token.type, "".join(marked) + last)
+                fresh = not last.strip() if lines else fresh and not last.strip()
             else:
                 yield token
 
 
-def marked_lines(text: str) -> Iterator[tuple[str, Mark | None]]:
-    """The lines of a rendered text without their marks, and the marks.
+def _around(tag: list[Token], mark: str, opened: list[str], *, fresh: bool) -> Iterator[Token]:
+    """A tag with the marks that it needs before and behind it."""
+    line, word = tag[0].lineno, tag[1].value
+
+    def sign(*parts: str) -> Token:
+        return Token(line, "data", "".join(f"{_SIGN}{part}{_SIGN}" for part in parts))
+
+    if tag[0].type == "variable_begin":
+        calls = fresh and word not in _NO_MACROS and any(token.type == "lparen" for token in tag)
+        yield from (sign(_CALL + mark), *tag, sign(_END)) if calls else tag
+    elif word == "call":
+        opened.append(mark)
+        yield from (sign(_CALL + mark), *tag, sign(_BODY + mark))
+    elif word == "endcall" and opened:
+        opened.pop()
+        yield from (sign(_BODY_END), *tag, sign(_END))
+    elif word == "include":
+        yield from (sign(_FILE), *tag, sign(_FILE_END))
+    else:
+        yield from tag
+
+
+class _Calls:
+    """The calls that a place in the rendered text stands in, by the marks before it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []  # of calls, the outermost first
+        self.outside: list[list[str]] = []  # the same around blocks and included files
+
+    def read(self, mark: str) -> None:
+        """Pass a mark that is no line's."""
+        kind, line = mark[0], mark[1:]
+        if kind == _CALL:
+            self.lines = [*self.lines, line]
+        elif kind == _END:
+            self.lines = self.lines[:-1]
+        elif kind in (_BODY, _FILE):
+            self.outside.append(self.lines)
+            self.lines = self.lines[: self.lines.index(line)] if kind == _BODY and line in self.lines else []
+        elif self.outside:
+            self.lines = self.outside.pop()
+
+    def placed(self, mark: str) -> Placed:
+        """A line of a template, and before it the line of another one that its macro was called on."""
+        own = _marks[mark]
+        others = [line for line in map(_marks.__getitem__, self.lines) if line[0] != own[0]]
+        return ([line for line in others if line[0] == others[0][0]][-1], own) if others else (own,)
+
+
+def marked_lines(text: str) -> Iterator[tuple[str, Placed]]:
+    """The lines of a rendered text without their marks, and what placed them.
 
     A line that an expression printed with others has the mark of the last of them.
     """
+    calls = _Calls()
     waiting: list[str] = []
-    mark: Mark | None = None
+    placed: Placed = ()
     for line in text.split("\n"):
-        first, sign, rest = line.partition(_SIGN)
-        if not sign:
+        if _SIGN not in line:
             waiting.append(line)
             continue
-        number, _, more = rest.partition(_SIGN)
-        mark = _marks[number]
-        if waiting:
+        parts = line.split(_SIGN)
+        found = False
+        for mark in parts[1::2]:
+            if not mark[0].isdigit():
+                calls.read(mark)
+            elif not found:
+                placed, found = calls.placed(mark), True
+        waiting.append("".join(parts[::2]))
+        if found:
             for each in waiting:
-                yield each, mark
+                yield each, placed
             waiting.clear()
-        yield first + "".join(more.split(_SIGN)[::2]) if more else first, mark
     for each in waiting:
-        yield each, mark
+        yield each, placed

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, starmap
 from pathlib import Path
 from types import CodeType
 from weakref import WeakValueDictionary
@@ -33,17 +33,20 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where one line comes from. `code` emitted it (a kernel type's line, or an idiom's); `caller` is the line of the
-    kernel type's `build` that called the idiom, None where that is the same; `template` placed it."""
+    kernel type's `build` that called the idiom, None where that is the same; `template` is the line of the kernel's own
+    template that placed it, `macro` the line inside of what that called, None where it called nothing."""
 
     fragment: str = ""
     code: Place | None = None
     caller: Place | None = None
     template: Place | None = None
+    macro: Place | None = None
 
     def __str__(self) -> str:
         python = f"{self.code} from {self.caller}" if self.caller else self.code
         named = f"fragment {self.fragment!r}" if self.fragment else ""
-        return ", ".join(str(part) for part in (named, python, self.template) if part)
+        placed = f"{self.template} → {self.macro}" if self.macro else self.template
+        return ", ".join(str(part) for part in (named, python, placed) if part)
 
 
 Site = tuple[CodeType, int, CodeType, int]  # a call of the builder as the interpreter knows it, and the one in `build`
@@ -63,7 +66,8 @@ def _place(code: CodeType, at: int) -> Place:
 
 
 Mark = tuple[str, int]  # a template's file and line
-Run = tuple[Mark | None, str, Sequence[Site | Places]]
+Placed = tuple[Mark, ...]  # what placed a line: none, a template's line, or that and the line inside of what it called
+Run = tuple[Placed, str, Sequence[Site | Places]]
 """Lines that follow each other: what placed them, their fragment, who emitted each. Without a fragment: one line."""
 
 
@@ -82,24 +86,24 @@ class SourceMap:
         if not 0 < line <= self.lines:
             return None
         index = bisect_right(self._starts, line) - 1
-        mark, fragment, sites = self._runs[index]
-        template = Place(*mark) if mark else None
+        placed, fragment, sites = self._runs[index]
+        template, macro = [*starmap(Place, placed), None, None][:2]
         if sites:
-            return Origin(fragment, *places(sites[line - self._starts[index]]), template)
-        return Origin(template=template) if template else None
+            return Origin(fragment, *places(sites[line - self._starts[index]]), template, macro)
+        return Origin(template=template, macro=macro) if template else None
 
     def __reduce__(self) -> tuple[type[SourceMap], tuple[list[Run]]]:
         """For a pickle, with lines in the place of code objects."""
-        return SourceMap, ([(mark, name, tuple(map(places, sites))) for mark, name, sites in self._runs],)
+        return SourceMap, ([(placed, name, tuple(map(places, sites))) for placed, name, sites in self._runs],)
 
     def spread(self, lines: Iterable[int]) -> SourceMap:
         """The map of a text whose lines come from these lines of this one; 0: from none."""
         runs: list[Run] = []
         for line in lines:
             source = self.at(line)
-            mark = (source.template.file, source.template.line) if source and source.template else None
+            placed = tuple((p.file, p.line) for p in (source.template, source.macro) if p) if source else ()
             sites = [(source.code, source.caller)] if source and source.code else []
-            runs.append((mark, source.fragment if source else "", sites))
+            runs.append((placed, source.fragment if source else "", sites))
         return SourceMap(runs)
 
 

@@ -84,7 +84,7 @@ class Attention:
 
 def program_of(*ops: tuple[str, KernelType], sizes: Mapping[str, int] | None = None) -> Program:
     """A Program of a few ops, by role and spec, whose tensors have the names of their parameters: what one writes, a
-    later one reads under the same name. Scalars are 0, for whoever binds them to say."""
+    later one reads under the same name. Scalars are 0; the caller gives their values when it binds."""
     return _program_of(ops, tuple((sizes or {}).items()))
 
 

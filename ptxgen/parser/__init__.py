@@ -28,6 +28,7 @@ from ptxgen.nodes import (
     finding,
 )
 from ptxgen.parser.declaration import LINKAGE, SPACES, parse_parameters, parse_variables
+from ptxgen.parser.limits import MOST_FINDINGS
 from ptxgen.parser.operand import evaluate, parse_operand, split_operands
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -36,6 +37,7 @@ _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)\s*")
 _WORD = re.compile(r"\.(\w+)")
 _SCALAR = re.compile(r"(?:ld|ldu|st|atom|red)\.(?!.*\.v[248]\b)")  # accesses of one element
 _TO_LINE_END = frozenset({"loc", "file"})
+_STATEMENT_END = re.compile(r";|^[ \t]*\}", re.MULTILINE)
 _BLANK = re.compile(r"\s*")
 _HEADER = re.compile(
     r"\s*\.version\s+(\d+)\.(\d+)\s+\.target\s+([\w, ]+?)\s*(?:\n\s*\.address_size\s+(\d+))?\s*(?=\.|$)"
@@ -44,18 +46,32 @@ _FUNCTION = re.compile(r"((?:\.(?:visible|extern|weak)\s+)*)\.(entry|func)\b\s*"
 _NUMBERED = re.compile(r"\s*\.(\w+)\s*((?:\d+\s*,?\s*)*)")
 
 
+class UnreadableError(IsaError):
+    """A text has statements that cannot be read; `module` is what the others are, None where the text breaks off."""
+
+    def __init__(self, said: str, module: Module | None) -> None:
+        super().__init__(said)
+        self.module = module
+
+
 def parse(text: str, file: str = "<ptx>", about: str = "") -> Module:
     """The module that a PTX text holds; `about` says in findings what it is.
 
-    Raises `IsaError` as `about, file:line: what | text`; where nothing is said about the text, the function is named.
+    Raises `IsaError` as `about, file:line: what | text`, a line for each statement that cannot be read; where nothing
+    is said about the text, the function is named.
     """
     parser = _Parser(text, file, about)
     try:
-        return parser.module()
-    except IsaError:
-        raise
+        module: Module | None = parser.module()
+    except IsaError as wrong:
+        parser.found.append(str(wrong))
+        module = None
     except UNREADABLE as wrong:  # scopes within scopes without end; a number of thousands of digits
-        parser.fail(unreadable(wrong))
+        parser.found.append(parser.finding(unreadable(wrong)))
+        module = None
+    if parser.found or module is None:
+        raise UnreadableError("\n".join(parser.found), module)
+    return module
 
 
 def _blanked(match: re.Match[str]) -> str:
@@ -75,15 +91,30 @@ class _Parser:
 
     def __init__(self, text: str, file: str, about: str) -> None:
         self.source, self.file, self.about = text, file, about
+        self.found: list[str] = []  # statements that cannot be read
         self.within = ""  # the function that is being read
         self.text = _without_comments(text)
         self.at, self.line = 0, 1
+        self.begun = 0  # where the statement begins that is being read
         self.plain: frozenset[str] = frozenset()  # registers in scope whose names lack the %
 
     # -- places -----------------------------------------------------------------------------------------------------
 
+    def finding(self, what: str, line: int | None = None) -> str:
+        return finding(self.source, self.file, self.about or self.within, line or self.line, what)
+
     def fail(self, what: str, line: int | None = None) -> NoReturn:
-        raise IsaError(finding(self.source, self.file, self.about or self.within, line or self.line, what))
+        raise IsaError(self.finding(what, line))
+
+    def skip(self, wrong: IsaError) -> None:
+        """Go on behind the statement that cannot be read, at the latest at a line that closes a body; raises where
+        there is no end to it."""
+        end = _STATEMENT_END.search(self.text, self.begun)
+        if end is None or len(self.found) + 1 == MOST_FINDINGS:
+            raise wrong
+        self.at, self.line = self.begun, 1 + self.text.count("\n", 0, self.begun)
+        self.move(end.end() if end[0] == ";" else end.start())
+        self.found.append(str(wrong))
 
     def move(self, to: int) -> None:
         """Go on to a position, blanks after it skipped."""
@@ -229,8 +260,20 @@ class _Parser:
         """Statements up to the closing brace, which is eaten."""
         items: list[Statement] = []
         plain, opened = self.plain, self.line
+        while True:
+            try:
+                self.statements(items, opened)
+            except IsaError as wrong:
+                self.skip(wrong)
+            else:
+                self.plain = plain
+                return tuple(items)
+
+    def statements(self, items: list[Statement], opened: int) -> None:
+        """Add the statements up to the closing brace, which is eaten; `opened` is the opening one's line."""
         text, instruction, add = self.text, _INSTRUCTION.match, items.append
         while True:
+            self.begun = self.at
             match = instruction(text, self.at)
             if match:
                 add(self.instruction(match))
@@ -238,8 +281,7 @@ class _Parser:
             first = text[self.at : self.at + 1]
             if first == "}":
                 self.move(self.at + 1)
-                self.plain = plain
-                return tuple(items)
+                return
             if first == "{":
                 line = self.line
                 self.move(self.at + 1)

@@ -6,6 +6,7 @@ from ptxgen.errors import IsaError
 from ptxgen.nodes import Variable
 
 MOST_REGISTERS = 1 << 18  # of one declaration %r<n>, and of an entry; compilers name tens of thousands
+MOST_FINDINGS = 200  # that are written out of one text
 MOST_BLOCKS = 20_000  # of an entry and what it calls: LLVM takes a millisecond for each
 MOST_ALIGNMENT = 1 << 20
 MOST_PARAMETERS = 32764  # bytes (PTX ISA 9.0, "Kernel Function Parameters"), so not more of them either

@@ -57,7 +57,7 @@ class Epilogue:
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b
-        with b.fragment("locate_slot"):
+        with b.fragment("locate_slot", "where the warp puts its sums"):
             slots = b.op("mov.u32", "slots", self.slots)
             self.mine = b.op("mad.lo.u32", "publish_at", loop.warp, self.warp_bytes, slots)
             b.op("mad.lo.u32", self.mine, loop.row, 4, self.mine)
@@ -66,7 +66,7 @@ class Epilogue:
                 self.to_other = b.op("mov.u32", "to_other_buffer", self.buffer_bytes)
 
     def _publish(self, loop: TileLoop) -> None:
-        with self.b.fragment("publish"):
+        with self.b.fragment("publish", "the warp's sums to shared memory"):
             loop.publish(self.mine, [4 * part * self.at.tokens * TILE_ROWS for part in range(self.spec.parts)])
 
     def _find_result(self, loop: TileLoop) -> None:
@@ -89,7 +89,7 @@ class Epilogue:
     def _combine(self) -> None:
         b, at, spec = self.b, self.at, self.spec
         self.values = b.array("result", "f32", spec.parts)
-        with b.fragment("combine"):
+        with b.fragment("combine", "add the sums of the warps along k"):
             one = b.reg("of_warp", "f32")
             for part, result in enumerate(self.values):
                 offset = 4 * part * at.tokens * TILE_ROWS
@@ -100,7 +100,7 @@ class Epilogue:
 
     def _finish(self, norm: Stage | Squares | None) -> None:
         b, at, spec = self.b, self.at, self.spec
-        with b.fragment("finish"):
+        with b.fragment("finish", f"{'divide by the root mean square; ' if norm else ''}the result's address"):
             if norm is not None:
                 self._divide_by_root(norm)
             record = b.op("mad.lo.u32", "result_record", self.out_group, at.row_warps, self.owner)
@@ -114,7 +114,7 @@ class Epilogue:
                 wide = b.op("mul.wide.u32", "out_offset", token, 4 * spec.n)
                 b.op("add.u64", out, out, wide)
             b.op("mad.wide.u32", out, out_row, 4, out)
-        with b.fragment("store"):
+        with b.fragment("store", "store the result"):
             result = self.values[0]
             if spec.bias:
                 bias = b.ld_param("bias")

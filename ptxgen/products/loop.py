@@ -64,7 +64,7 @@ class TileLoop(ABC):
     def locate(self, cta: str) -> None:
         """Which tiles are this warp's; the first is asked for. `cta`: the special register that counts groups."""
         b, at = self.b, self.at
-        with b.fragment("locate"):
+        with b.fragment("locate", "the warp's record and tiles, and the lane's place in a tile"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             self.lane = b.op("and.b32", "lane", self.thread, 31)
             warp = self.warp = b.op("shr.u32", "warp", self.thread, 5)
@@ -77,7 +77,7 @@ class TileLoop(ABC):
             self.record, self.wanted = b.reg("record", "u32"), b.reg("wanted_record", "u32")
             self.reader.locate(b, b.ld_param("weight"), self.lane, self.row, self.k_warp)
             self._go_to_group()
-        with b.fragment("request_first"):
+        with b.fragment("request_first", "load the words of the first tile"):
             self.reader.load(b, self.next)
 
     def _go_to_group(self, pred: Reg | None = None) -> None:
@@ -90,25 +90,25 @@ class TileLoop(ABC):
     def build(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
         """Everything but `locate`."""
         b, at, spec = self.b, self.at, self.spec
-        with b.fragment("begin"):
+        with b.fragment("begin", "where the lane reads x; sums of 0"):
             self.begin(tokens, inputs)
             convert.clear(b, self.sums)
-        with b.fragment("take"):
+        with b.fragment("take", f"{'' if self.late else 'take the loaded words, and '}find x of the tile"):
             if not self.late:
                 self._take()
             self.find_x()
             self.out_group = b.op("mov.u32", "out_group", self.group)
         if spec.gated:
-            with b.fragment("request_up"):
+            with b.fragment("request_up", "load the words of the same tile of up"):
                 self.reader.load(b, self.next, 1)
-            with b.fragment("multiply_gate"):
+            with b.fragment("multiply_gate", "multiply the tile of gate with x"):
                 self.multiply(0)
             if not self.late:
-                with b.fragment("take_up"):
+                with b.fragment("take_up", "take the words that were loaded"):
                     self._take()
         else:
             b.without("request_up", "multiply_gate", "take_up")
-        with b.fragment("advance"):
+        with b.fragment("advance", "on to the next tile, which may be of the next record"):
             b.op("add.u32", self.step, self.step, at.k_warps)
             ends = b.op("setp.ge.u32", "ends_record", self.step, self.tiles)
             self.reader.advance(b, at.k_warps)
@@ -118,9 +118,9 @@ class TileLoop(ABC):
                 b.op("add.u32", self.group, self.group, at.ctas, pred=ends)
                 self._go_to_group(ends)
                 self.more = b.op("setp.lt.u32", "more", self.group, at.groups)
-        with b.fragment("request"):
+        with b.fragment("request", "load the words of the next tile"):
             self.reader.load(b, self.next, pred=self.more)
-        with b.fragment("multiply"):
+        with b.fragment("multiply", "multiply the tile with x"):
             self.multiply(spec.parts - 1)
         if not self.one_group:
             with b.fragment("restart"):

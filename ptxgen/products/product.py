@@ -10,7 +10,7 @@ from ptxgen import rules
 from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import depend, programmatic_rules
-from ptxgen.kernel import KernelType
+from ptxgen.kernel import KernelType, field
 from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products import mma
 from ptxgen.products.epilogue import Epilogue
@@ -40,12 +40,12 @@ class Product(KernelType):
     k: int
     weights: str = "f16"
     norm: str = ""
-    eps: float = 1e-6
+    eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
     norm_offset: float = 0.0
-    bias: bool = False
+    bias: bool = field(default=False, doc="a vector is added to every row")
     activation: str = ""
     gated: bool = False
-    residual: bool = False
+    residual: bool = field(default=False, doc="the residual stream is added")
     programmatic: bool = False
 
     most_tokens = 1  # rows of x that a CTA without tensor cores takes at most

@@ -33,7 +33,7 @@ class Squares:
     def build(self, lane: Reg, warp: Reg) -> Inputs:
         """All fragments; the addresses that they load."""
         b, spec, at, width = self.b, self.spec, self.at, self.width
-        with b.fragment("begin_squares"):
+        with b.fragment("begin_squares", "the rows whose squares the warp adds up"):
             norm_weight = b.ld_param("norm_weight")
             source, column = b.ld_param("x"), b.op("mul.lo.u32", "square_column", lane, width)
             pass_at = b.op("mov.u32", "square_pass", 0)
@@ -46,7 +46,7 @@ class Squares:
                 b.op("mad.wide.u32", base, column, 4, base)
             sums = b.array("square_sum", "f32", self.rows)
             convert.clear(b, sums)
-        with b.fragment("add_squares"):
+        with b.fragment("add_squares", "add up the squares of a pass of every row"):
             values = b.array("squared", "f32", FLIGHT * width)
             inside = b.array("square_inside", "pred", FLIGHT)
             for base, total in zip(self.bases, sums, strict=True):
@@ -56,13 +56,13 @@ class Squares:
                     convert.load_words(b, values[width * i : width * (i + 1)], base, 4 * 32 * width * i, pred=guard)
                 for value in values:
                     b.op("fma.rn.f32", total, value, value, total)
-        with b.fragment("next_squares"):
+        with b.fragment("next_squares", "on to the next pass"):
             b.op("add.u32", column, column, self.reach)
             for base in self.bases:
                 b.op("add.u64", base, base, 4 * self.reach)
             b.op("add.u32", pass_at, pass_at, self.reach)
             b.op("setp.lt.u32", "more_squares", pass_at, spec.k)
-        with b.fragment("keep_squares"):
+        with b.fragment("keep_squares", "the sums of squares to shared memory"):
             over_warp(b, "add.f32", sums.regs)
             is_first = b.op("setp.eq.u32", "is_first_lane", lane, 0)
             holds = b.op("setp.lt.and.u32", "holds_square", slot, at.tokens, is_first)

@@ -44,7 +44,7 @@ class Stage:
     def build(self, tokens: Tokens | None, loop: TileLoop) -> None:
         """All fragments, after those that `loop` locates its tiles by."""
         b, spec, at, thread = self.b, self.spec, self.at, loop.thread
-        with b.fragment("begin_stage"):
+        with b.fragment("begin_stage", "the thread's first columns of x, and where they go in shared memory"):
             column = b.op("mul.lo.u32", "stage_column", thread, self.width)
             source = b.ld_param("x")
             exists = sums = None
@@ -87,7 +87,7 @@ class Stage:
         values = b.array("staged", "f32", self.flight * at.tokens * width)
         factors = b.array("norm_factor", "f32", self.flight * width) if norm is not None else None
         inside, there = b.array("inside_row", "pred", self.flight), b.array("inside_tiles", "pred", self.flight)
-        with b.fragment("stage"):
+        with b.fragment("stage", "a pass of x to shared memory"):
             address = b.op("mad.wide.u32", "stage_from", column, 4, source)
             here, both = b.reg("stage_here", "u32"), b.reg("inside_both", "pred")
             convert.clear(b, values)
@@ -136,7 +136,7 @@ class Stage:
     def _sum_squares(self, loop: TileLoop, sums: RegArray) -> None:
         b, at = self.b, self.at
         assert self.squares is not None
-        with b.fragment("sum_squares"):
+        with b.fragment("sum_squares", "the warp's sums of squares to shared memory"):
             is_first = b.op("setp.eq.u32", "is_first_lane", loop.lane, 0)
             slot = b.op("mov.u32", "squares_slot", self.squares)
             b.op("mad.lo.u32", slot, loop.warp, 4 * at.tokens, slot)

@@ -40,7 +40,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Arguments by parameter name: `given` where it has them, else random (in, inout) or poison (out).
 
-    Workspaces are left out: whoever binds allocates them. `sizes` are the capacities that shapes name. A scalar or an
+    Workspaces are left out: binding allocates them. `sizes` are the capacities that shapes name. A scalar or an
     integer buffer has no sensible random value and must be given.
     """
     out: dict[str, Any] = {}

@@ -120,11 +120,22 @@ def choices(cls: type[KernelType], name: str) -> tuple[str, ...]:
     return next(listed, ())
 
 
+def numbers(cls: type[KernelType], name: str) -> tuple[str, ...]:
+    """What a number may be, where its rule lists it."""
+    listed = (r.choices for r in _against_a_number(cls, name) if isinstance(r, OneOf))
+    return next(listed, ())
+
+
 def bounds(cls: type[KernelType], name: str) -> tuple[float, float, int] | None:
     """The least and the largest value of a number, and their step, where its rule bounds it; None where none does."""
-    _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: -(1 << 62)})
-    found = (r for r in reasons if isinstance(r, Bounds) and r.startswith(f"{name}:"))
+    found = (r for r in _against_a_number(cls, name) if isinstance(r, Bounds))
     return next(((r.low, r.high, r.step) for r in found), None)
+
+
+def _against_a_number(cls: type[KernelType], name: str) -> list[str]:
+    """The reasons that a field's rules give against a number that nothing takes."""
+    _, reasons = draft(cls, {**(cls.goldens[0] if cls.goldens else {}), name: -(1 << 62)})
+    return [reason for reason in reasons if reason.startswith(f"{name}:")]
 
 
 def mentions(reason: str, fields: Iterable[str]) -> bool:

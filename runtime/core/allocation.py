@@ -68,7 +68,7 @@ class Allocation:
                 found.invalidate(reason)
 
     def free(self) -> None:
-        """Release the memory now (in stream order); whoever holds its address raises from then on."""
+        """Release the memory now (in stream order); launches and graphs that hold its address raise from then on."""
         if self.freed:
             return
         if self.exports:
@@ -83,4 +83,4 @@ class Allocation:
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
         if not finalizing() and not getattr(self, "freed", True):
-            self.free()  # whoever held its address is gone as well
+            self.free()  # what held its address is gone as well

@@ -1,8 +1,8 @@
 """Bytes kept between processes: one file an entry, with magic, length and checksum. Owns no meaning of the bytes.
 
 There are no locks: a writer makes a temporary file, syncs it and renames it; a reader takes only what its checksum
-confirms. As some of it is run as machine code, a directory or a file counts only if it is this user's own and nobody
-else may write there. A file system that fails costs one warning, after which the entries concerned stay in memory.
+confirms. As some of it is run as machine code, a directory or a file counts only if it is this user's own and no other
+user may write there. A file system that fails costs one warning, after which the entries concerned stay in memory.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class DiskCache:
         return payload
 
     def _own_bytes(self, path: Path) -> bytes:
-        """What a file holds that nobody else can have written; `OSError` for another."""
+        """What a file holds that no other user can have written; `OSError` for another."""
         _demand_own(os.stat(path.parent), "the directory")
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
         with open(file, "rb") as opened:

@@ -61,6 +61,10 @@ class Graph(ABC):
         self._ready: dict[int, Stream] = {}  # streams of ours, by identity, on which it only has to be launched
         self._dead: str | None = None
 
+    def __repr__(self) -> str:
+        held = "capturing" if self._stream is not None else "captured" if self._recorded else f"{len(self.nodes)} nodes"
+        return f"{type(self).__name__}({held if self._dead is None else self._dead}, {self.device.name})"
+
     # capture ------------------------------------------------------------------------------------------------------
     @property
     def stream(self) -> Stream:

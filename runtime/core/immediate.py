@@ -23,6 +23,9 @@ class ImmediateEvent(Event):
     def __init__(self) -> None:
         self.seconds = time.perf_counter()
 
+    def __repr__(self) -> str:
+        return f"ImmediateEvent(at {self.seconds:.6f} s)"
+
     def synchronize(self) -> None:
         """Nothing is ever pending."""
 

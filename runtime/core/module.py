@@ -26,6 +26,9 @@ class Entry:
         self.device = device
         self.function = function
 
+    def __repr__(self) -> str:
+        return f"Entry({self.function.name}, {self.device.name})"
+
     @property
     def resources(self) -> Resources:
         """Registers, stack, shared memory, as the compiler reports them."""
@@ -104,6 +107,10 @@ class Module:
     def entries(self) -> tuple[str, ...]:
         """Names of the entries."""
         return self._code.entries
+
+    def __repr__(self) -> str:
+        names = [*self.entries[:3], *(["…"] if len(self.entries) > 3 else [])]
+        return f"Module({', '.join(names) or 'no entries'}; {self.device.name})"
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._entries.get(name)

@@ -130,6 +130,9 @@ class ModuleCache:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __repr__(self) -> str:
+        return f"ModuleCache({len(self)} kernels, {self.device.name})"
+
     def _change_table(self) -> None:
         """Go on with the kernels of the table that is in force now."""
         with self._lock:

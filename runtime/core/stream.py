@@ -38,6 +38,9 @@ class Stream(ABC):
     handle: int = 0
     graph: Graph | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.handle:#x}{', capturing' if self.capturing else ''})"
+
     @property
     def capturing(self) -> bool:
         """Whether work submitted now is recorded instead of run."""

@@ -27,6 +27,9 @@ class CudaEvent(Event):
         self.raw = device.call("cuEventCreate", 0 if timing else flags.CU_EVENT_DISABLE_TIMING.value)
         device.call("cuEventRecord", self.raw, stream)
 
+    def __repr__(self) -> str:
+        return f"CudaEvent({int(self.raw):#x} on {self.device.name})"
+
     def synchronize(self) -> None:
         """Block until the work before the event is done."""
         self.device.call("cuEventSynchronize", self.raw)

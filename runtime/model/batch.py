@@ -59,6 +59,9 @@ class Batch:
         device.warmup(program.specs())
         self._step = Step(device, program, buffers)
 
+    def __repr__(self) -> str:
+        return f"Batch({len(self._next)} of {self.slots} slots taken, {self.model!r})"
+
     @property
     def active(self) -> tuple[int, ...]:
         """The slots that hold a sequence."""

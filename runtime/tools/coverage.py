@@ -73,7 +73,7 @@ def coverage(launch: Launch, time_limit: float | None = None) -> Coverage:
     """Launch once more, counting. What ends the launch early ends the counts with it."""
     device = CpuDevice(threads=1, time_limit=time_limit)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VersionWarning)  # whoever checks the launch is told
+        warnings.simplefilter("ignore", VersionWarning)  # the check of the launch reports it
         name, block = launch.chosen(device)
         module = device.module(launch.text, launch.name)
     function = module[name].function

@@ -88,7 +88,7 @@ def _environment() -> dict[str, str]:
 
 
 class _Drain(threading.Thread):
-    """Reads a pipe to its end and keeps the first bytes, so that no writer waits and nobody fills this memory."""
+    """Reads a pipe to its end and keeps the first bytes, so that no writer waits and this memory stays small."""
 
     def __init__(self, pipe: Any, most: int) -> None:
         super().__init__(daemon=True)

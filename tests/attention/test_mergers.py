@@ -173,7 +173,7 @@ def test_launches_leave_the_workspaces_as_they_were(
 
 @pytest.mark.parametrize("mergers", [1, 4])
 def test_a_unit_that_one_cta_takes_draws_no_ticket(mergers: int) -> None:
-    """Short lengths: one split has work, and nobody waits."""
+    """Short lengths: one split has work, and no CTA waits."""
     one = spec(batched=True)
     values, sizes = given(one)
     values["seq_lens"] = np.array([1, 16, 32, 0, 31, 2], np.int32)

@@ -12,6 +12,7 @@ from benchmarks.cases.decode import GRID, LISTS, RAGGED, SHAPES, Case
 from benchmarks.peers import flashinfer
 from benchmarks.report import decode_document
 from benchmarks.report.decode import as_json, best, by_case, fractions, over_floor, over_peers, plot, report
+from benchmarks.report.decode_aims import aims
 from ptxgen.generator import generate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,7 @@ def test_ratios_and_means() -> None:
     assert case == Case(32, 4, 64, 1, 512)
     assert best(times) == 12
     assert best(times, ["sdpa-*"]) == 15
-    assert best(times, ["nobody"]) is None
+    assert best(times, ["not measured"]) is None
     assert over_peers("ptxgen")(times) == 1.2
     assert over_floor("ptxgen")(times) == 1.25
     assert over_floor("ptxgen-sm_80")(times) is None
@@ -149,3 +150,14 @@ def test_notes_name_a_run_of_the_whole_grid(first: str) -> None:
 def test_a_readme_without_the_marks_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"README\.md: the marks"):
         performance.between("text", performance.README, "x")
+
+
+def test_the_aims_and_what_misses_them_are_said_in_sentences() -> None:
+    made = by_case(rows(ptxgen=9.0, ptxgen_programmatic=9.9, sdpa_cudnn=8.1))
+    for times in made.values():
+        times["ptxgen-sm_80"] = 18.0
+    said = "\n".join(aims(made, made))
+    assert "(here 0.90), and no case below 1 (here 36)" in said
+    assert "Over 1.15 below 134 MB: none. Over 1.1 from there on: 32/4/64 1×131072 (1.125), 32/8/128" in said
+    assert "plain launches (times as long): 32/4/64 1×512 (1.100)" in said
+    assert "2.00 times as long as sm_90's (at most 2.00)" in said

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ptxgen import generate
 from ptxgen.builder import Builder
 from ptxgen.builder.fragment import title
+from ptxgen.errors import IsaError
 from ptxgen.generator import _generate
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.targets import target
+from ptxgen.words import counted
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
+
+GOLDENS = Path(__file__).resolve().parents[2] / "golden_ptx"
 
 
 def lines(template: str = TEMPLATE, spec: Demo | None = None) -> list[str]:
@@ -36,7 +43,7 @@ def test_a_fragment_begins_with_its_name() -> None:
 
 
 def test_and_with_what_most_of_its_lines_do() -> None:
-    assert "// load: Three times the value, by additions" in lines(spec=Demo(more=triple))
+    assert "// load: three times the value, by additions" in lines(spec=Demo(more=triple))
 
 
 def test_short_fragments_have_no_heading() -> None:
@@ -57,6 +64,55 @@ def test_where_the_fragment_begins_with_a_note_there_is_no_second_one() -> None:
     b = Builder(Demo(), target("sm_90"))
     build(b)
     assert b.fragments["noted"].heading() == ""
+
+
+def built(*arguments: str) -> str:
+    """The heading of a fragment that is opened so, and that a helper fills."""
+    b = Builder(Demo(), target("sm_90"))
+    b.reg("value", "f32")
+    with b.fragment(*arguments) as fragment:
+        triple(b)
+    return fragment.heading()
+
+
+def test_what_the_author_says_wins_over_the_docstring() -> None:
+    assert built("sum") == "    // sum: three times the value, by additions"
+    assert built("sum", "add up a pass") == "    // sum: add up a pass"
+
+
+def test_what_the_author_says_heads_a_short_fragment_too() -> None:
+    b = Builder(Demo(), target("sm_90"))
+    with b.fragment("one", "the only one") as one:
+        b.op("mov.u32", "one", 1)
+    with b.fragment("none", "nothing at all") as none:
+        pass
+    assert one.heading() == "    // one: the only one"
+    assert none.heading() == ""
+
+
+def test_a_heading_says_the_name_once() -> None:
+    assert built("load", "load a pass of the row") == "    // load a pass of the row"
+
+
+@pytest.mark.parametrize("what", ["two\nlines", "größer"])
+def test_what_the_author_says_is_one_line_of_ascii(what: str) -> None:
+    with pytest.raises(IsaError, match=r"fragment 'sum': what it does must be one line of ASCII \(got "):
+        built("sum", what)
+
+
+def test_the_author_of_our_fragments_says_it_of_all_that_begin_with_no_note() -> None:
+    bare = re.compile(r"    // [a-z]\w*$")
+    found = {path.name: [*filter(bare.match, path.read_text().splitlines())] for path in GOLDENS.rglob("*.ptx")}
+    assert found
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+@pytest.mark.parametrize(("number", "words", "shown"), [
+    (1, ("pass", "passes"), "1 pass"), (3, ("pass", "passes"), "3 passes"), (1, ("CTA",), "1 CTA"),
+    (0, ("CTA",), "0 CTAs"), (2, ("KV head",), "2 KV heads"),
+])  # fmt: skip
+def test_numbers_stand_before_one_or_many(number: int, words: tuple[str, ...], shown: str) -> None:
+    assert counted(number, *words) == shown
 
 
 def described(doc: str | None) -> str:
@@ -93,3 +149,9 @@ def test_a_production_text_has_chapters() -> None:
     assert len(code) > 1000
     assert len(comments) > 30
     assert not [line for line in text if line.startswith("    // ") and len(line) > 124]
+
+
+def test_the_records_of_a_batch_have_one_heading() -> None:
+    text = generate(IncrementalAttention(4096, 128, 32, 8, "f16", "f16"), "sm_90").text
+    assert text.count("// records 0 to 15 of the batch") == 3  # read, checked, merged
+    assert not re.findall(r"// record \d", text)

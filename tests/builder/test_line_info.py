@@ -13,7 +13,7 @@ from ptxgen.assembler import assemble
 from ptxgen.cli._main import invoke
 from ptxgen.errors import SpecError
 from ptxgen.generator import Ptx
-from ptxgen.kernels import IncrementalAttention, KvCacheScatter, Rope
+from ptxgen.kernels import IncrementalAttention, KvCacheScatter, RmsNorm, Rope
 from ptxgen.lines.lineinfo import annotated, with_line_info
 from ptxgen.lines.sources import has_line_info, origin
 from ptxgen.runtime import open_device
@@ -179,4 +179,16 @@ def test_a_listing_names_fragment_python_and_template_of_every_instruction() -> 
         shown = listed[number - 1]
         assert shown.startswith(line)
         if line.startswith("    ") and line.endswith(";") and not line.startswith(("    .reg", "    .shared")):
-            assert shown.endswith(f"  // {plain.source_map.at(number)}")
+            assert shown.endswith(f"  // {plain.source_map.at(number)}".replace("→", "->"))
+
+
+def test_what_a_macro_prints_is_shown_with_the_line_that_called_it() -> None:
+    plain, lined = both(RmsNorm(20000), "sm_90")
+    places = r"templates/rms_norm\.ptx\.j2:12 -> templates/flow\.ptx\.j2:\d+"
+    assert re.search(rf"bar\.sync 0; +// {places}$", annotated(plain), re.MULTILINE)
+    files = dict(re.findall(r'^\.file (\d+) "(.*)"$', lined.text, re.MULTILINE))
+    assert not [file for file in files.values() if file.endswith("flow.ptx.j2")]
+    said = re.search(r"\.loc (\d+) (\d+) 1\n    bar\.sync", lined.text)
+    assert said
+    assert files[said[1]].endswith("templates/rms_norm.ptx.j2")
+    assert said[2] == "12"

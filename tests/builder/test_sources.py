@@ -19,7 +19,7 @@ from ptxgen.errors import AssembleError, ExecutionError, IsaError, ModuleLoadErr
 from ptxgen.generator import Ptx, _generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import kernel_types
-from ptxgen.kernels import KvCacheScatter
+from ptxgen.kernels import KvCacheScatter, RmsNorm
 from ptxgen.lines.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
@@ -105,8 +105,60 @@ def test_lines_of_parents_includes_macros_and_call_blocks_keep_their_files() -> 
     assert place(".visible") == f"entry.ptx.j2:{line_of((ROOT / 'templates/entry.ptx.j2').read_text(), '.visible')}"
     assert place("// of a part") == "part.ptx.j2:1"
     assert place("// behind") == f"demo.ptx.j2:{line_of(template, '// behind')}"
-    assert place("@!%inside") == f"flow.ptx.j2:{line_of((ROOT / 'templates/flow.ptx.j2').read_text(), 'unless')}"
+    assert place("@!%inside") == f"demo.ptx.j2:{line_of(template, '{% call when')}"
     assert place("st.global") == f"demo.ptx.j2:{line_of(template, '{{ store }}')}"
+
+
+def flow_line(part: str) -> int:
+    return line_of((ROOT / "templates/flow.ptx.j2").read_text(), part)
+
+
+def test_lines_of_macros_keep_the_line_of_the_kernels_template_that_called_them() -> None:
+    own = (ROOT / "templates/rms_norm.ptx.j2").read_text()
+    ptx = generate(RmsNorm(20000), "sm_90")
+
+    def places(part: str) -> tuple[str, str]:
+        source = ptx.source_map.at(line_of(ptx.text, part))
+        assert source is not None
+        return str(source.template), str(source.macro)
+
+    def expected(outer: str, inner: str) -> tuple[str, str]:
+        return f"templates/rms_norm.ptx.j2:{line_of(own, outer)}", f"templates/flow.ptx.j2:{flow_line(inner)}"
+
+    assert places("bar.sync") == expected("reduce(squares)", "bar.sync 0")
+    assert places("shfl.sync") == expected("reduce(squares)", "parts.leave")
+    again = flow_line("{% macro passes") + 6
+    for loop in ("squares", "outputs"):
+        assert places(f"bra ${loop}") == (expected(f'passes("{loop}"', "")[0], f"templates/flow.ptx.j2:{again}")
+    assert places("rsqrt")[1] == "None"
+    assert places("%x_at+")[1] == "None", "what stands in a call's block is not called"
+
+
+@pytest.mark.parametrize(("inside", "outer", "inner"), [
+    ("{{ barrier() }}", "barrier()", "flow"),
+    ("{% call when(inside, 'more') %}\n{{ barrier() }}\n{% endcall %}", "barrier()", "flow"),
+    ("{% macro both() %}\n{{ barrier() }}\n{% endmacro %}\n{{ both() }}", "barrier()", "flow"),
+    ("{{ twice() }}", "twice()", "shared"),
+    ('{% call when(inside, "more") %}\n{% include "part.ptx.j2" %}\n{% endcall %}', None, "flow"),
+    ("{% set kept %}\n{{ barrier() }}\n{% endset %}\n{{ kept }}", "barrier()", "flow"),
+])  # fmt: skip
+def test_a_macro_is_called_on_the_innermost_line_of_its_file(inside: str, outer: str | None, inner: str) -> None:
+    template = TEMPLATE.replace("import when", "import barrier, when")
+    template = template.replace("{{ locate }}", f"{{{{ locate }}}}\n{inside}")
+    template = template.replace("{% block body %}", '{% from "shared.ptx.j2" import twice %}\n{% block body %}')
+    part = '{% from "flow.ptx.j2" import barrier %}\n{{ barrier() }}\n'
+    shared = '{% from "flow.ptx.j2" import barrier %}\n{% macro twice() %}\n    bar.sync 0;\n{% endmacro %}\n'
+    with demo_template(part, "part"), demo_template(shared, "shared"), demo_template(template):
+        ptx = _generate(Demo(), target("sm_90"))
+    source = ptx.source_map.at(line_of(ptx.text, "bar.sync"))
+    assert source is not None
+    assert source.template is not None
+    assert source.macro is not None
+    assert Path(source.macro.file).name == f"{inner}.ptx.j2"
+    if outer is None:
+        assert (Path(source.template.file).name, source.template.line) == ("part.ptx.j2", 2)
+    else:
+        assert (Path(source.template.file).name, source.template.line) == ("demo.ptx.j2", line_of(template, outer))
 
 
 @pytest.mark.parametrize("tag", ["{%- if true -%}", "{% if true -%}", "{%- if true %}", "{% if true %}"])
@@ -213,6 +265,47 @@ def test_of_the_checks_a_line_for_each() -> None:
         assert re.match(rf"^kernel demo, \S+demo\.ptx\.j2:{at}, demo\.ptx:\d+: .* \| {re.escape(line)}$", said), said
 
 
+def test_of_unknown_opcodes_and_checks_a_line_for_each() -> None:
+    wrong = ["foo.f32 %value, %value;", "add.u32 %ghost, %thread, 1;", "bar2.f32 %value, %value;"]
+    with pytest.raises(IsaError) as refused:
+        demo(TEMPLATE.replace("{{ store }}", "\n".join(["{{ store }}", *wrong])))
+    said = str(refused.value).splitlines()
+    whats = ("foo.f32: unknown opcode", "register %ghost is not declared", "bar2.f32: unknown opcode")
+    for line, finding, what in zip(wrong, said, whats, strict=True):
+        assert re.match(
+            rf"kernel demo, \S+demo\.ptx\.j2:\d+, demo\.ptx:\d+: {what}.* \| {re.escape(line)}$", finding
+        ), said
+
+
+def test_of_lines_that_cannot_be_read_and_unknown_opcodes_a_line_for_each() -> None:
+    wrong = ["add.u32 %thread, ?, 1;", "7;", "foo.f32 %value, %value;"]
+    with pytest.raises(IsaError) as refused:
+        demo(TEMPLATE.replace("{{ store }}", "\n".join(["{{ store }}", *wrong])))
+    said = str(refused.value).splitlines()
+    assert [finding.rpartition(" | ")[2] for finding in said] == wrong
+    assert all("demo.ptx.j2:" in finding for finding in said), said
+
+
+def test_of_the_builder_at_its_end_together_with_lint_and_checks() -> None:
+    def more(b: Builder) -> None:
+        b.op("add.f32", b.registers["value"], b.registers["value"], b.reg("never", "f32"))
+        late = b.reg("late", "f32")
+        b.op("add.f32", b.registers["value"], b.registers["value"], late)
+        b.op("mov.f32", late, 1.0)
+
+    skeletons = {
+        TEMPLATE: "register %late is read before",
+        TEMPLATE.replace("{{ store }}", "{{ store }}\n    frob.b32;"): "frob.b32: unknown opcode",
+        TEMPLATE.replace("{{ store }}", "{{ store }}\n{{ nothing }}"): "'nothing' is undefined",
+    }
+    for template, what in skeletons.items():
+        with pytest.raises(IsaError) as refused:
+            demo(template, Demo(more=more))
+        first, second = str(refused.value).splitlines()
+        assert "register %never is read but no instruction writes it" in first
+        assert what in second
+
+
 def broken(old: str, new: str) -> tuple[Ptx, str]:
     """A generated kernel, and its text with a line that only assemblers refuse, known by the kernel's map."""
     ptx = demo()
@@ -303,3 +396,4 @@ def test_foreign_text_without_them_has_no_origins() -> None:
     assert origin("mov.u32 %r1, 0;", 1) is None
     assert quoted("mov.u32 %r1, 0;", "line 1; error") == "  line 1; error\n    1 | mov.u32 %r1, 0;"
     assert str(Origin(code=Place("/a.py", 3))) == "/a.py:3"
+    assert str(Origin(template=Place("/k.j2", 3), macro=Place("/flow.j2", 9))) == "/k.j2:3 → /flow.j2:9"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,47 @@ def test_a_public_name_without_a_docstring_is_named(monkeypatch: pytest.MonkeyPa
         api_reference.page()
 
 
-@pytest.mark.parametrize("name", [*api_reference.MODULES, "ptxgen.models", "ptxgen.weights", "ptxgen.idioms"])
+IMPORT = re.compile(r"from (ptxgen[\w.]*) import ([\w, ]+)")
+DOCUMENTS = [api_reference.PAGE.parents[1] / "README.md", *sorted(api_reference.PAGE.parent.glob("*.md"))]
+
+
+def missing(text: str, page: str) -> list[str]:
+    """What a text imports from ptxgen that the page has under no heading."""
+    parts = page.split("\n## ")
+    homes = {part.partition("\n")[0]: set(re.findall(r"^### (\w+)", part, re.MULTILINE)) for part in parts}
+    absent = []
+    for module, names in IMPORT.findall(text):
+        for name in (one.split(" as ")[0].strip() for one in names.split(",")):
+            if name in homes.get(module, ()) or f"{module}.{name}" in homes:
+                continue
+            owners = [home for home, held in homes.items() if name in held and home not in api_reference.READ]
+            value = getattr(importlib.import_module(module), name, None)
+            if not any(getattr(importlib.import_module(home), name) is value for home in owners):
+                absent.append(f"{module}.{name}")
+    return absent
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d != api_reference.PAGE], ids=lambda path: path.name)
+def test_what_documents_import_is_in_the_reference(document: Path) -> None:
+    assert missing(document.read_text(encoding="utf-8"), api_reference.PAGE.read_text()) == []
+
+
+def test_an_import_that_the_reference_lacks_is_named() -> None:
+    text = "from ptxgen.launch import Param, grid3\nfrom ptxgen import rules, cli\nfrom ptxgen.torch import rope"
+    assert missing(text, api_reference.PAGE.read_text()) == ["ptxgen.launch.grid3", "ptxgen.cli"]
+
+
+def test_constants_and_aliases_have_the_string_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "### Past\n\nArrays, and what to index them with.\n" in api_reference.PAGE.read_text()
+    monkeypatch.setitem(api_reference.AUTHORS, "ptxgen.lengths", ("MOST",))
+    with pytest.raises(SystemExit, match=r"ptxgen\.lengths\.MOST"):
+        api_reference.page()
+
+
+OTHERS = ("builder", "idioms", "launch", "models", "rules", "weights")
+
+
+@pytest.mark.parametrize("name", [*api_reference.MODULES, *(f"ptxgen.{name}" for name in OTHERS)])
 def test_dir_shows_what_can_be_had_and_nothing_private(name: str) -> None:
     module = importlib.import_module(name)
     shown = [each for each in dir(module) if each != "__version__"]

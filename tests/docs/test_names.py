@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # What lies behind us may name what is no more.
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GENERATED = ("api.md", "performance.md", "gpu-report.md")
-OPTIONAL = ("ptxgen.torch",)  # needs what may not be installed
 OWN = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 
 
@@ -30,7 +29,7 @@ def public() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for line in (ROOT / "docs" / "api.md").read_text().splitlines():
         if module := re.match(r"## (ptxgen[\w.]*)$", line):
-            owner = importlib.import_module(module[1])
+            owner = None if module[1] in api_reference.READ else importlib.import_module(module[1])
         elif name := re.match(r"### (\w+)", line):
             found.setdefault(name[1], getattr(owner, name[1], None))
     return found
@@ -62,7 +61,7 @@ def resolved(node: ast.expr, own: set[str]) -> Any:
             name = f"{owner.__name__}.{node.attr}"
             if find_spec(name) is None:
                 raise
-            return importlib.import_module(name) if name not in OPTIONAL else None
+            return importlib.import_module(name) if name not in api_reference.READ else None
     if not inspect.isclass(owner):
         return None
     fields = {f.name for f in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()

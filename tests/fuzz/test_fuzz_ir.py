@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from benchmarks.report.executor_document import fuzz_rows
+from benchmarks.report.cpu_executor_document import fuzz_rows
 from tests.fuzz import backends
 from tests.fuzz.__main__ import difference, run
 from tests.fuzz.program import make

@@ -18,7 +18,7 @@ from ptxgen.kernel import supports
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.targets import target
 from tests.support import sweep
-from tests.support.draws import domains
+from tests.support.draws import beside, domains
 from tests.support.goldens import different
 from tests.support.kernels import GOLDENS, NAMES, TYPES
 
@@ -128,7 +128,10 @@ def test_a_different_size_changes_only_lines_that_hold_it(name: str, field: str)
         for first, second in alike:
             old = first.generate().text
             most = 2 * LOCAL if vars(case.spec).get("page_layout") == "nhd" else LOCAL  # all offsets from row to row
-            assert 0 < changed_lines(old, second.generate().text) <= most, (case.file, first.spec, second.spec)
+            assert 0 < changed_lines(old, second.generate().text) <= most, (
+                f"{beside(TYPES[name], field)}: field(local=True), and other lines change too "
+                f"({case.file}: {first.spec}, {second.spec})"
+            )
 
 
 def test_the_measure_of_locality_sees_renumbered_registers() -> None:

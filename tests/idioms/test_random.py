@@ -7,7 +7,7 @@ import pytest
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import f32, u32
-from ptxgen.idioms import philox, weights
+from ptxgen.idioms import philox, probabilities
 from ptxgen.launch import buffer
 from tests.support.idiom_kernel import Idiom, run_idiom
 
@@ -55,19 +55,19 @@ def test_weights_are_the_same_bits_in_ptx_and_in_numpy() -> None:
             b.op("mad.lo.u32", thread, rank, 1024, thread)
             at = b.op("mad.wide.u32", "at", thread, 4, b.ld_param("x"))
             y, weight = b.op("ld.global.f32", "y", at[0]), b.reg("weight", "u32")
-            weights.emit(b, weight, y)
+            probabilities.emit(b, weight, y)
             out = b.op("mad.wide.u32", "to", thread, 4, b.ld_param("out"))
             b.op("st.global.u32", out[0], weight)
 
     x = exponents()
     params = (buffer("x", f32, len(x)), buffer("out", u32, len(x), access="out"))
     _, out = run_idiom(Idiom(params, 1024, 8, code=code), "{{ all }}", x, np.zeros(len(x), np.uint32))
-    assert out.astype(np.uint64).tolist() == weights.weights(x).tolist()
+    assert out.astype(np.uint64).tolist() == probabilities.probabilities(x).tolist()
 
 
 def test_weights_are_within_3e_7_of_the_power_and_half_a_unit() -> None:
     y = exponents()[15:]
-    got, want = weights.weights(y).astype(float), np.exp2(y.astype(float)) * 2.0**31
+    got, want = probabilities.probabilities(y).astype(float), np.exp2(y.astype(float)) * 2.0**31
     assert (np.abs(got - want) <= 0.5 + 3e-7 * want).all()
-    assert weights.weights(np.float32([0.0])) == 1 << 31
-    assert weights.weights(np.float32([-33.0, -64, -np.inf, np.nan])).tolist() == [0, 0, 0, 0]
+    assert probabilities.probabilities(np.float32([0.0])) == 1 << 31
+    assert probabilities.probabilities(np.float32([-33.0, -64, -np.inf, np.nan])).tolist() == [0, 0, 0, 0]

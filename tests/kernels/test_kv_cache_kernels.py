@@ -65,14 +65,18 @@ def test_a_position_outside_the_cache_writes_nothing(device: Device, place: dict
     spec = scatter(**place)
     buffer = {"position": np.array([position], np.int32), "positions": np.array([position], np.int32)}
     given = {n: v for n, v in buffer.items() if n in {p.name for p in spec.params() if p.kind == "buffer"}}
-    arguments = {**spec.example(np.random.default_rng(0)), **(given or {"position": np.int32(position)})}
+    if not given:  # from the host it is refused
+        with pytest.raises(SpecError, match=r"position\): must be from 0 to 47"):
+            exact(spec, device, arguments={"position": np.int32(position)})
+        return
+    arguments = {**spec.example(np.random.default_rng(0)), **given}
     done = exact(spec, device, arguments=arguments)
     assert done.outputs["k_cache"].tobytes() == np.asarray(arguments["k_cache"]).tobytes()
     assert done.outputs["v_cache"].tobytes() == np.asarray(arguments["v_cache"]).tobytes()
 
 
 def test_rows_past_the_end_of_the_cache_are_left_out(device: Device) -> None:
-    spec = scatter(kv_dtype="s8")
+    spec = scatter(kv_dtype="s8", indirect=True)
     done = exact(spec, device, rows=6, position=45)
     before = spec.example(np.random.default_rng(0), rows=6, position=45)["k_cache"]
     changed = np.flatnonzero((done.outputs["k_cache"] != before).any((0, 2)))
@@ -165,20 +169,24 @@ def test_the_filled_positions_of_every_head_are_copied(
         exact(spec, device, batch=3, slot=1, seq_len=length)
 
 
-@pytest.mark.parametrize(("slot", "length"), [(-1, 9), (3, 9), (2**31 - 1, 9), (0, -1), (2, 0), (0, -(2**31))])
+@pytest.mark.parametrize("slot", [-1, 3, 2**31 - 1])
+def test_a_slot_outside_is_refused(device: Device, slot: int) -> None:
+    with pytest.raises(SpecError, match=r"slot\): must be from 0 to 2"):
+        exact(KvCacheGather(16, 32, 2), device, arguments={"slot": np.int32(slot)}, batch=3)
+
+
+@pytest.mark.parametrize("length", [0, -1, -(2**31)])
 @pytest.mark.parametrize("direction", ["to_slot", "from_slot"])
-def test_a_slot_outside_or_an_empty_sequence_copies_nothing(
-    device: Device, direction: str, slot: int, length: int
-) -> None:
-    spec = KvCacheGather(16, 32, 2, kv_dtype="s8", direction=direction)
-    done = exact(spec, device, arguments={"slot": np.int32(slot), "seq_len": np.int32(length)})
+def test_an_empty_sequence_copies_nothing(device: Device, direction: str, length: int) -> None:
+    spec = KvCacheGather(16, 32, 2, kv_dtype="s8", direction=direction, indirect=True)
+    done = exact(spec, device, arguments={"seq_len": np.array([length], np.int32)})
     before = spec.example(np.random.default_rng(0))
     for name, after in done.outputs.items():
         assert after.tobytes() == before[name].tobytes(), name
 
 
 def test_a_length_above_max_len_counts_as_max_len(device: Device) -> None:
-    spec = KvCacheGather(16, 32, 2)
+    spec = KvCacheGather(16, 32, 2, indirect=True)
     done = exact(spec, device, seq_len=100, slot=2)
     source = spec.example(np.random.default_rng(0), seq_len=100, slot=2)
     assert np.array_equal(done.outputs["k_batched"][2], source["k_single"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,7 @@ def test_ragged_widths_of_tokens(device: Device, k: int, where: str) -> None:
         trial(Gemm(50, k, name, norm="rms"), device, target=where, rows=3, limit=F32_CLASS).require()
 
 
-@pytest.mark.parametrize("indirect", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 4, 6])
+@pytest.mark.parametrize(("count", "indirect"), [(0, True), *itertools.product((1, 4, 6), (False, True))])
 def test_rows_past_the_number_of_tokens_do_not_matter(device: Device, count: int, indirect: bool) -> None:
     spec = Gemm(20, 80, "f16", norm="rms", indirect=indirect)
     x = np.random.default_rng(1).standard_normal((7, 80), np.float32)

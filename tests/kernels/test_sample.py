@@ -128,14 +128,14 @@ def _drawn(logits: Any, rows: int = 300, **limits: Any) -> set[int]:
     return set(tokens(np.tile(np.float32(logits), (rows, 1)), counter=np.arange(rows), temperature=50.0, **limits))
 
 
-def test_top_k_keeps_the_largest_and_whoever_equals_the_last() -> None:
+def test_top_k_keeps_the_largest_and_those_that_equal_the_last() -> None:
     assert _drawn([4, 1, 3, 2, 0], top_k=3) == {0, 2, 3}
     assert _drawn([4, 3, 3, 3, 0], top_k=2) == {0, 1, 2, 3}
     assert _drawn([7, 7, 1, 0], top_k=1) == {0, 1}
     assert _drawn([1, 2, 3], top_k=-1) == _drawn([1, 2, 3], top_k=3) == {0, 1, 2}
 
 
-def test_top_p_keeps_the_fewest_that_reach_it_and_whoever_equals_the_last() -> None:
+def test_top_p_keeps_the_fewest_that_reach_it_and_those_that_equal_the_last() -> None:
     near = np.array([0.4, 0.1, 0.3, 0.2])
     logits = 50 * np.log(near)
     assert _drawn(logits, top_p=0.39) == {0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ptxgen.errors import IsaError
@@ -100,6 +102,12 @@ def test_an_unknown_form_is_named_with_file_line_and_text() -> None:
     said = r"^kernel k, mine\.ptx:6: frob\.b32: unknown opcode 'frob'.* \| frob\.b32 %r1;$"
     with pytest.raises(IsaError, match=said):
         requirements(parse(f"{HEAD}frob.b32 %r1;\n}}\n", "mine.ptx"))
+
+
+def test_every_unknown_form_is_a_line() -> None:
+    with pytest.raises(IsaError) as error:
+        requirements(parse(f"{HEAD}frob.b32 %r1;\nret;\nfrob.b32 %r1;\nblur.b32 %r1;\n}}\n", "mine.ptx"))
+    assert re.findall(r"mine\.ptx:(\d+)", str(error.value)) == ["6", "8", "9"]
 
 
 def test_requirements_read_as_a_sentence() -> None:

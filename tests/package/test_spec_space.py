@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType, make_spec
-from tests.support.draws import domains, fields_of, needed, swept, with_options
+from tests.support.draws import beside, domains, fields_of, needed, swept, with_options
 from tests.support.kernels import NAMES, TYPES
 from tests.support.marks import needs_assembler
 from tests.support.sweep import examples, some
@@ -54,14 +54,20 @@ def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(nam
         assert all(reason in str(refused.value) for reason in answer.reasons)
 
     each()
-    assert seen["legal"] >= 5, seen
+    assert seen["legal"] >= 5, f"{beside(cls, 'rules()')}: most draws are refused; field(draws=…) narrows them ({seen})"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_field_that_is_needed_says_what_to_draw(name: str) -> None:
     cls = TYPES[name]
-    unsaid = [field for field, known in domains(cls).items() if field in needed(cls) and not known.draws]
-    assert not unsaid, f"{cls.__name__}: bounds in rules(), or field(draws=…), for {', '.join(unsaid)}"
+    unsaid = [beside(cls, name) for name, known in domains(cls).items() if name in needed(cls) and not known.draws]
+    assert not unsaid, f"{', '.join(unsaid)}: give it bounds in rules(), or field(draws=…)"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_field_says_what_to_draw(name: str) -> None:
+    cls = TYPES[name]
+    assert any(known.draws for known in domains(cls).values()), f"{beside(cls, '…')}: no field has bounds or draws"
 
 
 def spilling(specs: Iterable[tuple[KernelType, str]]) -> list[tuple[KernelType, str]]:
@@ -108,7 +114,10 @@ def test_every_reason_is_given_at_once(name: str) -> None:
     broken = {field: known.refuses[0] for field, known in domains(cls).items() if known.refuses}
     reasons = supports({"kernel_type": name, **cls.goldens[0], **broken}, "sm_90").reasons
     for field, value in broken.items():
-        assert any(reason.startswith(f"{field}: ") and f"got {value}" in reason for reason in reasons), (field, reasons)
+        assert any(reason.startswith(f"{field}: ") and f"got {value}" in reason for reason in reasons), (
+            f"{beside(cls, field)}: no reason of rules() begins with `{field}: ` and says `got {value}`; "
+            f"yield one, or name what no spec has by field(refuses=…) (reasons: {reasons})"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

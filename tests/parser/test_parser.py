@@ -278,6 +278,22 @@ def test_an_error_names_file_line_and_text(text: str) -> None:
     assert what in str(error.value)
 
 
+def test_every_statement_that_cannot_be_read_is_named() -> None:
+    body = "mov.u32 %r1, ?;\n{ ?; mov.u32 %r1, 1/0;\n}\n.reg %r1;\nret;\nadd.u32 %r1, %r2"
+    with pytest.raises(IsaError) as error:
+        parse(f"{HEAD}.entry k()\n{{\n{body}\n}}\n.entry j()\n{{\n7;\n}}\n", "mine.ptx")
+    places = [re.match(r"kernel (\w), mine\.ptx:(\d+): ", line) for line in str(error.value).splitlines()]
+    assert [(place[1], int(place[2])) for place in places if place] == [
+        ("k", 6), ("k", 7), ("k", 7), ("k", 9), ("k", 11), ("j", 15),
+    ]  # fmt: skip
+
+
+def test_a_text_without_end_of_wrong_statements_is_cut() -> None:
+    with pytest.raises(IsaError) as error:
+        parse(f"{HEAD}.entry k()\n{{\n" + "?;\n" * 5000 + "}\n")
+    assert len(str(error.value).splitlines()) == 200
+
+
 UNREADABLE = {
     "scopes without end": f"{HEAD}.entry k()\n{{\n{'{' * 20_000}",
     "a count without end": f"{HEAD}.entry k()\n{{\n.reg .b32 %r<{'9' * 5000}>;\n}}\n",
@@ -309,7 +325,7 @@ def _combined(parts: tuple[tuple[str, int], str, tuple[str, int]]) -> tuple[str,
     return f"({left} {op} {right})", value
 
 
-NUMBERS = st.integers(0, 1 << 20).map(lambda n: (str(n) if n % 8 else hex(n), n))
+NUMBERS = st.integers(0, 1 << 10).map(lambda n: (str(n) if n % 8 else hex(n), n))  # six of them multiply to 60 bits
 OPERATORS = st.sampled_from(["+", "-", "*", "|", "&", "^", "<<", ">>"])
 EXPRESSIONS = st.recursive(NUMBERS, lambda inner: st.tuples(inner, OPERATORS, inner).map(_combined), max_leaves=6)
 

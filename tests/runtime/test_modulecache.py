@@ -1,4 +1,4 @@
-"""The module cache: one load per spec and device, whoever asks; strict mode; warm-up; forks."""
+"""The module cache: one load per spec and device, from any thread; strict mode; warm-up; forks."""
 
 from __future__ import annotations
 

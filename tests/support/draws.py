@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ptxgen import SpecError, supports
 from ptxgen.kernel import KernelType
+from ptxgen.lines.sources import shown_path
 from ptxgen.spec.fields import Domain, domain
 
 ILLEGAL = 25  # one draw of so many, where a field has values that no spec has
@@ -20,6 +22,11 @@ def domains(cls: type[KernelType]) -> dict[str, Domain]:
     """What is known of each field, those first whose values do not depend on others."""
     every = {field.name: domain(cls, field.name) for field in dataclasses.fields(cls)}
     return dict(sorted(every.items(), key=lambda item: callable(item[1].draws)))
+
+
+def beside(cls: type[KernelType], name: str) -> str:
+    """Where a field stands, for a failing test to name: `ptxgen/kernels/rope.py: Rope.head_dim`."""
+    return f"{shown_path(inspect.getsourcefile(cls) or cls.__module__)}: {cls.__name__}.{name}"
 
 
 def needed(cls: type[KernelType]) -> list[str]:

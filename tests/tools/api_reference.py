@@ -3,29 +3,37 @@
     python -m tests.tools.api_reference           write it
     python -m tests.tools.api_reference --check   exit 1 where it is not what is written; it may lack new kernel types
 
-Public is what `dir()` of `ptxgen`, `ptxgen.kernels` and `ptxgen.runtime` shows; for authors of kernels and users of
-model files also what `AUTHORS` names. Of a class public is what has no underscore before it. A public name without a
-docstring is an error.
+Public is what `dir()` of `ptxgen`, `ptxgen.kernels` and `ptxgen.runtime` shows, and what `AUTHORS` names of other
+modules. Of a class public is what has no underscore before it. A public name without a docstring is an error; the
+docstring of a constant or an alias is the string below it.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 MODULES = ("ptxgen", "ptxgen.runtime", "ptxgen.kernels")
-# For authors of kernel types and users of model files: modules and which of their names; none: what `dir()` shows.
+# What users import besides: modules and which of their names; none: what `dir()` shows.
 AUTHORS: dict[str, tuple[str, ...]] = {
-    "ptxgen.kernel": ("Spread", "field"),
-    "ptxgen.rules": ("between", "divides", "multiple_of", "one_of"),
+    "ptxgen.kernel": ("Arrays", "Spread", "field"),
+    "ptxgen.launch": ("buffer", "scalar", "workspace"),
+    "ptxgen.dtypes": (
+        "f64", "f32", "f16", "bf16", "e4m3", "e5m2", "s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64",
+    ),
+    "ptxgen.lengths": ("Past", "past_lengths", "past_pages", "written_rows"),
+    "ptxgen.rules": (),
     "ptxgen.builder": ("Builder",),
     "ptxgen.builder.values": ("Addr", "Not", "Reg", "RegArray", "Shared", "Table"),
     "ptxgen.idioms": (),
@@ -33,14 +41,25 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.finding": ("Finding", "Spot"),
     "ptxgen.models": (),
     "ptxgen.models.files": ("ModelFile", "TensorInfo", "open_model"),
+    "ptxgen.models.program": ("Op", "Part", "Program", "Ref", "Tensor"),
     "ptxgen.weights": (),
-}
+    "ptxgen.tuning": ("in_force", "own_path", "shipped", "using"),
+    "ptxgen.runtime.tools.checker": ("Launch", "Report", "Run", "Seen", "check"),
+    "ptxgen.runtime.tools.isolate": ("Limits", "isolated"),
+    "ptxgen.testing": (),
+    "ptxgen.testing.numba_kernel": ("NumbaKernel", "NumbaText", "compile_numba"),
+    "ptxgen.testing.triton": ("Driver", "install", "install_from_environment", "uninstall"),
+    "ptxgen.testing.triton_compile": ("TritonKernel", "compile_kernel"),
+}  # fmt: skip
+# Modules that need what may not be installed: they are read, not imported, and have the functions that they define.
+READ = ("ptxgen.torch",)
 HEAD = """# API reference
 
 Written from the docstrings by `python -m tests.tools.api_reference`; do not edit.
 
 `ptxgen`, `ptxgen.runtime` and `ptxgen.kernels` are what one uses to generate and to run. From `ptxgen.kernel` on stands
-what authors of kernel types and users of model files need besides.
+what authors of kernel types need besides; then come models and weights, tuning, checks of any PTX, other compilers'
+kernels under test, and the operators for torch.
 """
 
 
@@ -63,6 +82,8 @@ def page(like: str | None = None) -> str:
         parts = [getattr(module, part) for part in dir(module)] if name == "ptxgen.idioms" else []
         for part, own in ((part, _own(part)) for part in parts):
             lines += _module(part, silent, own) if own else ()
+    for name in READ:
+        lines += _read(name, silent)
     if silent:
         raise SystemExit("public names without a docstring: " + ", ".join(silent))
     return "\n".join(lines).rstrip() + "\n"
@@ -80,10 +101,56 @@ def _module(module: ModuleType, silent: list[str], names: tuple[str, ...] = ()) 
     """A module's head, and the entries of these names, or of all that it shows."""
     yield f"## {module.__name__}\n\n{_first(module)}\n"
     for name in names or dir(module):
-        value = getattr(module, name)
+        value = getattr(module, name, None)  # an alias may be there for annotations alone
         if name.startswith("_") or inspect.ismodule(value):
             continue
-        yield from _entry(f"{module.__name__}.{name}", name, value, silent)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            yield from _entry(f"{module.__name__}.{name}", name, value, silent)
+        elif text := _facts(value) or _below(module.__name__, name):
+            yield f"### {name}\n\n{_prose(text)}\n"
+        else:
+            silent.append(f"{module.__name__}.{name}")
+
+
+def _facts(value: Any) -> str:
+    """An element type in a line; nothing for other values."""
+    from ptxgen.dtypes import DType
+
+    return f"{value.bits} bits; `{value.numpy_name}` in NumPy." if isinstance(value, DType) else ""
+
+
+def _tree(name: str) -> ast.Module:
+    """The source of a module, which is not imported."""
+    found = find_spec(name)
+    if found is None or found.origin is None:
+        raise SystemExit(f"{name}: is not there")
+    return ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+
+
+def _below(module: str, name: str) -> str:
+    """The string below the assignment of a name."""
+    for node in ast.walk(_tree(module)):
+        body: list[ast.stmt] = getattr(node, "body", [])
+        for one, below in pairwise(body) if isinstance(body, list) else ():
+            named = isinstance(one, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in one.targets)
+            if named and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                return inspect.cleandoc(str(below.value.value))
+    return ""
+
+
+def _read(module: str, silent: list[str]) -> Iterator[str]:
+    """A module's head, and its public functions, from the source."""
+    tree = _tree(module)
+    yield f"## {module}\n\n{_prose(ast.get_docstring(tree) or '')}\n"
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        for argument in (*node.args.args, *node.args.kwonlyargs):
+            argument.annotation = None
+        if text := ast.get_docstring(node):
+            yield f"### {node.name}({ast.unparse(node.args)})\n\n{_prose(text)}\n"
+        else:
+            silent.append(f"{module}.{node.name}")
 
 
 def _entry(path: str, name: str, value: Any, silent: list[str]) -> Iterator[str]:
@@ -138,7 +205,7 @@ def _signature(value: Any) -> str:
         return ""
     shown = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values() if p.name != "self"]
     text = str(found.replace(parameters=shown, return_annotation=inspect.Signature.empty))
-    return text.replace(repr(dataclasses.MISSING), "…")  # its own text has an address
+    return re.sub(r"<[^<>]*(<\w+>)?[^<>]* at 0x[0-9a-f]+>", "…", text)  # what has no text but its address
 
 
 def _first(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Random operations on caches of one sequence and of several, eager and replayed, against the float64 oracle.
 
 python -m tests.tools.soak --device cuda --steps 100000 [--seed 0] [--jobs 12] [--save]
-python -m tests.tools.soak --device cuda --steps 20000 --shapes 8      memory, on a device that nobody else uses
+python -m tests.tools.soak --device cuda --steps 20000 --shapes 8      memory, on a device that no other process uses
 
 A shape lives for some hundred steps, and gives back what it took.
 """
@@ -38,8 +38,8 @@ def soak(
     is not `counted`: a sanitizer holds back what was freed).
 
     With `shapes`, so many shapes come round again and again: from the second round on nothing is loaded any more, and
-    the device's free memory may not shrink. That holds only where nobody else works on the device. What was done, the
-    largest error, the memory in use.
+    the device's free memory may not shrink. That holds only where no other process works on the device. What was done,
+    the largest error, the memory in use.
     """
     rng = np.random.default_rng(seed)
     done: Counter[str] = Counter()

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.launch import Extent, evaluate
+from ptxgen.spec.fields import Said
 
 STEP = 64  # chunks begin at multiples of so many positions
 LEAST = 128  # and hold at least so many,
 SHORT, LEAST_OF_SHORT = 1024, 64  # or so many where no more positions than SHORT are ever visible
 LONG = 4096  # positions: a longer sequence is cut even where its batch fills the GPU without
+MAX_CHUNKS = Said(
+    doc="parts of a sequence at most, of whose results there is room for so many",
+    silent="no result depends on it within the capacity",
+)
 LAUNCHED = 1024  # CTAs at most for the sake of long sequences: one without work costs its start
 
 

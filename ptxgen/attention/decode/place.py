@@ -9,6 +9,7 @@ from ptxgen.attention.decode.plan import Plan
 from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Pla
     assert where.split is not None
     assert where.splits is not None
     if plan.split_tiles and not plan.grid:
-        b.note(f"splits that work now: {plan.split_tiles} tiles for each, whatever the batch")
+        b.note(f"splits that work now: {counted(plan.split_tiles, 'tile')} for each, whatever the batch")
         busy = _ceil_div(b, "splits_busy", span, plan.split_tiles)
     else:
-        b.note(f"splits that work now: a tile for each of {step} warps before another split does")
+        b.note(f"splits that work now: a tile for each of {counted(step, 'warp')} before another split does")
         busy = _ceil_div(b, "splits_busy", span, step)
     if plan.split_tiles and plan.grid:
         busy = _for_long_sequences(b, attention, plan, busy, span)
@@ -170,7 +171,7 @@ def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Pla
 
 def _for_long_sequences(b: Builder, attention: Attention, plan: Plan, busy: Reg, span: Reg) -> Reg:
     """At most the sequence's equal share of the chip, unless its splits would be longer than `split_tiles` then."""
-    b.note(f"an equal share of the chip; more where a split would get over {plan.split_tiles} tiles")
+    b.note(f"an equal share of the chip; more where a split would get over {counted(plan.split_tiles, 'tile')}")
     share = b.op("mov.u32", "share", b.special("nctaid.z"))
     b.op("mul.lo.u32", share, share, attention.problem.n_kv_heads * plan.parts * plan.cluster)
     b.op("div.u32", share, plan.grid, share)

@@ -87,7 +87,7 @@ class Slots:
             stats = b.ld_param("stats")
             at = b.op("mad.lo.u64", "empty_at", row, self.max_chunks * 8, stats)
             nothing = b.op("mov.f32", "no_level", float("-inf")), b.op("mov.f32", "no_sum", 0.0)
-        with b.fragment("empty_store"):
+        with b.fragment("empty_store", "an empty chunk's maximum and sum, and the next slot"):
             target = b.op("mad.wide.u32", "empty_target", slot, 8, at)
             b.op("st.global.v2.f32", target[0], nothing)
             b.op("add.u32", slot, slot, step)

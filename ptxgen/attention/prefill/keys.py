@@ -187,7 +187,7 @@ class KeyTiles:
         while passes % 2 == 0 and passes * s.column_passes > CHUNKS_AT_ONCE:
             passes //= 2
         rows = min(passes * s.rows_per_pass, self.rows.keys)
-        with b.fragment("fill"):
+        with b.fragment("fill", "load a tile of K and V, converted on its way to shared memory"):
             self.source.start()
             for _, i, column, takes_part in self._chunks(passes):
                 present = self._present(i, column, takes_part)

@@ -77,7 +77,7 @@ class QueryTile:
     def store_out(self, base: Reg) -> None:
         """Fragment `store_out`: the tile's rows, written over those of q, to `out` in 16-byte pieces."""
         b, copy = self.b, self.copy
-        with b.fragment("store_out"):
+        with b.fragment("store_out", "the rows of out, from shared memory"):
             thread = b.op("mov.u32", scratch(b, "own_thread", "u32"), b.special("tid.x"))
             out, to = b.ld_param("out"), self._aim(thread, base)
             words = tuple(scratch(b, f"out_word{i}", "b32") for i in range(copy.target_bytes // 4))

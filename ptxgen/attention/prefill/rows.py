@@ -39,7 +39,7 @@ class Rows:
         """Fragments `locate` and, in a batch, `scan` (a loop's body) and `place`: lengths, the KV head and the tile of
         rows of this CTA, and the range of keys that they see."""
         b = self.b
-        with b.fragment("locate"):
+        with b.fragment("locate", "the KV head, the rows of q that this CTA takes, and what they see"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             index = b.op("mov.u32", "cta", b.special("ctaid.x"))
             self.kv_head: Reg = b.op("rem.u32", "kv_head", index, self.problem.n_kv_heads)
@@ -54,7 +54,7 @@ class Rows:
             ragged.enter(index)
         ragged.scan()
         found = self._found = ragged.found
-        with b.fragment("place"):
+        with b.fragment("place", "the rows that this CTA takes, and the keys that they see"):
             self.q_len = found.q_len
             lengths = b.ld_param("kv_lens")
             b.op("mad.wide.u32", lengths, found.sequence, 4, lengths)

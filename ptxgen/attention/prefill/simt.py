@@ -17,6 +17,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
+from ptxgen.words import counted
 
 QUAD = 4  # f32 values of a 16-byte access
 
@@ -87,12 +88,12 @@ class SimtLoop:
         b, t = self.b, self.tile
         nbytes = t.shared_bytes(self.spec.dim)
         arena = b.shared("tiles", nbytes, dynamic=dynamic(nbytes) > 0)
-        with b.fragment("aim"):
+        with b.fragment("aim", "this thread's places in shared memory, and its first chunks of K and V"):
             self.base = b.op("mov.u32", "q_base", arena)
             kv_base = b.op("add.u32", "kv_base", self.base, t.rows * self.pitch)
             p_base = b.op("add.u32", "p_base", kv_base, t.stages * self.kv.stage_bytes)
             self.kv.aim(kv_base)
-            b.note(f"{t.lanes} lanes share {t.r} rows; a lane takes every {t.lanes}th key and quad of columns")
+            b.note(f"{t.lanes} lanes to {counted(t.r, 'row')}; a lane takes every {t.lanes}th key and quad of columns")
             self.lane = b.op("and.b32", b.reg("lane", "s32"), self.rows.thread, self.tile.lanes - 1)
             row = b.op("shr.u32", "local_row", self.rows.thread, self.tile.lanes.bit_length() - 1)
             b.op("mul.lo.u32", row, row, t.r)
@@ -109,7 +110,7 @@ class SimtLoop:
     def _clear(self) -> None:
         b = self.b
         self.v_quad = b.array("v_quad", "f32", self.groups * QUAD)
-        with b.fragment("clear"):
+        with b.fragment("clear", "nothing seen so far: maxima, sums and accumulators"):
             self.softmax.clear()
             for value in (*self.acc, *self.v_quad):
                 b.op("mov.f32", value, 0.0)
@@ -123,14 +124,14 @@ class SimtLoop:
     def _scores(self) -> None:
         """Fragments around and in the loop over head_dim, four columns a turn."""
         b, t = self.b, self.tile
-        with b.fragment("enter_scores"):
+        with b.fragment("enter_scores", "clear the scores; the first columns of q and K"):
             for score in self.score:
                 b.op("mov.f32", score, 0.0)
             q_at = b.op("mov.u32", "q_quad_at", self.q_at)
             k_at = b.op("mov.u32", "k_quad_at", self.kv.read_at("k_at", self.k_lane))
             end = b.op("add.u32", "q_quad_end", self.q_at, 4 * self.spec.dim)
         q, k = b.array("q_quad", "f32", QUAD), b.array("k_quad", "f32", t.c * QUAD)
-        with b.fragment("score_quad"):
+        with b.fragment("score_quad", "scores += q * K over four columns"):
             for i in range(t.c):
                 convert.load_words(b, k[QUAD * i : QUAD * (i + 1)], k_at, t.lanes * i * self.pitch, space="shared")
             for r in range(t.r):
@@ -145,7 +146,7 @@ class SimtLoop:
 
     def _probabilities(self) -> None:
         b, t = self.b, self.tile
-        with b.fragment("probabilities"):
+        with b.fragment("probabilities", "scores to probabilities, into shared memory"):
             at = b.op("mad.lo.u32", "p_lane_at", self.lane, 4, self.p_at)
             self.softmax.shifts()
             for r in range(t.r):
@@ -164,7 +165,7 @@ class SimtLoop:
             p_at = b.op("mov.u32", "p_quad_at", self.p_at)
             v_at = b.op("mov.u32", "v_row_at", self.kv.read_at("v_at", self.v_lane))
             end = b.op("add.u32", "p_quad_end", self.p_at, 4 * t.keys)
-        with b.fragment("value_quad"):
+        with b.fragment("value_quad", "accumulators += probabilities * V over some keys"):
             for r in range(t.r):
                 at = r * t.probabilities_pitch()
                 convert.load_words(b, p[self.turn * r : self.turn * (r + 1)], p_at, at, space="shared")
@@ -189,10 +190,10 @@ class SimtLoop:
 
     def _finish(self) -> None:
         b, spec, dtype = self.b, self.spec, self.spec.attention.problem.q_dtype
-        with b.fragment("finish"):
+        with b.fragment("finish", "accumulators over their sums"):
             self.softmax.finish(self._accumulators())
         lse = None
-        with b.fragment("store_out"):
+        with b.fragment("store_out", "store the rows of out"):
             out = b.ld_param("out")
             if spec.lse:
                 lse = b.ld_param("lse")

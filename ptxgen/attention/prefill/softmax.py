@@ -146,7 +146,7 @@ class Softmax:
             masked = b.op("setp.gt.s32", "masked", tile_start, rows.plain_end)
             if window:
                 b.op("setp.lt.or.s32", masked, tile_start, rows.plain_begin, masked)
-        with b.fragment("mask"):
+        with b.fragment("mask", "keys that a row does not see score -inf"):
             own = self.own()
             start = b.op("add.s32", "mask_start", tile_start, own.column)
             hidden = b.reg("hidden", "pred")
@@ -173,7 +173,7 @@ class Softmax:
     def tile_maxima(self) -> None:
         """Fragment `tile_maxima`: every row's largest score of the tile, in units of log2, known to all its lanes."""
         b = self.b
-        with b.fragment("tile_maxima"):
+        with b.fragment("tile_maxima", "every row's largest score of the tile"):
             for largest, row in zip(self.tile_max, self.scores, strict=True):
                 if len(row) == 1:
                     b.op("mov.f32", largest, row[0].reg)
@@ -208,7 +208,7 @@ class Softmax:
             for raise_ in raises[1:]:
                 any_row = b.op("or.pred", scratch(b, "any_raised", "pred"), any_row, raise_)
             b.op("vote.sync.any.pred", "raised", any_row, -1)
-        with b.fragment("rescale"):
+        with b.fragment("rescale", "new maxima; sums and accumulators on their scale"):
             old, factor = b.reg("old_shift", "f32"), b.reg("correction", "f32")
             for row, (limit, largest, raise_) in enumerate(zip(self.limit, self.tile_max, raises, strict=True)):
                 b.op("sub.f32", old, SLACK, limit)

@@ -16,6 +16,7 @@ from ptxgen.attention.prefill.tiles import TensorTile, dynamic
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
+from ptxgen.words import counted
 
 
 class TensorLoop(TensorRegisters):
@@ -71,7 +72,7 @@ class TensorLoop(TensorRegisters):
         b, t = self.b, self.tile
         nbytes = t.shared_bytes(self.spec.dim)
         arena = b.shared("tiles", nbytes, dynamic=dynamic(nbytes) > 0)
-        with b.fragment("aim"):
+        with b.fragment("aim", "this lane's places in shared memory, and its first chunks of K and V"):
             self.base = b.op("mov.u32", "q_base", arena)
             kv_base = b.op("add.u32", "kv_base", self.base, t.rows * self.pitch)
             self.kv.aim(kv_base)
@@ -121,7 +122,7 @@ class TensorLoop(TensorRegisters):
 
     def _clear(self) -> None:
         b = self.b
-        with b.fragment("clear"):
+        with b.fragment("clear", "nothing seen so far: maxima, sums and accumulators"):
             self.zero = b.op("mov.f32", "zero", 0.0)
             self.softmax.clear()
             for value in self.acc:
@@ -130,7 +131,7 @@ class TensorLoop(TensorRegisters):
     def _load_q(self) -> None:
         held = min(self.tile.q_steps, self.all_steps())
         with self.b.fragment("load_q"):
-            self.b.note(f"{held} of {self.all_steps()} steps over the rows of q stay in registers")
+            self.b.note(f"{held} of {counted(self.all_steps(), 'step')} over the rows of q stay in registers")
             for m in range(self.tile.m_tiles):
                 for step in range(held):
                     self._load_matrices(self._q_registers(m, step), self.q_at[m * 16 * self.pitch + step * 32])
@@ -183,7 +184,7 @@ class TensorLoop(TensorRegisters):
     def _values(self) -> None:
         """Probabilities of 16 keys at a time, and their product with V; the next 16 are raised to powers meanwhile."""
         t = self.tile
-        with self.b.fragment("values"):
+        with self.b.fragment("values", "scores to probabilities, and accumulators += probabilities * V"):
             v_at = self.kv.read_at("v_at", self.v_lane)
             self.softmax.shifts()
             for step in range(t.keys // 16):

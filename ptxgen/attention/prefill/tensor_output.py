@@ -11,7 +11,7 @@ from ptxgen.idioms.convert import scratch
 def output(loop: TensorRegisters, queries: QueryTile, base: Reg) -> None:
     """Fragments `finish`, `stage_out` where out has the type of the tile in shared memory, `store_out`, `store_lse`."""
     b, staged = loop.b, loop.spec.attention.problem.q_dtype == loop.dtype
-    with b.fragment("finish"):
+    with b.fragment("finish", "accumulators over their sums"):
         loop.own()
         if loop.tile.column_groups > 1:
             loop.own_column_group()
@@ -31,7 +31,7 @@ def output(loop: TensorRegisters, queries: QueryTile, base: Reg) -> None:
 def _stage(loop: TensorRegisters, base: Reg) -> None:
     """The tile's rows over those of q: every lane two columns, later read in 16-byte pieces."""
     b, cvt = loop.b, f"cvt.rn.{loop.dtype.name}x2.f32"
-    with b.fragment("stage_out"):
+    with b.fragment("stage_out", "the rows of out to shared memory"):
         at = b.op("mul.lo.u32", "out_at", loop.quad_row, loop.pitch)
         b.op("mad.lo.u32", at, loop.first_column, 2, at)
         b.op("add.u32", at, at, base)
@@ -48,7 +48,7 @@ def _stage(loop: TensorRegisters, base: Reg) -> None:
 def _store(loop: TensorRegisters) -> None:
     """Out in a type of its own: every quad of lanes writes 8 columns of a row."""
     b, type = loop.b, loop.spec.attention.problem.q_dtype
-    with b.fragment("store_out"):
+    with b.fragment("store_out", "store the rows of out"):
         out, exists, writes = b.ld_param("out"), b.reg("out_exists", "pred"), b.reg("out_writes", "pred")
         for r, skip in enumerate(loop.row_steps()):
             row = b.op("add.s32", scratch(b, "out_row", "s32"), loop.thread_row, skip)
@@ -92,7 +92,7 @@ def _owner(loop: TensorRegisters, n: int) -> Reg | None:
 
 def _store_lse(loop: TensorRegisters) -> None:
     b = loop.b
-    with b.fragment("store_lse"):
+    with b.fragment("store_lse", "store the rows' log-sum-exp"):
         lse, writes = b.ld_param("lse"), b.reg("writes_lse", "pred")
         first = b.op("setp.eq.s32", "first_of_quad", loop.first_column, 0)
         if loop.tile.column_groups > 1:

@@ -272,7 +272,7 @@ def _strong(c: Code, what: str) -> None:
     """`order` is a read, `publish` a write, `atomic` both: compared with what is not strong, in every other warp."""
     cells = Cells(c)
     if what in ("order", "atomic"):
-        # whoever began with these bytes must be known from elsewhere: it may come later
+        # the warp that began with these bytes must be known from elsewhere: it may come later
         with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
             stamp = c.load("i32", cell_at(c, cells.inits, cell, 4))
             _compare_stamp(c, cells, cell, stamp, str(ALL_BYTES), wrote=True)

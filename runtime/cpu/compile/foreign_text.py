@@ -14,6 +14,7 @@ from ptxgen import checks, nodes
 from ptxgen.errors import IsaError
 from ptxgen.foreign import canonical, notes
 from ptxgen.isa import lookup
+from ptxgen.parser.limits import MOST_FINDINGS
 
 _REFUSED_BY_NAME = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep"), "textures"),
@@ -40,7 +41,7 @@ def verify(module: nodes.Module) -> dict[str, str]:
     try:
         checks.check(module)
     except IsaError as wrong:
-        every = {f.name: list(islice(_unknown(module, f), checks.MOST_FINDINGS)) for f in _defined(module)}
+        every = {f.name: list(islice(_unknown(module, f), MOST_FINDINGS)) for f in _defined(module)}
         unknown = {name: found for name, found in every.items() if found}
         if not unknown:
             raise

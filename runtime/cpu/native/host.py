@@ -108,7 +108,7 @@ class Mappings:
     """How many more memory mappings the process may have. LLVM ends the process where a mapping fails.
 
     `most` (None: no known limit) and `count()` are the system's. Counting thousands takes longer than linking, so it
-    happens only when what was free at the last count is used up, whoever gave something back meanwhile. Unreachable
+    happens only when what was free at the last count is used up, whatever was given back meanwhile. Unreachable
     modules may still wait for Python's garbage collector, which runs less often the larger a program is.
     """
 

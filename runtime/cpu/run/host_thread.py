@@ -145,7 +145,7 @@ class Share:
     def _round(self) -> str | None:
         """Resume each waiting gang once. Where nothing moves on any thread, let more begin, or else say so."""
         of = self.of
-        before, ends = of.progress, of.ends  # whoever spins for something that comes later has not looked for it yet
+        before, ends = of.progress, of.ends  # a warp that spins for what comes later has not looked for it yet
         ended = False
         for one in self._in_turn():
             code = of.resume(one.gang)

@@ -167,7 +167,7 @@ def _append() -> str:
         now = c(f"add i32 {c.load('i32', cta, CTA['epoch'])}, 1")
         c.store("i32", now, cta, CTA["epoch"])
         c.store("i32", now, record, ASYNC["count"])  # what was written before has an earlier stamp
-    with c.if_(c("icmp ne ptr %bar, null")):  # whoever waits already looks again, and lands it
+    with c.if_(c("icmp ne ptr %bar, null")):  # a thread that waits already looks again, and lands it
         c.store("i32", open_phase(c, "%bar"), record, ASYNC["count"])
         gang = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
         c.do(f"call void @wake_gang(ptr {gang}, i32 {PARK_MBARRIER}, i64 {c('ptrtoint ptr %bar to i64')})")
@@ -176,7 +176,7 @@ def _append() -> str:
 
 
 def _look_at_source(c: Code, w: str, where: str, row: str, size: str) -> None:
-    """A copy out of shared memory has read its source until now: nobody may have written there meanwhile."""
+    """A copy out of shared memory has read its source until now: no thread may have written there meanwhile."""
     cta = c.load("ptr", w, WARP["cta"])
     begin = c(f"ptrtoint ptr {c.load('ptr', cta, CTA['shared'])} to i64")
     since = c.load("i32", "%record", ASYNC["count"])
@@ -231,7 +231,7 @@ def _land() -> str:
         rank = c(f"lshr i64 {address}, {RANK_SHIFT}")
         with c.if_(c(f"and i1 {c(f'xor i1 {inline}, true')}, {c(f'icmp eq i64 {rank}, 0')}")):
             c.do(f"call void @proxy.wrote(ptr {w}, i64 {c(f'sub i64 {address}, {SHARED_BASE}')}, i64 {size})")
-        # whoever has waited comes after the copy; an mbarrier of another CTA orders nothing within this one
+        # a thread that has waited comes after the copy; an mbarrier of another CTA orders nothing within this one
         with c.if_(c(f"icmp ult i64 {offset}, {c.load('i64', cta, CTA['shared_bytes'])}")):
             c.do(f"call void @clock.leave({where}, i32 8, ptr {bar}, i64 {address}, i64 8, i64 {offset})")
         with c.if_(c(f"icmp ne i64 {rank}, 0")):  # the mbarrier of another CTA, which its threads wait for

@@ -53,7 +53,7 @@ def converge(what: str = "") -> str:
     """`converge(w, pending, mask, members) -> i32`: the lanes that have come, once all of `members` that have not
     exited are among them; before, they are noted at this offset of the warp, and 0 comes back.
 
-    `converge.each`: where every lane has members of its own; those go on that miss nobody.
+    `converge.each`: where every lane has members of its own; those go on that have all their members.
     """
     if what == "each":
         return _converge_each()

@@ -47,7 +47,7 @@ def build_merges(
     else:
         b.without("exchange_prepare")
     rows = _output_rows(b, attention, where, task, lse=lse, sinks=sinks)
-    with b.fragment("finish"):
+    with b.fragment("finish", "values over their sum to out"):
         exists = None
         if task.heads_left is not None:
             exists = b.op("setp.lt.u32", "head_exists", elements.head, task.heads_left)
@@ -67,7 +67,7 @@ def _output_rows(
 ) -> dict[str, Reg]:
     """Fragment `output_rows`: addresses of the CTA's first head in everything that is per head."""
     rows: dict[str, Reg] = {}
-    with b.fragment("output_rows"):
+    with b.fragment("output_rows", "the output rows of the KV head"):
         rows["out"] = b.ld_param("out")
         b.op("mad.wide.u32", rows["out"], where.query_index, attention.problem.output_bytes, rows["out"])
         if lse:

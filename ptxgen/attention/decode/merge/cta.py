@@ -46,14 +46,14 @@ def empty(b: Builder, part: Partial) -> None:
         b.op("mov.f32", register, 0.0)
 
 
-def combine(b: Builder, into: Partial, parts: Sequence[Partial], names: Sequence[str] = ()) -> None:
+def combine(b: Builder, into: Partial, parts: Sequence[Partial], what: str = "") -> None:
     """`into` = the softmax over all positions of `parts`, in their order; `into` may be one of them, the first.
 
     A part over nothing has maximum −inf and adds nothing; nothing at all stays (−inf, 0, 0).
-    `names` of the parts go into comments.
+    Comments call the parts `what`; without it there are none.
     """
     top, factor = scratch(b, "merge_top", "f32"), scratch(b, "merge_factor", "f32")
-    if names:
+    if what:
         b.note("the largest maximum")
     b.op("mov.f32", top, parts[0].maximum)
     for part in parts[1:]:
@@ -62,9 +62,9 @@ def combine(b: Builder, into: Partial, parts: Sequence[Partial], names: Sequence
     finite, base = scratch(b, "merge_finite", "pred"), scratch(b, "merge_base", "f32")
     b.op("setp.neu.f32", finite, top, MINUS_INFINITY)
     b.op("selp.f32", base, top, 0.0, finite)
+    if what:
+        b.note(f"the sum of {what}, each times 2^(its maximum - the largest)")
     for index, part in enumerate(parts):
-        if names:
-            b.note(f"{names[index]}: times 2^(its maximum - the largest)")
         b.op("sub.f32", factor, part.maximum, base)
         b.op("ex2.approx.ftz.f32", factor, factor)
         pairs = zip((into.total, *into.values), (part.total, *part.values), strict=True)
@@ -132,4 +132,4 @@ def merge_warps(b: Builder, elements: Elements, layout: Partials, arena: Shared,
         b.op("ld.shared.f32", part.maximum, statistics[layout.maximum(warp)])
         b.op("ld.shared.f32", part.total, statistics[layout.total(warp)])
         b.op("ld.shared.v4.f32", part.values, place[layout.row(warp)])
-    combine(b, into, parts, [f"warp {warp}" for warp in range(layout.warps)])
+    combine(b, into, parts, "the warps' partials")

@@ -2,7 +2,7 @@
 
 No fence stands between a record and who merges it: every 8 bytes of a record are written at once and hold a word that
 is never zero, so the one that merges sees whether they are there, and leaves zeros behind. The order of the merge is
-that of the splits, whoever merges: results do not depend on the order of arrival.
+that of the splits, whichever CTA merges: results do not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Records:
         b.op("mad.wide.u32", self.statistics, self.splits, 16 * count, self.values)
         return undivided
 
-    def _name(self, index: int) -> str:
-        """One of the records that are read together, for comments."""
-        return f"record {index} of {self.at_once}"
+    @property
+    def _batch(self) -> str:
+        """The records that are read together, for comments."""
+        return f"records 0 to {self.at_once - 1} of the batch" if self.at_once > 1 else "the record"
 
     def _address(self, name: str, split: Reg, size: int, base: Reg) -> Reg:
         b = self.b
@@ -91,9 +92,9 @@ class Records:
         statistics = self._address("statistics", self.split, 8, self.statistics)
         left = scratch(b, "record_unmerged", "u32")
         b.op("sub.u32", left, self.active, self.split)
+        b.note(f"{self._batch}, or nothing where there are no more")
         for index, exists in enumerate(self.exist):
             pairs = self.pairs[3 * index : 3 * index + 3]
-            b.note(self._name(index))
             b.op("setp.gt.and.u32", exists, left, index, self.elements.has)
             for pair, nothing in zip(pairs, _NOTHING, strict=True):
                 b.op("mov.b64", pair, nothing)
@@ -104,8 +105,8 @@ class Records:
         """Whether every word that was read had been written; late, what is read from now on has to be read again."""
         b = self.b
         tells = list(self.words)
+        b.note(f"{self._batch}: their words")
         for index, part in enumerate(self.parts):
-            b.note(self._name(index))
             registers = (*part.values, part.maximum, part.total)
             for number in range(3):
                 b.op("mov.b64", registers[2 * number : 2 * number + 2], self.pairs[3 * index + number])
@@ -126,14 +127,13 @@ class Records:
         b, count = self.b, self.elements.count
         values, statistics = (self._places[name] for name in ("values", "statistics"))
         zero = b.op("mov.b64", "record_zero", 0)
+        b.note(f"{self._batch}: words back from their complements, and zeros in memory")
         for index, (part, exists) in enumerate(zip(self.parts, self.exist, strict=True)):
-            b.note(f"{self._name(index)}: its words back from their complements, and zeros in memory")
             for number, register in enumerate((part.values[1], part.values[3], part.total)):
                 b.op("not.b32", register, self.words[3 * index + number])
             b.op("st.relaxed.gpu.global.v2.b64", values[16 * count * index], (zero, zero), pred=exists)
             b.op("st.relaxed.gpu.global.b64", statistics[8 * count * index], zero, pred=exists)
-        names = ("the records merged so far", *map(self._name, range(self.at_once)))
-        combine(b, into, (into, *self.parts), names)
+        combine(b, into, (into, *self.parts), "what is merged so far and the records")
         b.op("add.u32", self.split, self.split, self.at_once)
         more: Reg = b.op("setp.lt.u32", "record_more", self.split, self.active)
         return more

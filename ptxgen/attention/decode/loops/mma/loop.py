@@ -1,5 +1,5 @@
 """The tensor-core main loop: 16-byte loads straight into mma fragments, or out of stages in shared memory that bulk
-copies fill (`mma_stages`); no barrier between warps.
+copies fill (`stages.py`); no barrier between warps.
 
 For sm_80 and later, and caches of f16, bf16, e4m3 and int8.
 """
@@ -14,7 +14,7 @@ from ptxgen.attention.decode.loops.mma.layout import TILE, UNIT_REGISTERS, Ring,
 from ptxgen.attention.decode.loops.mma.load import FRESH_LOAD, PREFETCH, Loader
 from ptxgen.attention.decode.loops.mma.query import Query
 from ptxgen.attention.decode.loops.mma.registers import budget_for_loads, layout_of, left_for_loads, stages_query
-from ptxgen.attention.decode.loops.mma.stages import ALIGN, BELL, Stages, stage_bytes, stages_for
+from ptxgen.attention.decode.loops.mma.stages import ALIGN, MBARRIER_BYTES, Stages, stage_bytes, stages_for
 from ptxgen.attention.decode.loops.mma.step import Step
 from ptxgen.attention.decode.loops.mma.store import Store, spread_of
 from ptxgen.attention.problem import Attention
@@ -22,6 +22,7 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.targets import Target
+from ptxgen.words import counted
 
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128  # registers
 _LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared memory
@@ -123,7 +124,7 @@ def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages:
     start, size = _stages_start(staged), stage_bytes(attention)
     merges = 4 * heads * attention.problem.v_dim + 128 * heads + 1024  # a cluster's inboxes, and their mbarrier
     room = target.shared_limit - merges - Partials(warps, heads, attention.problem.v_dim).bytes - start
-    stages = max(0, min(stages, room // (warps * (size + BELL)), -(-kv_tiles // warps)))
+    stages = max(0, min(stages, room // (warps * (size + MBARRIER_BYTES)), -(-kv_tiles // warps)))
     shared = start + warps * stages * size if stages else staged
     return LoopShape(warps, heads, TILE, shared, stages=stages, spread=spread)
 
@@ -163,7 +164,7 @@ def build(
     _start(b, attention, shape, task, step)
     b.expose(turns=[_turn(b, attention, task, ring, step, turn) for turn in range(ring.unroll)])
     if once:
-        with b.fragment("run_nothing"):
+        with b.fragment("run_nothing", "the softmax over no key"):
             step.nothing()
     with b.fragment("acc_store"):
         Store(step, partials).emit(arena)
@@ -190,7 +191,7 @@ def _build_staged(
         else:
             tiles = -(-attention.cache.max_len // TILE)
             stages.exists(tiles if blind else task.tile_end)
-            stages.bring(stages.first_stage, stages.first_bell)
+            stages.bring(stages.first_stage, stages.first_mbarrier)
         if blind:
             b.op("mov.pred", "tile_brought", stages.live)
     with b.fragment("kv_rest"):
@@ -226,7 +227,7 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
     with b.fragment("kv_locate"):
         loader.lanes()
         loader.first_tile()
-    with b.fragment("kv_first_tile"):
+    with b.fragment("kv_first_tile", "load the first tile"):
         for position in range(min(ring.depth, units)):
             loader.issue(position, sure=True)
     if task.late_newest:
@@ -248,7 +249,7 @@ def _first_loads(b: Builder, task: Task, ring: Ring, loader: Loader, *, once: bo
     for tile in range(1, ring.unroll):
         with b.fragment(f"kv_next_{tile}") as move:
             loader.next_tile()
-        with b.fragment(f"kv_ahead_{tile}") as loads:
+        with b.fragment(f"kv_ahead_{tile}", "load a tile ahead of its turn") as loads:
             for position in range(tile * units, (tile + 1) * units):
                 loader.issue(position, sure=True)
         ahead.append(Ahead(f"ahead_{tile}", move, loads))
@@ -259,11 +260,11 @@ def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> str:
     """The fragments of the query; the part that places them."""
     if not query.shared:
         b.without("q_locate", "q_load" if early else "early_query")
-        with b.fragment("early_query" if early else "q_load"):
+        with b.fragment("early_query" if early else "q_load", "load the query into registers, where it stays"):
             query.load()
         return "query/registers"
     b.without("early_query")
-    b.expose(staged_heads=f"{query.attention.problem.group} heads a KV head")
+    b.expose(staged_heads=f"{counted(query.attention.problem.group, 'head')} a KV head")
     with b.fragment("q_start"):
         query.stage_start()
     with b.fragment("q_stage"):
@@ -274,7 +275,7 @@ def _query(b: Builder, query: Query, arena: Shared, *, early: bool) -> str:
 
 
 def _start(b: Builder, attention: Attention, shape: LoopShape, task: Task, step: Step) -> None:
-    with b.fragment("run_start"):
+    with b.fragment("run_start", "nothing seen so far: maxima, sums and output"):
         step.start()
         b.op("setp.lt.s32", "tile_has_work", task.tile, task.tile_end)
         step.load_per_head(shape)
@@ -289,7 +290,7 @@ def _turn(b: Builder, attention: Attention, task: Task, ring: Ring, step: Step, 
         step.finish_scores()
     with b.fragment(f"tile_mask{suffix}") as mask:
         step.mask()
-    with b.fragment(f"tile_maximum{suffix}") as maximum:
+    with b.fragment(f"tile_maximum{suffix}", "the tile's maxima, or whether the sums must be rescaled") as maximum:
         if step.once:
             step.first_maximum()
         else:

@@ -114,7 +114,7 @@ class Query:
 
     @property
     def _alternates(self) -> bool:
-        """Whether the pairs of every four elements are those of K that `mma_convert.alternates` speaks of."""
+        """Whether the pairs of every four elements must be those of K (`alternates` in `convert.py`)."""
         return mma_convert.alternates(self.attention.cache.dtype, self.b.target)
 
     def _alternate(self, words: tuple[Reg, ...], pred: Reg | None = None) -> None:

@@ -19,7 +19,7 @@ from ptxgen.targets import Target
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 PREFETCH = "cp.async.bulk.prefetch.L2.global"
-BELL = 16  # bytes of an mbarrier, and room to the next
+MBARRIER_BYTES = 16  # of an mbarrier (8), and room to the next
 ALIGN = 128  # of stages: bulk copies to other addresses take half as long again
 
 
@@ -62,12 +62,12 @@ class Stages:
         self.b, self.attention, self.shape, self.task, self.ring = b, attention, shape, task, ring
         self.arena, self.start = arena, start
         self.rows, self.parts, self.size = attention.cache.sides, parts_of(attention), stage_bytes(attention)
-        self.bells = b.shared("stage_full", BELL * shape.stages * shape.warps)
+        self.mbarriers = b.shared("stage_full", MBARRIER_BYTES * shape.stages * shape.warps)
         self.kv = b.array("kv", "b32", ring.registers)
         self.g, self.q = b.reg("lane_g", "u32"), b.reg("lane_q", "u32")
         self.next, self.live = b.reg("tile_next", "s32"), b.reg("tile_live", "pred")
-        self.first_stage, self.first_bell = b.reg("tile_first_stage", "u32"), b.reg("tile_first_bell", "u32")
-        self.stage, self.bell = b.reg("tile_stage", "u32"), b.reg("tile_bell", "u32")
+        self.first_stage, self.first_mbarrier = b.reg("tile_first_stage", "u32"), b.reg("tile_first_bell", "u32")
+        self.stage, self.mbarrier = b.reg("tile_stage", "u32"), b.reg("tile_bell", "u32")
         self.parity = b.reg("tile_parity", "u32")
         self.leads, self.issues = b.reg("tile_leads", "pred"), b.reg("tile_issues", "pred")
         self.full = b.reg("tile_full", "pred")
@@ -83,14 +83,14 @@ class Stages:
         b.op("shr.u32", self.g, task.lane, 2)
         b.op("and.b32", self.q, task.lane, 3)
         b.op("setp.eq.u32", self.leads, task.lane, 0)
-        b.op("mov.u32", self.first_bell, self.bells)
-        b.op("mad.lo.u32", self.first_bell, task.warp, BELL * shape.stages, self.first_bell)
+        b.op("mov.u32", self.first_mbarrier, self.mbarriers)
+        b.op("mad.lo.u32", self.first_mbarrier, task.warp, MBARRIER_BYTES * shape.stages, self.first_mbarrier)
         b.op("mov.u32", self.first_stage, self.arena)
         b.op("mad.lo.u32", self.first_stage, task.warp, shape.stages * self.size, self.first_stage)
         if self.start:
             b.op("add.u32", self.first_stage, self.first_stage, self.start)
         for stage in range(shape.stages):
-            b.op("mbarrier.init.shared::cta.b64", self.first_bell[BELL * stage], 1, pred=self.leads)
+            b.op("mbarrier.init.shared::cta.b64", self.first_mbarrier[MBARRIER_BYTES * stage], 1, pred=self.leads)
         b.op("fence.mbarrier_init.release.cluster")
         b.op("bar.warp.sync", -1)
 
@@ -117,14 +117,14 @@ class Stages:
         self.b.op("setp.lt.s32", self.live, self.next, end)
         self.b.op("and.pred", self.issues, self.live, self.leads)
 
-    def bring(self, stage: Reg, bell: Reg, number: int = 0, *, when: Reg | None = None) -> None:
+    def bring(self, stage: Reg, mbarrier: Reg, number: int = 0, *, when: Reg | None = None) -> None:
         """Start the copies of a tile into stage `number` from `stage` on."""
         b, when = self.b, when or self.issues
         size = sum(part.bytes for part in self.parts)
-        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell[BELL * number], size, pred=when)
+        b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, mbarrier[MBARRIER_BYTES * number], size, pred=when)
         for source, part in zip(self.sources, self.parts, strict=True):
             place = stage[number * self.size + part.offset]
-            b.op(COPY, place, source[0], part.bytes, bell[BELL * number], pred=when)
+            b.op(COPY, place, source[0], part.bytes, mbarrier[MBARRIER_BYTES * number], pred=when)
 
     def bring_older(self) -> None:
         """Start all stages' tiles but the one that holds the newest position: it is only brought nearer, and noted."""
@@ -136,7 +136,7 @@ class Stages:
             if stage:
                 self.step()
             self.exists(newest)
-            self.bring(self.first_stage, self.first_bell, stage)
+            self.bring(self.first_stage, self.first_mbarrier, stage)
             b.op("setp.eq.s32", held, self.next, newest)
             b.op("mov.u32", number, stage, pred=held)
             b.op("and.pred", held, held, self.leads)
@@ -150,7 +150,7 @@ class Stages:
         held = b.op("setp.lt.u32", self.newest_held, number, self.shape.stages)
         b.op("and.pred", held, held, self.leads)
         b.op("mad.lo.u32", self.stage, number, self.size, self.first_stage)
-        b.op("mad.lo.u32", self.bell, number, BELL, self.first_bell)
+        b.op("mad.lo.u32", self.mbarrier, number, MBARRIER_BYTES, self.first_mbarrier)
         back = scratch(b, "newest_back", "s32")
         b.op("sub.s32", back, newest, self.next)
         for source, part in zip(self.sources, self.parts, strict=True):
@@ -158,15 +158,15 @@ class Stages:
             b.op("mad.wide.s32", there, back, part.bytes, source)
             if part is self.parts[0]:
                 size = sum(p.bytes for p in self.parts)
-                b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.bell[0], size, pred=held)
-            b.op(COPY, self.stage[part.offset], there[0], part.bytes, self.bell[0], pred=held)
+                b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, self.mbarrier[0], size, pred=held)
+            b.op(COPY, self.stage[part.offset], there[0], part.bytes, self.mbarrier[0], pred=held)
 
     def bring_rest(self) -> None:
         """Start the tiles of every stage but the first."""
         for stage in range(1, self.shape.stages):
             self.step()
             self.exists(self.task.tile_end)
-            self.bring(self.first_stage, self.first_bell, stage)
+            self.bring(self.first_stage, self.first_mbarrier, stage)
 
     # -- using them --------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Stages:
         b = self.b
         self.token = b.op("shl.b32", "lane_token", self.q, 1)
         b.op("mov.b32", self.stage, self.first_stage)
-        b.op("mov.b32", self.bell, self.first_bell)
+        b.op("mov.b32", self.mbarrier, self.first_mbarrier)
         b.op("mov.u32", self.parity, 0)
         rows, across = {"k": self.g, "v": self.token}, {"k": self.q, "v": self.g}
         offsets = {part.rows: part.offset for part in self.parts}
@@ -201,12 +201,12 @@ class Stages:
 
     def poll(self) -> Reg:
         """Try once whether the current stage is full."""
-        self.b.op("mbarrier.try_wait.parity.shared::cta.b64", self.full, self.bell[0], self.parity)
+        self.b.op("mbarrier.try_wait.parity.shared::cta.b64", self.full, self.mbarrier[0], self.parity)
         return self.full
 
     def poll_first(self) -> Reg:
         """Try once whether the first stage is full, for the first time."""
-        self.b.op("mbarrier.try_wait.parity.shared::cta.b64", self.full, self.first_bell[0], 0)
+        self.b.op("mbarrier.try_wait.parity.shared::cta.b64", self.full, self.first_mbarrier[0], 0)
         return self.full
 
     def read_first(self) -> None:
@@ -240,16 +240,16 @@ class Stages:
         self.b.op("bar.warp.sync", -1)
         self.step()
         self.exists(self.task.tile_end)
-        self.bring(self.stage, self.bell)
+        self.bring(self.stage, self.mbarrier)
 
     def turn(self) -> None:
         """On to the next stage; behind the last, to the first with the other parity."""
         b, wraps = self.b, scratch(self.b, "tile_wraps", "pred")
         move, end = scratch(b, "tile_move", "s32"), scratch(b, "tile_last_bell", "u32")
-        b.op("add.u32", self.bell, self.bell, BELL)
-        b.op("add.u32", end, self.first_bell, BELL * self.shape.stages)
-        b.op("setp.eq.u32", wraps, self.bell, end)
-        b.op("mov.b32", self.bell, self.first_bell, pred=wraps)
+        b.op("add.u32", self.mbarrier, self.mbarrier, MBARRIER_BYTES)
+        b.op("add.u32", end, self.first_mbarrier, MBARRIER_BYTES * self.shape.stages)
+        b.op("setp.eq.u32", wraps, self.mbarrier, end)
+        b.op("mov.b32", self.mbarrier, self.first_mbarrier, pred=wraps)
         b.op("xor.b32", self.parity, self.parity, 1, pred=wraps)
         b.op("selp.s32", move, -(self.shape.stages - 1) * self.size, self.size, wraps)
         for lane in (self.stage, *self.lanes.values()):

@@ -1,4 +1,4 @@
-"""One tile of the mma main loop: scores, masks, the running softmax, the output product. The end is `mma_store`."""
+"""One tile of the mma main loop: scores, masks, the running softmax, the output product. What follows: `store.py`."""
 
 from __future__ import annotations
 

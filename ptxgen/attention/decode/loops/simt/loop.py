@@ -1,7 +1,7 @@
 """The main loop without tensor cores: f32 arithmetic on 16-byte loads, for every cache type on every target.
 
 It is what f32 caches get everywhere, and all caches below sm_80. A warp takes a tile of positions at a time: lanes over
-positions and dims (`simt_layout`), so that a score is a sum over few lanes; a group's query heads share every K and V
+positions and dims (`layout.py`), so that a score is a sum over few lanes; a group's query heads share every K and V
 that is loaded. K of the next tile loads from when the scores are done, V from when the outputs are.
 """
 
@@ -17,8 +17,9 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
 from ptxgen.targets import Target
+from ptxgen.words import counted
 
-MOST_WARPS = 8  # for which `simt_layout` counts registers
+MOST_WARPS = 8  # for which `layout.py` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 
@@ -51,13 +52,13 @@ def build(
     step = Step(b, attention, task, lanes, loader, query)
     early = task.early and not task.late_newest
     b.expose(lanes=lanes)
-    with b.fragment("kv_first_tile"):
+    with b.fragment("kv_first_tile", "the lane's place in a tile, and the loads of the first tile"):
         loader.start()
         loader.first_tile()
         loader.issue(loader.k)
         loader.issue(loader.v)
     query_part = _query(b, query, shape, arena, early=early)
-    with b.fragment("run_start"):
+    with b.fragment("run_start", "nothing seen so far: maxima, sums and output"):
         loader.strides()
         step.start()
         step.load_per_head()
@@ -79,11 +80,11 @@ def _query(b: Builder, query: Query, shape: LoopShape, arena: Shared, *, early: 
     """The fragments of the query; the part that places them."""
     if not query.lanes.staged:
         b.without("q_locate", "q_load" if early else "early_query")
-        with b.fragment("early_query" if early else "q_load"):
+        with b.fragment("early_query" if early else "q_load", "load the lane's dims of every head"):
             query.load()
         return "query/registers"
     b.without("early_query")
-    b.expose(staged_heads=f"{query.lanes.heads} heads")
+    b.expose(staged_heads=counted(query.lanes.heads, "head"))
     with b.fragment("q_start"):
         query.stage_start()
     with b.fragment("q_stage"):
@@ -98,12 +99,12 @@ def _tile(b: Builder, attention: Attention, task: Task, loader: Loader, step: St
         step.dot()
         step.bounds.find()
         step.finish_scores()
-    with b.fragment("tile_keys_ahead"):
+    with b.fragment("tile_keys_ahead", "load K of the warp's next tile"):
         loader.next_tile()
         loader.issue(loader.k)
     with b.fragment("tile_mask"):
         step.mask()
-    with b.fragment("tile_maximum"):
+    with b.fragment("tile_maximum", "whether a score is so large that the sums must be rescaled"):
         step.maximum()
     with b.fragment("tile_raise"):
         step.raise_maximum()
@@ -113,7 +114,7 @@ def _tile(b: Builder, attention: Attention, task: Task, loader: Loader, step: St
         step.clear_hidden()
     with b.fragment("tile_values"):
         step.values()
-    with b.fragment("tile_values_ahead"):
+    with b.fragment("tile_values_ahead", "load V of the warp's next tile"):
         loader.issue(loader.v)
         b.op("add.s32", task.tile, task.tile, task.tile_step)
         b.op("setp.lt.s32", convert.scratch(b, "tile_more", "pred"), task.tile, task.tile_end)

@@ -1,4 +1,4 @@
-"""The figures of docs/cpu-executor.md, from the rows of one run of `benchmarks.executor` and of `tests.fuzz`."""
+"""The figures of docs/cpu-executor.md, from the rows of one run of `benchmarks.cpu_executor` and of `tests.fuzz`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.executor import CHECKED
+from benchmarks.cases.cpu_executor import CHECKED
 from benchmarks.report.rows import runs
 
 NAMES = {

@@ -1,7 +1,7 @@
 """Probabilities as integers: 2^y for y ≤ 0 in units of 2⁻³¹, the same bits in PTX and in NumPy on any machine.
 
 Every step is an f32 operation with one rounding (no fused multiply-add, no approximation instruction) or an integer
-one. Sums of such weights do not depend on their order.
+one. Their sums do not depend on their order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ptxgen.idioms.convert import scratch
 if TYPE_CHECKING:
     import numpy as np
 
-ONE_BITS = 31  # a weight of 2³¹ is 1
+ONE_BITS = 31  # 2³¹ is a probability of 1
 LEAST = -64.0  # of exponents: far below what rounds to nothing
 _ROUND = 12582912.0  # 1.5 · 2²³: adding it leaves the nearest integer in the low bits
 _ROUND_BITS = 0x4B400000
@@ -45,7 +45,7 @@ def emit(b: Builder, weight: Reg, exponent: Reg) -> None:
     b.op("cvt.rni.u32.f32", weight, power)
 
 
-def weights(exponents: np.ndarray) -> np.ndarray:
+def probabilities(exponents: np.ndarray) -> np.ndarray:
     """The same in NumPy: uint64 of f32 exponents."""
     import numpy as np
 

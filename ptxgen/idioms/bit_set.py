@@ -11,7 +11,7 @@ from ptxgen.idioms.threads import ceil_div
 
 
 @dataclass(frozen=True)
-class Marks:
+class BitSet:
     """Numbers below `count`. Fragments `clear_start`, `clear` (a loop's body: `clear_has` enters it, `clear_more` goes
     on), and after a barrier `mark_start`, `mark` (`mark_has`, `mark_more`); then another barrier."""
 
@@ -30,18 +30,18 @@ class Marks:
         with b.fragment("clear_start"):
             word = b.op("mov.u32", "mark_word", thread)
             b.op("setp.lt.u32", "clear_has", word, self.words)
-        with b.fragment("clear"):
+        with b.fragment("clear", "clear a word of marks"):
             at = b.op("mov.u32", "mark_at", memory)
             b.op("mad.lo.u32", at, word, 4, at)
             b.op("st.shared.u32", at[0], 0)
             b.op("add.u32", word, word, self.threads)
             b.op("setp.lt.u32", "clear_more", word, self.words)
-        with b.fragment("mark_start"):
+        with b.fragment("mark_start", "the thread's first entry of the list"):
             entry = b.op("mov.u32", "mark_entry", thread)
             b.op("max.s32", length, length, 0)
             b.op("min.s32", length, length, longest)
             b.op("setp.lt.u32", "mark_has", entry, length)
-        with b.fragment("mark"):
+        with b.fragment("mark", "mark an entry of the list: one bit"):
             source = b.op("mad.wide.u32", "mark_source", entry, 4, list)
             number = b.op("ld.global.s32", "marked", source[0])
             inside = b.op("setp.lt.u32", "mark_inside", number, self.count)

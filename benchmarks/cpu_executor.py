@@ -1,9 +1,9 @@
 """The CPU executor: opening, first launch, launch from the object cache, run, check mode, growth with the CTAs, and
 the interpreter of tests/oracle beside it.
 
-python -m benchmarks.executor [--json] [--rounds 25]      measure, append rows, print them
-python -m benchmarks.executor --report                    the table of the last run
-python -m benchmarks.executor --docs                      write the figures of docs/cpu-executor.md from the last run
+python -m benchmarks.cpu_executor [--json] [--rounds 25]      measure, append rows, print them
+python -m benchmarks.cpu_executor --report                    the table of the last run
+python -m benchmarks.cpu_executor --docs                      write the figures of docs/cpu-executor.md from that run
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases.executor import CASES, CHECKED, SCALED, Case
+from benchmarks.cases.cpu_executor import CASES, CHECKED, SCALED, Case
 from benchmarks.report.rows import Run, load, markdown
 from benchmarks.report.sentence import in_a_sentence
 from ptxgen.runtime import open_device
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_SECONDS = 1.0  # longer than code runs before its support functions are optimised
-MARKS = ("<!-- executor: written by python -m benchmarks.executor --docs -->", "<!-- end of executor -->")
-FUZZ_MARKS = ("<!-- fuzz: written by python -m benchmarks.executor --docs -->", "<!-- end of fuzz -->")
+MARKS = ("<!-- executor: written by python -m benchmarks.cpu_executor --docs -->", "<!-- end of executor -->")
+FUZZ_MARKS = ("<!-- fuzz: written by python -m benchmarks.cpu_executor --docs -->", "<!-- end of fuzz -->")
 
 
 def median_ms(jobs: Sequence[Callable[[], object]], rounds: int, warm: float = WARM_SECONDS) -> list[dict[str, float]]:
@@ -95,7 +95,7 @@ def firsts(run: Run, processes: int) -> Iterator[dict[str, Any]]:
 
 
 def _in_a_process(name: str, directory: str, bytecode: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.executor", "--first", name]
+    command = [sys.executable, "-m", "benchmarks.cpu_executor", "--first", name]
     environment = {
         **os.environ, "PTXGEN_CACHE_DIR": directory, "PYTHONPYCACHEPREFIX": bytecode,
         "OPENBLAS_NUM_THREADS": "1",  # its threads spin for a while after the reference's product, on our account
@@ -203,11 +203,11 @@ def main() -> None:
     if options.first:
         print(json.dumps(first(options.first)))
     elif options.report:
-        print(markdown(load("executor")))
+        print(markdown(load("cpu_executor")))
     elif options.docs:
-        from benchmarks.report.executor_document import fuzz_rows, fuzzing, section, write
+        from benchmarks.report.cpu_executor_document import fuzz_rows, fuzzing, section, write
 
-        write(ROOT / "docs" / "cpu-executor.md", MARKS, section(load("executor")))
+        write(ROOT / "docs" / "cpu-executor.md", MARKS, section(load("cpu_executor")))
         write(ROOT / "docs" / "cpu-executor.md", FUZZ_MARKS, fuzzing(fuzz_rows()))
     else:
         measure(options)
@@ -215,7 +215,7 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Everything, row by row."""
-    run = Run("executor")
+    run = Run("cpu_executor")
     machine(run)
     rounds = options.rounds
     parts = (firsts(run, options.processes), runs(run, rounds), checks(run, rounds), growth(run, rounds), oracle(run))
