@@ -35,7 +35,7 @@ def annotated(ptx: Ptx) -> str:
 def with_line_info(ptx: Ptx) -> Ptx:
     """The same kernel with `.file` and `.loc`: an instruction is at the line of Python that emitted it, inlined at the
     line of `build` that called an idiom, and this at the line of the kernel's template that places the fragment, or
-    calls the macro that does.
+    that calls the macro which does.
 
     Raises `.version` to 7.2, the first with such places. Only the text, its digest, and what it requires differ.
     """

@@ -76,6 +76,7 @@ def marking() -> Marking:
     options = ("loader", "undefined", "trim_blocks", "lstrip_blocks", "keep_trailing_newline", "autoescape", "finalize")
     env = Marking(**{name: getattr(plain, name) for name in options})
     env.arms, env.seen, env.files = set(), set(), set()
+    env.filters |= plain.filters
     env.globals |= plain.globals | {"seen": env.note}
     texts = [(case, case.generate().text) for case in Goldens(GOLDENS).cases()]
     with pytest.MonkeyPatch.context() as patch:
