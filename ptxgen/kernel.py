@@ -105,6 +105,10 @@ class KernelType:
         """What every out and inout buffer holds afterwards, in NumPy, float64 inside; `arguments` by parameter name."""
         raise NotImplementedError
 
+    may_alias: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Outputs that may be bound to the memory of an input, all of it, by the input's name; what else overlaps what a
+    kernel writes is refused."""
+
     # -- what tests know besides, of no weight for a text -------------------------------------------------------------
 
     trials: ClassVar[tuple[Mapping[str, int], ...]] = (MappingProxyType({}),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
@@ -43,6 +43,11 @@ class Activation(RowKernel, KernelType):
     def rules(self) -> Iterator[str]:
         yield from rules.between("dim", self.dim, 1, 1 << 20)
         yield from rules.one_of("kind", self.kind, activation.KINDS)
+
+    @property
+    def may_alias(self) -> Mapping[str, str]:  # type: ignore[override]
+        """Where there is no gate, out is as large as x."""
+        return {} if self.gated else {"out": "x"}
 
     @property
     def share(self) -> RowShare:

@@ -40,6 +40,7 @@ class RmsNorm(RowKernel, KernelType):
     programmatic: bool = False
 
     sizes = {"rows": 2}
+    may_alias = {"out": "x"}
     goldens = (
         dict(dim=1024),
         dict(dim=77, residual=True, offset=1.0),

@@ -87,7 +87,7 @@ def field(
 def domain(cls: type[KernelType], name: str) -> Domain:
     """What is known of a field of a kernel type."""
     found = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
-    known: dict[str, Any] = {**_shared(cls, name), **found.metadata}
+    known: dict[str, Any] = {**_shared(cls, name), **found.metadata}  # type: ignore[arg-type]
     if not known.keys() >= {"draws", "refuses"}:
         known = {**_by_rules(cls, found), **known}
     if not callable(known["draws"]) and not str(found.type).replace(" ", "").endswith("|None"):

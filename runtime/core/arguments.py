@@ -153,8 +153,11 @@ def check_alignment(param: Param, pointer: int) -> None:
         raise SpecError(f"bind({param.name}): must be aligned to {param.align} bytes (got address {pointer:#x})")
 
 
-def check_overlaps(params: Sequence[Param], kept: Mapping[int, tuple[Buffer, ...]]) -> None:
-    """Nothing that a kernel writes may share bytes with another argument: it may be read, or written, at any time.
+def check_overlaps(
+    params: Sequence[Param], kept: Mapping[int, tuple[Buffer, ...]], may_alias: Mapping[str, str]
+) -> None:
+    """Nothing that a kernel writes may share bytes with another argument, which may be read or written at any time, but
+    for outputs that take the whole place of an input (`may_alias`).
 
     What an array of pointers points to is left to the caller.
     """
@@ -164,6 +167,9 @@ def check_overlaps(params: Sequence[Param], kept: Mapping[int, tuple[Buffer, ...
         if written.access == "in":
             continue
         for other, first, last in places:
+            whole = (begin, end) == (first, last)
+            if whole and may_alias.get(written.name) == other.name:
+                continue
             if other is not written and first < end and begin < last:
                 shared = min(end, last) - max(begin, first)
                 raise SpecError(f"bind({written.name}): is written, and shares {shared} bytes with {other.name}")

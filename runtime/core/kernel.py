@@ -74,7 +74,7 @@ class Kernel:
             return self._pack(name, value, capacities, limits)
 
         def check(kept: Mapping[int, tuple[Buffer, ...]]) -> None:
-            check_overlaps(self.params, kept)
+            check_overlaps(self.params, kept, self.spec.may_alias)
 
         packed = [pack(name, value) for name, value in given.items()]
         check({index: buffers for index, _, buffers in packed if buffers})

@@ -104,7 +104,7 @@ def test_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     for words in commands():
         done("-m", *words, cwd=root, path=(root,))
     linted(modules, root, (root,))
-    assert passed(root, root, (root,), " or ".join([*EXAMPLES, *OVERALL])) > 80
+    assert passed(root, root, (root,), " or ".join([*EXAMPLES, *OVERALL])) > 70
     after = files(root)
     assert {name: after.get(name) for name in before} == before
     new = after.keys() - before.keys()

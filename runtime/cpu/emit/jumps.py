@@ -103,17 +103,20 @@ class Jumps(Operands):
 
     def left_behind(self, barriers: tuple[Block, ...]) -> None:
         """A finding if lanes of the warp wait at one of these barriers: lanes that are here never come there again."""
-        c, here, this = self.c, self.exec_mask(), self.new_site()
-        wide = c(f"zext i32 {here} to i64")
+        c, here, this, places = self.c, self.exec_mask(), self.new_site(), []
+        some = "0"
         for barrier in barriers:
             first = barrier.ops[0]
             self.sites.append((first.line, first.text, ""))
             waiting = c.load("i32", "%w", self.shape.pending + 4 * barrier.number)
-            with c.if_(c(f"icmp ne i32 {waiting}, 0"), likely=False), c.if_(c(f"icmp ne i32 {here}, 0")):
-                c.do(
-                    f"call void @fault(ptr %w, i32 {len(self.sites) - 1}, i32 {FAULT_DIVERGED}, i32 {waiting}, "
-                    f"i32 {this}, i64 0, i64 {wide})"
-                )
+            places.append((waiting, len(self.sites) - 1))
+            some = c(f"or i32 {some}, {waiting}")
+        with c.if_(c(f"icmp ne i32 {some}, 0"), likely=False), c.if_(c(f"icmp ne i32 {here}, 0")):
+            wide = c(f"zext i32 {here} to i64")
+            for waiting, site in places:
+                with c.if_(c(f"icmp ne i32 {waiting}, 0")):
+                    what = f"i32 {site}, i32 {FAULT_DIVERGED}, i32 {waiting}, i32 {this}, i64 0, i64 {wide}"
+                    c.do(f"call void @fault(ptr %w, {what})")
 
     # the dispatcher ---------------------------------------------------------------------------------------------
     def _emit_dispatch(self) -> None:

@@ -1,8 +1,9 @@
 """Where lanes show that they have gone past an aligned barrier for which others of their warp still wait. Check mode's.
 
 From the first block that all ways from a barrier to the exit lead through, and from which no way leads back to it, a
-lane cannot come to the barrier any more. If it writes memory there, it was no early return: it should have met the
-others at the barrier. (A branch around all that is left of a kernel is the same PTX as an early return.)
+lane cannot come to the barrier any more. It should have met the others there, unless this is its early return: so a
+write of memory tells, and behind a loop any step, if writes follow for some lanes. (A branch around all that is left of
+a kernel is the same PTX as an early return.)
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def is_aligned(words: tuple[str, ...]) -> bool:
     return (words[0] == "bar" and words[1] != "warp") or (words[0] == "barrier" and "aligned" in words)
 
 
-def past_barriers(blocks: list[Block], first: Block) -> dict[Op, tuple[Block, ...]]:
-    """By writes of memory, the blocks of barriers at which no lane of the warp may wait then."""
+def past_barriers(blocks: list[Block], first: Block, function: dict[int, str]) -> dict[Op, tuple[Block, ...]]:
+    """By instructions, the blocks of barriers at which no lane of the warp may wait then."""
     barriers = [b for b in blocks if b.ops and is_aligned(b.ops[0].words) and "wait" not in b.ops[0].words]
     if not barriers:
         return {}
-    graph = _Graph(blocks, first)
+    graph = _Graph(blocks, first, function)
     past: dict[Op, list[Block]] = {}
     for barrier in barriers:
         for op in graph.past(barrier):
@@ -38,7 +39,8 @@ def past_barriers(blocks: list[Block], first: Block) -> dict[Op, tuple[Block, ..
 class _Graph:
     """The blocks of a flow by number, with what is asked of all barriers alike."""
 
-    def __init__(self, blocks: list[Block], first: Block) -> None:
+    def __init__(self, blocks: list[Block], first: Block, function: dict[int, str]) -> None:
+        self.blocks, self.function = blocks, function | {_EXIT: ""}
         self.after: list[list[int]] = [[] for _ in range(len(blocks) + 1)]
         for block in blocks:
             ends = not block.successors or any(op.words[0] in ("ret", "exit") for op in block.ops[-1:])
@@ -60,7 +62,7 @@ class _Graph:
         self.writes = {b.number: _writes(b) for b in blocks}
 
     def past(self, barrier: Block) -> list[Op]:
-        """The writes behind a barrier that lanes may come to while others wait there, without those that a lane comes
+        """Instructions behind a barrier that lanes may come to while others wait there, without those that a lane comes
         to behind another of them only."""
         part = self.part.get(barrier.number, -1)  # behind a call that never comes back it has none
         again = part in self.loops
@@ -72,6 +74,9 @@ class _Graph:
         behind = self._reached(join) - {_EXIT} if join > _EXIT else set()
         found: list[Op] = []
         passed = set() if again else {barrier.number}  # dominated by what makes a look here idle
+        if again and self._leads_to_writes(join, barrier):
+            found.append(self.blocks[join - 1].ops[0])
+            passed.add(join)
         for number in self.order:
             if self.dominator[number] in passed:
                 passed.add(number)
@@ -80,6 +85,15 @@ class _Graph:
                 if self.writes[number][-1].guard is None:
                     passed.add(number)
         return found
+
+    def _leads_to_writes(self, join: int, barrier: Block) -> bool:
+        """Whether the way out of the barrier's loop is more than a return: some lanes write behind it, before the
+        function of both is left. (What a caller makes of a return is no sign: it may ask for errors.)"""
+        if join <= _EXIT or self.function[join] != self.function[barrier.number]:
+            return False
+        here = {n for n in self._reached(join) if self.function[n] == self.function[join]}
+        first = self.blocks[join - 1].ops[:1]
+        return any(self.writes[n] for n in here) and bool(first) and first[0].guard is None
 
     def _has(self, number: int, wanted: int) -> bool:
         """Whether every way to a block leads through the other."""

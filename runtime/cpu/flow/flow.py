@@ -185,6 +185,10 @@ class Flow(Names):
         """Where every thread begins."""
         return self.functions[self.entry.name].blocks[0]
 
+    def _names(self) -> dict[int, str]:
+        """Which function each block is of."""
+        return {block.number: name for name, called in self.functions.items() for block in called.blocks}
+
     def _ordered(self) -> list[Block]:
         from ptxgen.runtime.cpu.flow.aligned_barriers import past_barriers
         from ptxgen.runtime.cpu.flow.block_order import link, liveness, number
@@ -201,7 +205,7 @@ class Flow(Names):
         self.only_arithmetic = only_arithmetic(self.blocks)
         self.unused_loads = unused_loads(self.blocks)
         self.idle_loads = split_loads(self.blocks) if self.check else frozenset()
-        self.past_barriers = past_barriers(self.blocks, self.first) if self.check else {}
+        self.past_barriers = past_barriers(self.blocks, self.first, self._names()) if self.check else {}
         return self.blocks
 
 
