@@ -14,6 +14,7 @@ from ptxgen.runtime import Batch, Model, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.graph import Graph
 from tests.support.array_file import ArrayFile
+from tests.support.fake_cuda import fake_device
 from tests.support.families import random_weights, small_spec
 
 TEXT = ".version 7.0\n.target sm_80\n.address_size 64\n" + "".join(
@@ -64,3 +65,11 @@ REPRS: dict[str, tuple[Callable[[Device], Any], str]] = {
 def test_what_is_printed(what: str) -> None:
     make, said = REPRS[what]
     assert re.fullmatch(said, repr(make(open_device("cpu"))))
+
+
+@pytest.mark.parametrize(("what", "said"), [("stream", r"CudaStream\(0x\w+ on cuda:0\)"),
+                                            ("event", r"CudaEvent\(0x\w+ on cuda:0\)")])  # fmt: skip
+def test_what_a_driver_has_a_handle_for_is_printed_with_it(what: str, said: str) -> None:
+    device, _ = fake_device()
+    stream = device.stream()
+    assert re.fullmatch(said, repr(stream if what == "stream" else stream.record()))
