@@ -24,8 +24,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
 	@touch $@
 
+# Of tests with many cases one of DRAW; continuous integration runs all of them
+DRAW ?= 3
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	PTXGEN_DRAW=$(DRAW) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 quick: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) $(QUICK) $(PYTEST_ARGS)

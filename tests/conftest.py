@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from ptxgen import generator
 from ptxgen.runtime import Device, open_device
+from tests.support.sweep import DRAW, FEW, undrawn
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
@@ -27,7 +28,12 @@ settings.register_profile("ptxgen", deadline=None, suppress_health_check=[Health
 settings.load_profile("ptxgen")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = undrawn(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -46,7 +52,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """One line: how many tests were skipped, and for which reasons."""
+    """One line: how many tests were skipped, and for which reasons; one where cases were drawn."""
+    if DRAW > 1:
+        said = f"one of {DRAW} cases of tests with more than {FEW} (all: make test DRAW=1)"
+        terminalreporter.write_line(said)
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(reason_of(report.longrepr) for report in skipped)
     if reasons:

@@ -1,14 +1,22 @@
-"""How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all."""
+"""How much of a long sweep is tried: a fixed part of it, spread evenly; or, with PTXGEN_SWEEP=1 (`make sweep`), all.
+
+Besides, of a test with many cases one of PTXGEN_DRAW is run: `make test` says 3, continuous integration 1.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeVar
+
+import pytest
 
 S = TypeVar("S")
 T = TypeVar("T")
 ALL = os.environ.get("PTXGEN_SWEEP", "0") != "0"
+DRAW = 1 if ALL else max(int(os.environ.get("PTXGEN_DRAW", "1")), 1)
+FEW = 6  # cases of a test that are all run
 
 
 def some(values: Iterable[T], count: int) -> list[T]:
@@ -28,3 +36,12 @@ def pairs(first: Iterable[S], second: Iterable[T], every: int) -> list[tuple[S, 
     """One of `every` pairs, each value of either side with others in turn; all pairs in a sweep."""
     rows, columns = list(first), list(second)
     return [(a, b) for i, a in enumerate(rows) for j, b in enumerate(columns) if ALL or (i + j) % every == 0]
+
+
+def undrawn(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """What is left out of tests with many cases; no test that needs a GPU."""
+    cases: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            cases[item.nodeid.partition("::")[0], getattr(item, "originalname", item.name)].append(item)
+    return [item for group in cases.values() if len(group) > FEW for n, item in enumerate(group) if n % DRAW]
