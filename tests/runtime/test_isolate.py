@@ -18,6 +18,13 @@ SHORT = Limits(seconds=30.0, cpu_seconds=30, memory=1 << 30)
 LINUX = sys.platform.startswith("linux")
 
 
+@pytest.fixture(autouse=True)
+def _not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under coverage.py every process writes a file when it ends; these may write none."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
+
+
 def landlock():
     """The version of Landlock that the system has."""
     return ctypes.CDLL(None).syscall(444, None, 0, 1) if LINUX else 0
