@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ptxgen.checks.bounds import Bound, Flow, State
 from ptxgen.checks.largest import ANY, HALF, RULES, SPECIAL
 from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol
+
+if TYPE_CHECKING:  # few texts have something to follow
+    from ptxgen.checks.bounds import Bound, Flow, State
 
 Finding = tuple[int, str]
 
@@ -39,6 +42,8 @@ def narrow_addresses(items: list[Instruction | Label], limits: Mapping[str, int]
     """
     if not _may_be_large(items, limits):  # most texts: nothing to follow
         return
+    from ptxgen.checks.bounds import Flow
+
     flow = Flow(items, limits)
     found: dict[int, Finding] = {}  # by the product's line: one finding each, at the first access
     for item, _, marks in _marked(flow):

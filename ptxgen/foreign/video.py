@@ -92,21 +92,24 @@ def _saturated(t: _Text, value: str, kind: str, bits: int) -> str:
     return t("min.s64", t("max.s64", value, str(low)), str(high))
 
 
+def _signature(name: str, words: list[str]) -> tuple[str, str, str, str, list[str]]:
+    """Types of the result, a and b, the comparison of a `set`, and the modifiers behind them."""
+    if name != "set":
+        (kind, a_type, b_type), rest = _types(words, 3)
+        return kind, a_type, b_type, "", rest
+    (a_type, b_type), (comparison, *rest) = _types(words, 2)
+    if comparison not in _COMPARISONS:
+        raise ValueError(comparison)
+    return "u32", a_type, b_type, comparison, rest
+
+
 def _scalar(name: str, words: list[str], operands: list[str], guard: str) -> str:
     t = _Text()
-    if name == "set":
-        (a_type, b_type), rest = _types(words, 2)
-        comparison, *rest = rest
-        kind = "u32"
-    else:
-        (kind, a_type, b_type), rest = _types(words, 3)
-        comparison = ""
+    kind, a_type, b_type, comparison, rest = _signature(name, words)
     saturate = rest[:1] == ["sat"]
     rest = rest[1:] if saturate else rest
     a, b = _part(t, operands[1], a_type), _part(t, operands[2], b_type)
-    if name == "set":
-        if comparison not in _COMPARISONS:
-            raise ValueError(comparison)
+    if comparison:
         value = t.compared(comparison, a, b)
     elif name in ("shl", "shr"):
         mode, *rest = rest
@@ -154,15 +157,9 @@ def _multiplied(words: list[str], operands: list[str], guard: str) -> str:
 def _lanes(name: str, lanes: int, words: list[str], operands: list[str], guard: str) -> str:
     """Two halves or four bytes at once; the lanes that the mask names go over c's, or are added to c."""
     t, bits, letter = _Text(), 32 // lanes, "h" if lanes == 2 else "b"
-    if name == "set":
-        (a_type, b_type), rest = _types(words, 2)
-        comparison, *rest = rest
-        kind = "u32"
-    else:
-        (kind, a_type, b_type), rest = _types(words, 3)
-        comparison = ""
+    kind, a_type, b_type, comparison, rest = _signature(name, words)
     saturate, add = "sat" in rest, "add" in rest
-    if set(rest) - {"sat", "add"} or (comparison and comparison not in _COMPARISONS):
+    if set(rest) - {"sat", "add"}:
         raise ValueError(words)
     (a_name, a_lanes), (b_name, b_lanes) = (
         _selection(operand, letter, lanes, lanes * n) for n, operand in enumerate(operands[1:3])

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +104,9 @@ def mutations(source: str) -> list[Mutation]:
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield changed(node, "pass", place(node), place(node, True))
 
-    found = [one for node in ast.walk(tree) for one in of(node) if not _in_annotation(tree, one, starts)]
+    types = list(_annotations(tree, place))
+    every = (one for node in ast.walk(tree) for one in of(node))
+    found = [one for one in every if not any(begin <= one.begin < end for begin, end in types)]
     usable = []
     for one in sorted(found, key=lambda mutation: (mutation.begin, mutation.end)):
         text = applied(source, one)
@@ -116,18 +118,14 @@ def mutations(source: str) -> list[Mutation]:
     return usable
 
 
-def _in_annotation(tree: ast.AST, one: Mutation, starts: list[int]) -> bool:
-    """Types of annotations are not run."""
+def _annotations(tree: ast.AST, place: Callable[..., int]) -> Iterator[tuple[int, int]]:
+    """Where types stand, which are not run: begin and end, in bytes."""
     for node in ast.walk(tree):
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             annotation = node.value  # a name for a type
         if isinstance(annotation, ast.expr):
-            begin = starts[annotation.lineno - 1] + annotation.col_offset
-            end = starts[(annotation.end_lineno or 1) - 1] + (annotation.end_col_offset or 0)
-            if begin <= one.begin < end:
-                return True
-    return False
+            yield place(annotation), place(annotation, True)
 
 
 def applied(source: str, one: Mutation) -> str:

@@ -124,7 +124,26 @@ class Contiguous(Source):
             self.b.op("add.u64", part.k_from, part.k_from, rows * self.cache.rows_per_position * part.row_bytes)
 
 
-class Paged(Source):
+class Computed(Source):
+    """Keys whose rows lie at no equal steps: every row pass finds its row anew."""
+
+    def _declare(self) -> None:
+        for what, part in self.parts.items():
+            part.k_from = self.b.reg(f"k{what}_from", "u64")
+
+    def _rows_at(self, index: Reg) -> None:
+        """The addresses of row `index`, of K and V."""
+        for part in self.parts.values():
+            assert part.k_from is not None
+            self._address(part, index, part.k_from)
+        self._values()
+
+    def advance(self, rows: int) -> None:
+        super().advance(rows)
+        self.b.op("add.s32", self.key, self.key, rows)
+
+
+class Paged(Computed):
     """Keys in pages `[pages, n_kv_heads, page_size, head_dim]`; the sequence's table gives its pages in order."""
 
     def aim(self, row: Reg, chunk: Reg) -> None:
@@ -134,8 +153,7 @@ class Paged(Source):
         b.op("mad.wide.u32", self.table, self.rows.found.sequence, 4 * cache.pages, self.table)
         head = self.rows.kv_head
         self.head_in_page = head if cache.heads_inside else b.op("mul.lo.u32", "head_in_page", head, cache.page_size)
-        for what, part in self.parts.items():
-            part.k_from = b.reg(f"k{what}_from", "u64")
+        self._declare()
 
     def row(self, row_pass: int, exists: Reg) -> None:
         b, cache = self.b, self.cache
@@ -155,24 +173,16 @@ class Paged(Source):
         b.op("cvt.u64.u32", index, within)
         wide = b.op("mul.wide.u32", scratch(b, "wide_page", "u64"), page, cache.n_kv_heads * cache.page_size)
         b.op("add.u64", index, index, wide)
-        for part in self.parts.values():
-            assert part.k_from is not None
-            self._address(part, index, part.k_from)
-        self._values()
-
-    def advance(self, rows: int) -> None:
-        super().advance(rows)
-        self.b.op("add.s32", self.key, self.key, rows)
+        self._rows_at(index)
 
 
-class InRing(Source):
+class InRing(Computed):
     """Keys in a ring of rows, of a KV head: key p in row p % ring."""
 
     def aim(self, row: Reg, chunk: Reg) -> None:
         super().aim(row, chunk)
         self.first = self.rows.kv_head_row("kv_first")
-        for what, part in self.parts.items():
-            part.k_from = self.b.reg(f"k{what}_from", "u64")
+        self._declare()
 
     def row(self, row_pass: int, exists: Reg) -> None:
         b = self.b
@@ -181,14 +191,7 @@ class InRing(Source):
         b.op("rem.u32", slot, slot, self.cache.ring)
         b.op("cvt.u64.u32", index, slot)
         b.op("add.u64", index, index, self.first)
-        for part in self.parts.values():
-            assert part.k_from is not None
-            self._address(part, index, part.k_from)
-        self._values()
-
-    def advance(self, rows: int) -> None:
-        super().advance(rows)
-        self.b.op("add.s32", self.key, self.key, rows)
+        self._rows_at(index)
 
 
 def source_of(b: Builder, spec: Prefill, rows: Rows, copy: RowCopy) -> Source:
