@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 KEPT_FREE = 4096  # of shared memory, for sums
 
 
+def input_rules(k: int, weights: str, norm: str, eps: float, norm_offset: float) -> Iterator[str]:
+    """Reasons against the inputs of a product, their norm and the weights' format."""
+    yield from rules.between("k", k, 1, 1 << 17)
+    known = list(rules.one_of("weights", weights, tuple(weight_formats())))
+    yield from known
+    if not known and k % weight_format(weights).block_cols:
+        step = weight_format(weights).block_cols
+        yield from rules.multiple_of("k", k, step, step, 1 << 17)
+    yield from rules.one_of("norm", norm, ("", "rms"))
+    yield from rules.between("eps", eps, 0.0, 1.0)
+    yield from rules.between("norm_offset", norm_offset, -16.0, 16.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Product(KernelType):
     """out = x · weightᵀ with what stands around it; see Gemv."""
@@ -54,15 +67,7 @@ class Product(KernelType):
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
-        yield from rules.between("k", self.k, 1, 1 << 17)
-        known = list(rules.one_of("weights", self.weights, tuple(weight_formats())))
-        yield from known
-        if not known and self.k % self.kind.block_cols:
-            step = self.kind.block_cols
-            yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
-        yield from rules.one_of("norm", self.norm, ("", "rms"))
-        yield from rules.between("eps", self.eps, 0.0, 1.0)
-        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from input_rules(self.k, self.weights, self.norm, self.eps, self.norm_offset)
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
