@@ -92,13 +92,13 @@ def vectors(count: int) -> list[tuple[int, int]]:
 
 def scratch(b: Builder, name: str, type: str) -> Reg:
     """A register used and forgotten within an idiom; declared once a kernel."""
-    found = b.registers.get(name)
+    found = b.known(name)
     return found if found is not None else b.reg(name, type)
 
 
 def scratch_array(b: Builder, name: str, type: str, count: int) -> RegArray:
     """The same of an array."""
-    found = b.arrays.get(name)
+    found = b.known_array(name)
     return found if found is not None else b.array(name, type, count)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import PRECISE, ROPE_FIELDS
+from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.products.geometry import Geometry
     from ptxgen.targets import Target
-    from ptxgen.weights.format import WeightFormat
 
 
 @kernel_type
@@ -37,6 +38,8 @@ class QkvAppend(KernelType):
     `[1, n_heads, head_dim]`; caches `[n_kv_heads, max_len or ring, head_dim]`; position s32 `[1]`. The norm before it
     and the bias are `Gemv`'s, and so is its exactness. The first `rotary_dim` elements of a head of q and k rotate in
     pairs of neighbours; the rotation is `Rope`'s of style "norm". A position outside the cache writes nothing.
+
+    With `v_weights` the rows of v are a matrix of their own, v_weight, and CTAs take the one or the other.
 
     `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean square.
     `norm_offset`: added to the norm's weights (1 for Gemma).
@@ -49,6 +52,7 @@ class QkvAppend(KernelType):
     k: int
     weights: str = "f16"
     kv_dtype: DType = f32
+    v_weights: str = field(default="", doc="the format of the rows of v, where it is another one")
     norm: str = ""
     eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
     norm_offset: float = 0.0
@@ -62,9 +66,10 @@ class QkvAppend(KernelType):
     goldens = (
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=64, norm="rms", programmatic=True),
         dict(
-            max_len=64, head_dim=48, n_heads=2, n_kv_heads=1, k=256, weights="q4_k", kv_dtype="f16", rotary_dim=16,
-            bias=True, precise=True, ring=32,
+            max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=64, weights="bf16", kv_dtype="f16", rotary_dim=16,
+            bias=True, precise=True, ring=64,
         ),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, k=40, v_weights="bf16", norm="rms"),
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_90")
 
@@ -81,67 +86,116 @@ class QkvAppend(KernelType):
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from self.rotation.rules()
         yield from input_rules(self.k, self.weights, self.norm, self.eps, self.norm_offset)
+        if self.v_weights:
+            yield from input_rules(self.k, self.v_weights, self.norm, self.eps, self.norm_offset, "v_weights")
 
     def target_rules(self, target: Target) -> Iterator[str]:
-        yield from self.product.target_rules(target)
-
-    @property
-    def product(self) -> Gemv:
-        """The product alone."""
-        return Gemv(
-            n=self.n, k=self.k, weights=self.weights, norm=self.norm, eps=self.eps, norm_offset=self.norm_offset,
-            bias=self.bias, programmatic=self.programmatic,
-        )  # fmt: skip
+        for product in self.products:
+            yield from product.target_rules(target)
 
     @property
     def n(self) -> int:
-        """Rows of the weights."""
+        """Rows of all weights."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
     @property
-    def kind(self) -> WeightFormat:
-        """The format of the weights."""
-        return self.product.kind
+    def v_first(self) -> int:
+        """The first row of v."""
+        return (self.n_heads + self.n_kv_heads) * self.head_dim
+
+    @property
+    def products(self) -> tuple[Gemv, ...]:
+        """The products alone: of all rows, or of q and k, and of v."""
+        if not self.v_weights:
+            return (self._product(self.n, self.weights),)
+        return self._product(self.v_first, self.weights), self._product(self.n - self.v_first, self.v_weights)
+
+    def _product(self, n: int, weights: str) -> Gemv:
+        return Gemv(
+            n=n, k=self.k, weights=weights, norm=self.norm, eps=self.eps, norm_offset=self.norm_offset,
+            bias=self.bias, programmatic=self.programmatic,
+        )  # fmt: skip
 
     @property
     def rotation(self) -> rotary.Rotation:
         """Which elements rotate, by which angles."""
         return rotary.Rotation.of(self)
 
-    def geometry(self, target: Target) -> Geometry:
-        """How the work is shared out."""
-        return self.product.geometry(target)
+    def geometries(self, target: Target) -> tuple[Geometry, ...]:
+        """How the work of each product is shared out: those of two formats have CTAs of the same shape."""
+        if not self.v_weights:
+            return (self.products[0].geometry(target),)
+        whole = [self._product(self.n, each).geometry(target) for each in (self.weights, self.v_weights)]
+        k_warps, row_warps = (min(getattr(at, name) for at in whole) for name in ("k_warps", "row_warps"))
+        groups = [ceil_div(product.kind.records(product.n), row_warps) for product in self.products]
+        return tuple(
+            replace(at, k_warps=k_warps, row_warps=row_warps, groups=count, ctas=count)
+            for at, count in zip(whole, groups, strict=True)
+        )
 
     def params(self) -> tuple[Param, ...]:
-        given = [param for param in self.product.params() if param.name != "out"]
+        first, *rest = self.products
+        given = {param.name: param for param in first.params() if param.name != "out"}
+        for product in rest:
+            of_v = next(param for param in product.params() if param.name == "weight")
+            given["v_weight"] = replace(of_v, name="v_weight")
+        if self.bias:
+            given["bias"] = buffer("bias", f32, self.n, align=4)
         q = buffer("q", f32, 1, self.n_heads, self.head_dim, access="out", align=4)
-        return (*given, q, *kv_cache.cache_params(self), kv_cache.position_param(False, True))
+        return (*given.values(), q, *kv_cache.cache_params(self), kv_cache.position_param(False, True))
 
     def launch(self, target: Target) -> Launch:
-        return self.product.launch(target)
+        parts = list(zip(self.products, self.geometries(target), strict=True))
+        shared = max(product.shared(target, at) for product, at in parts)
+        ctas, threads = sum(at.ctas for _, at in parts), parts[0][1].threads
+        return Launch((ctas, 1, 1), (threads, 1, 1), shared, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
-        return "product"
+        return "qkv_append" if self.v_weights else "product"
 
     def build(self, b: Builder) -> None:
-        self.product.build_with(b, partial(HeadsEpilogue, heads=self))
+        heads = partial(HeadsEpilogue, heads=self)
+        if not self.v_weights:
+            self.products[0].build_with(b, heads)
+            return
+        geometries = self.geometries(b.target)
+        first_of_v = geometries[0].ctas
+        with b.fragment("which", "the first CTAs take q and k"):
+            cta = b.op("mov.u32", "cta", b.special("ctaid.x"))
+            b.op("setp.ge.u32", "takes_v", cta, first_of_v)
+        for name, product, at in zip(("qk", "v"), self.products, geometries, strict=True):
+            of_v = name == "v"
+            with b.body(name):
+                b.expose(spec=product)
+                product.build_with(
+                    b, partial(heads, first=self.v_first if of_v else 0), at, first_of_v if of_v else 0,
+                    weight="v_weight" if of_v else "weight",
+                )  # fmt: skip
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {**super().ranges(sizes), **lengths.written_rows(self.max_len, False, {**sizes, "rows": 1}, self.ring)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return {**self.product.given(rng, sizes), **kv_cache.given(self, rng, {**sizes, "rows": 1})}
+        first, *rest = self.products
+        of_v = dict.fromkeys(("v_weight",), rest[0].given(rng, sizes)["weight"]) if rest else {}
+        return {**first.given(rng, sizes), **of_v, **kv_cache.given(self, rng, {**sizes, "rows": 1})}
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
-        out = {name: a[name].copy() for name in ("k_cache", "v_cache")} | {"q": a["q"].copy()}
+        out = {name: a[name].copy() for name in ("q", "k_cache", "v_cache")}
         position = int(np.ravel(a["position"])[0])
         if not 0 <= position < self.max_len:
             return out
-        given = {name: a[name] for name in ("x", "weight", "norm_weight", "bias") if name in a}
-        heads = self.product.reference(out=np.zeros((1, self.n), np.float32), **given)["out"]
-        q, k, v = np.split(heads.reshape(1, -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
+        first, found = 0, []
+        for product, weight in zip(self.products, ("weight", "v_weight"), strict=False):
+            given = {name: a[name] for name in ("x", "norm_weight") if name in a} | {"weight": a[weight]}
+            if self.bias:
+                given["bias"] = a["bias"][first : first + product.n]
+            found.append(product.reference(out=np.zeros((1, product.n), np.float32), **given)["out"])
+            first += product.n
+        heads = np.concatenate(found, 1).reshape(1, -1, self.head_dim)
+        q, k, v = np.split(heads, np.cumsum((self.n_heads, self.n_kv_heads)), 1)
         positions = np.array([position])
         k = rotary.rotate_rows(self.rotation, k, positions)
         kv_cache.append_rows(self, out, {"k": k, "v": v}, positions, a)

@@ -246,22 +246,32 @@ class _Step(Draft):
         alone = self.rows == 1 and self.step != "batch" and not self.model.block.qk_norm
         rotates = attention.rope is not None and attention.style == "norm"
         fits = attention.head_dim % STACK == 0 and self.kv_dtype != s8
-        return alone and rotates and fits and self._stacks() == [QKV]
+        return alone and rotates and fits and self._stacks()[0] != QKV[:1] and len(self._biased()) in (0, len(QKV))
+
+    def _biased(self) -> list[str]:
+        """Which of the three have a bias."""
+        return [name for name in QKV if name in self.model.biases]
 
     def _qkv_append(self, x: str, attention: Attention) -> Ref:
         """The queries; keys and values are in the cache."""
         model, norm = self.model, self.model.block.attention_norm
-        weight, bias = self._stacked(QKV)
+        weights = [self._stacked(names) for names in self._stacks()]
         q = self.scratch("q.out", model.q_width)
-        given: dict[str, str | Ref] = {"x": x, "weight": weight, "q": q, **self._caches(attention), **self._position()}
-        fields: dict[str, Any] = {"k": model.dim, "weights": self.tensors[weight].format, "bias": bool(bias)}
-        if bias:
-            given["bias"] = bias
+        given: dict[str, str | Ref] = {"x": x, "q": q, **self._caches(attention), **self._position()}
+        given |= dict(zip(("weight", "v_weight"), weights, strict=False))
+        kinds = dict(zip(("weights", "v_weights"), (self.tensors[each].format for each in weights), strict=False))
+        fields: dict[str, Any] = {"k": model.dim, "bias": bool(self._biased()), **kinds}
+        if self._biased():
+            given["bias"] = self._qkv_bias()
         if norm:
             fields |= self._norm_fields()
             given["norm_weight"] = self._norm_weight(norm)
         self.op("qkv_append", "qkv_append", given, {}, **attention.fields("qkv_append", **fields))
         return Ref(q)
+
+    def _qkv_bias(self) -> str:
+        """The biases of all three."""
+        return self.vector(self.at("qkv.bias"), *map(self._bias, QKV))
 
     def _qkv(self, x: str) -> list[Ref]:
         """Queries, keys and values of a layer, normed where the family norms them."""
@@ -278,41 +288,45 @@ class _Step(Draft):
 
     def _stacks(self) -> list[tuple[str, ...]]:
         """Which of the three matrices make one: of one format, of whole records, all or none with a bias."""
+        if len(self._biased()) in (0, len(QKV)):
+            for names in (QKV, QKV[:2]):
+                whole = all(self.model.products()[name][0] % STACK == 0 for name in names)
+                if whole and len({self.format_of(self.at(name)) for name in names}) == 1:
+                    return [names, QKV[len(names) :]] if names != QKV else [QKV]
+        return [(name,) for name in QKV]
 
-        def stack(names: tuple[str, ...]) -> bool:
-            whole = all(self.model.products()[name][0] % STACK == 0 for name in names)
-            biased = len(set(names) & set(self.model.biases))
-            return whole and biased in (0, len(names)) and len({self.format_of(self.at(name)) for name in names}) == 1
-
-        if stack(QKV):
-            return [QKV]
-        return [QKV[:2], QKV[2:]] if stack(QKV[:2]) else [(name,) for name in QKV]
-
-    def _stacked(self, names: tuple[str, ...]) -> tuple[str, str]:
-        """The matrix of some of the three, and its bias or ""."""
+    def _stacked(self, names: tuple[str, ...]) -> str:
+        """The matrix of some of the three."""
         name = names[0] if len(names) == 1 else "".join(each[0] for each in names)
-        weight = self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
-        biased = names[0] in self.model.biases
-        return weight, self.vector(self.at(f"{name}.bias"), *map(self._bias, names)) if biased else ""
+        return self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
 
     def _products_of(self, names: tuple[str, ...], x: str, norm: str) -> Iterator[Ref]:
         """One product where one row reads the matrix; else one for each part of it, so that rows lie together."""
-        dim = self.model.dim
-        whole, bias = self._stacked(names)
-        widths = [self.model.products()[name][0] for name in names]
-        before = [sum(widths[:i]) for i in range(len(names))]
-        if self.rows == 1 and len(names) > 1:
-            out = self.scratch(f"{whole.rpartition('.')[2]}.out", sum(widths))
-            self._product(whole.rpartition(".")[2], whole, sum(widths), dim, x, out, norm=norm, bias=bias)
-            yield from (Ref(out, rows * f32.bytes) for rows in before)
-            return
-        format = weight_format(self.tensors[whole].format)
-        for name, width, rows in zip(names, widths, before, strict=True):
-            out = self.scratch(f"{name}.out", width)
-            own_bias = Ref(bias, rows * f32.bytes) if bias and len(names) > 1 else bias
-            part = Ref(whole, format.nbytes(rows, dim) if rows else 0) if len(names) > 1 else whole
-            self._product(name, part, width, dim, x, out, norm=norm, bias=own_bias)
-            yield Ref(out)
+        dim, whole = self.model.dim, self._stacked(names)
+        widths = {name: self.model.products()[name][0] for name in QKV}
+        kind = weight_format(self.tensors[whole].format)
+        taken = [names] if self.rows == 1 else [(name,) for name in names]
+        for group in taken:
+            before = names[: names.index(group[0])]
+            weight: str | Ref = whole
+            if group != names:
+                weight = Ref(whole, kind.nbytes(sum(widths[name] for name in before), dim) if before else 0)
+            role, width = whole.rpartition(".")[2] if group == names else group[0], sum(widths[n] for n in group)
+            out = self.scratch(f"{role}.out", width)
+            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group))
+            for name in group:
+                at = sum(widths[each] for each in group[: group.index(name)])
+                yield Ref(out, at * f32.bytes) if len(group) > 1 else Ref(out)
+
+    def _bias_of(self, names: tuple[str, ...]) -> str | Ref:
+        """The bias of some of the three, or ""."""
+        if len(self._biased()) == len(QKV):
+            whole = self._qkv_bias()
+            before = QKV[: QKV.index(names[0])]
+            rows = sum(self.model.products()[name][0] for name in before)
+            return whole if names == QKV else Ref(whole, rows * f32.bytes)
+        biased = [name for name in names if name in self.model.biases]
+        return self.vector(self.at(f"{names[0]}.bias"), self._bias(names[0])) if biased else ""
 
     def _caches(self, attention: Attention) -> dict[str, str]:
         """The layer's cache, by parameter name."""

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 class HeadsEpilogue(Epilogue):
-    """Row r of the product is element r % head_dim of head r / head_dim: of q, then of k, then of v. The two of a pair
-    that rotates are neighbours, so that neighbouring lanes have them."""
+    """Row r is element r % head_dim of head r / head_dim: of q, then of k, then of v; the product's row 0 is row
+    `first`. The two of a pair that rotates are neighbours, so that neighbouring lanes have them."""
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry, heads: QkvAppend) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry, heads: QkvAppend, first: int = 0) -> None:
         super().__init__(b, spec, at)
-        self.heads = heads
+        self.heads, self.first = heads, first
+        self.q_end = heads.n_heads * heads.head_dim
+        self.k_end = (heads.n_heads + heads.n_kv_heads) * heads.head_dim
 
     @property
     def _lanes(self) -> int:
@@ -32,54 +34,55 @@ class HeadsEpilogue(Epilogue):
 
     def begin(self) -> None:
         b = self.b
-        with b.fragment("read_early", "the token's position, which a rotation needs"):
+        with b.fragment("read_early", "the token's position"):
             position = b.ld_param("position")
             self.position = b.op("ld.global.s32", "row_position", position[0])
 
     def place(self, out_row: Reg, inside: Reg) -> None:
         b, heads = self.b, self.heads
+        if self.first:
+            b.op("add.u32", out_row, out_row, self.first)
         if self.spec.bias:
             self.add_bias(out_row, inside)
-        b.note("pairs of q and k rotate by the angle of their place in the head")
         self.head, self.element = split(b, "head", "element", out_row, heads.head_dim)
-        rotation = heads.rotation
-        rotates = b.op("setp.lt.u32", "rotates", out_row, (heads.n_heads + heads.n_kv_heads) * heads.head_dim)
-        if rotation.rotary_dim < heads.head_dim:
+        if self.first < self.k_end:
+            self._rotate(out_row)
+        b.note("one unsigned comparison refuses negative positions too")
+        b.op("setp.lt.and.u32", inside, self.position, heads.max_len, inside)
+
+    def _rotate(self, out_row: Reg) -> None:
+        """x cos - y sin for the first of a pair, y cos + x sin for the second: the first takes the opposite angle."""
+        b, value, rotation = self.b, self.values[0], self.heads.rotation
+        b.note("pairs of q and k rotate by the angle of their place in the head")
+        rotates = b.op("setp.lt.u32", "rotates", out_row, self.k_end)
+        if rotation.rotary_dim < rotation.head_dim:
             b.op("setp.lt.and.u32", rotates, self.element, rotation.rotary_dim, rotates)
         pair = b.op("shr.u32", "pair", self.element, 1)
         turns = b.op("mov.u64", "turns_row", rotary.turns_table(b, rotation))
         b.op("mad.wide.u32", turns, pair, 8, turns)
         turn = b.op("mov.b64", "turn", 0)
         b.op("ld.global.nc.b64", turn, turns[0], pred=rotates)
-        self._rotate(turn, rotates)
-        b.note("one unsigned comparison refuses negative positions too")
-        b.op("setp.lt.and.u32", inside, self.position, heads.max_len, inside)
-
-    def _rotate(self, turn: Reg, rotates: Reg) -> None:
-        """x cos - y sin for the first of a pair, y cos + x sin for the second: the first takes the opposite angle."""
-        b, value = self.b, self.values[0]
         other = b.reg("other_of_pair", "f32")
         b.op("shfl.sync.bfly.b32", other, value, 1, 31, self._lanes)
         wide, odd = b.op("cvt.s64.s32", "wide_position", self.position), b.op("and.b32", "second", self.row, 1)
         is_second = b.op("setp.ne.u32", "is_second", odd, 0)
         back = b.op("neg.s64", "minus_position", wide)
         b.op("selp.b64", wide, wide, back, is_second)
-        cos, sin = rotary.cos_sin(b, self.heads.rotation, wide, turn)
+        cos, sin = rotary.cos_sin(b, rotation, wide, turn)
         b.op("mul.f32", other, other, sin)
         b.op("fma.rn.f32", value, value, cos, other, pred=rotates)
 
     def store(self, out_row: Reg) -> None:
         b, heads, value = self.b, self.heads, self.values[0]
-        q_rows = heads.n_heads * heads.head_dim
-        is_query = b.op("setp.lt.u32", "is_query", out_row, q_rows)
-        query = b.ld_param("q")
-        b.op("mad.wide.u32", query, out_row, 4, query)
-        b.op("st.global.f32", query[0], value, pred=is_query)
-        b.note("the head of k or v, and its row of the cache")
-        is_v = b.op("setp.ge.u32", "is_v", self.head, heads.n_heads + heads.n_kv_heads)
         kv_head = b.op("sub.u32", "kv_head", self.head, heads.n_heads)
+        appends = b.op("setp.ge.u32", "appends", out_row, self.q_end)
+        if self.first < self.q_end:
+            query = b.ld_param("q")
+            b.op("mad.wide.u32", query, out_row, 4, query)
+            b.op("st.global.f32", query[0], value, pred=~appends)
+        b.note("the head of k or v, and its row of the cache")
+        is_v = b.op("setp.ge.u32", "is_v", out_row, self.k_end)
         b.op("sub.u32", kv_head, kv_head, heads.n_kv_heads, pred=is_v)
-        appends = b.op("not.pred", "appends", is_query)
         index = kv_cache.cache_row(b, heads, self.row, kv_head, self.position, appends)
         k_cache, v_cache = b.ld_param("k_cache"), b.ld_param("v_cache")
         cache = b.op("selp.b64", "cache", v_cache, k_cache, is_v)
