@@ -67,7 +67,7 @@ class QkvAppend(KernelType):
         dict(max_len=64, head_dim=16, n_heads=4, n_kv_heads=2, k=64, norm="rms", programmatic=True),
         dict(
             max_len=100, head_dim=48, n_heads=2, n_kv_heads=1, k=64, weights="bf16", kv_dtype="f16", rotary_dim=16,
-            bias=True, precise=True, ring=64,
+            bias=True, ring=64,
         ),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, k=40, v_weights="bf16", norm="rms"),
     )  # fmt: skip
