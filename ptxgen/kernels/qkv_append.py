@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import CAPACITY, KV_HEADS, RING_ROWS
+from ptxgen.attention.cache import CAPACITY, RING_ROWS
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ptxgen.products.geometry import Geometry
     from ptxgen.targets import Target
 
+KV_DTYPES = ("f32", "f16", "bf16", "e4m3")  # int8 takes a scale, which no single row of a product knows
+
 
 @kernel_type
 class QkvAppend(KernelType):
@@ -48,7 +50,7 @@ class QkvAppend(KernelType):
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
-    n_kv_heads: int = field(like=KV_HEADS)
+    n_kv_heads: int
     k: int
     weights: str = "f16"
     kv_dtype: DType = f32
@@ -78,9 +80,7 @@ class QkvAppend(KernelType):
     style, gated = "norm", False
 
     def rules(self) -> Iterator[str]:
-        yield from kv_cache.cache_rules(self)
-        if self.kv_dtype.name == "s8":
-            yield "kv_dtype: must be one of f32, f16, bf16, e4m3 (got s8)"
+        yield from kv_cache.cache_rules(self, KV_DTYPES)
         yield from rules.multiple_of("head_dim", self.head_dim, TILE_ROWS, TILE_ROWS, 512)
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)

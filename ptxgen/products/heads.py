@@ -60,7 +60,7 @@ class HeadsEpilogue(Epilogue):
         pair = b.op("shr.u32", "pair", self.element, 1)
         turns = b.op("mov.u64", "turns_row", rotary.turns_table(b, rotation))
         b.op("mad.wide.u32", turns, pair, 8, turns)
-        turn = b.op("mov.b64", "turn", 0)
+        turn = b.op("mov.b64", "turn_of_pair", 0)
         b.op("ld.global.nc.b64", turn, turns[0], pred=rotates)
         other = b.reg("other_of_pair", "f32")
         b.op("shfl.sync.bfly.b32", other, value, 1, 31, self._lanes)
