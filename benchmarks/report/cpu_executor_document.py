@@ -1,4 +1,4 @@
-"""The figures of docs/cpu-executor.md, from rows of one run of `benchmarks.cpu_executor`, and of `tests.evidence.fuzz`."""
+"""The figures of docs/cpu-executor.md, from a run of `benchmarks.cpu_executor` and of `tests.evidence.fuzz`."""
 
 from __future__ import annotations
 

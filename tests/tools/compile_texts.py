@@ -24,13 +24,13 @@ def _triton(case: Case, target: str) -> dict[str, Any]:
     import triton.language as tl
 
     from ptxgen.testing.triton_compile import compile_kernel
-    from tests.evidence.compilers import kernels_triton
+    from tests.evidence.compilers.triton_kernels import named
 
     how = case.how
     signature = dict(part.split(":") for part in how["signature"].split())
     constants = {name: _TYPES.get(value, value) for name, value in how["constants"].items()}
     constants = {name: getattr(tl, value) if value in _TYPES.values() else value for name, value in constants.items()}
-    made = compile_kernel(getattr(kernels_triton, how["kernel"]), signature, constants, target,
+    made = compile_kernel(named(how["kernel"]), signature, constants, target,
                           num_warps=how["warps"], num_stages=how["stages"])  # fmt: skip
     return dict(ptx=made.ptx, entry=made.entry, warps=made.warps, shared=made.shared, hidden=made.hidden,
                 scratch=made.scratch)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The known races (tests/evidence/known_races) under compute-sanitizer's racecheck and synccheck, beside check mode: recall
+"""tests/evidence/known_races under compute-sanitizer's racecheck and synccheck, beside check mode: recall
 and false positives.
 
 python -m tests.tools.known_races --gpu ROWS.json [--jobs 12] [--seconds 60]    on a GPU: run, and write what was seen
