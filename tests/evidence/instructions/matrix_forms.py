@@ -16,6 +16,8 @@ FLOAT_SHAPES = (
     ("m16n8k32", "e5m2", ("f32",), 4, 2),
 )  # fmt: skip
 INT_SHAPES = (("m8n8k16", 1, 1, 2), ("m16n8k16", 2, 1, 4), ("m16n8k32", 4, 2, 4))
+NIBBLE_SHAPES = (("m8n8k32", 1, 1, 2), ("m16n8k32", 2, 1, 4), ("m16n8k64", 4, 2, 4))
+BIT_SHAPES = (("m8n8k128", 1, 1, 2), ("m16n8k128", 2, 1, 4), ("m16n8k256", 4, 2, 4))
 
 
 def _operands(d: int, a: int, b: int, c: int) -> str:
@@ -44,14 +46,24 @@ def mma_float() -> Iterator[Form]:
 
 
 def mma_integer() -> Iterator[Form]:
-    """s8 and u8 in both places, wrapping and saturating."""
-    for shape, a, b, count in INT_SHAPES:
-        for ta in ("s8", "u8"):
-            for tb in ("s8", "u8"):
+    """s8 and u8, s4 and u4 in both places, wrapping and saturating."""
+    kinds = [(shape, ("s8", "u8")) for shape in INT_SHAPES] + [(shape, ("s4", "u4")) for shape in NIBBLE_SHAPES]
+    for (shape, a, b, count), types in kinds:
+        for ta in types:
+            for tb in types:
                 for extra in ("", ".satfinite"):
                     name = f"mma.sync.aligned.{shape}.row.col{extra}.s32.{ta}.{tb}.s32"
                     sources, text = ("bytes",) * (a + b) + ("s32",) * count, f"{name} {_operands(count, a, b, count)};"
                     yield Form(name, text, sources, ("s32",) * count, threads=WARPS)
+
+
+def mma_bits() -> Iterator[Form]:
+    """b1: the bits that `and` or `xor` leaves are counted."""
+    for shape, a, b, count in BIT_SHAPES:
+        for how in ("and", "xor"):
+            name = f"mma.sync.aligned.{shape}.row.col.s32.b1.b1.s32.{how}.popc"
+            sources = ("b32",) * (a + b) + ("s32",) * count
+            yield Form(name, f"{name} {_operands(count, a, b, count)};", sources, ("s32",) * count, threads=WARPS)
 
 
 def moves() -> Iterator[Form]:
@@ -74,5 +86,5 @@ def moves() -> Iterator[Form]:
 
 def forms() -> Iterator[Form]:
     """All of this module."""
-    for part in (mma_float, mma_integer, moves):
+    for part in (mma_float, mma_integer, mma_bits, moves):
         yield from part()

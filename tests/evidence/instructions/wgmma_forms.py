@@ -78,6 +78,9 @@ def types() -> Iterator[Form]:
     da, db = descriptor("t1", 0, 128, 256, "none"), descriptor("t2", B_AT, 128, 256, "none")
     opcode = opcode_of(16, 32, "s32", "s8", "s8") + ".satfinite"
     yield form("saturating", opcode, 8, "bytes", "s32", da, db, "1", start="2147483000")
+    opcode = opcode_of(16, 256, "s32", "b1", "b1") + ".and.popc"
+    yield form("bits", opcode, 8, "bytes", "s32", da, db, "1", start="1000")
+    yield form("bits, A in registers", opcode, 8, "bytes", "s32", "registers", db, "1")
 
 
 def layouts() -> Iterator[Form]:

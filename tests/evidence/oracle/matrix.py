@@ -13,7 +13,8 @@ from tests.evidence.oracle.numbers import DTYPES, is_float, narrow
 from tests.evidence.oracle.program import Op
 from tests.evidence.oracle.warp import constant
 
-BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8, "f32": 32, "s32": 32, "f64": 64}
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8, "f32": 32, "s32": 32, "f64": 64,
+        "s4": 4, "u4": 4, "b1": 1}  # fmt: skip
 
 
 def warps_of(m: Machine) -> list[np.ndarray]:
@@ -30,11 +31,21 @@ def unpack(m: Machine, operand: tuple, kind: str) -> np.ndarray:
             out.append(m.get(register, kind)[:, None])
             continue
         raw = m.get(register, "b32")
+        if width < 8:
+            out.append(parts_of(raw, kind))
+            continue
         values = np.ascontiguousarray(raw).view(DTYPES[kind]).reshape(raw.size, -1)
         if kind == "tf32":
             values = (raw & np.uint32(0xFFFFE000)).view(np.float32).reshape(-1, 1)
         out.append(values)
     return np.stack(out, 1)
+
+
+def parts_of(raw: np.ndarray, kind: str) -> np.ndarray:
+    """Elements of less than a byte, from the lowest bits on: `[words, elements per word]`."""
+    width = BITS[kind]
+    values = (raw[:, None] >> np.arange(0, 32, width, np.uint32) & np.uint32((1 << width) - 1)).astype(np.int64)
+    return values - 16 * (values > 7) if kind == "s4" else values
 
 
 def pack(m: Machine, operand: tuple, kind: str, values: np.ndarray) -> None:
@@ -64,13 +75,18 @@ def places(part: str, rows: int, count: int, each: int) -> tuple[np.ndarray, np.
     return zero + group + 8 * (flat // 2), zero + quad * 2 + flat % 2
 
 
-def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: str, saturate: bool) -> np.ndarray:
+def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: str, op: Op) -> np.ndarray:
     """a @ b + c: in integers exactly, in floats by float64, whose error is far below the result's last bit."""
     if is_float(kind):
         with np.errstate(all="ignore"):
             return narrow(a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64), kind)
-    exact = a.astype(np.int64) @ b.astype(np.int64) + c
-    return (np.clip(exact, -(2**31), 2**31 - 1) if saturate else exact & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+    a, b = a.astype(np.int64), b.astype(np.int64)
+    exact = c + (a @ (1 - b) + (1 - a) @ b if "xor" in op else a @ b)
+    return (
+        (np.clip(exact, -(2**31), 2**31 - 1) if "satfinite" in op else exact & 0xFFFFFFFF)
+        .astype(np.uint32)
+        .view(np.int32)
+    )
 
 
 @handles("mma")
@@ -90,7 +106,7 @@ def mma(m: Machine, op: Op) -> None:
             matrix[places(part, rows, *fragment.shape[1:])] = fragment[lanes].astype(matrix.dtype)
             matrices.append(matrix)
         a, b, c = matrices
-        out[lanes] = multiply(a, b, c, d_kind, "satfinite" in op)[places("c", rows, count, each)]
+        out[lanes] = multiply(a, b, c, d_kind, op)[places("c", rows, count, each)]
     pack(m, op.args[0], d_kind, out)
 
 
@@ -145,6 +161,9 @@ def descriptor_matrix(
     """
     start, leading, stride = (raw & 0x3FFF) << 4, (raw >> 16 & 0x3FFF) << 4, (raw >> 32 & 0x3FFF) << 4
     swizzle = {0: 0, 1: 128, 2: 64, 3: 32}[raw >> 62]
+    if kind == "b1":
+        matrix = descriptor_matrix(m, thread, raw, extent, depth // 8, "u8", k_major)
+        return np.unpackbits(matrix, axis=1, bitorder="little")
     size = BITS[kind] // 8
     t = 16 // size
     i, k = np.ogrid[:extent, :depth]
@@ -199,7 +218,7 @@ def wgmma(m: Machine, op: Op) -> None:
             left = descriptor_matrix(m, first, int(m.get(a, "b64")[inside[0]]), rows, depth, a_kind, not trans_a)
         right = descriptor_matrix(m, first, int(m.get(b, "b64")[inside[0]]), columns, depth, b_kind, not trans_b)
         signed = left.astype(c.dtype) * negate_a, right.astype(c.dtype).T * negate_b
-        out[inside] = multiply(*signed, c, d_kind, "satfinite" in op)[row, column]
+        out[inside] = multiply(*signed, c, d_kind, op)[row, column]
     pack(m, d, d_kind, out)
 
 
