@@ -76,7 +76,7 @@ def environment() -> Environment:
         auto_reload=False,
         cache_size=-1,  # all of them, without a lock, which a fork could find held
         finalize=_place,
-        extensions=[LineMarks],
+        extensions=[LineMarks],  # type: ignore[list-item]
     )
     env.filters["counted"] = counted
     env.globals["guard"] = _guard

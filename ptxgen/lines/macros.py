@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-_BEGIN = re.compile(r"\{%-? macro (\w+)\(")
-_END = re.compile(r"\{%-? endmacro -?%\}")
+_BEGIN, _END = "{% macro ", "{% endmacro %}"
 
 
 class MacroFile:
@@ -44,9 +43,9 @@ class Macros:
         self._lines = source.split("\n")
         self._spans: dict[str, range] = {}
         for first, line in enumerate(self._lines):
-            if begun := _BEGIN.match(line):
-                last = next(n for n in range(first, len(self._lines)) if _END.search(self._lines[n]))
-                self._spans[begun[1]] = range(first, last + 1)
+            if line.startswith(_BEGIN):
+                last = next(n for n in range(first, len(self._lines)) if _END in self._lines[n])
+                self._spans[line[len(_BEGIN) : line.index("(")]] = range(first, last + 1)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self._spans:
