@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import Environment
@@ -53,12 +54,13 @@ def test_what_is_compiled_ahead_is_what_skeletons_share() -> None:
 
 
 def test_macros_are_compiled_one_by_one() -> None:
-    flow, whole = environment().get_template(_FLOW), Environment(trim_blocks=True, lstrip_blocks=True)
+    flow: Any = environment().get_template(_FLOW).module
+    whole = Environment(trim_blocks=True, lstrip_blocks=True)
     names = [name for name in vars(whole.from_string((TEMPLATES / _FLOW).read_text()).module) if name[0] != "_"]
     assert {"when", "reduce", "arrival"} <= {*names}
-    assert [name for name in names if getattr(flow.module, name).name != name] == []
-    assert not hasattr(flow.module, "whence")
-    assert "bar.sync 0;" in flow.module.arrival(False), "it calls another macro"
+    assert [name for name in names if getattr(flow, name).name != name] == []
+    assert not hasattr(flow, "whence")
+    assert "bar.sync 0;" in flow.arrival(False), "it calls another macro"
     with pytest.raises(TemplateError, match="does not export the requested name 'whence'"):
         text('{% from "flow.ptx.j2" import whence %}\n' + TEMPLATE.replace("call when(", "call whence("))
 
