@@ -164,7 +164,9 @@ class PackedGemm(KernelType):
             group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
             b.op("div.u32", group, tile, token_tiles)
+            b.op("min.u32", group, group, at.row_groups - 1)
             b.op("rem.u32", token_tile, tile, token_tiles)
+            b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.tokens)
         with b.fragment("next_tile"):
             b.op("add.u32", tile, tile, tile_step)
             b.op("setp.lt.u32", "more_tiles", tile, tiles)

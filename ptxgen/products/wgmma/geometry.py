@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, ROW_BYTES
@@ -17,6 +17,7 @@ SHARED = 232448  # bytes that a CTA can have
 PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's for each CTA
 KEPT = 1024  # for mbarriers, and to align the ring
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
+FEWEST = 2  # stages: one is released when the products of the next have begun
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -72,24 +73,32 @@ class Geometry:
         tiles = shape.tiles
         while kind.tiles(spec.k) % tiles:
             tiles //= 2
-        columns = tiles * kind.tile_k
-        steps = kind.tiles(spec.k) // tiles
+        if tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
+            shape = replace(shape, part=shape.part // 2)
         records = WARPS * shape.groups * shape.blocks
-        token_bytes = columns // COLUMNS * DIGITS[spec.precision] * spec.tokens * ROW_BYTES
-        tile_bytes = tiles * kind.tile_bytes
-        stage = -(-(token_bytes + records * tile_bytes) // SWIZZLE) * SWIZZLE
         rows = records * TILE_ROWS
         if shape.split > 1:
             together, results = spec.tokens, 4 * spec.tokens * (rows + BANK_PAD * spec.parts)
         else:
             together = min(16, spec.tokens)
             results = 4 * WARPS * shape.groups * together * (TILE_ROWS * shape.blocks + BANK_PAD * spec.parts)
-        room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
-        stages = min(room // stage, shape.deep, max(2, steps))
+        per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * spec.tokens * ROW_BYTES
+        while True:
+            stage = -(-tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
+            if room >= FEWEST * stage or (tiles, shape.resident) == (1, 1):
+                break
+            if tiles > 1:
+                tiles //= 2
+            else:
+                shape = replace(shape, resident=shape.resident - 1)
+        steps = kind.tiles(spec.k) // tiles
+        stages = min(room // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // records)
         return cls(
-            shape, spec.tokens, spec.parts, tiles, steps, token_bytes, tile_bytes, stage, stages, together, results, groups
-        )
+            shape, spec.tokens, spec.parts, tiles, steps, tiles * per_tile, tiles * kind.tile_bytes, stage, stages,
+            together, results, groups,
+        )  # fmt: skip
 
     @property
     def warps(self) -> int:
