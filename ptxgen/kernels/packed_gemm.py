@@ -78,6 +78,8 @@ class PackedGemm(KernelType):
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         if self.gated and self.tokens == 256:
             yield "tokens: a gated product has at most 128 a tile (got 256; nearest: 128)"
+        if not known and self.kind.tile_k == packed.PADDED and self.tokens == 256:
+            yield f"tokens: weights as {self.weights} have at most 128 a tile (got 256; nearest: 128)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)

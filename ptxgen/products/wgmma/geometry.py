@@ -49,6 +49,25 @@ def choose(spec: PackedGemm) -> Shape:
     return Shape(groups, blocks, 2, 2, split, 8, 2)
 
 
+def _smaller(shape: Shape, parts: int) -> Shape | None:
+    """A shape that takes less shared memory."""
+    if shape.tiles > 1:
+        return replace(shape, tiles=shape.tiles // 2)
+    if shape.resident > 1:
+        return replace(shape, resident=shape.resident - 1)
+    if shape.blocks > parts:
+        return replace(shape, blocks=parts)
+    return replace(shape, groups=1) if shape.groups > 1 else None
+
+
+def _results(spec: PackedGemm, shape: Shape, records: int) -> tuple[int, int]:
+    """Tokens whose results are in shared memory together, and the bytes of them."""
+    if shape.split > 1:
+        return spec.tokens, 4 * spec.tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
+    together = min(16, spec.tokens)
+    return together, 4 * WARPS * shape.groups * together * (TILE_ROWS * shape.blocks + BANK_PAD * spec.parts)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What follows from a spec and its `Shape`."""
@@ -56,7 +75,6 @@ class Geometry:
     shape: Shape
     tokens: int
     parts: int
-    tiles: int  # tiles of weights of a stage
     steps: int  # stages of a record
     token_bytes: int  # of a stage
     tile_bytes: int  # of a record in a stage
@@ -70,33 +88,25 @@ class Geometry:
     def of(cls, spec: PackedGemm) -> Geometry:
         """The geometry of a spec."""
         shape, kind = choose(spec), spec.kind
-        tiles = shape.tiles
-        while kind.tiles(spec.k) % tiles:
-            tiles //= 2
-        if tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
-            shape = replace(shape, part=shape.part // 2)
-        records = WARPS * shape.groups * shape.blocks
-        rows = records * TILE_ROWS
-        if shape.split > 1:
-            together, results = spec.tokens, 4 * spec.tokens * (rows + BANK_PAD * spec.parts)
-        else:
-            together = min(16, spec.tokens)
-            results = 4 * WARPS * shape.groups * together * (TILE_ROWS * shape.blocks + BANK_PAD * spec.parts)
+        while kind.tiles(spec.k) % shape.tiles:
+            shape = replace(shape, tiles=shape.tiles // 2)
         per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * spec.tokens * ROW_BYTES
         while True:
-            stage = -(-tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            records = WARPS * shape.groups * shape.blocks
+            together, results = _results(spec, shape, records)
+            stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
-            if room >= FEWEST * stage or (tiles, shape.resident) == (1, 1):
+            smaller = _smaller(shape, spec.parts)
+            if room >= FEWEST * stage or smaller is None:
                 break
-            if tiles > 1:
-                tiles //= 2
-            else:
-                shape = replace(shape, resident=shape.resident - 1)
-        steps = kind.tiles(spec.k) // tiles
+            shape = smaller
+        if shape.tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
+            shape = replace(shape, part=shape.part // 2)
+        steps = kind.tiles(spec.k) // shape.tiles
         stages = min(room // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // records)
         return cls(
-            shape, spec.tokens, spec.parts, tiles, steps, tiles * per_tile, tiles * kind.tile_bytes, stage, stages,
+            shape, spec.tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             together, results, groups,
         )  # fmt: skip
 

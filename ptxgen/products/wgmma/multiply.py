@@ -50,7 +50,7 @@ class Multiplier:
 
     def _parts(self) -> Iterator[Part]:
         at, step = self.at, self.at.shape.part
-        for tile in range(at.tiles):
+        for tile in range(at.shape.tiles):
             for block in range(at.shape.blocks):
                 for first in range(0, self.kind.chunks, step):
                     yield Part(tile, block, range(first, first + step))
