@@ -56,9 +56,7 @@ class PackedGemm(KernelType):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
-    goldens = (
-        dict(n=128, k=256, tokens=8),
-    )
+    goldens = (dict(n=128, k=256, tokens=8),)
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)

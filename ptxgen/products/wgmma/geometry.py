@@ -44,7 +44,11 @@ def choose(spec: PackedGemm) -> Shape:
     blocks = spec.parts
     groups = 2 if rows >= 128 * blocks * PROCESSORS else 1
     split = 1
-    while split < 8 and -(-rows // (64 * groups * blocks)) * split * 2 <= PROCESSORS and spec.kind.tiles(spec.k) >= 8 * split:
+    while (
+        split < 8
+        and -(-rows // (64 * groups * blocks)) * split * 2 <= PROCESSORS
+        and spec.kind.tiles(spec.k) >= 8 * split
+    ):
         split *= 2
     return Shape(groups, blocks, 2, 2, split, 8, 2)
 

@@ -38,7 +38,9 @@ class Results:
         self.before = b.array("before", "f32", VECTOR) if spec.residual or self.split else None
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
-    def build(self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, rank: Reg | None) -> None:
+    def build(
+        self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, rank: Reg | None
+    ) -> None:
         """All fragments; `count`: tokens in all."""
         b, at = self.b, self.at
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
@@ -49,7 +51,9 @@ class Results:
             b.op("mul.lo.u32", self.mine, self.mine, 2 * self.pitch)
             b.op("mad.lo.u32", self.mine, row, 4, self.mine)
             rows_of_warp = at.rows // at.warps
-            b.op("mad.lo.u32", self.mine, warp, 4 * rows_of_warp if self.split else at.parts * self.part_bytes, self.mine)
+            b.op(
+                "mad.lo.u32", self.mine, warp, 4 * rows_of_warp if self.split else at.parts * self.part_bytes, self.mine
+            )
             b.op("add.u32", self.mine, self.mine, area)
             self.token, self.column = b.reg("taken_token", "u32"), b.reg("taken_column", "u32")
             self.taken = b.reg("take_at", "u32")
@@ -101,7 +105,9 @@ class Results:
         b.op("setp.lt.u32", inside, column, spec.n)
         b.op("selp.s32", self.left, self.left, 0, inside)
         self.ragged = spec.n % VECTOR != 0
-        self.columns_left = b.op("sub.u32", convert.scratch(b, "columns_left", "u32"), spec.n, column) if self.ragged else None
+        self.columns_left = (
+            b.op("sub.u32", convert.scratch(b, "columns_left", "u32"), spec.n, column) if self.ragged else None
+        )
         if self.bias is not None:
             at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
             convert.clear(b, self.bias)
@@ -133,7 +139,7 @@ class Results:
         b.op("bar.warp.sync", -1)
 
     def _share(self, thread: Reg, rank: Reg, area: Reg) -> None:
-        b, at, spec = self.b, self.at, self.spec
+        b, at = self.b, self.at
         vectors = at.rows // at.shape.split // VECTOR
         items, threads = at.tokens * vectors, 32 * at.warps
         item, there, theirs = b.reg("item", "u32"), b.reg("item_inside", "pred"), b.reg("theirs", "u32")

@@ -2,7 +2,7 @@
 
 `[tile of tokens, block of 64 columns, digit, token, 64]`, columns filled up to a multiple of 256 with zeros. Within a
 block, columns of a chunk of 16 stand in the order in which the lanes of packed weights own them: 0, 1, 4, 5, 8, 9, 12,
-13, then the others. A row of 128 bytes is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 8), which is
+13, then the others. A row of 128 bytes is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 8):
 wgmma's swizzle of 128 bytes.
 """
 
