@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
+FORMATS = tuple(name for name in weight_formats() if name != "f32")
 MOST_ROWS = 1 << 24
 FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of 168 that three warpgroups have each
 
@@ -61,7 +62,7 @@ class PackedGemm(KernelType):
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
         yield from rules.between("k", self.k, 1, 1 << 17)
-        known = list(rules.one_of("weights", self.weights, tuple(weight_formats())))
+        known = list(rules.one_of("weights", self.weights, FORMATS))
         yield from known
         if not known and self.k % self.kind.block_cols:
             step = self.kind.block_cols
@@ -141,6 +142,7 @@ class PackedGemm(KernelType):
                 b.op("div.u32", steps, steps, split)
                 b.op("sub.u32", steps, steps, first_step)
             ring.make(thread)
+            weight = b.ld_param("weight")
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", FEW_REGISTERS)
@@ -170,9 +172,9 @@ class PackedGemm(KernelType):
         with b.fragment("next_tile"):
             b.op("add.u32", tile, tile, tile_step)
             b.op("setp.lt.u32", "more_tiles", tile, tiles)
-        Copier(b, self, at, ring).build(lane, group, token_tile, first_step, steps)
+        Copier(b, self, at, ring).build(lane, group, token_tile, weight, first_step, steps)
         multiplier = Multiplier(b, self, at, ring)
-        multiplier.build(lane, warp, group, steps)
+        multiplier.build(lane, warp, group, weight, first_step, steps)
         Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
         b.expose(geometry=at, in_cluster=split > 1)
 

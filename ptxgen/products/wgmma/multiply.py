@@ -46,6 +46,7 @@ class Multiplier:
         if not self.straight:
             self.words = b.array("word", "b32", self.kind.words)
             self.values = b.array("weight_value", "f32", 2 * OWN)
+        self.scales_at = b.array("scales_at", "u64", at.shape.blocks) if self._trailing() else ()
         self.parts = list(self._parts())
 
     def _parts(self) -> Iterator[Part]:
@@ -55,8 +56,8 @@ class Multiplier:
                 for first in range(0, self.kind.chunks, step):
                     yield Part(tile, block, range(first, first + step))
 
-    def build(self, lane: Reg, warp: Reg, group: Reg, steps: Reg | int) -> None:
-        """All fragments."""
+    def build(self, lane: Reg, warp: Reg, group: Reg, weight: Reg, first_step: Reg | None, steps: Reg | int) -> None:
+        """All fragments, for `steps` stages from `first_step` on."""
         b, at, ring = self.b, self.at, self.ring
         self.lane = lane
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
@@ -74,7 +75,7 @@ class Multiplier:
             released, arrival = b.op("mov.u32", "released_bell", 0), b.reg("arrival", "b64")
         if self._trailing():
             with b.fragment("begin_scales", "scales that belong to the rows, not to a tile"):
-                self._find_trailers(group, warp)
+                self._find_trailers(group, warp, weight, first_step)
         else:
             b.without("begin_scales")
         with b.fragment("begin_sums"):
@@ -104,6 +105,9 @@ class Multiplier:
             b.op("and.pred", has_released, arrives, arrives)
         with b.fragment("multiplied"):
             ring.turn()
+            for place in self.scales_at:
+                if step_bytes := at.shape.tiles * (self._trailing()[0].step or 0):
+                    b.op("add.u64", place, place, step_bytes)
             b.op("sub.u32", step, step, 1)
             b.op("setp.ne.u32", "multiplies_more", step, 0)
         with b.fragment("drain", "all products are done"):
@@ -156,7 +160,10 @@ class Multiplier:
         first = 0
         for piece in self.kind.pieces:
             words = self.words[first : first + piece.words]
-            if not piece.in_trailer:
+            if piece.in_trailer:
+                offset = part.tile * (piece.step or 0)
+                convert.load_words(self.b, words, self.scales_at[part.block], offset, space="global.nc")
+            else:
                 offset = self.at.token_bytes + self._record(part) + piece.offset
                 convert.load_words(self.b, words, self.places[piece.by, piece.stride], offset, space="shared")
             first += piece.words
@@ -168,5 +175,17 @@ class Multiplier:
         for half, values in enumerate(halves):
             convert.pack(self.b, a[half::2], values, self.spec.x_dtype)
 
-    def _find_trailers(self, group: Reg, warp: Reg) -> None:
-        raise NotImplementedError
+    def _find_trailers(self, group: Reg, warp: Reg, weight: Reg, first_step: Reg | None) -> None:
+        """Where this lane's scales of each block begin."""
+        b, at, spec, kind = self.b, self.at, self.spec, self.kind
+        (piece,) = self._trailing()
+        record = convert.scratch(b, "scaled_record", "u32")
+        for block, place in enumerate(self.scales_at):
+            b.op("mad.lo.u32", record, group, at.warps, warp)
+            b.op("mad.lo.u32", record, record, at.shape.blocks, block)
+            b.op("min.u32", record, record, spec.parts * kind.records(spec.n) - 1)
+            b.op("mad.wide.u32", place, record, kind.record_bytes(spec.k), weight)
+            b.op("mad.wide.u32", place, self._owner(piece.by), piece.stride, place)
+            b.op("add.u64", place, place, kind.tiles(spec.k) * kind.tile_bytes + piece.offset)
+            if piece.step and first_step is not None:
+                b.op("mad.wide.u32", place, first_step, piece.step * at.shape.tiles, place)

@@ -70,7 +70,9 @@ class Copier:
     def __init__(self, b: Builder, spec: PackedGemm, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
 
-    def build(self, lane: Reg, group: Reg, token_tile: Reg, first_step: Reg | None, steps: Reg | int) -> None:
+    def build(
+        self, lane: Reg, group: Reg, token_tile: Reg, weight: Reg, first_step: Reg | None, steps: Reg | int
+    ) -> None:
         """All fragments. The CTA's tile is `group` of rows and `token_tile`; `steps` stages from `first_step` on."""
         b, spec, at, ring = self.b, self.spec, self.at, self.ring
         size, source, target = b.reg("copy_bytes", "u32"), b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
@@ -84,7 +86,7 @@ class Copier:
             own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
             b.op("add.u32", own, own, at.token_bytes)
             b.op("selp.u32", place, place, own, for_tokens)
-            weight, x = b.ld_param("weight"), b.ld_param("x")
+            x = b.ld_param("x")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
             record = b.op("mad.lo.u32", "copied_record", group, at.records, lane)
             b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
