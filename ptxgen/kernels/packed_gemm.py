@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
+EXACT_TOKENS = 128  # of a tile at most
 MOST_ROWS = 1 << 24
 FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of 168 that three warpgroups have each
 
@@ -38,15 +39,15 @@ class PackedGemm(KernelType):
     `[1]` in device memory when `indirect`; rows from there on are not written. sm_90a.
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `precision`: "fast": x
-    and weights are rounded to x_dtype once, sums are f32.
+    and weights are rounded to x_dtype once, sums are f32; "exact": both are bf16 digits that add up to them.
     """
 
     n: int
     k: int
     weights: str = "bf16"
-    tokens: int = field(default=64, draws=(8, 16, 64, 128))
+    tokens: int = field(default=32, draws=(8, 16, 64, 128))
     x_dtype: DType = bf16
-    precision: str = "fast"
+    precision: str = "exact"
     bias: bool = field(default=False, doc="a vector is added to every row")
     activation: str = ""
     gated: bool = False
@@ -69,7 +70,7 @@ class PackedGemm(KernelType):
             yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
         yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
         yield from rules.one_of("x_dtype", self.x_dtype.name, ("bf16", "f16"))
-        yield from rules.one_of("precision", self.precision, ("fast",))
+        yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
@@ -79,6 +80,11 @@ class PackedGemm(KernelType):
             yield "tokens: a gated product has at most 128 a tile (got 256; nearest: 128)"
         if not known and self.kind.tile_k == packed.PADDED and self.tokens == 256:
             yield f"tokens: weights as {self.weights} have at most 128 a tile (got 256; nearest: 128)"
+        if self.precision == "exact" and self.x_dtype != bf16:
+            yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
+        most = EXACT_TOKENS // self.parts // (2 if not known and self.kind.tile_k == packed.PADDED else 1)
+        if self.precision == "exact" and self.tokens > most:
+            yield f"tokens: at most {most} a tile where precision is exact (got {self.tokens}; nearest: {most})"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)

@@ -37,8 +37,10 @@ class Shape:
 
 def choose(spec: PackedGemm) -> Shape:
     """The shape for a spec."""
-    wide = spec.kind.tile_k > COLUMNS or spec.digits > 1
+    wide = spec.kind.tile_k > COLUMNS
     rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
+    if spec.precision == "exact":
+        return Shape(2, spec.parts, 1, 2, 1, 8, 1)
     if spec.tokens >= 128:
         return Shape(2, 2 if spec.gated or (wide and spec.tokens == 128) else 1, 1, 2, 1, 8, 1)
     blocks = spec.parts
@@ -84,6 +86,8 @@ class Geometry:
     tile_bytes: int  # of a record in a stage
     stage_bytes: int
     stages: int
+    sums: int  # of a token and a row that a warpgroup has
+    exact: bool
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows
@@ -91,7 +95,7 @@ class Geometry:
     @classmethod
     def of(cls, spec: PackedGemm) -> Geometry:
         """The geometry of a spec."""
-        shape, kind = choose(spec), spec.kind
+        shape, kind, exact = choose(spec), spec.kind, spec.precision == "exact"
         while kind.tiles(spec.k) % shape.tiles:
             shape = replace(shape, tiles=shape.tiles // 2)
         per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * spec.tokens * ROW_BYTES
@@ -111,7 +115,7 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // records)
         return cls(
             shape, spec.tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            together, results, groups,
+            shape.blocks + exact, exact, together, results, groups,
         )  # fmt: skip
 
     @property
@@ -128,7 +132,7 @@ class Geometry:
     def wide(self) -> bool:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
-        return self.tokens * self.shape.blocks * self.shape.groups > 256
+        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > 256)
 
     @property
     def records(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
+from ptxgen.products.mma import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
 CHUNK_BYTES = 2 * CHUNK
 PER_CHUNK = 4  # registers of A
+SHORT = 4  # chunks that tensor cores add up where sums are to be exact
 
 
 class Part(NamedTuple):
@@ -40,9 +42,13 @@ class Multiplier:
     def __init__(self, b: Builder, spec: PackedGemm, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
         self.straight = isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype
-        per_sum = at.tokens // 2
-        self.sums = [b.array(f"sum{block}_", "f32", per_sum) for block in range(at.shape.blocks)]
-        self.sets = [b.array(name, "b32", PER_CHUNK * at.shape.part) for name in ("even", "odd")]
+        exact = self.exact = spec.precision == "exact"
+        self.digits = 1 if self.straight or not exact else spec.digits  # of weights
+        self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
+        # tensor cores round every addition towards zero: what they add up is short where it is to be exact
+        self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
+        per_set = PER_CHUNK * at.shape.part * self.digits
+        self.sets = [b.array(name, "b32", per_set) for name in ("even", "odd")]
         if not self.straight:
             self.words = b.array("word", "b32", self.kind.words)
             self.values = b.array("weight_value", "f32", 2 * OWN)
@@ -98,7 +104,7 @@ class Multiplier:
             with b.fragment(f"part{index}", what) as fragment:
                 fragments.append(fragment)
                 self._part(part, self.sets[index % 2])
-                b.op("wgmma.wait_group.sync.aligned", 1)
+                self._wait(part)
         with b.fragment("release", "the products of the stage before are done"):
             b.op("mbarrier.arrive.shared::cta.b64", arrival, released[0], pred=has_released)
             b.op("mov.u32", released, ring.empty)
@@ -132,18 +138,41 @@ class Multiplier:
             if part.chunks[0] == 0:
                 self._read_words(part)
             for index, chunk in enumerate(part.chunks):
-                self._convert(chunk, a[PER_CHUNK * index : PER_CHUNK * (index + 1)])
+                self._convert(chunk, self._fragments(a, index))
         b.op("wgmma.fence.sync.aligned")
         type = spec.x_dtype.name
         product = f"wgmma.mma_async.sync.aligned.m64n{at.tokens}k16.f32.{type}.{type}"
         for index, chunk in enumerate(part.chunks):
             column = CHUNK * (part.tile * self.kind.chunks + chunk)
             offset = column // COLUMNS * spec.digits * at.tokens * ROW_BYTES + column % COLUMNS * 2
-            low = b.op("add.u32", convert.scratch(b, "chunk_low", "u32"), self.tokens_at, offset >> 4)
-            b.op("mov.b64", self.descriptor, (low, self.high))
-            own = tuple(a[PER_CHUNK * index : PER_CHUNK * (index + 1)])
-            b.op(product, self.sums[part.block].regs, own, self.descriptor, 1, 1, 1, 0)
+            for number, (own, digit) in enumerate(self._pairs(self._fragments(a, index))):
+                digit_offset = offset + digit * at.tokens * ROW_BYTES
+                low = b.op("add.u32", convert.scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
+                b.op("mov.b64", self.descriptor, (low, self.high))
+                sums = self.sums[part.block] if self.short is None else self.short
+                keep = self.short is None or number > 0 or chunk % SHORT > 0
+                b.op(product, sums.regs, tuple(own), self.descriptor, int(keep), 1, 1, 0)
         b.op("wgmma.commit_group.sync.aligned")
+
+    def _wait(self, part: Part) -> None:
+        """For the part before; where short sums end, for this one, and add them to the others."""
+        b = self.b
+        if self.short is None or (part.chunks[-1] + 1) % SHORT:
+            b.op("wgmma.wait_group.sync.aligned", 1)
+            return
+        b.op("wgmma.wait_group.sync.aligned", 0)
+        for total, short in zip(self.sums[part.block], self.short, strict=True):
+            b.op("add.f32", total, total, short)
+
+    def _fragments(self, a: Sequence[Reg], index: int) -> list[Sequence[Reg]]:
+        """The registers of a part's chunk, digit by digit."""
+        first = PER_CHUNK * self.digits * index
+        return [a[first + PER_CHUNK * digit : first + PER_CHUNK * (digit + 1)] for digit in range(self.digits)]
+
+    def _pairs(self, fragments: list[Sequence[Reg]]) -> list[tuple[Sequence[Reg], int]]:
+        """Digits of the weights with digits of x, the small ones first; below 2^-24 of the whole nothing."""
+        pairs = [(i, j) for i in range(len(fragments)) for j in range(self.spec.digits) if i + j < self.spec.digits]
+        return [(fragments[i], j) for i, j in sorted(pairs, key=lambda pair: -sum(pair))]
 
     def _record(self, part: Part) -> int:
         """Where a part's tile begins, from the warp's first."""
@@ -168,12 +197,15 @@ class Multiplier:
                 convert.load_words(self.b, words, self.places[piece.by, piece.stride], offset, space="shared")
             first += piece.words
 
-    def _convert(self, chunk: int, a: Sequence[Reg]) -> None:
-        """Weights of a chunk, rounded to the tokens' type."""
+    def _convert(self, chunk: int, fragments: list[Sequence[Reg]]) -> None:
+        """Weights of a chunk in the tokens' type: rounded, or as digits."""
         halves = (self.values[:OWN], self.values[OWN:])
         self.kind.weights(self.b, self.words, chunk, halves)
         for half, values in enumerate(halves):
-            convert.pack(self.b, a[half::2], values, self.spec.x_dtype)
+            if len(fragments) == 1:
+                convert.pack(self.b, fragments[0][half::2], values, self.spec.x_dtype)
+            else:
+                split_digits(self.b, values, [fragment[half::2] for fragment in fragments])
 
     def _find_trailers(self, group: Reg, warp: Reg, weight: Reg, first_step: Reg | None) -> None:
         """Where this lane's scales of each block begin."""
