@@ -149,6 +149,9 @@ class PackedGemm(KernelType):
                 b.op("sub.u32", steps, steps, first_step)
             ring.make(thread)
             weight = b.ld_param("weight")
+            group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
+            if at.rows_first:
+                b.op("rem.u32", group, tile, at.row_groups)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", FEW_REGISTERS)
@@ -167,13 +170,16 @@ class PackedGemm(KernelType):
             b.op("min.s32", count, count, MOST_ROWS)
             token_tiles = b.op("add.u32", "token_tiles", count, self.tokens - 1)
             b.op("div.u32", token_tiles, token_tiles, self.tokens)
+            if at.rows_first:
+                b.op("max.u32", token_tiles, token_tiles, 1)
             tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, at.row_groups)
             b.op("setp.lt.u32", "has_tile", tile, tiles)
-            group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
-            b.op("div.u32", group, tile, token_tiles)
+            inner, outer = (group, token_tile) if at.rows_first else (token_tile, group)
+            count_inner = at.row_groups if at.rows_first else token_tiles
+            b.op("div.u32", outer, tile, count_inner)
+            b.op("rem.u32", inner, tile, count_inner)
             b.op("min.u32", group, group, at.row_groups - 1)
-            b.op("rem.u32", token_tile, tile, token_tiles)
             b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.tokens)
         with b.fragment("next_tile"):
             b.op("add.u32", tile, tile, tile_step)

@@ -16,6 +16,7 @@ PROCESSORS = 132  # of the largest GPU that runs these texts
 SHARED = 232448  # bytes that a CTA can have
 PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's for each CTA
 KEPT = 1024  # for mbarriers, and to align the ring
+MOST_ROWS_FIRST = 64  # tokens of a tile
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
 SWIZZLE = 1024  # bytes after which it repeats
@@ -148,6 +149,17 @@ class Geometry:
     def chunks(self) -> int:
         """Chunks of 16 columns of a stage."""
         return self.token_bytes // ROW_BYTES // self.tokens * COLUMNS // CHUNK
+
+    @property
+    def rows_first(self) -> bool:
+        """Whether neighbouring CTAs have the same tokens, not the same rows: weights are read once anyway, and a CTA
+        knows its first rows before it knows how many tokens there are."""
+        return self.tokens <= MOST_ROWS_FIRST
+
+    @property
+    def early(self) -> int:
+        """Stages whose weights can be asked for before there are tokens."""
+        return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
 
     @property
     def most_ctas(self) -> int:

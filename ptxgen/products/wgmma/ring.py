@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-BELL = 8  # bytes of an mbarrier
+BELL = 16  # bytes of an mbarrier (8), and room to the next
 
 
 class Ring:
@@ -50,6 +50,16 @@ class Ring:
         b.op("mov.u32", self.parity, 1 if copies else 0)
         b.op("mov.u32", self.full, self.full_bells)
         b.op("mov.u32", self.empty, self.empty_bells)
+
+    def skip(self, stages: int) -> None:
+        """From the first stage on past so many."""
+        b, at = self.b, self.at
+        if stages == at.stages:
+            b.op("xor.b32", self.parity, self.parity, 1)
+            return
+        b.op("mov.u32", self.offset, stages * at.stage_bytes)
+        b.op("add.u32", self.full, self.full, BELL * stages)
+        b.op("add.u32", self.empty, self.empty, BELL * stages)
 
     def turn(self) -> None:
         """On to the next stage; behind the last, to the first with the other parity."""
@@ -87,20 +97,48 @@ class Copier:
             b.op("add.u32", own, own, at.token_bytes)
             b.op("selp.u32", place, place, own, for_tokens)
             x = b.ld_param("x")
+        total = at.token_bytes + at.records * at.tile_bytes
+        early, is_first = at.early if spec.programmatic else 0, None
+        if early:
+            with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
+                self._find_record(lane, group, weight, source)
+                if first_step is not None:
+                    b.op("mad.wide.u32", source, first_step, at.tile_bytes, source)
+                for stage in range(early):
+                    bell = ring.full_bells[BELL * stage]
+                    b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, total, pred=leads)
+                b.op("bar.warp.sync", -1)
+                has_record = b.op("setp.lt.u32", "has_record", lane, at.records)
+                for stage in range(early):
+                    there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
+                    b.op(COPY, there, source[stage * at.tile_bytes], size, bell, pred=has_record)
+                ring.skip(early)
+                is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+        else:
+            b.without("early_weights")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
-            record = b.op("mad.lo.u32", "copied_record", group, at.records, lane)
-            b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
-            b.op("mad.wide.u32", source, record, spec.kind.record_bytes(spec.k), weight)
+            self._find_record(lane, group, weight, source)
             of_tile = packed.blocks(spec.k) * spec.digits * at.tokens * packed.ROW_BYTES
             tokens_at = b.op("mad.wide.u32", "tokens_at", token_tile, of_tile, x)
             b.op("selp.b64", source, tokens_at, source, for_tokens)
             if first_step is not None:
                 b.op("mad.wide.u32", source, first_step, size, source)
             step = b.op("mov.u32", "copied_steps", steps)
+            more = b.op("setp.ne.u32", "copies_more", step, 0)
+            if is_first is not None:
+                b.note("the tokens of the stages whose weights are on their way")
+                brings = b.op("and.pred", "brings_tokens", is_first, for_tokens)
+                for stage in range(early):
+                    there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
+                    b.op(COPY, there, source[stage * at.token_bytes], size, bell, pred=brings)
+                done = b.op("mul.wide.u32", "early_bytes", size, early)
+                b.op("add.u64", source, source, done, pred=is_first)
+                b.op("sub.u32", step, step, early, pred=is_first)
+                b.op("setp.ne.u32", is_first, 0, 0)
+                b.op("setp.ne.u32", more, step, 0)
         with b.fragment("poll_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
         with b.fragment("copy", "bring a stage"):
-            total = at.token_bytes + at.records * at.tile_bytes
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], total, pred=leads)
             b.op("bar.warp.sync", -1)
             b.op("add.u32", target, place, ring.offset)
@@ -109,4 +147,11 @@ class Copier:
             b.op("add.u64", source, source, size64)
             ring.turn()
             b.op("sub.u32", step, step, 1)
-            b.op("setp.ne.u32", "copies_more", step, 0)
+            b.op("setp.ne.u32", more, step, 0)
+
+    def _find_record(self, lane: Reg, group: Reg, weight: Reg, source: Reg) -> None:
+        """Where this lane's record begins."""
+        b, spec = self.b, self.spec
+        record = b.op("mad.lo.u32", scratch(b, "copied_record", "u32"), group, self.at.records, lane)
+        b.op("min.u32", record, record, spec.parts * spec.kind.records(spec.n) - 1)
+        b.op("mad.wide.u32", source, record, spec.kind.record_bytes(spec.k), weight)
