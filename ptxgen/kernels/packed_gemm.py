@@ -58,7 +58,12 @@ class PackedGemm(KernelType):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
-    goldens = (dict(n=128, k=256, tokens=8),)
+    goldens = (
+        dict(n=128, k=256, tokens=8, precision="fast"),
+        dict(n=66, k=512, tokens=16, precision="fast", residual=True, indirect=True, programmatic=True),
+        dict(n=130, k=64, tokens=8, activation="silu", gated=True),
+        dict(n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, programmatic=True),
+    )
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)

@@ -73,7 +73,7 @@ class Multiplier:
             self.row = b.op("shr.u32", "row_of_lane", lane, 2)
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
-            self.first_tokens = b.op("shr.u32", "first_tokens", base, 4)
+            self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
             arrives = self.arrives = b.op("setp.eq.u32", "arrives", lane, 0)
             self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
