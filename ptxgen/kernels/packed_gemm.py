@@ -40,6 +40,7 @@ class PackedGemm(KernelType):
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `precision`: "fast": x
     and weights are rounded to x_dtype once, sums are f32; "exact": both are bf16 digits that add up to them.
+    `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     """
 
     n: int
@@ -62,7 +63,9 @@ class PackedGemm(KernelType):
         dict(n=128, k=256, tokens=8, precision="fast"),
         dict(n=66, k=512, tokens=16, precision="fast", residual=True, indirect=True, programmatic=True),
         dict(n=130, k=64, tokens=8, activation="silu", gated=True),
-        dict(n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, programmatic=True),
+        dict(
+            n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
+        ),
     )
 
     def rules(self) -> Iterator[str]:

@@ -107,7 +107,6 @@ class Copier:
                 for stage in range(early):
                     bell = ring.full_bells[BELL * stage]
                     b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, total, pred=leads)
-                b.op("bar.warp.sync", -1)
                 has_record = b.op("setp.lt.u32", "has_record", lane, at.records)
                 for stage in range(early):
                     there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
@@ -140,7 +139,6 @@ class Copier:
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
         with b.fragment("copy", "bring a stage"):
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], total, pred=leads)
-            b.op("bar.warp.sync", -1)
             b.op("add.u32", target, place, ring.offset)
             b.op(COPY, target[0], source[0], size, ring.full[0], pred=copies)
             size64 = b.op("cvt.u64.u32", "copy_advance", size)
