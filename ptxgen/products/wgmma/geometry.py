@@ -1,0 +1,172 @@
+"""How a product of many tokens is shared out: rows and tokens of a CTA, stages of its ring. Choices are a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, ROW_BYTES
+from ptxgen.weights.format import CHUNK, TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+WARPS = 4  # of a warpgroup
+PROCESSORS = 132  # of the largest GPU that runs these texts
+SHARED = 232448  # bytes that a CTA can have
+PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's for each CTA
+KEPT = 1024  # for mbarriers, and to align the ring
+MOST_ROWS_FIRST = 64  # tokens of a tile
+BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
+FEWEST = 2  # stages: one is released when the products of the next have begun
+SWIZZLE = 1024  # bytes after which it repeats
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of 16 columns
+    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor."""
+
+    groups: int
+    blocks: int
+    tiles: int
+    part: int
+    split: int
+    deep: int
+    resident: int
+
+
+def choose(spec: PackedGemm) -> Shape:
+    """The shape for a spec."""
+    wide = spec.kind.tile_k > COLUMNS
+    rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
+    if spec.precision == "exact":
+        return Shape(2, spec.parts, 1, 2, 1, 8, 1)
+    if spec.tokens >= 128:
+        return Shape(2, 2 if spec.gated or (wide and spec.tokens == 128) else 1, 1, 2, 1, 8, 1)
+    blocks = spec.parts
+    groups = 2 if rows >= 128 * blocks * PROCESSORS else 1
+    split = 1
+    while (
+        split < 8
+        and -(-rows // (64 * groups * blocks)) * split * 2 <= PROCESSORS
+        and spec.kind.tiles(spec.k) >= 8 * split
+    ):
+        split *= 2
+    return Shape(groups, blocks, 2, 2, split, 8, 2)
+
+
+def _smaller(shape: Shape, parts: int) -> Shape | None:
+    """A shape that takes less shared memory."""
+    if shape.tiles > 1:
+        return replace(shape, tiles=shape.tiles // 2)
+    if shape.resident > 1:
+        return replace(shape, resident=shape.resident - 1)
+    if shape.blocks > parts:
+        return replace(shape, blocks=parts)
+    return replace(shape, groups=1) if shape.groups > 1 else None
+
+
+def _results(spec: PackedGemm, shape: Shape, records: int) -> tuple[int, int]:
+    """Tokens whose results are in shared memory together, and the bytes of them."""
+    if shape.split > 1:
+        return spec.tokens, 4 * spec.tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
+    together = min(16, spec.tokens)
+    return together, 4 * WARPS * shape.groups * together * (TILE_ROWS * shape.blocks + BANK_PAD * spec.parts)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What follows from a spec and its `Shape`."""
+
+    shape: Shape
+    tokens: int
+    parts: int
+    steps: int  # stages of a record
+    token_bytes: int  # of a stage
+    tile_bytes: int  # of a record in a stage
+    stage_bytes: int
+    stages: int
+    sums: int  # of a token and a row that a warpgroup has
+    exact: bool
+    result_tokens: int  # that are in shared memory together on their way out
+    result_bytes: int  # of them
+    row_groups: int  # CTAs that take all rows
+
+    @classmethod
+    def of(cls, spec: PackedGemm) -> Geometry:
+        """The geometry of a spec."""
+        shape, kind, exact = choose(spec), spec.kind, spec.precision == "exact"
+        while kind.tiles(spec.k) % shape.tiles:
+            shape = replace(shape, tiles=shape.tiles // 2)
+        per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * spec.tokens * ROW_BYTES
+        while True:
+            records = WARPS * shape.groups * shape.blocks
+            together, results = _results(spec, shape, records)
+            stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
+            smaller = _smaller(shape, spec.parts)
+            if room >= FEWEST * stage or smaller is None:
+                break
+            shape = smaller
+        if shape.tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
+            shape = replace(shape, part=shape.part // 2)
+        steps = kind.tiles(spec.k) // shape.tiles
+        stages = min(room // stage, shape.deep, max(FEWEST, steps))
+        groups = -(-spec.parts * kind.records(spec.n) // records)
+        return cls(
+            shape, spec.tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
+            shape.blocks + exact, exact, together, results, groups,
+        )  # fmt: skip
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply."""
+        return WARPS * self.shape.groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: those that multiply, and the warp that copies."""
+        return 32 * (self.warps + (WARPS if self.wide else 1))
+
+    @property
+    def wide(self) -> bool:
+        """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
+        a whole warpgroup, give up theirs."""
+        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > 256)
+
+    @property
+    def records(self) -> int:
+        """Records of 16 rows of a CTA, those of gate and of up."""
+        return self.warps * self.shape.blocks
+
+    @property
+    def rows(self) -> int:
+        """Outputs of a CTA."""
+        return self.records * TILE_ROWS // self.parts
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of 16 columns of a stage."""
+        return self.token_bytes // ROW_BYTES // self.tokens * COLUMNS // CHUNK
+
+    @property
+    def rows_first(self) -> bool:
+        """Whether neighbouring CTAs have the same tokens, not the same rows: weights are read once anyway, and a CTA
+        knows its first rows before it knows how many tokens there are."""
+        return self.tokens <= MOST_ROWS_FIRST
+
+    @property
+    def early(self) -> int:
+        """Stages whose weights can be asked for before there are tokens."""
+        return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
+
+    @property
+    def most_ctas(self) -> int:
+        """CTAs of a launch at most; each goes on to further tiles."""
+        return PROCESSORS * self.shape.resident
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the ring and of the results."""
+        return self.stages * self.stage_bytes + self.result_bytes
