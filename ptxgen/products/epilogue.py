@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.geometry import Geometry
+from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.slots import RunSlots
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.weights.format import TILE_ROWS
@@ -16,6 +18,7 @@ from ptxgen.weights.format import TILE_ROWS
 if TYPE_CHECKING:
     from ptxgen.products.loop import TileLoop, Tokens
     from ptxgen.products.product import Product
+    from ptxgen.products.stream import Stream, Turn
 
 
 class Epilogue:
@@ -26,8 +29,13 @@ class Epilogue:
     CTA has more than one group, so that one barrier a group is enough. A thread has one result, or several in turn.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
+        if isinstance(at, Runs):
+            self.run_slots = RunSlots(b, at)
+            self.results = at.most * TILE_ROWS
+            self.turns = -(-self.results // at.threads)
+            return
         self.buffers = 1 if at.groups <= at.ctas else 2
         self.warp_bytes = 4 * TILE_ROWS * at.tokens * spec.parts
         self.buffer_bytes = self.warp_bytes * at.warps
@@ -57,6 +65,41 @@ class Epilogue:
                 b.op("sub.u32", self.to_other, 0, self.to_other)
         else:
             b.without("turn")
+
+    def build_stream(self, stream: Stream, requests: Sequence[Fragment], stage: Stage) -> list[Turn]:
+        """The same after a `Stream`, with its fragments; the slots are `RunSlots`."""
+        b, at, spec = self.b, self.at, self.spec
+        assert isinstance(at, Runs)
+        assert stage.digits is not None
+        self.tokens, self.token, self.loop = None, None, stream
+        self.begin()
+        turns = stream.build(requests, stage.digits, self.run_slots.locate(stream))
+        with b.fragment("first_result"):
+            self.result = b.op("mov.u32", "result_index", stream.thread)
+            results = self._results(stream)
+            b.op("setp.lt.u32", "has_result", self.result, results)
+        with b.fragment("locate_result"):
+            b.note("unit of the CTA, row")
+            self.owner, self.row = split(b, "result_owner", "result_row", self.result, TILE_ROWS)
+            self.run_slots.find(stream, self.owner, self.row)
+        self.values = b.array("result", "f32", spec.parts)
+        with b.fragment("combine", "add the sums of the warps along k"):
+            self.run_slots.combine(self.values)
+        self._finish(stage if spec.norm else None)
+        if self.turns > 1:
+            with b.fragment("next_result"):
+                b.op("add.u32", self.result, self.result, at.threads)
+                b.op("setp.lt.u32", "more_results", self.result, results)
+        return turns
+
+    def _results(self, stream: Stream) -> Reg | int:
+        """Results of the CTA."""
+        at = stream.at
+        if stream.has_more is None:
+            return self.results
+        few = at.least * TILE_ROWS
+        results: Reg = self.b.op("selp.b32", "results_of_cta", self.results, few, stream.has_more)
+        return results
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b
@@ -106,7 +149,10 @@ class Epilogue:
         with b.fragment("finish", f"{'divide by the root mean square; ' if norm else ''}the result's address"):
             if norm is not None:
                 self._divide_by_root(norm)
-            record = b.op("mad.lo.u32", "result_record", self.out_group, at.row_warps, self.owner)
+            if isinstance(at, Runs):
+                record = b.op("add.u32", "result_record", self.loop.first_unit, self.owner)
+            else:
+                record = b.op("mad.lo.u32", "result_record", self.out_group, at.row_warps, self.owner)
             record = b.op("min.u32", "out_record", record, spec.kind.records(spec.n))
             out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
             inside = b.op("setp.lt.u32", "row_in_matrix", out_row, spec.n)

@@ -37,8 +37,9 @@ Source = dict[str, np.ndarray]
 class Piece:
     """Consecutive 32-bit words that a lane reads of every tile.
 
-    They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane") or
-    each g ("row"); tiles further on begin `step` bytes later (None: the tile's size).
+    They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane"),
+    each two lanes ("pair") or each g ("row"); tiles further on begin `step` bytes later (None: the tile's size).
+    `half`: the one word is half a word in memory.
     """
 
     offset: int
@@ -47,6 +48,7 @@ class Piece:
     words: int = 4
     in_trailer: bool = False
     step: int | None = None
+    half: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,34 @@ class WeightFormat(ABC):
                     b.op("fma.rn.f32", value, value, factors[half], less[half])
                 elif factors:
                     b.op("mul.f32", value, value, factors[half])
+
+
+    # -- one lane, where columns of N are blocks of x: `ptxgen.products.blocks` -----------------------------------------
+
+    evens: ClassVar[bool] = True  # columns 4t, 4t + 2 in the first two registers of `halves`; else 4t, 4t + 1
+    x_sum_factor: ClassVar[float] = 0.0  # of the sums of x that `add_blocks` gets; 0: it needs none
+
+    @property
+    def x_block(self) -> int:
+        """Columns of a block: a lane has the sums of four neighbouring blocks of a tile, its own being block t."""
+        return CHUNK if self.tile_k == 4 * CHUNK else 2 * CHUNK
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        """What a lane reads of a tile: codes as in `pieces`, of the scales only those of its blocks."""
+        return self.pieces
+
+    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """The codes of a chunk as an A fragment in f16: numbers that `add_blocks` knows the unit of."""
+        raise NotImplementedError(self.name)
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        """To the totals of rows g and g + 8, what a tile adds: `sums[i]` are the two sums of the products of `halves`
+        with x in block 4i + t, `x_sums[i]` that of x there, times `x_sum_factor`. The sums may be overwritten."""
+        raise NotImplementedError(self.name)
 
 
 class ByteCodes(WeightFormat):
@@ -314,3 +344,30 @@ def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:
 def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
     """Two f32 registers, for rows g and g + 8."""
     return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")
+
+
+# -- helpers of the formats: codes as f16 without a conversion ---------------------------------------------------------
+
+HALF_UNIT = 2.0**24  # an integer below 1024 in the low bits of an f16 is so many times smaller
+NIBBLE_UNITS = (HALF_UNIT, HALF_UNIT / 16)  # of rows g and g + 8 in `nibble_halves`
+
+
+def nibble_halves(b: Builder, word: Reg) -> Sequence[Reg]:
+    """A word of nibbles as an A fragment: what `NIBBLE_UNITS` are the units of, columns 4t + (0, 2), then 4t + (1, 3)."""
+    out = fragment(b)
+    for i, register in enumerate(out):
+        if i == 2:
+            shifted = convert.scratch(b, "word_odd", "b32")
+            word = b.op("shr.u32", shifted, word, 8)
+        b.op("and.b32", register, word, 0x00F000F0 if i % 2 else 0x000F000F)
+    return out
+
+
+def scaled_pair(b: Builder, name: str, word: Reg, units: Sequence[float]) -> Sequence[Reg]:
+    """Two f16 of a word, of rows g and g + 8, as f32 times their unit."""
+    out = pair(b, name)
+    halves_to_f32(b, *out, word)
+    for value, unit in zip(out, units, strict=True):
+        if unit != 1:
+            b.op("mul.f32", value, value, unit)
+    return out

@@ -18,6 +18,7 @@ import numpy as np
 from ptxgen.idioms import convert
 from ptxgen.weights.blocks import in_blocks, pack_nibbles, ratio, unpack_nibbles
 from ptxgen.weights.format import (
+    NIBBLE_UNITS,
     Piece,
     Source,
     WeightFormat,
@@ -29,8 +30,10 @@ from ptxgen.weights.format import (
     halves_to_f32,
     join,
     low_nibbles,
+    nibble_halves,
     pair,
     pair_of_bf16,
+    scaled_pair,
     to_rows,
 )
 
@@ -124,6 +127,33 @@ class Int4(WeightFormat):
         if chunk % per_group == 0:
             halves_to_f32(b, upper, lower, words[self.chunks + chunk // per_group])
         return (upper, lower), ()
+
+    x_sum_factor = -1.0
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        """A group of 32 columns is a block, one of 64 two; of 128, it is four blocks, and a lane has both groups."""
+        codes, at = self.pieces[: self.chunks // 4], self._nibble_bytes
+        if self.groups == 2 and self.chunks == 16:
+            return (*codes, Piece(at, 8, "row", 2), Piece(at + 64, 4, "row", 1))
+        by = "lane" if self.groups == 4 else "pair"
+        return (*codes, Piece(at, 4, by, 1), Piece(at + 32 * self.groups, 2, by, 1, half=True))
+
+    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return nibble_halves(b, words[chunk])
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        zeros = pair(b, "zero_point")
+        for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
+            factors = scaled_pair(b, "scale", words[self.chunks + i], (1.0, 1.0))
+            bytes_to_f32(b, zeros, words[-1], 0.0, 2 * i)
+            for value, unit, zero, factor, total in zip(values, NIBBLE_UNITS, zeros, factors, totals, strict=True):
+                b.op("mul.f32", value, value, unit)
+                b.op("fma.rn.f32", value, zero, x_sum, value)
+                b.op("fma.rn.f32", total, value, factor, total)
 
 
 def _made(group: int, tile_k: int) -> Int4:

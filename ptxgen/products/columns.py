@@ -1,0 +1,154 @@
+"""How tensor cores multiply a tile with one token: its digits, or blocks of them, stand on columns of N."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_lanes
+from ptxgen.products.digits import DIGIT_BYTES, DIGITS, Blocks, Digits, Thirds
+
+if TYPE_CHECKING:
+    from ptxgen.weights.format import Piece, WeightFormat
+
+MMA_BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+MMA_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+BLOCKS = 4  # whose sums an accumulator has, each in a lane of a quad
+
+
+class Columns(ABC):
+    """What a warp does with a tile; `totals` are the lane's of rows g and g + 8, to be added up over a quad."""
+
+    totals: Sequence[Reg]
+    x_bases: tuple[Reg, ...]  # addresses in shared memory of the lane's x in tile 0 …
+    x_steps: tuple[int, ...]  # … and their step from tile to tile
+
+    def __init__(self, b: Builder, kind: WeightFormat) -> None:
+        self.b, self.kind = b, kind
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """What a lane reads of a tile."""
+        return self.kind.pieces
+
+    @abstractmethod
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        """Where the lane finds x."""
+
+    @abstractmethod
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        """A tile times x, whose addresses are `at`, into the totals."""
+
+    def clear(self) -> None:
+        """Totals of 0."""
+        convert.clear(self.b, self.totals)
+
+    def publish(self, to: Reg, quad: Reg) -> None:
+        """The totals of the warp to 16 f32; `to` is where row g is there."""
+        b = self.b
+        over_lanes(b, "add.f32", self.totals, (1, 2))
+        for half, total in enumerate(self.totals):
+            b.op("st.shared.f32", to[4 * 8 * half], total, pred=self.is_writer)
+
+    def find_writer(self, quad: Reg) -> None:
+        """One lane of a quad writes."""
+        self.is_writer = self.b.op("setp.eq.u32", "is_writer", quad, 0)
+
+
+class DigitColumns(Columns):
+    """Three bf16 digits on three columns of N."""
+
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        b = self.b
+        base = b.op("mov.u32", "x_base", digits.vector)
+        b.op("mad.lo.u32", base, row, DIGIT_BYTES, base)
+        b.op("mad.lo.u32", base, quad, DIGIT_BYTES // 4, base)
+        self.x_bases, self.x_steps = (base,), (DIGITS * DIGIT_BYTES * self.kind.chunks,)
+        self.digit, self.has_digit = b.array("x_digit", "b32", 2), b.op("setp.lt.u32", "has_digit", row, DIGITS)
+        convert.clear(b, self.digit)
+        self.products, self.totals = b.array("product", "f32", 4), b.array("sum", "f32", 2).regs
+        self.zero = b.op("mov.f32", "zero_sum", 0.0)
+        self.find_writer(quad)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b = self.b
+        for chunk in range(self.kind.chunks):
+            offset = DIGITS * DIGIT_BYTES * chunk
+            convert.load_words(b, self.digit, at[0], offset, space="shared", pred=self.has_digit)
+            (a,) = self.kind.fragments(b, words, chunk)
+            sums = self.products.regs if chunk else (self.zero,) * 4
+            b.op(MMA_BF16, self.products, tuple(a), self.digit, sums)
+        for half, total in enumerate(self.totals):
+            for product in self.products[2 * half : 2 * half + 2]:
+                b.op("add.f32", total, total, product)
+
+
+class BlockColumns(Columns):
+    """Two f16 digits of four blocks on eight columns of N: of a block's chunks only its two columns are not zero, so
+    that a lane has the sums of one block, and only its scales to apply."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.kind.block_pieces
+
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        assert isinstance(digits, Blocks)
+        b, kind = self.b, self.kind
+        self.block = kind.x_block
+        self.words = self.block // 8  # of a digit of a block that a lane loads
+        self.groups = kind.tile_k // (BLOCKS * self.block)
+        self.with_sums, self.factor_bytes = digits.sums, digits.factor_bytes
+        base = b.op("mov.u32", "x_base", digits.vector)
+        factors = b.op("add.u32", "factors_base", base, digits.factors_at)
+        b.op("mad.lo.u32", base, lane, 4 * self.words, base)
+        b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
+        self.x_bases = (base, factors)
+        self.x_steps = (4 * kind.tile_k, self.factor_bytes * kind.tile_k // self.block)
+        own = b.op("shr.u32", "own_block", row, 1)
+        self.owns = b.array("owns_block", "pred", BLOCKS)
+        self.digit = b.array("x_digit", "b32", BLOCKS * self.words)
+        for i, owns in enumerate(self.owns):
+            b.op("setp.eq.u32", owns, own, i)
+        convert.clear(b, self.digit)
+        self.products = b.array("product", "f32", 4 * self.groups)
+        self.x_factors = b.array("x_factor", "f32", self.groups * (2 if self.with_sums else 1))
+        self.totals = b.array("sum", "f32", 2).regs
+        self.zero = b.op("mov.f32", "zero_sum", 0.0)
+        self.find_writer(quad)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b, kind, group_chunks = self.b, self.kind, BLOCKS * self.block // 16
+        per_factor = len(self.x_factors) // self.groups
+        for group in range(self.groups):
+            own = self.x_factors[per_factor * group : per_factor * (group + 1)]
+            convert.load_words(b, own, at[1], BLOCKS * self.factor_bytes * group, space="shared")
+        for group in range(self.groups):
+            products = self.products[4 * group : 4 * group + 4]
+            for i, owns in enumerate(self.owns):
+                digit = self.digit[self.words * i : self.words * (i + 1)]
+                offset = 4 * BLOCKS * self.block * group
+                convert.load_words(b, digit, at[0], offset, space="shared", pred=owns)
+            for chunk in range(group_chunks):
+                a = kind.halves(b, words, group_chunks * group + chunk)
+                sums = products if chunk else (self.zero,) * 4
+                b.op(MMA_F16, tuple(products), tuple(a), tuple(self.digit[2 * chunk : 2 * chunk + 2]), tuple(sums))
+        sums = [self._sums(group, self.x_factors[per_factor * group]) for group in range(self.groups)]
+        kind.add_blocks(b, words, sums, self.x_factors[1::2] if self.with_sums else (), self.totals)
+
+    def _sums(self, group: int, factor: Reg) -> Sequence[Reg]:
+        """Both digits' products of rows g and g + 8, added up, times the power of two."""
+        b, out = self.b, []
+        for half in (0, 1):
+            value, other = self.products[4 * group + 2 * half : 4 * group + 2 * half + 2]
+            b.op("add.f32", value, value, other)
+            out.append(b.op("mul.f32", value, value, factor))
+        return out
+
+
+def columns_of(kind: WeightFormat) -> tuple[type[Columns], type[Digits]]:
+    """What multiplies a format, and how x is prepared for it."""
+    return (DigitColumns, Thirds) if kind.name == "bf16" else (BlockColumns, Blocks)
