@@ -128,6 +128,9 @@ class BlockColumns(Columns):
             convert.load_words(b, own, at[1], BLOCKS * self.factor_bytes * group, space="shared")
         for group in range(self.groups):
             products = self.products[4 * group : 4 * group + 4]
+            if group:
+                b.note("keeps x of this group from being loaded earlier, for want of registers")
+                b.op("bar.warp.sync", -1)
             for i, owns in enumerate(self.owns):
                 digit = self.digit[self.words * i : self.words * (i + 1)]
                 offset = 4 * BLOCKS * self.block * group
