@@ -10,13 +10,26 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
-from ptxgen.products.digits import DIGIT_BYTES, DIGITS, Blocks, Digits, Thirds
+from ptxgen.products.digits import (
+    DIGIT_BYTES,
+    DIGITS,
+    MAGIC,
+    MAGIC_BITS,
+    QUAD,
+    UNIT,
+    UNIT_BYTES,
+    Blocks,
+    Digits,
+    Integers,
+    Thirds,
+)
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import Piece, WeightFormat
 
 MMA_BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 MMA_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+MMA_S8 = "mma.sync.aligned.m16n8k32.row.col.s32.{}.s8.s32"
 BLOCKS = 4  # whose sums an accumulator has, each in a lane of a quad
 
 
@@ -152,6 +165,92 @@ class BlockColumns(Columns):
         return out
 
 
+class IntegerColumns(Columns):
+    """Three s8 digits of two neighbouring blocks on eight columns of N: four a block, the last of them 0. Lanes t = 0, 1
+    of a quad have the sums of the first block, 2, 3 of the second; the even ones those of the two larger digits."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.kind.block_pieces
+
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        assert isinstance(digits, Integers)
+        b, kind = self.b, self.kind
+        self.factor_bytes = digits.factor_bytes
+        self.unit_groups = UNIT // kind.x_block // 2
+        self.units = kind.tile_k // UNIT
+        base = b.op("mov.u32", "x_base", digits.vector)
+        factors = b.op("add.u32", "factors_base", base, digits.factors_at)
+        b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
+        parity, digit = b.op("shr.u32", "own_parity", row, 2), b.op("and.b32", "own_digit", row, 3)
+        b.op("mad.lo.u32", base, parity, UNIT_BYTES // 2, base)
+        b.op("mad.lo.u32", base, digit, QUAD * 16, base)
+        b.op("mad.lo.u32", base, quad, 16, base)
+        self.x_bases = (base, factors)
+        self.x_steps = (self.units * UNIT_BYTES, self.units * QUAD * self.factor_bytes)
+        has_digit = b.op("setp.lt.u32", "has_digit", digit, DIGITS)
+        self.owns = b.array("owns_parity", "pred", 2)
+        self.digit = b.array("x_digit", "b32", 8)
+        for i, owns in enumerate(self.owns):
+            b.op("setp.eq.and.u32", owns, parity, i, has_digit)
+        convert.clear(b, self.digit)
+        self.magic = b.op("mov.u32", "magic_bits", MAGIC_BITS)
+        self.products = b.array("product", "s32", 4)
+        self.values = b.array("block_sum_", "f32", 2 * self.unit_groups * self.units)
+        sums = 0 if not kind.x_sum_factor else self.unit_groups if kind.x_sums_each else 1
+        self.per_unit = self.unit_groups + sums
+        self.factors = b.array("x_factor", "f32", self.units * self.per_unit)
+        self.parts = b.array("digit_sum", "f32", 2)
+        self.totals = b.array("sum", "f32", 2).regs
+        self.find_writer(quad)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b, kind, groups = self.b, self.kind, self.unit_groups
+        per_unit = self.per_unit
+        sums, x_sums = [], []
+        for unit in range(self.units):
+            own = self.factors[per_unit * unit : per_unit * (unit + 1)]
+            x_sums += own[groups:]
+            for i, owns in enumerate(self.owns):
+                convert.load_words(
+                    b, self.digit[4 * i : 4 * i + 4], at[0], UNIT_BYTES * unit, space="shared", pred=owns
+                )
+            convert.load_words(b, own, at[1], QUAD * self.factor_bytes * unit, space="shared")
+            for group in range(groups):
+                self._multiply_group(words, unit, group)
+                index = 2 * (groups * unit + group)
+                values = self.values[index : index + 2]
+                self._sum_digits(values, own[group])
+                sums.append(values)
+        kind.add_blocks(b, words, sums, x_sums, self.totals)
+
+    def _multiply_group(self, words: Sequence[Reg], unit: int, group: int) -> None:
+        """Two blocks; blocks of 32 columns one after the other, blocks of 16 as the halves of a fragment."""
+        b, kind, x = self.b, self.kind, self.digit
+        chunk = (UNIT * unit + 2 * kind.x_block * group) // 16
+        sums: Sequence[Reg] = (self.magic,) * 4
+        if kind.x_block == 16:
+            fragments = [(chunk, (x[group], x[4 + group]))]
+        else:
+            fragments = [(chunk + 2 * p, x[4 * p + 2 * group : 4 * p + 2 * group + 2]) for p in (0, 1)]
+        for first, digits in fragments:
+            a = kind.byte_fragment(b, words, first)
+            b.op(MMA_S8.format(kind.byte_type), tuple(self.products), tuple(a), tuple(digits), tuple(sums))
+            sums = self.products.regs
+
+    def _sum_digits(self, values: Sequence[Reg], factor: Reg) -> None:
+        """Both digits' sums of rows g and g + 8: they are integers in the low bits of a float."""
+        b = self.b
+        for half, value in enumerate(values):
+            for part, product in zip(self.parts, self.products[2 * half : 2 * half + 2], strict=True):
+                b.op("mov.b32", part, product)
+                b.op("sub.f32", part, part, MAGIC)
+            b.op("fma.rn.f32", value, self.parts[0], 256.0, self.parts[1])
+            b.op("mul.f32", value, value, factor)
+
+
 def columns_of(kind: WeightFormat) -> tuple[type[Columns], type[Digits]]:
     """What multiplies a format, and how x is prepared for it."""
-    return (DigitColumns, Thirds) if kind.name == "bf16" else (BlockColumns, Blocks)
+    if kind.name == "bf16":
+        return DigitColumns, Thirds
+    return (IntegerColumns, Integers) if kind.byte_type else (BlockColumns, Blocks)

@@ -14,9 +14,9 @@ from ptxgen.idioms.programmatic import depend, programmatic_rules
 from ptxgen.kernel import KernelType, field
 from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products import mma
+from ptxgen.products.columns import columns_of
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
-from ptxgen.products.columns import columns_of
 from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
 from ptxgen.products.loop import Tokens
 from ptxgen.products.squares import Squares

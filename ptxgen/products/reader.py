@@ -47,8 +47,12 @@ class TileReader:
     def locate(self, b: Builder, weight: Reg, lane: Reg, row: Reg, tile: Reg | int) -> None:
         """Addresses of a tile in record 0, for a lane of a warp that owns row `row` (0 … 7) of the upper half."""
         by = {"lane": lane, "row": row}
-        if any(pattern.by == "pair" for pattern in self.bases):
-            by["pair"] = b.op("shr.u32", "lane_pair", lane, 1)
+        if any(pattern.by in ("side", "own") for pattern in self.bases):
+            side = by["side"] = b.op("and.b32", "lane_side", lane, 3)
+            b.op("shr.u32", side, side, 1)
+            odd = b.op("and.b32", "lane_odd", lane, 1)
+            b.op("mad.lo.u32", side, row, 4, side)
+            by["own"] = b.op("mad.lo.u32", "lane_own", odd, 2, side)
         for pattern, base in self.bases.items():
             b.op("mad.wide.u32", base, by[pattern.by], pattern.stride, weight)
             if pattern.in_trailer:

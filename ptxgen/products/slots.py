@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Runs
 from ptxgen.weights.format import TILE_ROWS
 

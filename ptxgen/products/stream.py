@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder, Fragment
-from ptxgen.builder.values import Not, Reg
+from ptxgen.builder.values import Reg
 from ptxgen.idioms.threads import split
+from ptxgen.products.columns import columns_of
 from ptxgen.products.digits import Digits
 from ptxgen.products.geometry import Runs
-from ptxgen.products.columns import columns_of
 from ptxgen.products.reader import TileReader
 
 if TYPE_CHECKING:

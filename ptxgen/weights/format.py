@@ -38,7 +38,7 @@ class Piece:
     """Consecutive 32-bit words that a lane reads of every tile.
 
     They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane"),
-    each two lanes ("pair") or each g ("row"); tiles further on begin `step` bytes later (None: the tile's size).
+    each g ("row"), each 4g + t div 2 ("side"), or each of these and 2 more where t is odd ("own"); tiles further on begin `step` bytes later (None: the tile's size).
     `half`: the one word is half a word in memory.
     """
 
@@ -164,9 +164,10 @@ class WeightFormat(ABC):
                 elif factors:
                     b.op("mul.f32", value, value, factors[half])
 
-
     # -- one lane, where columns of N are blocks of x: `ptxgen.products.blocks` -----------------------------------------
 
+    byte_type: ClassVar[str] = ""  # "u8" or "s8", where codes are bytes: what `byte_fragment` has
+    x_sums_each: ClassVar[bool] = True  # whether `add_blocks` gets a sum of x for every block
     evens: ClassVar[bool] = True  # columns 4t, 4t + 2 in the first two registers of `halves`; else 4t, 4t + 1
     x_sum_factor: ClassVar[float] = 0.0  # of the sums of x that `add_blocks` gets; 0: it needs none
 
@@ -184,12 +185,19 @@ class WeightFormat(ABC):
         """The codes of a chunk as an A fragment in f16: numbers that `add_blocks` knows the unit of."""
         raise NotImplementedError(self.name)
 
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """The codes of this chunk and the next as an A fragment in bytes: numbers that `add_blocks` knows the unit
+        of."""
+        raise NotImplementedError(self.name)
+
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         """To the totals of rows g and g + 8, what a tile adds: `sums[i]` are the two sums of the products of `halves`
-        with x in block 4i + t, `x_sums[i]` that of x there, times `x_sum_factor`. The sums may be overwritten."""
+        with x in block 4i + t, of `byte_fragment` in block 2i + t div 2. `x_sums` are those of x there times
+        `x_sum_factor`, of bytes for even t, for odd t zeros; without `x_sums_each`, of two blocks i that of the first
+        for even, of the second for odd t. The sums may be overwritten."""
         raise NotImplementedError(self.name)
 
 
@@ -346,20 +354,16 @@ def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
     return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")
 
 
-# -- helpers of the formats: codes as f16 without a conversion ---------------------------------------------------------
+# -- helpers of the formats: codes without a conversion -----------------------------------------------------------------
 
-HALF_UNIT = 2.0**24  # an integer below 1024 in the low bits of an f16 is so many times smaller
-NIBBLE_UNITS = (HALF_UNIT, HALF_UNIT / 16)  # of rows g and g + 8 in `nibble_halves`
+NIBBLE_UNITS = (1.0, 1 / 16)  # of rows g and g + 8 in `nibble_fragment`
 
 
-def nibble_halves(b: Builder, word: Reg) -> Sequence[Reg]:
-    """A word of nibbles as an A fragment: what `NIBBLE_UNITS` are the units of, columns 4t + (0, 2), then 4t + (1, 3)."""
+def nibble_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    """Two words of nibbles as an A fragment of bytes; those of row g + 8 are 16 times as large."""
     out = fragment(b)
     for i, register in enumerate(out):
-        if i == 2:
-            shifted = convert.scratch(b, "word_odd", "b32")
-            word = b.op("shr.u32", shifted, word, 8)
-        b.op("and.b32", register, word, 0x00F000F0 if i % 2 else 0x000F000F)
+        b.op("and.b32", register, words[i // 2], 0xF0F0F0F0 if i % 2 else 0x0F0F0F0F)
     return out
 
 

@@ -26,15 +26,14 @@ from ptxgen.weights.blocks import (
     whole_blocks,
 )
 from ptxgen.weights.format import (
-    NIBBLE_UNITS,
     ByteCodes,
     Piece,
     Source,
     cut,
+    fragment,
     from_fragments,
     join,
     low_nibbles,
-    nibble_halves,
     to_fragments,
 )
 
@@ -50,7 +49,9 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 class Q5K(ByteCodes):
     """Q5_K."""
 
+    byte_type = "u8"
     x_sum_factor = -1.0
+    x_sums_each = False
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -102,29 +103,17 @@ class Q5K(ByteCodes):
     def block_pieces(self) -> tuple[Piece, ...]:
         return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.MINS_OF_A_LANE))
 
-    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        """As q4_k's, with the fifth bits above their nibbles: row g + 8 has its fifth bit in bit 8."""
-        out, bits = nibble_halves(b, words[chunk]), convert.scratch(b, "fifth_bits", "b32")
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        out = fragment(b)
         for i, register in enumerate(out):
-            place = chunk % 4 + (8 if i >= 2 else 0) + (4 if i % 2 else 0)  # of the fifth bit in the word
-            _shift(b, bits, words[16 + chunk // 4], (8 if i % 2 else 4) - place)
-            b.op("and.b32", bits, bits, 0x01000100 if i % 2 else 0x00100010)
-            b.op("or.b32", register, register, bits)
+            b.op("mov.b32", register, self.code_bytes(b, words, chunk + i // 2, i % 2))
         return out
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
-        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, NIBBLE_UNITS)
-
-
-def _shift(b: Builder, out: Reg, word: Reg, left: int) -> None:
-    """A word some bits further left (below 0: right)."""
-    if left >= 0:
-        b.op("shl.b32", out, word, left)
-    else:
-        b.op("shr.u32", out, word, -left)
+        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, (1.0, 1.0))
 
 
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:

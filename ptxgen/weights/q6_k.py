@@ -17,7 +17,6 @@ import numpy as np
 from ptxgen.idioms import convert
 from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
 from ptxgen.weights.format import (
-    HALF_UNIT,
     ByteCodes,
     Piece,
     Source,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 BLOCK_BYTES = 210
 SUB = 16
-UNITS = (HALF_UNIT, HALF_UNIT / 4)  # of rows g and g + 8 in `halves`
+UNITS = (1.0, 1 / 4)  # of rows g and g + 8 in `byte_fragment`
 # Where the two bits of a code stand in their byte: [chunk of the 32 columns, half].
 _SHIFTS = np.array([[4, 6], [0, 2]], np.uint8).reshape(2, 1, 1, 2, 1)
 
@@ -50,6 +49,7 @@ class Q6K(ByteCodes):
     """Q6_K."""
 
     less = 32
+    byte_type = "u8"
     x_sum_factor = -32.0
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -129,24 +129,20 @@ class Q6K(ByteCodes):
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:6], Piece(3072, 8, words=2), Piece(3328, 4, "row", 1))
+        return (*self.pieces[:6], Piece(3072, 8, "side", 2), Piece(3088, 8, "side", 2), Piece(3328, 4, "row", 1))
 
-    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        """Row g in units of 2^-24; row g + 8, whose codes stand two bits further up, of 2^-22."""
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """Codes of row g + 8 stand two bits further up."""
         out, bits = fragment(b), convert.scratch(b, "upper_bits", "b32")
-        code, upper = words[chunk], words[16 + chunk // 2]
-        if chunk % 2:
-            upper = b.op("shl.b32", convert.scratch(b, "upper_word", "b32"), upper, 4)
         for i, register in enumerate(out):
-            if i == 2:
-                code = b.op("shr.u32", convert.scratch(b, "word_odd", "b32"), code, 8)
-                upper = b.op("shr.u32", convert.scratch(b, "upper_odd", "b32"), upper, 8)
-            b.op("and.b32", bits, upper, 0x00C000C0 if i % 2 else 0x00300030)
+            code, upper = words[chunk + i // 2], words[16 + chunk // 2]
+            if i >= 2:
+                upper = b.op("shl.b32", convert.scratch(b, "upper_word", "b32"), upper, 4) if i == 2 else shifted
+                shifted = upper
+            b.op("and.b32", bits, upper, 0xC0C0C0C0 if i % 2 else 0x30303030)
             if i % 2:
-                b.op("shr.u32", register, code, 2)
-                b.op("and.b32", register, register, 0x003C003C)
-            else:
-                b.op("and.b32", register, code, 0x000F000F)
+                code = b.op("shr.u32", register, code, 2)
+            b.op("and.b32", register, code, 0x3C3C3C3C if i % 2 else 0x0F0F0F0F)
             b.op("or.b32", register, register, bits)
         return out
 
@@ -157,16 +153,15 @@ class Q6K(ByteCodes):
         biased = convert.scratch(b, "scale_bytes", "b32")
         factors, block_scale, tile = pair(b, "scale"), pair(b, "block_scale"), pair(b, "tile_sum")
         for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
-            if i % 2 == 0:
-                b.op("xor.b32", biased, words[24 + i // 2], 0x80808080)
-            bytes_to_f32(b, factors, biased, 128.0, 2 * (i % 2))
+            b.op("xor.b32", biased, words[24 + 2 * (i % 2) + i // 4], 0x80808080)
+            bytes_to_f32(b, factors, biased, 128.0, 2 * (i // 2 % 2))
             for value, unit, factor, total in zip(values, UNITS, factors, tile, strict=True):
                 b.op("fma.rn.f32", value, value, unit, x_sum)
                 if i == 0:
                     b.op("mul.f32", total, value, factor)
                 else:
                     b.op("fma.rn.f32", total, value, factor, total)
-        halves_to_f32(b, *block_scale, words[26])
+        halves_to_f32(b, *block_scale, words[28])
         for value, factor, total in zip(tile, block_scale, totals, strict=True):
             b.op("fma.rn.f32", total, value, factor, total)
 

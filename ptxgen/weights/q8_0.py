@@ -15,7 +15,6 @@ from ptxgen.idioms import convert
 from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, whole_blocks
 from ptxgen.weights.e4m3 import BYTES, pack_bytes, unpack_bytes
 from ptxgen.weights.format import (
-    HALF_UNIT,
     Piece,
     Source,
     WeightFormat,
@@ -42,6 +41,8 @@ BLOCK_BYTES = 34
 
 class Q8_0(WeightFormat):
     """Q8_0."""
+
+    byte_type = "s8"
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -98,28 +99,19 @@ class Q8_0(WeightFormat):
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:4], Piece(2048, 4, words=1))
+        return (*self.pieces[:4], Piece(2048, 4, "side", 1), Piece(2056, 4, "side", 1))
 
-    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        """(code + 128) - 128, all in units of 2^-24."""
-        out, less = fragment(b), constant(b, "less_128_units", 0x80808080)
-        biased = convert.scratch(b, "code_bytes", "b32")
-        for half in (0, 1):
-            b.op("xor.b32", biased, words[2 * chunk + half], 0x80808080)
-            for register in out[half::2]:
-                b.op("and.b32", register, biased, 0x00FF00FF)
-                b.op("add.f16x2", register, register, less)
-                if register is out[half]:
-                    b.op("shr.u32", biased, biased, 8)
-        return out
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return words[2 * chunk : 2 * chunk + 4]
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
-        factors = scaled_pair(b, "scale", words[16], (HALF_UNIT, HALF_UNIT))
-        for value, factor, total in zip(sums[0], factors, totals, strict=True):
-            b.op("fma.rn.f32", total, value, factor, total)
+        for word, values in zip(words[16:], sums, strict=True):
+            factors = scaled_pair(b, "scale", word, (1.0, 1.0))
+            for value, factor, total in zip(values, factors, totals, strict=True):
+                b.op("fma.rn.f32", total, value, factor, total)
 
 
 FORMATS = (Q8_0("q8_0", 128, 2176, (*BYTES, Piece(2048, 16, "row")), block_cols=BLOCK),)
