@@ -13,6 +13,7 @@ from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.digits import (
     DIGIT_BYTES,
     DIGITS,
+    FACTOR_BYTES,
     MAGIC,
     MAGIC_BITS,
     QUAD,
@@ -114,13 +115,12 @@ class BlockColumns(Columns):
         self.block = kind.x_block
         self.words = self.block // 8  # of a digit of a block that a lane loads
         self.groups = kind.tile_k // (BLOCKS * self.block)
-        self.with_sums, self.factor_bytes = digits.sums, digits.factor_bytes
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
         b.op("mad.lo.u32", base, lane, 4 * self.words, base)
-        b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
+        b.op("mad.lo.u32", factors, quad, FACTOR_BYTES, factors)
         self.x_bases = (base, factors)
-        self.x_steps = (4 * kind.tile_k, self.factor_bytes * kind.tile_k // self.block)
+        self.x_steps = (4 * kind.tile_k, FACTOR_BYTES * kind.tile_k // self.block)
         own = b.op("shr.u32", "own_block", row, 1)
         self.owns = b.array("owns_block", "pred", BLOCKS)
         self.digit = b.array("x_digit", "b32", BLOCKS * self.words)
@@ -128,17 +128,15 @@ class BlockColumns(Columns):
             b.op("setp.eq.u32", owns, own, i)
         convert.clear(b, self.digit)
         self.products = b.array("product", "f32", 4 * self.groups)
-        self.x_factors = b.array("x_factor", "f32", self.groups * (2 if self.with_sums else 1))
+        self.x_factors = b.array("x_factor", "f32", self.groups)
         self.totals = b.array("sum", "f32", 2).regs
         self.zero = b.op("mov.f32", "zero_sum", 0.0)
         self.find_writer(quad)
 
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
         b, kind, group_chunks = self.b, self.kind, BLOCKS * self.block // 16
-        per_factor = len(self.x_factors) // self.groups
-        for group in range(self.groups):
-            own = self.x_factors[per_factor * group : per_factor * (group + 1)]
-            convert.load_words(b, own, at[1], BLOCKS * self.factor_bytes * group, space="shared")
+        for group, factor in enumerate(self.x_factors):
+            b.op("ld.shared.f32", factor, at[1][BLOCKS * FACTOR_BYTES * group])
         for group in range(self.groups):
             products = self.products[4 * group : 4 * group + 4]
             if group:
@@ -152,8 +150,8 @@ class BlockColumns(Columns):
                 a = kind.halves(b, words, group_chunks * group + chunk)
                 sums = products if chunk else (self.zero,) * 4
                 b.op(MMA_F16, tuple(products), tuple(a), tuple(self.digit[2 * chunk : 2 * chunk + 2]), tuple(sums))
-        sums = [self._sums(group, self.x_factors[per_factor * group]) for group in range(self.groups)]
-        kind.add_blocks(b, words, sums, self.x_factors[1::2] if self.with_sums else (), self.totals)
+        sums = [self._sums(group, self.x_factors[group]) for group in range(self.groups)]
+        kind.add_blocks(b, words, sums, (), self.totals)
 
     def _sums(self, group: int, factor: Reg) -> Sequence[Reg]:
         """Both digits' products of rows g and g + 8, added up, times the power of two."""

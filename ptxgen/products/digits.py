@@ -2,7 +2,7 @@
 
 `Thirds`: three bf16 digits that add up to f32, `[chunk, digit, lane t, 4]`. `Blocks`: of every block of 16 or 32
 columns two f16 digits of x times a power of two, `[block, digit, lane t, chunk of the block, 4]`, and beside them that
-power's inverse and the sum of x. Two digits have 22 bits of the largest of a block. `Integers`: of such blocks three
+power's inverse. Two digits have 22 bits of the largest of a block. `Integers`: of such blocks three
 digits of s8 that add up to an integer of 23 bits, `[128 columns, parity of the block, digit, lane t, 16 bytes]`, and
 beside them `[128 columns, lane t]` factors and sums.
 """
@@ -28,6 +28,7 @@ DIGITS = 3  # of bf16
 DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk in shared memory
 UP = 14  # the largest of a block becomes at least 2^14
 BIAS = 127
+FACTOR_BYTES = 4  # of a block of f16 digits
 INTEGER_BITS = 22  # the largest of a block becomes an integer of so many bits, and a sign
 MAGIC = 12582912.0  # 2^23 + 2^22: an integer below 2^22, added to it, is in its low bits
 MAGIC_BITS = 0x4B400000
@@ -104,27 +105,26 @@ class Blocks(Digits):
 
     def __init__(self, b: Builder, kind: WeightFormat, padded_k: int, threads: int) -> None:
         super().__init__(b, kind, padded_k, threads)
-        self.block, self.sums = kind.x_block, bool(kind.x_sum_factor)
+        self.block = kind.x_block
         self.factors_at = 4 * padded_k  # from the beginning
-        self.factor_bytes = 8 if self.sums else 4
 
     @staticmethod
     def bytes_of(kind: WeightFormat, padded_k: int) -> int:
-        return 4 * padded_k + padded_k // kind.x_block * (8 if kind.x_sum_factor else 4)
+        return 4 * padded_k + padded_k // kind.x_block * FACTOR_BYTES
 
     def begin(self, thread: Reg) -> None:
         b, block, owners = self.b, self.block, self.block // OWN
         index, place = split(b, "stage_block", "stage_place", thread, owners)
         self.to = b.op("mov.u32", "stage_to", self.vector)
         self.factors_to = b.op("add.u32", "factors_to", self.to, self.factors_at)
-        b.op("mad.lo.u32", self.factors_to, index, self.factor_bytes, self.factors_to)
+        b.op("mad.lo.u32", self.factors_to, index, FACTOR_BYTES, self.factors_to)
         b.op("mad.lo.u32", self.to, index, 4 * block, self.to)
         chunk, quad = split(b, "stage_chunk", "stage_quad", place, CHUNK // OWN)
         b.op("mad.lo.u32", self.to, quad, 8 * block // CHUNK, self.to)
         if block > CHUNK:
             b.op("mad.lo.u32", self.to, chunk, 8, self.to)
         self.is_first = b.op("setp.eq.u32", "is_first_of_block", place, 0)
-        self.largest, self.total = b.reg("block_largest", "f32"), b.reg("block_sum", "f32")
+        self.largest = b.reg("block_largest", "f32")
         self.size, self.bits = b.reg("one_size", "f32"), b.reg("largest_bits", "u32")
         self.up, self.down = b.reg("block_up", "f32"), b.reg("block_down", "f32")
         self.words, self.back = b.array("staged_digit", "b32", 4), b.array("digit_back", "f32", 4)
@@ -137,8 +137,6 @@ class Blocks(Digits):
             b.op("abs.f32", self.size, value)
             b.op("max.f32", self.largest, self.largest, self.size)
         over_lanes(b, "max.f32", self.largest, distances)
-        if self.sums:
-            add_block(b, values, self.total, self.size, distances, self.kind.x_sum_factor)
         b.note(f"a power of two takes the largest to 2^{UP} at least")
         b.op("mov.b32", self.bits, self.largest)
         b.op("shr.u32", self.bits, self.bits, 23)
@@ -161,14 +159,13 @@ class Blocks(Digits):
         for i, digit in enumerate((upper, lower)):
             convert.store_words(b, self.to, digit, at + 2 * self.block * i, space="shared", pred=pred)
         b.op("and.pred", self.keeps, pred, self.is_first)
-        at = load * self.factor_bytes * OWN * self.threads // self.block
-        kept = (self.down, self.total) if self.sums else (self.down,)
-        convert.store_words(b, self.factors_to, kept, at, space="shared", pred=self.keeps)
+        at = load * FACTOR_BYTES * OWN * self.threads // self.block
+        b.op("st.shared.f32", self.factors_to[at], self.down, pred=self.keeps)
 
     def next(self, loads: int) -> None:
         b = self.b
         b.op("add.u32", self.to, self.to, loads * 4 * OWN * self.threads)
-        step = loads * self.factor_bytes * OWN * self.threads // self.block
+        step = loads * FACTOR_BYTES * OWN * self.threads // self.block
         b.op("add.u32", self.factors_to, self.factors_to, step)
 
 
@@ -217,8 +214,6 @@ class Integers(Digits):
             b.op("abs.f32", self.size, value)
             b.op("max.f32", self.largest, self.largest, self.size)
         over_lanes(b, "max.f32", self.largest, distances)
-        if kind.x_sum_factor:
-            add_block(b, values, self.total, self.size, distances, kind.x_sum_factor)
         b.note(f"a power of two takes the largest to 2^{INTEGER_BITS - 1} at least, and below the next")
         b.op("mov.b32", self.bits, self.largest)
         b.op("shr.u32", self.bits, self.bits, 23)
@@ -232,6 +227,8 @@ class Integers(Digits):
             b.op("fma.rn.f32", value, value, self.up, MAGIC)
             b.op("mov.b32", whole, value)
             b.op("add.u32", whole, whole, 0x808080 - MAGIC_BITS)
+        if kind.x_sum_factor:
+            self._add(values, distances)
         self._planes(units * UNIT_BYTES, pred)
         b.op("and.pred", self.keeps, pred, self.is_first)
         at = units * QUAD * self.factor_bytes
@@ -245,6 +242,18 @@ class Integers(Digits):
                 b.op("st.shared.f32", self.factors_to[to], total, pred=self.keeps)
         elif kind.x_sum_factor:
             b.op("st.shared.f32", self.sums_to[at + 8], self.total, pred=self.keeps)
+
+    def _add(self, values: Sequence[Reg], distances: Sequence[int]) -> None:
+        """The sum of the block as the digits have it, times what the format wants."""
+        b, total = self.b, self.total
+        for value in values:
+            b.op("sub.f32", value, value, MAGIC)
+        b.op("add.f32", total, values[0], values[1])
+        b.op("add.f32", self.size, values[2], values[3])
+        b.op("add.f32", total, total, self.size)
+        over_lanes(b, "add.f32", total, distances)
+        b.op("mul.f32", total, total, self.down)
+        b.op("mul.f32", total, total, self.kind.x_sum_factor)
 
     def _planes(self, at: int, pred: Reg) -> None:
         """The digits of the four columns, the largest first."""
@@ -272,17 +281,6 @@ def factor_bytes(kind: WeightFormat) -> int:
     if not kind.x_sum_factor:
         return 4 * groups
     return 4 * 2 * groups if kind.x_sums_each else 4 * 4
-
-
-def add_block(
-    b: Builder, values: Sequence[Reg], total: Reg, other: Reg, distances: Sequence[int], factor: float
-) -> None:
-    """The sum of a block of x over the lanes that have it, times a factor."""
-    b.op("add.f32", total, values[0], values[1])
-    b.op("add.f32", other, values[2], values[3])
-    b.op("add.f32", total, total, other)
-    over_lanes(b, "add.f32", total, distances)
-    b.op("mul.f32", total, total, factor)
 
 
 def power_of_two(b: Builder, out: Reg, exponent: Reg) -> None:

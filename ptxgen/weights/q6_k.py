@@ -137,8 +137,8 @@ class Q6K(ByteCodes):
         for i, register in enumerate(out):
             code, upper = words[chunk + i // 2], words[16 + chunk // 2]
             if i >= 2:
-                upper = b.op("shl.b32", convert.scratch(b, "upper_word", "b32"), upper, 4) if i == 2 else shifted
-                shifted = upper
+                shifted = convert.scratch(b, "upper_word", "b32")
+                upper = b.op("shl.b32", shifted, upper, 4) if i == 2 else shifted
             b.op("and.b32", bits, upper, 0xC0C0C0C0 if i % 2 else 0x30303030)
             if i % 2:
                 code = b.op("shr.u32", register, code, 2)
