@@ -32,10 +32,8 @@ WEIGHTS = ("q4_k", "q6_k", "bf16", "q8_0", "int4_g128", "e4m3_channel")
 def layer(config: dict[str, Any], weights: str) -> tuple[Gemv, ...]:
     """The products of a layer."""
     dim, hidden = config["hidden_size"], config["intermediate_size"]
-    heads, kv_heads, head_dim = (
-        config[f"{name}"] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    wide = heads * head_dim
+    head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
+    wide = config["num_attention_heads"] * head_dim
     return (
         Gemv(wide + 2 * kv_heads * head_dim, dim, weights, norm="rms"),
         Gemv(dim, wide, weights, residual=True),
@@ -82,12 +80,8 @@ class Chain:
         self.stream.copy_(torch.randn(self.stream.numel(), generator=torch.Generator().manual_seed(0)))
         specs = [dataclasses.replace(spec, programmatic=programmatic) for spec in self.specs]
         kernels = [Loaded(generate(spec, target)) for spec in specs]
-        ways = (
-            (self.stream, self.qkv),
-            (self.qkv, self.stream),
-            (self.stream, self.hidden),
-            (self.hidden, self.stream),
-        )
+        stream, qkv, hidden = self.stream, self.qkv, self.hidden
+        ways = ((stream, qkv), (qkv, stream), (stream, hidden), (hidden, stream))
         calls = []
         for matrices in self.weights:
             for spec, kernel, matrix, (x, out) in zip(specs, kernels, matrices, ways, strict=True):

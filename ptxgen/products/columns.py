@@ -164,8 +164,10 @@ class BlockColumns(Columns):
 
 
 class IntegerColumns(Columns):
-    """Three s8 digits of two neighbouring blocks on eight columns of N: four a block, the last of them 0. Lanes t = 0, 1
-    of a quad have the sums of the first block, 2, 3 of the second; the even ones those of the two larger digits."""
+    """Three s8 digits of two neighbouring blocks on eight columns of N: four a block, the last of them 0.
+
+    Lanes t = 0, 1 of a quad have the sums of the first block, 2, 3 of the second; even ones of the two larger digits.
+    """
 
     @property
     def pieces(self) -> Sequence[Piece]:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
-KEPT_FREE = 8192  # of shared memory, for sums
+KEPT_FREE = 4096  # of shared memory, for sums
+KEPT_FOR_SLOTS = 10240  # the same, of one token on tensor cores
 MakeEpilogue = Callable[[Builder, "Product", Geometry | Runs], Epilogue]
 
 

@@ -93,7 +93,7 @@ class Stream:
 
     def build(self, requests: Sequence[Fragment], digits: Digits, slots: Reg) -> list[Turn]:
         """Everything else. `slots`: where the CTA's slots begin, of 16 f32 each."""
-        b, at = self.b, self.at
+        b = self.b
         with b.fragment("begin", "where the lane reads x; sums of 0"):
             self.columns.begin(self.lane, self.row, self.quad, digits)
             self.x_at = []

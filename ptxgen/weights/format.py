@@ -38,7 +38,8 @@ class Piece:
     """Consecutive 32-bit words that a lane reads of every tile.
 
     They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane"),
-    each g ("row"), each 4g + t div 2 ("side"), or each of these and 2 more where t is odd ("own"); tiles further on begin `step` bytes later (None: the tile's size).
+    each g ("row"), each 4g + t div 2 ("side"), or each of these, and 2 more where t is odd ("own"); tiles further on
+    begin `step` bytes later (None: the tile's size).
     `half`: the one word is half a word in memory.
     """
 
@@ -164,7 +165,7 @@ class WeightFormat(ABC):
                 elif factors:
                     b.op("mul.f32", value, value, factors[half])
 
-    # -- one lane, where columns of N are blocks of x: `ptxgen.products.blocks` -----------------------------------------
+    # -- one lane, where columns of N are blocks of x: `ptxgen.products.columns` ---------------------------------------
 
     byte_type: ClassVar[str] = ""  # "u8" or "s8", where codes are bytes: what `byte_fragment` has
     x_sums_each: ClassVar[bool] = True  # whether `add_blocks` gets a sum of x for every block
@@ -354,7 +355,7 @@ def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
     return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")
 
 
-# -- helpers of the formats: codes without a conversion -----------------------------------------------------------------
+# -- helpers of the formats: codes without a conversion ----------------------------------------------------------------
 
 NIBBLE_UNITS = (1.0, 1 / 16)  # of rows g and g + 8 in `nibble_fragment`
 
