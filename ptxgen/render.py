@@ -19,8 +19,10 @@ from jinja2 import (
     TemplateNotFound,
     Undefined,
     UndefinedError,
+    pass_context,
 )
 from jinja2 import TemplateError as JinjaError
+from jinja2.runtime import Context
 
 from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
@@ -28,8 +30,8 @@ from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
 from ptxgen.lines.marks import LineMarks, marked_lines
 from ptxgen.lines.sources import Place, Placed, Run, shown_path
+from ptxgen.lines.words import counted
 from ptxgen.packages import OURS, package_of, template_folders
-from ptxgen.words import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
@@ -65,6 +67,7 @@ def environment() -> Environment:
     env.filters["counted"] = counted
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
+    env.globals["body_of"] = _body_of
     return env
 
 
@@ -77,6 +80,16 @@ def prepare() -> None:
 def _place(value: object) -> object:
     """What an expression of a skeleton prints."""
     return value.place() if isinstance(value, Fragment) else value
+
+
+@pass_context
+def _body_of(context: Context, template: str, prefix: str) -> str:
+    """The body of another skeleton, around the builder's body of that prefix; labels begin with it, too."""
+    env = environment()
+    found, flow = env.get_template(template), env.get_template("flow.ptx.j2").module
+    macros = {name: value for name, value in vars(flow).items() if not name.startswith("_")}
+    names = found.new_context({**context.get_all(), **macros, **context["bodies"][prefix]})
+    return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(found.blocks["body"](names)))
 
 
 def _predicate(value: object) -> Reg | Not:
@@ -117,6 +130,7 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
         **b.exposed,
         **b.fragments,
         **b.absent,
+        "bodies": b.bodies,
         "spec": b.spec,
         "target": b.target,
         "entry": entry,

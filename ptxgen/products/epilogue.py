@@ -33,7 +33,7 @@ class Epilogue:
         self.b, self.spec, self.at = b, spec, at
         if isinstance(at, Runs):
             self.run_slots = RunSlots(b, at)
-            self.results = at.most * TILE_ROWS
+            self.results = -(-at.most * TILE_ROWS // 32) * 32  # whole warps, so that lanes may exchange
             self.turns = -(-self.results // at.threads)
             return
         self.buffers = 1 if at.groups <= at.ctas else 2
@@ -76,30 +76,32 @@ class Epilogue:
         turns = stream.build(requests, stage.digits, self.run_slots.locate(stream))
         with b.fragment("first_result"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
-            results = self._results(stream)
-            b.op("setp.lt.u32", "has_result", self.result, results)
+            b.op("setp.lt.u32", "has_result", self.result, self.results)
         with b.fragment("locate_result"):
             b.note("unit of the CTA, row")
             self.owner, self.row = split(b, "result_owner", "result_row", self.result, TILE_ROWS)
+            units = stream.units_of_cta()
+            inside = b.op("setp.lt.u32", "row_in_matrix", self.owner, units)
+            last = b.op("sub.u32", "last_owner", units, 1) if isinstance(units, Reg) else units - 1
+            b.op("min.u32", self.owner, self.owner, last)
             self.run_slots.find(stream, self.owner, self.row)
+            record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
+            self.out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
+            b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
         self.values = b.array("result", "f32", spec.parts)
         with b.fragment("combine", "add the sums of the warps along k"):
             self.run_slots.combine(self.values)
-        self._finish(stage if spec.norm else None)
+        with b.fragment("finish", f"{'divide by the root mean square; ' if spec.norm else ''}the result's address"):
+            if spec.norm:
+                self._divide_by_root(stage)
+            self.place(self.out_row, inside)
+        with b.fragment("store", "store the result"):
+            self.store(self.out_row)
         if self.turns > 1:
             with b.fragment("next_result"):
                 b.op("add.u32", self.result, self.result, at.threads)
-                b.op("setp.lt.u32", "more_results", self.result, results)
+                b.op("setp.lt.u32", "more_results", self.result, self.results)
         return turns
-
-    def _results(self, stream: Stream) -> Reg | int:
-        """Results of the CTA."""
-        at = stream.at
-        if stream.has_more is None:
-            return self.results
-        few = at.least * TILE_ROWS
-        results: Reg = self.b.op("selp.b32", "results_of_cta", self.results, few, stream.has_more)
-        return results
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b
@@ -149,10 +151,7 @@ class Epilogue:
         with b.fragment("finish", f"{'divide by the root mean square; ' if norm else ''}the result's address"):
             if norm is not None:
                 self._divide_by_root(norm)
-            if isinstance(at, Runs):
-                record = b.op("add.u32", "result_record", self.loop.first_unit, self.owner)
-            else:
-                record = b.op("mad.lo.u32", "result_record", self.out_group, at.row_warps, self.owner)
+            record = b.op("mad.lo.u32", "result_record", self.out_group, at.row_warps, self.owner)
             record = b.op("min.u32", "out_record", record, spec.kind.records(spec.n))
             out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
             inside = b.op("setp.lt.u32", "row_in_matrix", out_row, spec.n)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 WARPS = 8
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
@@ -94,6 +95,16 @@ def share_runs(units: int, parts: int, tiles: int) -> Runs:
     """The geometry of a product with one token on tensor cores."""
     turns = -(-units // (RUN_CTAS * MOST_UNITS))
     return Runs(units, parts, tiles, RUN_WARPS, RUN_STAGES, min(units, RUN_CTAS * turns))
+
+
+def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int]) -> tuple[Runs, ...]:
+    """Products of one launch: CTAs of the same shape, in proportion to the bytes that each reads."""
+    nbytes = [at.units * each for at, each in zip(runs, record_bytes, strict=True)]
+    most = max(at.ctas for at in runs)
+    return tuple(
+        replace(at, ctas=max(1, min(at.units, round(most * each / sum(nbytes)))))
+        for at, each in zip(runs, nbytes, strict=True)
+    )
 
 
 def choose(records: int, tiles: int, tokens: int, token_bytes: int, shared_limit: int) -> Geometry:

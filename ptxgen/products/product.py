@@ -36,6 +36,21 @@ KEPT_FOR_SLOTS = 10240  # the same, of one token on tensor cores
 MakeEpilogue = Callable[[Builder, "Product", Geometry | Runs], Epilogue]
 
 
+def input_rules(
+    k: int, weights: str, norm: str, eps: float, norm_offset: float, name: str = "weights"
+) -> Iterator[str]:
+    """Reasons against the inputs of a product, their norm and the format of the weights, the field `name`."""
+    yield from rules.between("k", k, 1, 1 << 17)
+    known = list(rules.one_of(name, weights, tuple(weight_formats())))
+    yield from known
+    if not known and k % weight_format(weights).block_cols:
+        step = weight_format(weights).block_cols
+        yield from rules.multiple_of("k", k, step, step, 1 << 17)
+    yield from rules.one_of("norm", norm, ("", "rms"))
+    yield from rules.between("eps", eps, 0.0, 1.0)
+    yield from rules.between("norm_offset", norm_offset, -16.0, 16.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Product(KernelType):
     """out = x · weightᵀ with what stands around it; see Gemv."""
@@ -58,15 +73,7 @@ class Product(KernelType):
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
-        yield from rules.between("k", self.k, 1, 1 << 17)
-        known = list(rules.one_of("weights", self.weights, tuple(weight_formats())))
-        yield from known
-        if not known and self.k % self.kind.block_cols:
-            step = self.kind.block_cols
-            yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
-        yield from rules.one_of("norm", self.norm, ("", "rms"))
-        yield from rules.between("eps", self.eps, 0.0, 1.0)
-        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from input_rules(self.k, self.weights, self.norm, self.eps, self.norm_offset)
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
@@ -138,9 +145,12 @@ class Product(KernelType):
         return (at.ctas, 1, 1)
 
     def launch(self, target: Target) -> Launch:
-        at, tensor = self.geometry(target), self.on_tensor_cores(target)
-        shared = at.tokens * self.staged_bytes(tensor) if self.stages(target) else 0
-        return Launch(self.grid(at), (at.threads, 1, 1), shared, programmatic=self.programmatic)
+        at = self.geometry(target)
+        return Launch(self.grid(at), (at.threads, 1, 1), self.shared(target, at), programmatic=self.programmatic)
+
+    def shared(self, target: Target, at: Geometry | Runs) -> int:
+        """Bytes of dynamic shared memory."""
+        return at.tokens * self.staged_bytes(self.on_tensor_cores(target)) if self.stages(target) else 0
 
     def template(self, target: Target) -> str:
         return "stream" if self.streams(target) else "product"
@@ -148,16 +158,19 @@ class Product(KernelType):
     def build(self, b: Builder) -> None:
         self.build_with(b, Epilogue)
 
-    def build_with(self, b: Builder, make_epilogue: MakeEpilogue) -> None:
-        """All fragments, with a kind of epilogue."""
-        if self.streams(b.target):
-            self._build_stream(b, make_epilogue)
+    def build_with(
+        self, b: Builder, make_epilogue: MakeEpilogue, at: Geometry | Runs | None = None, first_cta: int = 0,
+        weight: str = "weight",
+    ) -> None:  # fmt: skip
+        """All fragments, with a kind of epilogue; where this is a part of a launch, with its geometry `at`, from a CTA
+        on, and with the parameter `weight`."""
+        at = at or self.geometry(b.target)
+        if isinstance(at, Runs):
+            self._build_stream(b, make_epilogue, at, first_cta, weight)
             return
-        at = self.geometry(b.target)
-        assert isinstance(at, Geometry)
         stage = Stage(b, self, at) if self.stages(b.target) else None
         loop = mma.TokenLoop(b, self, at) if stage is None else FmaLoop(b, self, at, stage.vector)
-        loop.locate(self.group_axis)
+        loop.locate(self.group_axis, first_cta, weight)
         self._depends(b)
         tokens = self.tokens_of(b, at)
         norm: Stage | Squares | None = stage if self.norm else None
@@ -181,12 +194,10 @@ class Product(KernelType):
             results_repeat=epilogue.turns > 1,
         )
 
-    def _build_stream(self, b: Builder, make_epilogue: MakeEpilogue) -> None:
+    def _build_stream(self, b: Builder, make_epilogue: MakeEpilogue, at: Runs, first_cta: int, weight: str) -> None:
         """All fragments of one token on tensor cores."""
-        at = self.geometry(b.target)
-        assert isinstance(at, Runs)
         stream = Stream(b, self, at)
-        stream.locate(self.group_axis)
+        stream.locate(self.group_axis, first_cta, weight)
         requests = stream.request()
         self._depends(b)
         stage = Stage(b, self, at, columns_of(self.kind)[1])

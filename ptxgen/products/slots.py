@@ -35,8 +35,8 @@ class RunSlots:
             if at.idle:
                 b.note("a warp without a tile adds 0")
                 clear = b.op("mad.lo.u32", "clear_at", stream.lane, 4, mine)
-                b.op("setp.lt.u32", "clears", stream.lane, TILE_ROWS)
-                b.op("st.shared.f32", clear[0], 0.0, pred=b.registers["clears"])
+                clears = b.op("setp.lt.u32", "clears", stream.lane, TILE_ROWS)
+                b.op("st.shared.f32", clear[0], 0.0, pred=clears)
             b.op("mad.lo.u32", mine, stream.row, 4, mine)
         return mine
 

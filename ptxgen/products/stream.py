@@ -37,8 +37,9 @@ class Stream:
         self.reader = TileReader(b, spec.kind, spec.k, pieces=self.columns.pieces)
         self.words = [b.array(f"word_{i}_", "b32", self.reader.words).regs for i in range(at.stages)]
 
-    def locate(self, cta: str) -> None:
-        """The units of the CTA and the tiles of the warp; `cta`: the special register that counts CTAs."""
+    def locate(self, cta: str, first_cta: int = 0, weight: str = "weight") -> None:
+        """The units of the CTA and the tiles of the warp; `cta`: the special register that counts CTAs, from
+        `first_cta` on; `weight`: the parameter."""
         b, at = self.b, self.at
         with b.fragment("locate", "the CTA's units, the warp's tiles of them, and the lane's place in a tile"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -46,7 +47,10 @@ class Stream:
             self.warp = b.op("shr.u32", "warp", self.thread, 5)
             self.row = b.op("shr.u32", "row_of_lane", self.lane, 2)
             self.quad = b.op("and.b32", "lane_of_row", self.lane, 3)
-            index = b.op("mov.u32", "cta", b.special(cta))
+            index = b.op("mov.u32", "cta_of_product", b.special(cta))
+            if first_cta:
+                b.op("sub.u32", index, index, first_cta)
+                b.op("min.u32", index, index, at.ctas - 1)  # which it is: a bound for the checks
             first = self.first_unit = b.op("mul.lo.u32", "first_unit", index, at.least)
             self.has_more = None
             total: Reg | int = at.least * at.parts * at.tiles
@@ -64,15 +68,23 @@ class Stream:
             record, tile = split(b, "record_of_cta", "tile", begin, at.tiles)
             self.tile, self.own_record = tile, record
             self.ahead = b.op("mov.u32", "tile_ahead", tile) if self.reader.wraps else None
-            self.reader.locate(b, b.ld_param("weight"), self.lane, self.row, tile)
+            self.reader.locate(b, b.ld_param(weight), self.lane, self.row, tile)
             whole = b.op("mad.lo.u32", "record", first, at.parts, record)
             self.reader.go_to(b, whole)
             self.more = b.op("setp.gt.u32", "has_tiles", self.left, 0)
 
+    def units_of_cta(self) -> Reg | int:
+        """How many units the CTA has."""
+        at = self.at
+        if self.has_more is None:
+            return at.least
+        units: Reg = self.b.op("selp.b32", "units_of_cta", at.most, at.least, self.has_more)
+        return units
+
     def request(self) -> Sequence[Fragment]:
         """The first tiles, before x is waited for."""
         b, out = self.b, []
-        there = b.reg("is_there", "pred")
+        there = self.request_there = b.reg("is_there", "pred")
         for i, words in enumerate(self.words):
             with b.fragment(f"request_{i}", f"load the words of tile {i} of the run") as request:
                 b.op("setp.gt.u32", there, self.left, i)
@@ -101,7 +113,7 @@ class Stream:
                 self.x_at.append(b.op("mad.lo.u32", f"{base.name}_at", self.tile, step, base))
             self.columns.clear()
         self.slot = slots
-        self.there, self.ends = b.registers["is_there"], b.reg("ends_record", "pred")
+        self.there, self.ends = self.request_there, b.reg("ends_record", "pred")
         return [self._turn(i, request) for i, request in enumerate(requests)]
 
     def _turn(self, index: int, request: Fragment) -> Turn:

@@ -202,7 +202,8 @@ def add_sub_blocks(
     """`add_blocks` by the words of `MINS_OF_A_LANE`: byte 2 half + i div 2 of the word for even or odd blocks i."""
     even, odd, low, *blocks = words
     scale_bytes, min_bytes = (convert.scratch(b, name, "b32") for name in ("scale_bytes", "min_bytes"))
-    bits, is_odd = convert.scratch(b, "min_bits", "b32"), b.registers["lane_odd"]
+    bits, is_odd = convert.scratch(b, "min_bits", "b32"), b.known("lane_odd")
+    assert is_odd is not None  # of the reader, for pieces by "own"
     scales, mins = convert.scratch_array(b, "sub_scale", "f32", 8), convert.scratch_array(b, "sub_min", "f32", 4)
     for i, word in enumerate((even, odd)):
         b.op("and.b32", scale_bytes, word, 0x3F3F3F3F)
