@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.kernel import kernel_type
 from ptxgen.products.geometry import ON_TENSOR_CORES
-from ptxgen.products.product import KEPT_FREE, Product
+from ptxgen.products.product import KEPT_FOR_SLOTS, Product
 from ptxgen.weights.format import OWN
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Gemv(Product):
     sizes = {}
 
     def on_tensor_cores(self, target: Target) -> bool:
-        fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FREE
+        fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FOR_SLOTS
         return self.weights in ON_TENSOR_CORES and self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
 
     goldens = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.geometry import Geometry
+from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.slots import RunSlots
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.weights.format import TILE_ROWS
@@ -17,6 +18,7 @@ from ptxgen.weights.format import TILE_ROWS
 if TYPE_CHECKING:
     from ptxgen.products.loop import TileLoop, Tokens
     from ptxgen.products.product import Product
+    from ptxgen.products.stream import Stream, Turn
 
 
 class Epilogue:
@@ -27,8 +29,13 @@ class Epilogue:
     CTA has more than one group, so that one barrier a group is enough. A thread has one result, or several in turn.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
+        if isinstance(at, Runs):
+            self.run_slots = RunSlots(b, at)
+            self.results = -(-at.most * TILE_ROWS // 32) * 32  # whole warps, so that lanes may exchange
+            self.turns = -(-self.results // at.threads)
+            return
         self.buffers = 1 if at.groups <= at.ctas else 2
         self.warp_bytes = 4 * TILE_ROWS * at.tokens * spec.parts
         self.buffer_bytes = self.warp_bytes * at.warps
@@ -58,6 +65,43 @@ class Epilogue:
                 b.op("sub.u32", self.to_other, 0, self.to_other)
         else:
             b.without("turn")
+
+    def build_stream(self, stream: Stream, requests: Sequence[Fragment], stage: Stage) -> list[Turn]:
+        """The same after a `Stream`, with its fragments; the slots are `RunSlots`."""
+        b, at, spec = self.b, self.at, self.spec
+        assert isinstance(at, Runs)
+        assert stage.digits is not None
+        self.tokens, self.token, self.loop = None, None, stream
+        self.begin()
+        turns = stream.build(requests, stage.digits, self.run_slots.locate(stream))
+        with b.fragment("first_result"):
+            self.result = b.op("mov.u32", "result_index", stream.thread)
+            b.op("setp.lt.u32", "has_result", self.result, self.results)
+        with b.fragment("locate_result"):
+            b.note("unit of the CTA, row")
+            self.owner, self.row = split(b, "result_owner", "result_row", self.result, TILE_ROWS)
+            units = stream.units_of_cta()
+            inside = b.op("setp.lt.u32", "row_in_matrix", self.owner, units)
+            last = b.op("sub.u32", "last_owner", units, 1) if isinstance(units, Reg) else units - 1
+            b.op("min.u32", self.owner, self.owner, last)
+            self.run_slots.find(stream, self.owner, self.row)
+            record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
+            self.out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
+            b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
+        self.values = b.array("result", "f32", spec.parts)
+        with b.fragment("combine", "add the sums of the warps along k"):
+            self.run_slots.combine(self.values)
+        with b.fragment("finish", f"{'divide by the root mean square; ' if spec.norm else ''}the result's address"):
+            if spec.norm:
+                self._divide_by_root(stage)
+            self.place(self.out_row, inside)
+        with b.fragment("store", "store the result"):
+            self.store(self.out_row)
+        if self.turns > 1:
+            with b.fragment("next_result"):
+                b.op("add.u32", self.result, self.result, at.threads)
+                b.op("setp.lt.u32", "more_results", self.result, self.results)
+        return turns
 
     def _locate(self, loop: TileLoop) -> None:
         b = self.b

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 WARPS = 8
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
@@ -37,6 +38,73 @@ class Geometry:
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One token: every CTA has a run of neighbouring units, `least` or one more, and every warp of it a run of their
+    tiles, of which so many are on their way (`stages`). A unit is `parts` records of 16 rows and `tiles` tiles each.
+    """
+
+    units: int
+    parts: int
+    tiles: int
+    warps: int
+    stages: int
+    ctas: int
+    tokens = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps
+
+    @property
+    def least(self) -> int:
+        """Units of a CTA; the first `more` have one more."""
+        return self.units // self.ctas
+
+    @property
+    def more(self) -> int:
+        """CTAs with a unit more."""
+        return self.units % self.ctas
+
+    @property
+    def most(self) -> int:
+        """Units of a CTA at most."""
+        return self.least + (self.more > 0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a warp may have no tile."""
+        return self.least * self.parts * self.tiles < self.warps
+
+    @property
+    def sharers(self) -> int:
+        """Warps that have tiles of one record, at most."""
+        return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
+
+
+RUN_WARPS = 16
+RUN_STAGES = 2
+RUN_CTAS = 132  # multiprocessors of the largest GPUs
+MOST_UNITS = 64  # of a CTA
+
+
+def share_runs(units: int, parts: int, tiles: int) -> Runs:
+    """The geometry of a product with one token on tensor cores."""
+    turns = -(-units // (RUN_CTAS * MOST_UNITS))
+    return Runs(units, parts, tiles, RUN_WARPS, RUN_STAGES, min(units, RUN_CTAS * turns))
+
+
+def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int]) -> tuple[Runs, ...]:
+    """Products of one launch: CTAs of the same shape, in proportion to the bytes that each reads."""
+    nbytes = [at.units * each for at, each in zip(runs, record_bytes, strict=True)]
+    most = max(at.ctas for at in runs)
+    return tuple(
+        replace(at, ctas=max(1, min(at.units, round(most * each / sum(nbytes)))))
+        for at, each in zip(runs, nbytes, strict=True)
+    )
 
 
 def choose(records: int, tiles: int, tokens: int, token_bytes: int, shared_limit: int) -> Geometry:
