@@ -192,7 +192,7 @@ class Epilogue:
             b.op("add.f32", result, result, before)
         b.op("st.global.f32", out[0], result)
 
-    def end(self, loop: TileLoop) -> Sequence[tuple[str, str]]:
+    def end(self, loop: TileLoop | Stream) -> Sequence[tuple[str, str]]:
         """What follows when a thread has no more results: templates, and the builder's bodies that they place."""
         return ()
 

@@ -213,6 +213,7 @@ class Product(KernelType):
             turns=turns,
             again=stream.more,
             results_repeat=epilogue.turns > 1,
+            endings=epilogue.end(stream),
         )
 
     def _depends(self, b: Builder) -> None:
