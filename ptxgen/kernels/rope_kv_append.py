@@ -28,8 +28,9 @@ class RopeKvAppend(RotatingRows, KernelType):
     """Rotate rows of q and k, and append the rotated k and v to every KV head's cache.
 
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
-    caches, positions, pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose
-    position is outside the cache writes nothing, q_out included.
+    with `stacked` heads of one row: qkv `[rows, n_heads + 2 n_kv_heads, head_dim]`, or qk beside v. Caches, positions,
+    pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose position is outside the
+    cache writes nothing, q_out included.
     """
 
     max_len: int = field(like=CAPACITY)
@@ -48,6 +49,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     programmatic: bool = False
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    stacked: str = field(default="", doc="heads that lie in one row: qkv, or qk beside rows of v; empty for none")
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -75,6 +77,7 @@ class RopeKvAppend(RotatingRows, KernelType):
             batched=True,
             programmatic=True,
         ),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, style="norm", in_place=False, stacked="qk"),
     )
 
     def rules(self) -> Iterator[str]:
@@ -82,6 +85,9 @@ class RopeKvAppend(RotatingRows, KernelType):
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("stacked", self.stacked, ("", "qk", "qkv"))
+        if self.stacked and self.in_place:
+            yield f"stacked: needs in_place=False (got stacked={self.stacked!r}, in_place=True; nearest: '')"
         yield from self.rotation_rules()
 
     @property
@@ -90,10 +96,19 @@ class RopeKvAppend(RotatingRows, KernelType):
         parts = (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads))
         return HeadMap(self.head_dim, parts, self.kv_dtype == s8)
 
+    @property
+    def stack_heads(self) -> int:
+        """Heads of a row of those that are stacked."""
+        return self.n_heads + self.stacked.count("k") * self.n_kv_heads + self.stacked.count("v") * self.n_kv_heads
+
     def params(self) -> tuple[Param, ...]:
         q_row, kv_row = (("rows", n, self.head_dim) for n in (self.n_heads, self.n_kv_heads))
-        params = [buffer("q", self.src_dtype, *q_row, access="inout" if self.in_place else "in")]
-        params += [buffer(x, self.src_dtype, *kv_row) for x in "kv"]
+        params = []
+        if self.stacked:
+            params.append(buffer(self.stacked, self.src_dtype, "rows", self.stack_heads, self.head_dim))
+        else:
+            params.append(buffer("q", self.src_dtype, *q_row, access="inout" if self.in_place else "in"))
+        params += [buffer(x, self.src_dtype, *kv_row) for x in "kv" if x not in self.stacked]
         if not self.in_place:
             params.append(buffer("q_out", self.src_dtype, *q_row, access="out"))
         return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
@@ -107,7 +122,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         chunk = self.rotating_chunk(b, place, rotates, self.src_dtype)
         with b.fragment("load", "load the thread's chunk of 8 elements of q, k or v"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
-            source = self._source(b, place, row_head)
+            source = self._stacked_source(b, row, place, row_head) if self.stacked else self._source(b, place, row_head)
             values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
         with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
@@ -142,6 +157,20 @@ class RopeKvAppend(RotatingRows, KernelType):
         b.op("selp.b64", source, v, source, from_v)
         return self._chunk(b, source, row_head, place.chunk)
 
+    def _stacked_source(self, b: Builder, row: Reg, place: Place, row_head: Reg) -> Reg:
+        """The same where q and k, or all three, are heads of one row."""
+        from_k, from_v = place.since
+        head = b.op("mov.u32", "stacked_head", place.head)
+        b.op("add.u32", head, head, self.n_heads, pred=from_k)
+        source = b.ld_param(self.stacked)
+        index = row_index(b, "stacked_row", row, self.stack_heads, head)
+        if "v" in self.stacked:
+            b.op("add.u64", index, index, self.n_kv_heads, pred=from_v)
+        else:
+            b.op("selp.b64", index, row_head, index, from_v)
+            b.op("selp.b64", source, b.ld_param("v"), source, from_v)
+        return self._chunk(b, source, index, place.chunk)
+
     def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg) -> Reg:
         row_bytes, chunk_bytes = (n * self.src_dtype.bytes for n in (self.head_dim, CHUNK))
         return chunk_address(b, address, row_head, row_bytes, chunk, chunk_bytes)
@@ -155,6 +184,9 @@ class RopeKvAppend(RotatingRows, KernelType):
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
+        if self.stacked:
+            parts = np.split(a[self.stacked], np.cumsum((self.n_heads, self.n_kv_heads))[: len(self.stacked) - 1], 1)
+            a |= dict(zip(self.stacked, parts, strict=True))
         positions = kv_cache.row_positions(self.batched, a, a["q"].shape[0])
         inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
