@@ -85,16 +85,16 @@ class Runs:
         return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
 
 
-RUN_WARPS = 16
-RUN_STAGES = 2
-RUN_CTAS = 132  # multiprocessors of the largest GPUs
 MOST_UNITS = 64  # of a CTA
+RUN = (16, 2, 132)  # warps of a CTA, tiles on their way of a warp, CTAs: one for each multiprocessor of an H100
+RUN_BEFORE_SM_90 = (8, 2, 108)  # one for each multiprocessor of an A100
 
 
-def share_runs(units: int, parts: int, tiles: int) -> Runs:
+def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool) -> Runs:
     """The geometry of a product with one token on tensor cores."""
-    turns = -(-units // (RUN_CTAS * MOST_UNITS))
-    return Runs(units, parts, tiles, RUN_WARPS, RUN_STAGES, min(units, RUN_CTAS * turns))
+    warps, stages, ctas = RUN if since_sm_90 else RUN_BEFORE_SM_90
+    turns = -(-units // (ctas * MOST_UNITS))
+    return Runs(units, parts, tiles, warps, stages, min(units, ctas * turns))
 
 
 def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int]) -> tuple[Runs, ...]:

@@ -80,9 +80,14 @@ class RunSlots:
                 b.op("mov.f32", ones[i], 0.0)
                 b.op("setp.ge.u32", has, count, i)
                 b.op("ld.shared.f32", ones[i], first[SLOT_BYTES * i], pred=has)
-            terms = list(ones)
-            while len(terms) > 1:
-                for left, right in zip(terms[::2], terms[1::2], strict=False):
-                    b.op("add.f32", left, left, right)
-                terms = terms[::2]
-            b.op("mov.f32", value, terms[0])
+            b.op("mov.f32", value, add_in_pairs(b, ones.regs))
+
+
+def add_in_pairs(b: Builder, values: Sequence[Reg]) -> Reg:
+    """The sum of registers, neighbours first, in the first of them."""
+    terms = list(values)
+    while len(terms) > 1:
+        for left, right in zip(terms[::2], terms[1::2], strict=False):
+            b.op("add.f32", left, left, right)
+        terms = terms[::2]
+    return terms[0]
