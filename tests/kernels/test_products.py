@@ -108,16 +108,27 @@ def test_what_is_in_x_comes_out(device: Device) -> None:
     assert np.isnan(trial(spec, device, arguments={"x": x, "weight": packed}).require().outputs["out"]).all()
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "f32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_in_x_is_a_nan_in_every_row(device: Device, name: str, value: float) -> None:
+    spec = Gemv(20, 256, name)
+    x = np.random.default_rng(0).standard_normal((1, 256), np.float32)
+    x[0, 77] = value
+    out = trial(spec, device, target="sm_90", arguments={"x": x}, limit=np.inf).outputs["out"]
+    assert np.isnan(out).all()
+
+
 def test_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
     """Two tiles of four loads each, and the norm's weights; the residual stream is asked for at once afterwards."""
     text = generate(Gemv(64, 8192, "q4_k", norm="rms", residual=True, programmatic=True), "sm_90").text
     before, after = text.split("    griddepcontrol.wait")
+    released, before = before.split("mov.u32 %thread")
+    assert "griddepcontrol.launch_dependents" in released
     assert before.count("ld.global.nc.L1::no_allocate.v4") == 8
     assert before.count("ld.global.nc.v4.f32 {%norm_factor") == 4
-    assert before.index("launch_dependents") < before.index("ld.global")
     assert "%stage_from" not in before
     assert "ld.global.f32 %before" not in before
-    assert after.index("ld.global.f32 %before") < after.index("ld.global.v4.f32 {%staged")
+    assert after.index("ld.global.f32 %before") < after.index("ld.global.v4.f32 {%staged0")
     assert not supports(Gemv(64, 256, programmatic=True), "sm_89")
 
 
