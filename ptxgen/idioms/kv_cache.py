@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
-from ptxgen.attention.cache import place_rules
+from ptxgen.attention.cache_fields import place_rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, s8, s32

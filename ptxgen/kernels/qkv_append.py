@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import CAPACITY, RING_ROWS
+from ptxgen.attention.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
@@ -75,9 +75,8 @@ class QkvAppend(KernelType):
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_90")
 
-    # what a cache's idioms, a rotation and the template ask of a spec
-    batched, indirect, page_size, page_layout = False, True, 0, "hnd"
-    style, gated = "norm", False
+    # what a cache's idioms and a rotation ask of a spec
+    batched, indirect, page_size, page_layout, style = False, True, 0, "hnd", "norm"
 
     def rules(self) -> Iterator[str]:
         yield from kv_cache.cache_rules(self, KV_DTYPES)
@@ -164,6 +163,7 @@ class QkvAppend(KernelType):
     def build(self, b: Builder) -> None:
         heads = partial(HeadsEpilogue, heads=self)
         if not self.v_weights:
+            b.expose(spec=self.products[0])
             self.products[0].build_with(b, heads)
             return
         geometries = self.geometries(b.target)

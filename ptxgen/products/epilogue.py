@@ -203,6 +203,10 @@ class Epilogue:
             b.op("add.f32", result, result, before)
         b.op("st.global.f32", out[0], result)
 
+    def end(self, loop: TileLoop) -> Sequence[tuple[str, str]]:
+        """What follows when a thread has no more results: templates, and the builder's bodies that they place."""
+        return ()
+
     def add_bias(self, out_row: Reg, inside: Reg | None = None) -> None:
         """The row's bias; where there may be none, `inside` says whether there is."""
         b = self.b

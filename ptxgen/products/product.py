@@ -192,6 +192,7 @@ class Product(KernelType):
             tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
             again=loop.more,
             results_repeat=epilogue.turns > 1,
+            endings=epilogue.end(loop),
         )
 
     def _build_stream(self, b: Builder, make_epilogue: MakeEpilogue, at: Runs, first_cta: int, weight: str) -> None:
