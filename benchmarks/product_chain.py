@@ -45,16 +45,14 @@ def layer(config: dict[str, Any], weights: str) -> tuple[Gemv, ...]:
 @contextmanager
 def chosen(given: str) -> Iterator[None]:
     """A geometry for all products, instead of the table's."""
-    before = {name: getattr(geometry, name) for name in ("RUN_WARPS", "RUN_STAGES", "RUN_CTAS")}
+    before = geometry.RUN
     if given:
-        for name, value in zip(before, given.split("x"), strict=True):
-            setattr(geometry, name, int(value))
+        geometry.RUN = tuple(map(int, given.split("x")))
     clear_cache()
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(geometry, name, value)
+        geometry.RUN = before
         clear_cache()
 
 

@@ -40,7 +40,7 @@ class Gemv(Product):
         dict(n=16, k=256, weights="bf16", activation="silu", gated=True),
         dict(n=33, k=128, weights="q8_0", bias=True, activation="gelu"),
         dict(n=16, k=2080, weights="f32", norm="rms", norm_offset=1.0, activation="gelu_tanh"),
-        dict(n=34000, k=32, weights="q4_0", residual=True),
+        dict(n=80000, k=32, weights="q4_0", residual=True),
         dict(n=20, k=200, weights="bf16"),
         dict(n=20, k=131, weights="e4m3"),
         dict(n=20, k=256, weights="e4m3_channel"),

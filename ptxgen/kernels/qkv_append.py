@@ -127,7 +127,8 @@ class QkvAppend(KernelType):
         if len(own) == 1:
             return tuple(own)
         if len(runs) == len(own):
-            return side_by_side(runs, [product.kind.record_bytes(product.k) for product in self.products])
+            record_bytes = [product.kind.record_bytes(product.k) for product in self.products]
+            return side_by_side(runs, record_bytes, since_sm_90=target.includes_any(("sm_90",)))
         if runs:  # the other has no tensor cores
             warps = min(at.warps for at in own if not isinstance(at, Runs))
             return tuple(replace(at, warps=warps) if isinstance(at, Runs) else at for at in own)

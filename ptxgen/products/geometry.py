@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 WARPS = 8
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
@@ -85,25 +85,34 @@ class Runs:
         return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
 
 
-RUN_WARPS = 16
-RUN_STAGES = 2
-RUN_CTAS = 132  # multiprocessors of the largest GPUs
 MOST_UNITS = 64  # of a CTA
+RUN = (16, 2, 132)  # warps of a CTA, tiles on their way of a warp, CTAs: one for each multiprocessor of an H100
+RUN_BEFORE_SM_90 = (8, 2, 108)  # one for each multiprocessor of an A100
 
 
-def share_runs(units: int, parts: int, tiles: int) -> Runs:
-    """The geometry of a product with one token on tensor cores."""
-    turns = -(-units // (RUN_CTAS * MOST_UNITS))
-    return Runs(units, parts, tiles, RUN_WARPS, RUN_STAGES, min(units, RUN_CTAS * turns))
+def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0) -> Runs:
+    """The geometry of a product with one token on tensor cores: at most the warps and stages that have a tile.
+
+    `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs.
+    """
+    most_warps, stages, ctas = RUN if since_sm_90 else RUN_BEFORE_SM_90
+    ctas = most_ctas or ctas
+    ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
+    most_tiles = -(-units // ctas) * parts * tiles
+    warps = warps or min(most_warps, most_tiles)
+    return Runs(units, parts, tiles, warps, min(stages, -(-most_tiles // warps)), ctas)
 
 
-def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int]) -> tuple[Runs, ...]:
+def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int], *, since_sm_90: bool) -> tuple[Runs, ...]:
     """Products of one launch: CTAs of the same shape, in proportion to the bytes that each reads."""
     nbytes = [at.units * each for at, each in zip(runs, record_bytes, strict=True)]
     most = max(at.ctas for at in runs)
+    ctas = [max(1, round(most * each / sum(nbytes))) for each in nbytes]
+    own = [share_runs(at.units, at.parts, at.tiles, since_sm_90=since_sm_90, most_ctas=count)
+           for at, count in zip(runs, ctas, strict=True)]  # fmt: skip
+    warps = max(at.warps for at in own)
     return tuple(
-        replace(at, ctas=max(1, min(at.units, round(most * each / sum(nbytes)))))
-        for at, each in zip(runs, nbytes, strict=True)
+        share_runs(at.units, at.parts, at.tiles, since_sm_90=since_sm_90, most_ctas=at.ctas, warps=warps) for at in own
     )
 
 

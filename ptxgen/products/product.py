@@ -117,7 +117,7 @@ class Product(KernelType):
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
-            return share_runs(records, self.parts, tiles)
+            return share_runs(records, self.parts, tiles, since_sm_90=target.includes_any(("sm_90",)))
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
         # sums of two matrices leave registers for half of the tokens
@@ -200,8 +200,15 @@ class Product(KernelType):
         stream = Stream(b, self, at)
         stream.locate(self.group_axis, first_cta, weight)
         requests = stream.request()
-        self._depends(b)
         stage = Stage(b, self, at, columns_of(self.kind)[1])
+        stage.request_norm(stream.thread)
+        if self.programmatic:
+            with b.fragment("release", "the next kernel may start"):
+                b.op("griddepcontrol.launch_dependents")
+            with b.fragment("depends"):
+                b.op("griddepcontrol.wait")
+        else:
+            b.without("release", "depends")
         stage.build(None, stream)
         assert stage.digits is not None
         epilogue = make_epilogue(b, self, at)

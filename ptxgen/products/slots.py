@@ -46,7 +46,9 @@ class RunSlots:
         b, at = self.b, self.at
         self.first, self.count = [], []
         for part in range(at.parts):
-            record = b.op("mad.lo.u32", f"record_{part}", unit, at.parts, part)
+            record = unit
+            if at.parts > 1:
+                record = b.op("mad.lo.u32", f"record_{part}", unit, at.parts, part)
             first = b.op("mad.lo.u32", f"first_of_{part}", record, at.warps, (at.warps - 1) // at.tiles)
             last = b.op("mad.lo.u32", f"last_of_{part}", record, at.warps, at.warps - 1)
             for each in (first, last):
@@ -66,7 +68,7 @@ class RunSlots:
             b.op("div.u32", other, value, at.most * at.parts)
             b.op("div.u32", value, value, at.least * at.parts)
             b.op("selp.b32", value, other, value, has_more)
-        else:
+        elif at.least * at.parts > 1:
             b.op("div.u32", value, value, at.least * at.parts)
 
     def combine(self, values: Sequence[Reg]) -> None:
@@ -80,9 +82,14 @@ class RunSlots:
                 b.op("mov.f32", ones[i], 0.0)
                 b.op("setp.ge.u32", has, count, i)
                 b.op("ld.shared.f32", ones[i], first[SLOT_BYTES * i], pred=has)
-            terms = list(ones)
-            while len(terms) > 1:
-                for left, right in zip(terms[::2], terms[1::2], strict=False):
-                    b.op("add.f32", left, left, right)
-                terms = terms[::2]
-            b.op("mov.f32", value, terms[0])
+            b.op("mov.f32", value, add_in_pairs(b, ones.regs))
+
+
+def add_in_pairs(b: Builder, values: Sequence[Reg]) -> Reg:
+    """The sum of registers, neighbours first, in the first of them."""
+    terms = list(values)
+    while len(terms) > 1:
+        for left, right in zip(terms[::2], terms[1::2], strict=False):
+            b.op("add.f32", left, left, right)
+        terms = terms[::2]
+    return terms[0]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ptxgen.products.stream import Stream
 
 MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
+MOST_OF_DIGITS = 4  # the same where they become digits, for want of registers
 
 
 class Stage:
@@ -31,14 +32,34 @@ class Stage:
         self.width = next(v for v in (4, 2, 1) if spec.k % v == 0)
         self.reach = at.threads * self.width  # columns of one load of all threads
         loads = -(-spec.padded_k // self.reach)
-        self.flight = min(loads, max(1, MOST_IN_FLIGHT // at.tokens))
+        self.flight = min(loads, max(1, (MOST_OF_DIGITS if digits else MOST_IN_FLIGHT) // at.tokens))
         self.passes = -(-loads // self.flight)
+        self.early: RegArray | None = None  # the norm's weights
         self.digits = digits(b, spec.kind, spec.padded_k, at.threads) if digits else None
         self.row_bytes = 4 * spec.padded_k
         self.stride = 4 * self.reach  # bytes that all threads together write for one load
         if self.digits is None:
             self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
+
+    def request_norm(self, thread: Reg) -> None:
+        """Fragment `norm_early`: the norm's weights, which are constant, before x is waited for, where one pass takes
+        all columns."""
+        b, spec = self.b, self.spec
+        if not spec.norm or self.passes > 1:
+            b.without("norm_early")
+            return
+        with b.fragment("norm_early", "load the norm's weights"):
+            column = b.op("mul.lo.u32", "norm_column", thread, self.width)
+            self.early = b.array("norm_factor", "f32", self.flight * self.width)
+            convert.clear(b, self.early)
+            address = b.op("mad.wide.u32", "norm_from", column, 4, b.ld_param("norm_weight"))
+            here, inside = b.reg("norm_here", "u32"), b.reg("norm_inside", "pred")
+            for i in range(self.flight):
+                b.op("add.u32", here, column, i * self.reach)
+                b.op("setp.lt.u32", inside, here, spec.k)
+                words = self.early[self.width * i : self.width * (i + 1)]
+                convert.load_words(b, words, address, 4 * i * self.reach, space="global.nc", pred=inside)
 
     def build(self, tokens: Tokens | None, loop: TileLoop | Stream) -> None:
         """All fragments, after those that `loop` locates its tiles by."""
@@ -55,7 +76,7 @@ class Stage:
                 for token in range(at.tokens):
                     b.op("add.u32", row, tokens.first, token)
                     b.op("setp.lt.u32", exists[token], row, tokens.rows)
-            norm = b.ld_param("norm_weight") if spec.norm else None
+            norm = b.ld_param("norm_weight") if spec.norm and self.early is None else None
             if self.digits is None:
                 self.target = b.op("mov.u32", "stage_to", self.vector)
                 b.op("mad.lo.u32", self.target, column, 4, self.target)
@@ -89,7 +110,7 @@ class Stage:
         """`exists`: which rows of x there are, where there are several; `sums`: of squares, a token's each."""
         b, spec, at, width = self.b, self.spec, self.at, self.width
         values = b.array("staged", "f32", self.flight * at.tokens * width)
-        factors = b.array("norm_factor", "f32", self.flight * width) if norm is not None else None
+        factors = b.array("norm_factor", "f32", self.flight * width) if norm is not None else self.early
         inside, there = b.array("inside_row", "pred", self.flight), b.array("inside_tiles", "pred", self.flight)
         with b.fragment("stage", "a pass of x to shared memory"):
             address = b.op("mad.wide.u32", "stage_from", column, 4, source)
@@ -105,7 +126,7 @@ class Stage:
                         guard = b.op("and.pred", both, inside[i], exists[token])
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     convert.load_words(b, words, address, 4 * (token * spec.k + i * self.reach), pred=guard)
-            if factors is not None:
+            if factors is not None and norm is not None:
                 norm_at = b.op("mad.wide.u32", "norm_from", column, 4, norm)
                 convert.clear(b, factors)
                 for i in range(self.flight):

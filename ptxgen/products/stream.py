@@ -59,12 +59,7 @@ class Stream:
                 b.op("add.u32", first, first, extra)
                 self.has_more = b.op("setp.lt.u32", "has_unit_more", index, at.more)
                 total = b.op("selp.b32", "tiles_of_cta", at.most * at.parts * at.tiles, total, self.has_more)
-            begin, end = b.reg("first_tile", "u32"), b.reg("end_tile", "u32")
-            b.op("mul.lo.u32", begin, self.warp, total)
-            b.op("add.u32", end, begin, total)
-            for each in (begin, end):
-                b.op("div.u32", each, each, at.warps)
-            self.left = b.op("sub.u32", "tiles_left", end, begin)
+            begin = self._share(total)
             record, tile = split(b, "record_of_cta", "tile", begin, at.tiles)
             self.tile, self.own_record = tile, record
             self.ahead = b.op("mov.u32", "tile_ahead", tile) if self.reader.wraps else None
@@ -72,6 +67,19 @@ class Stream:
             whole = b.op("mad.lo.u32", "record", first, at.parts, record)
             self.reader.go_to(b, whole)
             self.more = b.op("setp.gt.u32", "has_tiles", self.left, 0)
+
+    def _share(self, total: Reg | int) -> Reg:
+        """The first of this warp's tiles, of so many of the CTA; `left` is how many it has."""
+        b, warps = self.b, self.at.warps
+        if isinstance(total, int) and total % warps == 0:
+            self.left = b.op("mov.u32", "tiles_left", total // warps)
+            return b.op("mul.lo.u32", "first_tile", self.warp, total // warps)
+        begin: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total)
+        end = b.op("add.u32", "end_tile", begin, total)
+        for each in (begin, end):
+            b.op("div.u32", each, each, warps)
+        self.left = b.op("sub.u32", "tiles_left", end, begin)
+        return begin
 
     def units_of_cta(self) -> Reg | int:
         """How many units the CTA has."""
