@@ -69,4 +69,5 @@ def unpack(packed: np.ndarray, rows: int, cols: int) -> np.ndarray:
     tokens = packed.shape[3]
     back = np.tile(np.argsort(_order(), 1), (tokens // GROUP, 1))
     plain = np.take_along_axis(packed.astype(np.float64), np.broadcast_to(back, packed.shape), 4)
-    return plain.sum(2).transpose(0, 2, 1, 3).reshape(packed.shape[0] * tokens, -1)[:rows, :cols]
+    rows_of_tiles: np.ndarray = plain.sum(2).transpose(0, 2, 1, 3)
+    return rows_of_tiles.reshape(packed.shape[0] * tokens, -1)[:rows, :cols]
