@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError, generate, supports
+from ptxgen.generator import _generate
 from ptxgen.kernels import Gemv, QkvAppend, RopeKvAppend
 from ptxgen.models.program import Pairs
+from ptxgen.render import environment
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target
 from ptxgen.weights import weight_formats
 
 SHAPE: dict[str, Any] = {"max_len": 70, "head_dim": 32, "n_heads": 6, "n_kv_heads": 2, "k": 256}
@@ -105,3 +108,9 @@ def test_an_illegal_spec_is_refused_with_the_reason(fields: dict[str, Any], reas
     with pytest.raises(SpecError) as refused:
         QkvAppend(**{**SHAPE, **fields})
     assert reason in str(refused.value)
+
+
+def test_a_body_has_the_macros_that_its_skeleton_imports() -> None:
+    environment.cache_clear()  # nothing is compiled
+    text = _generate(QkvAppend(**SHAPE, weights="q4_k", v_weights="q6_k"), target("sm_90")).text
+    assert text.count("    bar.sync 0;") == 4
