@@ -60,6 +60,13 @@ def test_it_is_the_product_and_then_the_append(device: Device) -> None:
     assert np.abs(both["k_cache"].astype(np.float32) - apart["k_cache"].astype(np.float32)).max() < 4e-3
 
 
+@pytest.mark.parametrize("mode", ["check", "fast"])
+def test_ctas_of_three_records_in_which_half_a_warp_has_no_result(mode: str) -> None:
+    spec = QkvAppend(max_len=70, head_dim=128, n_heads=32, n_kv_heads=8, k=64, weights="bf16", bias=True)
+    assert spec.geometries(target("sm_90"))[0].most == 3  # type: ignore[union-attr]
+    trial(spec, CpuDevice(mode=mode), target="sm_90").require()
+
+
 @pytest.mark.parametrize("position", [-1, 70, 2**31 - 1])
 @pytest.mark.parametrize("v_weights", ["", "q8_0"])
 def test_a_position_outside_the_cache_writes_nothing(device: Device, position: int, v_weights: str) -> None:
