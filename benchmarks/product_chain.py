@@ -47,7 +47,8 @@ def chosen(given: str) -> Iterator[None]:
     """A geometry for all products, instead of the table's."""
     before = geometry.RUN
     if given:
-        geometry.RUN = tuple(map(int, given.split("x")))
+        warps, stages, ctas = map(int, given.split("x"))
+        geometry.RUN = (warps, stages, ctas)
     clear_cache()
     try:
         yield

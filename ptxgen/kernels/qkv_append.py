@@ -129,15 +129,14 @@ class QkvAppend(KernelType):
         if len(runs) == len(own):
             record_bytes = [product.kind.record_bytes(product.k) for product in self.products]
             return side_by_side(runs, record_bytes, since_sm_90=target.includes_any(("sm_90",)))
+        groups = [at for at in own if isinstance(at, Geometry)]
         if runs:  # the other has no tensor cores
-            warps = min(at.warps for at in own if not isinstance(at, Runs))
-            return tuple(replace(at, warps=warps) if isinstance(at, Runs) else at for at in own)
-        whole = [self._product(self.n, each).geometry(target) for each in (self.weights, self.v_weights)]
-        k_warps, row_warps = (min(getattr(at, name) for at in whole) for name in ("k_warps", "row_warps"))
-        groups = [ceil_div(product.kind.records(product.n), row_warps) for product in self.products]
+            return tuple(replace(at, warps=groups[0].warps) if isinstance(at, Runs) else at for at in own)
+        k_warps, row_warps = (min(getattr(at, name) for at in groups) for name in ("k_warps", "row_warps"))
+        counts = [ceil_div(product.kind.records(product.n), row_warps) for product in self.products]
         return tuple(
             replace(at, k_warps=k_warps, row_warps=row_warps, groups=count, ctas=count)
-            for at, count in zip(whole, groups, strict=True)
+            for at, count in zip(groups, counts, strict=True)
         )
 
     def params(self) -> tuple[Param, ...]:

@@ -150,8 +150,8 @@ class BlockColumns(Columns):
                 a = kind.halves(b, words, group_chunks * group + chunk)
                 sums = products if chunk else (self.zero,) * 4
                 b.op(MMA_F16, tuple(products), tuple(a), tuple(self.digit[2 * chunk : 2 * chunk + 2]), tuple(sums))
-        sums = [self._sums(group, self.x_factors[group]) for group in range(self.groups)]
-        kind.add_blocks(b, words, sums, (), self.totals)
+        found = [self._sums(group, self.x_factors[group]) for group in range(self.groups)]
+        kind.add_blocks(b, words, found, (), self.totals)
 
     def _sums(self, group: int, factor: Reg) -> Sequence[Reg]:
         """Both digits' products of rows g and g + 8, added up, times the power of two."""
@@ -207,7 +207,8 @@ class IntegerColumns(Columns):
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
         b, kind, groups = self.b, self.kind, self.unit_groups
         per_unit = self.per_unit
-        sums, x_sums = [], []
+        sums: list[Sequence[Reg]] = []
+        x_sums: list[Reg] = []
         for unit in range(self.units):
             own = self.factors[per_unit * unit : per_unit * (unit + 1)]
             x_sums += own[groups:]
@@ -229,6 +230,7 @@ class IntegerColumns(Columns):
         b, kind, x = self.b, self.kind, self.digit
         chunk = (UNIT * unit + 2 * kind.x_block * group) // 16
         sums: Sequence[Reg] = (self.magic,) * 4
+        fragments: list[tuple[int, Sequence[Reg]]]
         if kind.x_block == 16:
             fragments = [(chunk, (x[group], x[4 + group]))]
         else:

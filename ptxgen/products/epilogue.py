@@ -32,6 +32,9 @@ class Epilogue:
 
     def __init__(self, b: Builder, spec: Product, at: Geometry | Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
+        self.tokens: Tokens | None = None
+        self.token: Reg | None = None
+        self.loop: TileLoop | Stream
         self.before: Reg | None = None  # of the residual stream, where it is asked for early
         if isinstance(at, Runs):
             self.run_slots = RunSlots(b, at)
@@ -73,7 +76,7 @@ class Epilogue:
         b, at, spec = self.b, self.at, self.spec
         assert isinstance(at, Runs)
         assert stage.digits is not None
-        self.tokens, self.token, self.loop = None, None, stream
+        self.loop = stream
         slots = self.run_slots.locate(stream)
         with b.fragment("first_result"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
@@ -119,15 +122,20 @@ class Epilogue:
         with self.b.fragment("publish", "the warp's sums to shared memory"):
             loop.publish(self.mine, [4 * part * self.at.tokens * TILE_ROWS for part in range(self.spec.parts)])
 
+    @property
+    def _groups(self) -> Geometry:
+        assert isinstance(self.at, Geometry)
+        return self.at
+
     def _find_result(self, loop: TileLoop) -> None:
-        b, at = self.b, self.at
+        b, at = self.b, self._groups
         with b.fragment("first_result"):
             self.result = b.op("mov.u32", "result_index", loop.thread)
             b.op("setp.lt.u32", "has_result", self.result, self.results)
         with b.fragment("locate_result"):
             b.note("row warp, token, row")
             rest, self.row = split(b, "result_rest", "result_row", self.result, TILE_ROWS)
-            self.owner, self.token = rest, None
+            self.owner = rest
             if self.tokens is not None:
                 self.owner, self.token = split(b, "result_owner", "result_token", rest, at.tokens)
             self.theirs = b.op("mad.lo.u32", "combine_at", self.owner, at.k_warps * self.warp_bytes, self.others)
@@ -137,7 +145,7 @@ class Epilogue:
         self.out_group = loop.out_group
 
     def _combine(self) -> None:
-        b, at, spec = self.b, self.at, self.spec
+        b, at, spec = self.b, self._groups, self.spec
         self.values = b.array("result", "f32", spec.parts)
         with b.fragment("combine", "add the sums of the warps along k"):
             one = b.reg("of_warp", "f32")
@@ -149,7 +157,7 @@ class Epilogue:
                     b.op("add.f32", result, result, one)
 
     def _finish(self, norm: Stage | Squares | None) -> None:
-        b, at, spec = self.b, self.at, self.spec
+        b, at, spec = self.b, self._groups, self.spec
         with b.fragment("finish", f"{'divide by the root mean square; ' if norm else ''}the result's address"):
             if norm is not None:
                 self._divide_by_root(norm)

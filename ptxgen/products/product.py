@@ -217,10 +217,10 @@ class Product(KernelType):
             geometry=at,
             x_parts=["products/staged.ptx.j2"],
             stage_repeats=stage.passes > 1,
+            endings=epilogue.end(stream),
             turns=turns,
             again=stream.more,
             results_repeat=epilogue.turns > 1,
-            endings=epilogue.end(stream),
         )
 
     def _depends(self, b: Builder) -> None:

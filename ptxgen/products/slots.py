@@ -31,7 +31,7 @@ class RunSlots:
         with b.fragment("locate_slot", "where the warp puts its sums"):
             self.base = b.op("mov.u32", "slots", self.slots)
             slot = b.op("add.u32", "slot", stream.own_record, stream.warp)
-            mine = b.op("mad.lo.u32", "publish_at", slot, SLOT_BYTES, self.base)
+            mine: Reg = b.op("mad.lo.u32", "publish_at", slot, SLOT_BYTES, self.base)
             if at.idle:
                 b.note("a warp without a tile adds 0")
                 clear = b.op("mad.lo.u32", "clear_at", stream.lane, 4, mine)

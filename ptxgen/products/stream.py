@@ -73,7 +73,8 @@ class Stream:
         b, warps = self.b, self.at.warps
         if isinstance(total, int) and total % warps == 0:
             self.left = b.op("mov.u32", "tiles_left", total // warps)
-            return b.op("mul.lo.u32", "first_tile", self.warp, total // warps)
+            only: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total // warps)
+            return only
         begin: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total)
         end = b.op("add.u32", "end_tile", begin, total)
         for each in (begin, end):
