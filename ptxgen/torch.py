@@ -7,6 +7,7 @@ shapes on one stream share scratch memory, also where they are captured: do not 
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
 import threading
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -184,9 +185,11 @@ def _storage(cache: Tensor, page_table: Tensor | None) -> dict[str, int]:
 
 
 def _launch(
-    spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int], scalars: dict[str, int] | None = None
-) -> None:
-    """One launch on torch's current stream. Bound kernels and their workspaces are kept per stream."""
+    spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int], scalars: dict[str, int] | None = None,
+    growing: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """One launch on torch's current stream. Bound kernels and their workspaces are kept per stream; tensors that are
+    `growing` may have another shape in the next call, within the capacities."""
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
         if tensor.device != first.device or not tensor.is_contiguous():
@@ -199,13 +202,14 @@ def _launch(
     stream = torch.cuda.current_stream(index).cuda_stream
     with torch.cuda.device(index):  # it asks about the current device's stream
         capturing = torch.cuda.is_current_stream_capturing()
-    layout = tuple((name, t.dtype, t.shape) for name, t in tensors.items())
+    layout = tuple((name, t.dtype, None if name in growing else t.shape) for name, t in tensors.items())
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
     step = _bound.get(key)
     if step is None:
         device: Any = open_device(f"cuda:{index}")
         with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
-            step = _step(device, spec, tensors, capacities, scalars)
+            given = {name: t.data_ptr() if name in growing else t for name, t in tensors.items()}
+            step = _step(device, spec, given, capacities, scalars)
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
             _bound[key] = step
@@ -213,11 +217,11 @@ def _launch(
         _captured.append(step.launches[0])
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     with _lock:  # another thread may launch the same on this stream
-        step.update(**addresses).launch(stream)
+        step.update(**addresses, **(scalars or {})).launch(stream)
 
 
 def _step(
-    device: Device, spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int],
+    device: Device, spec: KernelType, tensors: Mapping[str, Tensor | int], capacities: dict[str, int],
     scalars: dict[str, int] | None,
 ) -> Step:  # fmt: skip
     """A kernel over these tensors, as the one launch of a Program."""

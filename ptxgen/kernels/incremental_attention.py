@@ -243,7 +243,7 @@ class IncrementalAttention(KernelType):
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         keys = sizes["n_keys"]
-        rows = {"starts": (0, keys), "kv_rows": (keys, keys)} if self.strided else {}
+        rows = {"starts": (0, keys), "kv_rows": (1, keys)} if self.strided else {}
         within = dict.fromkeys(("seq_len", "seq_lens"), (0, keys if self.strided else self.max_len))
         return {**super().ranges(sizes), **within, **rows, "page_table": (-1, sizes["pages"] - 1)}
 
@@ -270,9 +270,11 @@ class IncrementalAttention(KernelType):
         length = self.max_len if sizes["seq_len"] == _WHOLE else sizes["seq_len"]
         if self.strided:
             length = min(length, sizes["n_keys"])
-            out |= {"kv_rows": sizes["n_keys"], "starts": rng.integers(0, length // 2 + 1, sizes["batch"], np.int32)}
+            out["kv_rows"] = sizes["n_keys"]
         if self.batched:
             out["seq_lens"] = rng.integers(0, length, sizes["batch"], np.int32, endpoint=True)
+            if self.strided:
+                out["starts"] = rng.integers(0, out["seq_lens"] // 2, dtype=np.int32, endpoint=True)
         else:
             out["seq_len"] = np.array([length], np.int32) if self.indirect else length
         out |= attention.cache.given_table(rng, sizes, np.asarray(out.get("seq_lens", 0)))
