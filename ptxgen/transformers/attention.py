@@ -36,7 +36,7 @@ def attention(
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window, cap = sliding_window or 0, softcap or 0.0
-    reason = _unfit(query, key, value, attention_mask, dropout, scale, position_bias)
+    reason = unfit(query, key, value, attention_mask, dropout, scale, position_bias)
     if reason:
         warn_once(f"ptxgen attention: {reason}; this runs through sdpa")
         mask = attention_mask
@@ -55,7 +55,7 @@ def warn_once(message: str) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def _unfit(
+def unfit(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, bias: Tensor | None
 ) -> str:
     """Why the kernels cannot compute this; empty where they can."""

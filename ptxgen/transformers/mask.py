@@ -85,7 +85,7 @@ def _is_plain(function: Callable[..., Any], q_length: int, local_size: int | Non
 
 def _first_keys(
     padding: Tensor | None, kv_length: int, kv_offset: int | Tensor, end: int | Tensor
-) -> Tensor | None | bool:
+) -> Tensor | bool | None:
     """The first key of every sequence int32 `[batch]`; None where there is no padding, False where some lies
     elsewhere than on the left."""
     if padding is None:
@@ -108,7 +108,7 @@ def _first_keys(
 
 
 def _bounds(
-    batch: int, kv_length: int, end: int | Tensor, first: Tensor | None | bool, device: torch.device | str
+    batch: int, kv_length: int, end: int | Tensor, first: Tensor | bool | None, device: torch.device | str
 ) -> Tensor | None:
     if first is None and not isinstance(end, Tensor) and end == kv_length:
         return None

@@ -10,6 +10,7 @@
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,6 +190,65 @@ def _prefill_bounded(
     if sinks is not None:
         tensors["sinks"] = sinks
     _launch(spec, tensors, {"n_tokens": batch * queries, "batch": batch}, {"n_sequences": batch})
+
+
+@torch.library.custom_op("ptxgen::paged_attention", mutates_args=())
+def attend_pages(
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    q_starts: Tensor,
+    lengths: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    single: bool,
+) -> Tensor:
+    """query and out `[tokens, heads, dim]`, of requests one after the other: request r has tokens q_starts[r] …
+    q_starts[r + 1] and lengths[r] keys, in the pages `[pages, page_size, kv_heads, dim]` of its row of the table.
+    `single`: a token each."""
+    return attend_pages_now(query, k, v, table, q_starts, lengths, sinks, scale, soft_cap, window, single)
+
+
+@attend_pages.register_fake
+def _(query: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def attend_pages_now(
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    q_starts: Tensor,
+    lengths: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    single: bool,
+) -> Tensor:
+    """`attend_pages` without torch's dispatcher."""
+    query = query.contiguous()
+    out = torch.zeros_like(query)  # tokens that no request has
+    tokens, heads, dim = query.shape
+    page = k.shape[1]
+    max_len = table.shape[1] * page
+    shared = {"head_dim": dim, "n_heads": heads, "n_kv_heads": k.shape[2], "q_dtype": _kind(query), "scale": scale}
+    shared |= {"kv_dtype": _kind(k), "max_len": max_len, "page_size": page, "page_layout": "nhd", "batched": True}
+    shared |= {"soft_cap": soft_cap, "window": 0 if window >= max_len else window, "sinks": sinks is not None}
+    tensors = {"q": query, "page_table": table, "out": out} | ({} if sinks is None else {"sinks": sinks})
+    capacities = {"batch": table.shape[0], "pages": k.shape[0]}
+    if single:
+        tensors |= {"k_cache": k, "v_cache": v, "seq_lens": lengths.int()}
+        _launch(IncrementalAttention(**shared), tensors, capacities)
+        return out
+    tensors |= {"k": k, "v": v, "kv_lens": lengths.int(), "q_starts": q_starts.int()}
+    scalars = {"n_sequences": table.shape[0]}
+    _launch(MultiHeadAttention(**shared), tensors, {**capacities, "n_tokens": tokens}, scalars)
+    return out
 
 
 @lru_cache(maxsize=1024)
