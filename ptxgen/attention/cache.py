@@ -126,8 +126,8 @@ class Cache:
     `["pages", page_size, n_kv_heads, dim]`. `ring`: so many rows in place of max_len, position p in row p % ring. A
     `max_len` of 0:
     rows as they come from a projection, `["n_keys", n_kv_heads, dim]` (`by_token`) or `[n_kv_heads, "n_keys", dim]`.
-    `strided`: caches `["batch", n_kv_heads, "n_keys", dim]`, n_keys given at launch as kv_rows; sequence s begins in row
-    `starts[s]`. `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
+    `strided`: caches `["batch", n_kv_heads, "n_keys", dim]`, n_keys given at launch as kv_rows; sequence s begins in
+    row `starts[s]`. `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
     """
 
     n_kv_heads: int

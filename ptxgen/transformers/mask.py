@@ -1,4 +1,4 @@
-"""What a forward pass of transformers says of its mask, as the kernels want it: where each sequence's keys begin and end.
+"""What a forward pass of transformers says of its mask, as the kernels want it: where a sequence's keys begin and end.
 
 Owns the form of it: int32 `[batch, 1, 1, 1]`, ends alone, or `[batch, 1, 1, 2]`, first keys and ends. Every query of a
 sequence sees the keys from its first one on; the last query stands at the last key. No tensor: all keys count.
