@@ -28,8 +28,8 @@ from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
 from ptxgen.lines.marks import LineMarks, marked_lines
 from ptxgen.lines.sources import Place, Placed, Run, shown_path
+from ptxgen.lines.words import counted
 from ptxgen.packages import OURS, package_of, template_folders
-from ptxgen.words import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110

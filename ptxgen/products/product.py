@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,10 @@ class Product(KernelType):
         return "product"
 
     def build(self, b: Builder) -> None:
+        self.build_with(b, Epilogue)
+
+    def build_with(self, b: Builder, make_epilogue: Callable[[Builder, Product, Geometry], Epilogue]) -> None:
+        """All fragments, with a kind of epilogue."""
         at, tensor = self.geometry(b.target), self.on_tensor_cores(b.target)
         stage = Stage(b, self, at, digits=tensor) if self.stages(b.target) else None
         loop = self._loop(b, at, stage)
@@ -158,7 +162,7 @@ class Product(KernelType):
             norm = Squares(b, self, at, tokens)
             inputs = norm.build(loop.lane, loop.warp)
         loop.build(tokens, inputs)
-        epilogue = Epilogue(b, self, at)
+        epilogue = make_epilogue(b, self, at)
         epilogue.build(loop, norm, tokens)
         x_part = "staged" if stage is not None else "squares" if self.norm else ""
         b.expose(
