@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
 from ptxgen.torch import _kind, _launch
+from ptxgen.torch_pages import attend as attend_paged
 
 MOST_HEADS = 1024  # of MultiHeadAttention
 SHORTEST = 1024  # what caches that grow are taken to hold at least, so that few kernels serve all lengths
@@ -231,23 +232,11 @@ def attend_pages_now(
     single: bool,
 ) -> Tensor:
     """`attend_pages` without torch's dispatcher."""
-    query = query.contiguous()
-    out = torch.zeros_like(query)  # tokens that no request has
-    tokens, heads, dim = query.shape
-    page = k.shape[1]
-    max_len = table.shape[1] * page
-    shared = {"head_dim": dim, "n_heads": heads, "n_kv_heads": k.shape[2], "q_dtype": _kind(query), "scale": scale}
-    shared |= {"kv_dtype": _kind(k), "max_len": max_len, "page_size": page, "page_layout": "nhd", "batched": True}
-    shared |= {"soft_cap": soft_cap, "window": 0 if window >= max_len else window, "sinks": sinks is not None}
-    tensors = {"q": query, "page_table": table, "out": out} | ({} if sinks is None else {"sinks": sinks})
-    capacities = {"batch": table.shape[0], "pages": k.shape[0]}
-    if single:
-        tensors |= {"k_cache": k, "v_cache": v, "seq_lens": lengths.int()}
-        _launch(IncrementalAttention(**shared), tensors, capacities)
-        return out
-    tensors |= {"k": k, "v": v, "kv_lens": lengths.int(), "q_starts": q_starts.int()}
-    scalars = {"n_sequences": table.shape[0]}
-    _launch(MultiHeadAttention(**shared), tensors, {**capacities, "n_tokens": tokens}, scalars)
+    out = query.new_zeros(query.shape)  # tokens that no request has
+    attend_paged(
+        query, k, v, out, table, q_starts.int(), lengths.int(), sinks, scale=scale, soft_cap=soft_cap, window=window,
+        single=single,
+    )  # fmt: skip
     return out
 
 
