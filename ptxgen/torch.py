@@ -23,7 +23,7 @@ from ptxgen.runtime.core.step import Step
 
 _lock = threading.Lock()
 _cpu: list[Device] = []
-_bound: dict[tuple[Any, ...], Step] = {}
+_bound: "dict[tuple[Any, ...], _Prepared]" = {}
 _captured: list[BoundKernel] = []  # what a torch graph was recorded with lives as long as the process
 _REMEMBERED = 512
 
@@ -196,36 +196,65 @@ def _launch(
             want = f"contiguous, on {first.device}"
             raise SpecError(f"{spec.kernel_name}({name}): must be {want} (got {tensor.device}, {tensor.stride()})")
     if first.device.type == "cpu":
-        _step(_on_cpu(), spec, tensors, capacities, scalars).launch()
+        _step(_on_cpu(), spec, tensors, capacities, scalars or {}).launch()
         return
     index = first.device.index
-    stream = torch.cuda.current_stream(index).cuda_stream
-    with torch.cuda.device(index):  # it asks about the current device's stream
-        capturing = torch.cuda.is_current_stream_capturing()
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    capturing = _is_capturing(index)
     layout = tuple((name, t.dtype, None if name in growing else t.shape) for name, t in tensors.items())
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
-    step = _bound.get(key)
-    if step is None:
+    prepared = _bound.get(key)
+    if prepared is None:
         device: Any = open_device(f"cuda:{index}")
         with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
-            given = {name: t.data_ptr() if name in growing else t for name, t in tensors.items()}
-            step = _step(device, spec, given, capacities, scalars)
+            prepared = _Prepared(device, spec, tensors, capacities, scalars or {}, growing)
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
-            _bound[key] = step
-    if capturing and step.launches[0] not in _captured:
-        _captured.append(step.launches[0])
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+            _bound[key] = prepared
+    if capturing and prepared.bound not in _captured:
+        _captured.append(prepared.bound)
     with _lock:  # another thread may launch the same on this stream
-        step.update(**addresses, **(scalars or {})).launch(stream)
+        prepared.launch(tensors, scalars or {}, stream)
+
+
+class _Prepared:
+    """A bound launch, and where its block has the arguments that change from call to call."""
+
+    def __init__(
+        self, device: Device, spec: KernelType, tensors: Mapping[str, Tensor], capacities: dict[str, int],
+        scalars: Mapping[str, int], growing: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        given = {name: t.data_ptr() if name in growing else t for name, t in tensors.items()}
+        step = _step(device, spec, given, capacities, scalars)
+        step.update(**{name: t.data_ptr() for name, t in tensors.items()})  # nobody's memory is kept
+        self.bound = step.launches[0]
+        index = {param.name: i for i, param in enumerate(spec.params())}
+        self._pointers = [self.bound.block.number(index[name]) for name in tensors]
+        self._scalars = [(name, self.bound.block.number(index[name])) for name in scalars]
+
+    def launch(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, int], stream: int) -> None:
+        """With these tensors, in the order of the first ones, and scalars within the capacities."""
+        for number, tensor in zip(self._pointers, tensors.values(), strict=True):
+            number.value = tensor.data_ptr()
+        for name, number in self._scalars:
+            number.value = scalars[name]
+        self.bound.launch(stream)
+
+
+def _is_capturing(index: int) -> bool:
+    """Whether the current stream of a device is being captured; torch answers for the current device alone."""
+    if torch.cuda.current_device() == index:
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(index):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _step(
     device: Device, spec: KernelType, tensors: Mapping[str, Tensor | int], capacities: dict[str, int],
-    scalars: dict[str, int] | None,
+    scalars: Mapping[str, int],
 ) -> Step:  # fmt: skip
     """A kernel over these tensors, as the one launch of a Program."""
-    return Step(device, program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **(scalars or {})})
+    return Step(device, program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **scalars})
 
 
 def _on_cpu() -> Device:
