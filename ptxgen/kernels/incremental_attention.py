@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import (
+from ptxgen.attention.cache import Cache
+from ptxgen.attention.cache_fields import (
     CAPACITY,
     KV_DTYPES,
     KV_HEADS,
@@ -15,7 +16,6 @@ from ptxgen.attention.cache import (
     PAGE_SIZE,
     RING_ROWS,
     STRIDED,
-    Cache,
     place_rules,
     strided_rules,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ptxgen.attention.cache import PAGE_LAYOUTS
+from ptxgen.attention.cache_fields import PAGE_LAYOUTS
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
 from ptxgen.models.attention import program_of
 from ptxgen.runtime.core.buffer import Buffer
