@@ -7,8 +7,9 @@ shapes on one stream share scratch memory, also where they are captured: do not 
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -174,7 +175,12 @@ def _check_rank(operator: str, rank: int, **tensors: Tensor) -> None:
 
 def _kind(tensor: Tensor) -> str:
     """The element type's name, as our dtypes know it."""
-    return str(tensor.dtype).rpartition(".")[2]
+    return _name(tensor.dtype)
+
+
+@lru_cache
+def _name(kind: object) -> str:
+    return str(kind).rpartition(".")[2]
 
 
 def _storage(cache: Tensor, page_table: Tensor | None) -> dict[str, int]:
@@ -187,9 +193,10 @@ def _storage(cache: Tensor, page_table: Tensor | None) -> dict[str, int]:
 def _launch(
     spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int], scalars: dict[str, int] | None = None,
     growing: tuple[str, ...] = (),
-) -> None:  # fmt: skip
+) -> "_Prepared | None":  # fmt: skip
     """One launch on torch's current stream. Bound kernels and their workspaces are kept per stream; tensors that are
-    `growing` may have another shape in the next call, within the capacities."""
+    `growing` may have another shape in the next call, within the capacities. On a GPU what was launched, for callers
+    that know when a call is like the one before."""
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
         if tensor.device != first.device or not tensor.is_contiguous():
@@ -197,24 +204,22 @@ def _launch(
             raise SpecError(f"{spec.kernel_name}({name}): must be {want} (got {tensor.device}, {tensor.stride()})")
     if first.device.type == "cpu":
         _step(_on_cpu(), spec, tensors, capacities, scalars or {}).launch()
-        return
+        return None
     index = first.device.index
     stream = torch._C._cuda_getCurrentRawStream(index)
-    capturing = _is_capturing(index)
     layout = tuple((name, t.dtype, None if name in growing else t.shape) for name, t in tensors.items())
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
     prepared = _bound.get(key)
     if prepared is None:
         device: Any = open_device(f"cuda:{index}")
-        with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
+        relaxed = device.relaxed() if _is_capturing(index) else nullcontext()  # what it does is not on captured streams
+        with _lock, relaxed:
             prepared = _Prepared(device, spec, tensors, capacities, scalars or {}, growing)
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
             _bound[key] = prepared
-    if capturing and prepared.bound not in _captured:
-        _captured.append(prepared.bound)
-    with _lock:  # another thread may launch the same on this stream
-        prepared.launch(tensors, scalars or {}, stream)
+    prepared.launch([tensor.data_ptr() for tensor in tensors.values()], (scalars or {}).values(), index, stream)
+    return prepared
 
 
 class _Prepared:
@@ -230,15 +235,19 @@ class _Prepared:
         self.bound = step.launches[0]
         index = {param.name: i for i, param in enumerate(spec.params())}
         self._pointers = [self.bound.block.number(index[name]) for name in tensors]
-        self._scalars = [(name, self.bound.block.number(index[name])) for name in scalars]
+        self._scalars = [self.bound.block.number(index[name]) for name in scalars]
 
-    def launch(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, int], stream: int) -> None:
-        """With these tensors, in the order of the first ones, and scalars within the capacities."""
-        for number, tensor in zip(self._pointers, tensors.values(), strict=True):
-            number.value = tensor.data_ptr()
-        for name, number in self._scalars:
-            number.value = scalars[name]
-        self.bound.launch(stream)
+    def launch(self, addresses: Iterable[int], scalars: Iterable[int], index: int, stream: int) -> None:
+        """With tensors at these addresses, in the order of the first ones (what is left out stays as it was), and
+        scalars within the capacities, on a stream of the device `index`."""
+        if _is_capturing(index) and self.bound not in _captured:
+            _captured.append(self.bound)
+        with _lock:  # another thread may launch the same on this stream
+            for number, value in zip(self._pointers, addresses, strict=False):
+                number.value = value
+            for number, value in zip(self._scalars, scalars, strict=True):
+                number.value = value
+            self.bound.launch(stream)
 
 
 def _is_capturing(index: int) -> bool:

@@ -5,12 +5,20 @@ Importing this imports torch.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter, MultiHeadAttention
 from ptxgen.torch import _kind, _launch
+
+
+@lru_cache(maxsize=1024)
+def made(kind: type[KernelType], **fields: Any) -> Any:
+    """A spec, made once: making one checks all its rules."""
+    return kind(**fields)
 
 
 def append(key: Tensor, value: Tensor, k: Tensor, v: Tensor, page: Tensor, row: Tensor) -> None:
@@ -18,10 +26,17 @@ def append(key: Tensor, value: Tensor, k: Tensor, v: Tensor, page: Tensor, row: 
     page_size, kv_heads, dim]`; what is below 0, or past the tokens, writes nothing."""
     tokens, kv_heads, dim = key.shape
     page_size = k.shape[1]
-    spec = KvCacheScatter(
-        max_len=page_size, head_dim=dim, n_kv_heads=kv_heads, kv_dtype=_kind(k), src_dtype=_kind(key), batched=True,
-        page_size=page_size, page_layout="nhd",
-    )  # fmt: skip
+    spec = made(
+        KvCacheScatter,
+        max_len=page_size,
+        head_dim=dim,
+        n_kv_heads=kv_heads,
+        kv_dtype=_kind(k),
+        src_dtype=_kind(key),
+        batched=True,
+        page_size=page_size,
+        page_layout="nhd",
+    )
     tensors = {"k": key.contiguous(), "v": value.contiguous(), "k_cache": k, "v_cache": v}
     tensors |= {"positions": row[:tokens], "page_table": page[:tokens]}
     _launch(spec, tensors, {"rows": tokens, "pages": k.shape[0]}, {"n_pages": k.shape[0]})
@@ -59,7 +74,9 @@ def attend(
     capacities = {"batch": table.shape[0], "pages": k.shape[0]}
     if single:
         tensors |= {"k_cache": k, "v_cache": v, "seq_lens": lengths}
-        _launch(IncrementalAttention(batch_invariant=invariant, **fields), tensors, capacities)
+        _launch(made(IncrementalAttention, batch_invariant=invariant, **fields), tensors, capacities)
         return
     tensors |= {"k": k, "v": v, "kv_lens": lengths, "q_starts": q_starts}
-    _launch(MultiHeadAttention(**fields), tensors, {**capacities, "n_tokens": tokens}, {"n_sequences": table.shape[0]})
+    _launch(
+        made(MultiHeadAttention, **fields), tensors, {**capacities, "n_tokens": tokens}, {"n_sequences": table.shape[0]}
+    )

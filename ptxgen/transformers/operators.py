@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
-from ptxgen.torch import _kind, _launch
+from ptxgen.torch import _kind, _launch, _Prepared
 from ptxgen.torch_pages import attend as attend_paged
+from ptxgen.torch_pages import made
 
 MOST_HEADS = 1024  # of MultiHeadAttention
 SHORTEST = 1024  # what caches that grow are taken to hold at least, so that few kernels serve all lengths
 ALL = (1 << 31) - 1  # an end behind all keys
+MOST_SITES = 512
+_sites: dict[tuple[Any, ...], _Prepared] = {}  # launches, by what two calls must share to be alike
 
 
 def most_head_dim() -> int:
@@ -99,28 +102,61 @@ def _decode(
     soft_cap: float,
     window: int,
 ) -> None:
-    batch, heads, _, dim = query.shape
-    _, kv_heads, rows, _ = key.shape
-    strided = bounds is None or bounds.shape[-1] == 2
-    max_len = capacity(rows) if strided else rows
-    spec = _decoder(
-        max_len, dim, heads, kv_heads, _kind(query), scale, soft_cap, min(window, max_len), sinks is not None, strided
-    )
-    tensors = {"q": query.view(batch, heads, dim) if query.is_contiguous() else query.reshape(batch, heads, dim)}
-    tensors |= {"k_cache": key, "v_cache": value, "out": out.view(batch, heads, dim)}
+    """One query a sequence. A call like one before on its stream only writes addresses: time on the host counts."""
+    rows = key.shape[2]
+    width = 0 if bounds is None else bounds.shape[-1]
+    max_len = rows if width == 1 else capacity(rows)
+    tensors = [query if query.is_contiguous() else query.contiguous(), key, value, out]
     if sinks is not None:
-        tensors["sinks"] = sinks
-    if not strided:
-        assert bounds is not None
-        tensors["seq_lens"] = bounds.view(batch)
-        _launch(spec, tensors, {"batch": batch})
-        return
+        tensors.append(sinks)
+    if bounds is not None:
+        columns = bounds[:, 0, 0]
+        tensors += [bounds] if width == 1 else [columns[:, i].contiguous() for i in range(2)]
+    scalars = () if width == 1 else (rows,)
+    device = query.device
+    if device.type == "cuda":
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        site = (
+            query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window,
+            device.index, stream,
+        )  # fmt: skip
+        prepared = _sites.get(site)
+        if prepared is not None:
+            prepared.launch([tensor.data_ptr() for tensor in tensors], scalars, device.index, stream)
+            return
+    batch, heads, _, dim = query.shape
+    spec = made(
+        IncrementalAttention,
+        max_len=max_len,
+        head_dim=dim,
+        n_heads=heads,
+        n_kv_heads=key.shape[1],
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        batched=True,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=min(window, max_len),
+        sinks=sinks is not None,
+        strided=width != 1,
+    )
     if bounds is None:
-        tensors["starts"], tensors["seq_lens"] = constant(query.device, batch, 0), constant(query.device, batch, ALL)
+        tensors += [constant(device, batch, 0), constant(device, batch, ALL)]
+    names = ["q", "k_cache", "v_cache", "out", *(["sinks"] if sinks is not None else [])]
+    names += ["seq_lens"] if width == 1 else ["starts", "seq_lens"]
+    shaped = dict(zip(names, tensors, strict=True))
+    shaped |= {"q": tensors[0].view(batch, heads, dim), "out": out.view(batch, heads, dim)}
+    shaped["seq_lens"] = shaped["seq_lens"].view(batch)
+    if width == 1:
+        launched = _launch(spec, shaped, {"batch": batch})
     else:
-        tensors["starts"], tensors["seq_lens"] = (bounds[:, 0, 0, i].contiguous() for i in range(2))
-    capacities = {"batch": batch, "n_keys": rows if query.device.type == "cpu" else max_len}
-    _launch(spec, tensors, capacities, {"kv_rows": rows}, growing=("k_cache", "v_cache"))
+        keys = max_len if device.type == "cuda" else rows
+        growing = ("k_cache", "v_cache")
+        launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": rows}, growing)
+    if launched is not None:
+        if len(_sites) >= MOST_SITES:
+            _sites.clear()
+        _sites[site] = launched
 
 
 def _prefill_all(
@@ -136,11 +172,20 @@ def _prefill_all(
     """Every key counts: a batch is so many heads more."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, keys, _ = key.shape
-    spec = MultiHeadAttention(
-        head_dim=dim, n_heads=batch * heads, n_kv_heads=batch * kv_heads, q_dtype=_kind(query), kv_dtype=_kind(key),
-        layout="heads", causal=causal, scale=scale, soft_cap=soft_cap, window=window if causal else 0,
+    spec = made(
+        MultiHeadAttention,
+        head_dim=dim,
+        n_heads=batch * heads,
+        n_kv_heads=batch * kv_heads,
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        layout="heads",
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window if causal else 0,
         sinks=sinks is not None,
-    )  # fmt: skip
+    )
     out = query.new_empty((batch, heads, queries, dim))
     tensors = {"q": query.contiguous().view(batch * heads, queries, dim), "out": out.view(batch * heads, queries, dim)}
     tensors |= {"k": key.view(batch * kv_heads, keys, dim), "v": value.view(batch * kv_heads, keys, dim)}
@@ -180,11 +225,21 @@ def _prefill_bounded(
         lengths = lengths.int().reshape(batch)
     else:
         lengths = bounds.reshape(batch)
-    spec = MultiHeadAttention(
-        head_dim=dim, n_heads=heads, n_kv_heads=kv_heads, q_dtype=_kind(query), kv_dtype=_kind(key), max_len=max_len,
-        batched=True, causal=causal, scale=scale, soft_cap=soft_cap, window=window if causal else 0,
+    spec = made(
+        MultiHeadAttention,
+        head_dim=dim,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        max_len=max_len,
+        batched=True,
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window if causal else 0,
         sinks=sinks is not None,
-    )  # fmt: skip
+    )
     starts = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=query.device)
     tensors = {"q": query.transpose(1, 2).reshape(batch * queries, heads, dim), "k": key, "v": value}
     tensors |= {"out": out.view(batch * queries, heads, dim), "q_starts": starts, "kv_lens": lengths}
@@ -238,17 +293,6 @@ def attend_pages_now(
         single=single,
     )  # fmt: skip
     return out
-
-
-@lru_cache(maxsize=1024)
-def _decoder(
-    max_len: int, dim: int, heads: int, kv_heads: int, dtype: str, scale: float, soft_cap: float, window: int,
-    sinks: bool, strided: bool,
-) -> IncrementalAttention:  # fmt: skip
-    return IncrementalAttention(
-        max_len=max_len, head_dim=dim, n_heads=heads, n_kv_heads=kv_heads, q_dtype=dtype, kv_dtype=dtype, batched=True,
-        scale=scale, soft_cap=soft_cap, window=window, sinks=sinks, strided=strided,
-    )  # fmt: skip
 
 
 def capacity(rows: int) -> int:
