@@ -11,12 +11,13 @@ prompt at once. Of each case all implementations run in the same process, one af
 | --- | --- |
 | ptxgen | `attn_implementation="ptxgen"` |
 | sdpa | `attn_implementation="sdpa"` |
-| flash | torch's flash attention without a mask, told the length by the host, as FlashAttention 2 is; not for static caches of other lengths |
-"""  # noqa: E501
+| fa2 | torch's FlashAttention 2 without a mask, told by the host how many keys count |
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,18 +28,19 @@ from benchmarks.report.rows import Run
 from benchmarks.schedule import Task, work_off
 
 DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
-IMPLS = ("ptxgen", "sdpa", "flash")
-STEPS = 8  # of a measurement
+IMPLS = ("ptxgen", "sdpa", "fa2")
+STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
+LONGEST = 0.08
 REPEATS = 5
 ROOM = 64  # positions behind the depth
 
 
-def flash(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 0.0, **options: Any) -> Any:
+def fa2(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 0.0, **options: Any) -> Any:
     """Attention over the keys that count, which the host knows."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    end = flash.keys or key.shape[2]  # type: ignore[attr-defined]
+    end = fa2.keys or key.shape[2]  # type: ignore[attr-defined]
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key[:, :, :end], value[:, :, :end], is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=True
@@ -46,7 +48,7 @@ def flash(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: flo
     return out.transpose(1, 2).contiguous(), None
 
 
-flash.keys = 0  # type: ignore[attr-defined]
+fa2.keys = 0  # type: ignore[attr-defined]
 
 
 def build() -> Any:
@@ -57,8 +59,8 @@ def build() -> Any:
     from ptxgen.transformers import install
 
     install()
-    AttentionInterface.register("flash", flash)
-    AttentionMaskInterface.register("flash", lambda *_, **__: None)
+    AttentionInterface.register("fa2", fa2)
+    AttentionMaskInterface.register("fa2", lambda *_, **__: None)
     config = LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, tie_word_embeddings=True,
@@ -77,7 +79,7 @@ def graph(model: Any, impl: str, depth: int, batch: int) -> float:
 
     cache = StaticCache(config=model.config, max_cache_len=depth + ROOM)
     token = torch.full((batch, 1), 7, device="cuda")
-    flash.keys = depth + ROOM // 2  # type: ignore[attr-defined]
+    fa2.keys = depth + ROOM // 2  # type: ignore[attr-defined]
     model.set_attn_implementation(impl)
 
     def rewind() -> None:
@@ -110,7 +112,7 @@ def eager(model: Any, impl: str, depth: int, batch: int) -> float:
     from transformers import DynamicCache
 
     model.set_attn_implementation(impl)
-    flash.keys = 0  # type: ignore[attr-defined]
+    fa2.keys = 0  # type: ignore[attr-defined]
     config = model.config
     shape = (batch, config.num_key_value_heads, depth, config.head_dim)
     cache = DynamicCache(config=config)
@@ -130,40 +132,42 @@ def prompt(model: Any, impl: str, depth: int, batch: int) -> float:
     import torch
 
     model.set_attn_implementation(impl)
-    flash.keys = 0  # type: ignore[attr-defined]
+    fa2.keys = 0  # type: ignore[attr-defined]
     ids = torch.randint(2, 1000, (batch, depth), device="cuda")
-    return _timed(lambda: model(ids, use_cache=True, logits_to_keep=1), lambda: None, steps=1)
+    return _timed(lambda: model(ids, use_cache=True, logits_to_keep=1), lambda: None)
 
 
-def _timed(step: Callable[[], object], rewind: Callable[[], object], steps: int = STEPS) -> float:
-    """Median seconds of a step; the first measurement does not count."""
+def _timed(step: Callable[[], object], rewind: Callable[[], object]) -> float:
+    """Median seconds of a step, of measurements of up to `STEPS` of them."""
     import torch
 
-    times = []
-    for _ in range(REPEATS + 1):
+    def measured(steps: int) -> float:
         rewind()
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / steps)
-    return statistics.median(times[1:])
+        return (time.perf_counter() - began) / steps
+
+    measured(1)
+    steps = max(1, min(STEPS, int(LONGEST / measured(1))))
+    return statistics.median(measured(steps) for _ in range(REPEATS))
 
 
-KINDS: dict[str, Callable[[Any, str, int, int], float]] = {"graph": graph, "eager": eager, "prompt": prompt}
+KINDS: dict[str, Callable[[Any, str, int, int], float]] = {"graph": graph, "prompt": prompt, "eager": eager}
 
 
 def measure(run: Run, given: argparse.Namespace) -> None:
-    """Rows of all cases that time is left for; those of long contexts in large batches come last."""
+    """Rows of all cases that time is left for."""
     import torch
 
     ends = time.monotonic() + given.seconds
     model = build()
-    cases = [(kind, depth, batch) for kind in KINDS for depth in DEPTHS for batch in BATCHES]
-    cases = [case for case in cases if case[0] == "graph" or case[1] * case[2] <= 131072]
+    sizes = sorted(((depth, batch) for depth in DEPTHS for batch in BATCHES), key=math.prod)
+    cases = [(kind, *size) for kind in KINDS for size in sizes if kind == "graph" or math.prod(size) <= 131072]
     tasks = []
-    for kind, depth, batch in sorted(cases, key=lambda case: case[1] * case[2]):
+    for kind, depth, batch in cases:
         for impl in IMPLS:
 
             def work(kind: str = kind, depth: int = depth, batch: int = batch, impl: str = impl) -> None:
@@ -175,7 +179,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
                 row = run.add(case, impl, us=seconds * 1e6, tokens_per_s=tokens / seconds)
                 print(case, impl, row["us"], "us", row["tokens_per_s"], "tokens/s", flush=True)
 
-            tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, impl, work, seconds=3.0))
+            tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, impl, work, seconds=2.0))
     work_off(run, tasks, ends)
 
 

@@ -43,9 +43,19 @@ def attention(
         if are_bounds(mask) or (mask is None and (causal and query.shape[2] > 1)):
             mask = visible(mask, query.shape[2], key.shape[2], window, causal, query)
         return _in_torch(query, key, value, mask, dropout, scale, cap, s_aux, position_bias), None
-    sinks = None if s_aux is None else s_aux.detach().float()
     run = attend if torch.compiler.is_compiling() else attend_now
+    sinks = None if s_aux is None else sinks_of(module, s_aux)
     return run(query, key, value, attention_mask, sinks, scale, cap, window, causal), None
+
+
+def sinks_of(module: Any, sinks: Tensor) -> Tensor:
+    """A layer's sinks in f32, kept until they change."""
+    if sinks.dtype == torch.float32 or torch.compiler.is_compiling():
+        return sinks.detach().float()
+    kept = getattr(module, "_ptxgen_sinks", None)
+    if kept is None or kept[0] is not sinks or kept[1] != sinks._version:
+        kept = module._ptxgen_sinks = (sinks, sinks._version, sinks.detach().float())
+    return kept[2]  # type: ignore[no-any-return]
 
 
 def warn_once(message: str) -> None:

@@ -34,12 +34,12 @@ def bounds_mask(
     """The bounds, where the mask is causal, with a window or not, and padding lies on the left; else what sdpa takes:
     bool `[batch, 1, q_length, kv_length]`. Arguments are those of `transformers.masking_utils.sdpa_mask`.
 
-    A padding mask is read on the host once, unless torch traces or captures: then it must have its padding on the left.
+    A padding mask is read on the host, unless torch traces or captures: then it must have its padding on the left.
     """
     bidirectional = "allow_is_bidirectional_skip" in options
     plain = not (use_vmap or bidirectional) and _is_plain(mask_function, q_length, local_size, options.get("config"))
     if plain:
-        end = q_offset + q_length - kv_offset
+        end = q_offset + (q_length - kv_offset)
         first = _first_keys(attention_mask, kv_length, kv_offset, end)
         if first is not False:
             return _bounds(batch_size, kv_length, end, first, device)
@@ -95,16 +95,15 @@ def _first_keys(
     if isinstance(kv_offset, Tensor) or kv_offset:
         at = torch.arange(kv_length, device=padding.device) + kv_offset
         padding = padding[:, at.clamp(max=padding.shape[1] - 1)]
+    if not is_tracing(padding) and padding.all():
+        return None
     padding = padding.bool()
     first = padding.int().argmax(-1)
     key = torch.arange(padding.shape[1], device=padding.device)
     if is_tracing(padding):
         return first.int()
     fits = (padding | (key < first[:, None]) | (key >= end)).all() & padding.any(-1).all()
-    found = torch.stack([fits.long(), first.amax()]).tolist()  # the one copy to the host
-    if not found[0]:
-        return False
-    return first.int() if found[1] else None
+    return first.int() if fits else False
 
 
 def _bounds(
