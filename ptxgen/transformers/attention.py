@@ -52,10 +52,11 @@ def sinks_of(module: Any, sinks: Tensor) -> Tensor:
     """A layer's sinks in f32, kept until they change."""
     if sinks.dtype == torch.float32 or torch.compiler.is_compiling():
         return sinks.detach().float()
-    kept = getattr(module, "_ptxgen_sinks", None)
+    kept: Any = getattr(module, "_ptxgen_sinks", None)
     if kept is None or kept[0] is not sinks or kept[1] != sinks._version:
         kept = module._ptxgen_sinks = (sinks, sinks._version, sinks.detach().float())
-    return kept[2]  # type: ignore[no-any-return]
+    found: Tensor = kept[2]
+    return found
 
 
 def warn_once(message: str) -> None:

@@ -43,7 +43,7 @@ def paged_attention(
     reason = unfit(query, key, value, None, dropout, scale, None)
     if reason:
         raise SpecError(f'paged attention: {reason}; use attn_implementation="paged|sdpa"')
-    index: int = module.layer_idx  # type: ignore[assignment]
+    index: int = module.layer_idx
     window = 0 if cache.sliding_windows[index] == 1 else cache.sliding_windows[index]
     kind = "sliding_attention" if window else "full_attention"
     ends = cu_seq_lens_k[kind] if isinstance(cu_seq_lens_k, dict) else cu_seq_lens_k

@@ -27,7 +27,7 @@ from ptxgen.torch_pages import append, attend
 MOST_HEAD_SIZE = 512
 
 
-class PtxgenAttentionBackend(AttentionBackend):
+class PtxgenAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """What the kernels can, as vLLM asks."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
@@ -103,7 +103,7 @@ class PtxgenMetadata:
     slot_row: Tensor  # int32 [tokens]: its row there
 
 
-class PtxgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[type-arg]
+class PtxgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
     """Metadata of a batch; made once for all layers of a group."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
@@ -129,7 +129,7 @@ class PtxgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[type-arg]
         )
 
 
-class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[type-arg]
+class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[misc]
     """Attention of one layer."""
 
     def __init__(

@@ -12,7 +12,7 @@ from ptxgen.errors import SpecError
 from ptxgen.transformers.paged import paged_attention
 from tests.transformers.models import build, prompts, torch
 
-MODULE = SimpleNamespace(is_causal=True)
+MODULE: Any = SimpleNamespace(is_causal=True)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward, "_warned", set())
 
 
-def tensors(dim: int = 16, v_dim: int = 16, kind: Any = None, **more: Any) -> tuple[Any, ...]:
+def tensors(dim: int = 16, v_dim: int = 16, kind: Any = None, **more: Any) -> Any:
     torch.manual_seed(0)
     shapes = (2, 4, 5, dim), (2, 2, 9, dim), (2, 2, 9, v_dim)
     return tuple(torch.randn(shape, **more).to(kind or torch.float32) for shape in shapes)
@@ -52,7 +52,7 @@ def test_widths(dim: int, why: str, recwarn: pytest.WarningsRecorder) -> None:
     assert all(why in text for text in said)
 
 
-CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "equally wide": (tensors(16, 8), {}),
     "alike": (tensors(kind=torch.float64), {}),
     "gradients": (tensors(requires_grad=True), {}),
@@ -64,10 +64,10 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("why", CASES)
 def test_reasons(why: str) -> None:
-    given, options = CASES[why]
+    (q, k, v), options = CASES[why]
     with pytest.warns(UserWarning, match=why):
-        found, _ = forward.attention(MODULE, *given, None, **{"scaling": 0.3, **options})
-    q, k, v = (x.detach().double() for x in given)
+        found, _ = forward.attention(MODULE, q, k, v, None, **{"scaling": 0.3, **options})
+    q, k, v = (x.detach().double() for x in (q, k, v))
     nothing = torch.full((4,), float("-inf"))
     assert torch.allclose(found.double(), eager(q, k, v, options.get("scaling", 0.3), 99, 0.0, nothing), atol=1e-5)
 
@@ -96,5 +96,6 @@ def test_not_causal() -> None:
 
 
 def test_paged_without_a_cache() -> None:
+    q, k, v = tensors()
     with pytest.raises(SpecError, match="for continuous batching"):
-        paged_attention(MODULE, *tensors())
+        paged_attention(MODULE, q, k, v)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
 import pytest
 
-import ptxgen.transformers.operators as operators
 from tests.transformers.models import FAMILIES, build, continued, prompts, torch, transformers
+
+operators: Any = importlib.import_module("ptxgen.transformers.operators")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -14,14 +14,14 @@ CONTRACT: dict[str, Any] = json.loads((Path(__file__).parent / "contract.json").
 
 def modules() -> dict[str, types.ModuleType]:
     """The fake modules by name."""
-    backend = types.ModuleType("vllm.v1.attention.backend")
+    backend: Any = types.ModuleType("vllm.v1.attention.backend")
     for name, methods in CONTRACT["abstract"].items():
         setattr(backend, name, _abstract(name, methods))
     backend.AttentionType = types.SimpleNamespace(**CONTRACT["attention_types"])
-    backend.AttentionCGSupport = enum.Enum("AttentionCGSupport", CONTRACT["cudagraph_support"])
+    backend.AttentionCGSupport = types.SimpleNamespace(**CONTRACT["cudagraph_support"])
     backend.MultipleOf = type("MultipleOf", (), {"__init__": lambda self, base: setattr(self, "base", base)})
-    registry = types.ModuleType("vllm.v1.attention.backends.registry")
-    overridden: dict[Any, str] = {}
+    registry: Any = types.ModuleType("vllm.v1.attention.backends.registry")
+    overridden: dict[Any, str | None] = {}
 
     class Slot(enum.Enum):
         CUSTOM = None
@@ -33,7 +33,7 @@ def modules() -> dict[str, types.ModuleType]:
         overridden[backend] = class_path
 
     registry.AttentionBackendEnum, registry.register_backend, registry.overridden = Slot, register_backend, overridden
-    root = types.ModuleType("vllm")
+    root: Any = types.ModuleType("vllm")
     root.envs = types.SimpleNamespace(VLLM_BATCH_INVARIANT=False)
     packages = ("vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
     return {

@@ -126,9 +126,14 @@ def test_forward(more: dict[str, Any], invariant: bool, backend: Any) -> None:
         first = 0
         for r, n in enumerate(tokens):
             keys[r].append((k[first : first + n], v[first : first + n]))
-            whole = [torch.cat(side) for side in zip(*keys[r], strict=True)]
+            whole_k, whole_v = (torch.cat(side) for side in zip(*keys[r], strict=True))
             wanted = expected(
-                q[first : first + n], *whole, more.get("sliding_window", 0), more.get("logits_soft_cap", 0), sinks
+                q[first : first + n],
+                whole_k,
+                whole_v,
+                more.get("sliding_window", 0),
+                more.get("logits_soft_cap", 0),
+                sinks,
             )
             found = out[first : first + n].view(n, HEADS, DIM).double()
             assert torch.allclose(found, wanted, atol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,14 @@ from tests.vllm.fake import CONTRACT, modules
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> object:
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = modules()
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
     return found["vllm.v1.attention.backends.registry"]
 
 
-def test_takes_the_slot(registry: object) -> None:
+def test_takes_the_slot(registry: Any) -> None:
     ptxgen.vllm.register()
     assert registry.overridden == {registry.AttentionBackendEnum.CUSTOM: ptxgen.vllm.BACKEND}
     module, _, name = ptxgen.vllm.BACKEND.rpartition(".")
@@ -28,7 +29,7 @@ def test_takes_the_slot(registry: object) -> None:
     assert f"class {name}(" in path.read_text(encoding="utf-8")
 
 
-def test_leaves_anothers_backend(registry: object) -> None:
+def test_leaves_anothers_backend(registry: Any) -> None:
     registry.register_backend(registry.AttentionBackendEnum.CUSTOM, "other.Backend")
     ptxgen.vllm.register()
     assert list(registry.overridden.values()) == ["other.Backend"]
