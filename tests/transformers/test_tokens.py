@@ -29,6 +29,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         real(spec, *given, **more)
 
     monkeypatch.setattr(operators, "_launch", launch)
+    monkeypatch.setattr(operators, "_sites", {})
     return specs
 
 
