@@ -91,7 +91,8 @@ class HeadsEpilogue(Epilogue):
         if self.results < 32:
             return 0xFFFF
         b = self.b
-        lanes, whole = b.op("mov.b32", "lanes_with_results", 0xFFFF), b.reg("whole_warp", "pred")
+        lanes, whole = b.reg("lanes_with_results", "b32"), b.reg("whole_warp", "pred")
+        b.op("mov.b32", lanes, 0xFFFF)
         b.op("setp.lt.u32", whole, self.result, self.results // 32 * 32)
         b.op("mov.b32", lanes, -1, pred=whole)
         return lanes

@@ -11,6 +11,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.generator import _generate
 from ptxgen.kernels import Gemv, QkvAppend, RopeKvAppend
 from ptxgen.models.program import Pairs
+from ptxgen.products.geometry import Runs
 from ptxgen.render import environment
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
@@ -63,7 +64,9 @@ def test_it_is_the_product_and_then_the_append(device: Device) -> None:
 @pytest.mark.parametrize("mode", ["check", "fast"])
 def test_ctas_of_three_records_in_which_half_a_warp_has_no_result(mode: str) -> None:
     spec = QkvAppend(max_len=70, head_dim=128, n_heads=32, n_kv_heads=8, k=64, weights="bf16", bias=True)
-    assert spec.geometries(target("sm_90"))[0].most == 3  # type: ignore[union-attr]
+    (runs,) = spec.geometries(target("sm_90"))
+    assert isinstance(runs, Runs)
+    assert runs.most == 3
     trial(spec, CpuDevice(mode=mode), target="sm_90").require()
 
 

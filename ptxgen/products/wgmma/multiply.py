@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.products.mma import split_digits
+from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES
