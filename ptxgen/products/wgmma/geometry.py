@@ -16,6 +16,7 @@ PROCESSORS = 132  # of the largest GPU that runs these texts
 SHARED = 232448  # bytes that a CTA can have
 PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's for each CTA
 KEPT = 1024  # for mbarriers, and to align the ring
+RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
@@ -71,8 +72,10 @@ def _results(spec: PackedGemm, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return spec.tokens, 4 * spec.tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
-    together = min(16, spec.tokens)
-    return together, 4 * WARPS * shape.groups * together * (TILE_ROWS * shape.blocks + BANK_PAD * spec.parts)
+    together = min(16 // shape.blocks, spec.tokens)
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
+        TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
+    )
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.products.mma import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES
 from ptxgen.weights.f16 import Half
-from ptxgen.weights.format import CHUNK, OWN, Piece
+from ptxgen.weights.format import (
+    CHUNK,
+    OWN,
+    ByteCodes,
+    Piece,
+    bytes_to_bf16,
+    constant,
+    fragment,
+    pair_of_bf16,
+)
 
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
@@ -25,6 +35,8 @@ if TYPE_CHECKING:
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
 CHUNK_BYTES = 2 * CHUNK
 PER_CHUNK = 4  # registers of A
+CENTRES = {"q4_k": 8, "q5_k": 16}  # of codes with a min: a min is near its scale times this, so that their difference
+# loses little as a bf16 number
 SHORT = 4  # chunks that tensor cores add up where sums are to be exact
 
 
@@ -45,6 +57,8 @@ class Multiplier:
         exact = self.exact = spec.precision == "exact"
         self.digits = 1 if self.straight or not exact else spec.digits  # of weights
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
+        # codes that one bf16 number holds are scaled two at a time
+        self.by_pairs = not (exact or isinstance(self.kind, Half)) and spec.x_dtype == bf16
         # tensor cores round every addition towards zero: what they add up is short where it is to be exact
         self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
         per_set = PER_CHUNK * at.shape.part * self.digits
@@ -199,6 +213,9 @@ class Multiplier:
 
     def _convert(self, chunk: int, fragments: list[Sequence[Reg]]) -> None:
         """Weights of a chunk in the tokens' type: rounded, or as digits."""
+        if self.by_pairs:
+            self._scale_codes(chunk, fragments[0])
+            return
         halves = (self.values[:OWN], self.values[OWN:])
         self.kind.weights(self.b, self.words, chunk, halves)
         for half, values in enumerate(halves):
@@ -206,6 +223,39 @@ class Multiplier:
                 convert.pack(self.b, fragments[0][half::2], values, self.spec.x_dtype)
             else:
                 split_digits(self.b, values, [fragment[half::2] for fragment in fragments])
+
+    def _scale_codes(self, chunk: int, a: Sequence[Reg]) -> None:
+        """The exact codes of a chunk times their scales, all in bf16."""
+        b, kind = self.b, self.kind
+        factors, less = kind.scales(b, self.words, chunk)
+        codes = self._codes(chunk)
+        pairs = [convert.scratch_array(b, f"{name}_pair", "b32", 2).regs for name in ("factor", "offset")]
+        if chunk % kind.scale_chunks == 0:
+            for offset, factor in zip(less, factors, strict=False):
+                b.op("fma.rn.f32", offset, factor, float(CENTRES[kind.name]), offset)
+            for values, both in zip((factors, less), pairs, strict=True):
+                for value, pair in zip(values, both, strict=False):
+                    b.op("cvt.rn.bf16x2.f32", pair, value, value)
+        for index, (register, code) in enumerate(zip(a, codes, strict=True)):
+            factor, offset = pairs[0][index % 2], pairs[1][index % 2]
+            if less:
+                b.op("fma.rn.bf16x2", register, code, factor, offset)
+            else:
+                b.op("mul.rn.bf16x2", register, code, factor)
+
+    def _codes(self, chunk: int) -> Sequence[Reg]:
+        """Codes of a chunk as a fragment; where there is a min, less their centre, which then is in the offset."""
+        b, kind = self.b, self.kind
+        centre = CENTRES.get(kind.name)
+        if centre is None:
+            (codes,) = kind.fragments(b, self.words, chunk)
+            return codes
+        assert isinstance(kind, ByteCodes)
+        out = fragment(b)
+        minus = constant(b, f"less_{128 + centre}", pair_of_bf16(-128 - centre))
+        for half in (0, 1):
+            bytes_to_bf16(b, out[half::2], kind.code_bytes(b, self.words, chunk, half), minus)
+        return out
 
     def _find_trailers(self, group: Reg, warp: Reg, weight: Reg, first_step: Reg | None) -> None:
         """Where this lane's scales of each block begin."""
