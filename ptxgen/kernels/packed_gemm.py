@@ -129,15 +129,18 @@ class PackedGemm(KernelType):
 
     def launch(self, target: Target) -> Launch:
         at = Geometry.of(self)
-        tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups}"
-        split = at.shape.split
-        grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_ctas})"
-        return Launch((grid, 1, 1), (at.threads, 1, 1), at.shared, (split, 1, 1), programmatic=self.programmatic)
+        tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
+        split, share = at.shape.split, at.shape.share
+        grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_turns})"
+        cluster = split * share
+        if share > 1:
+            grid = f"{grid} * {share}"
+        return Launch((grid, 1, 1), (at.threads, 1, 1), at.shared, (cluster, 1, 1), programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)
         ring = Ring(b, at)
-        split = at.shape.split
+        split, share = at.shape.split, at.shape.share
         rank = first_step = None
         steps: Any = at.steps
         with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
@@ -148,9 +151,12 @@ class PackedGemm(KernelType):
             b.op("setp.eq.u32", "copies_stages", warp, at.warps)
             tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
             tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
-            if split > 1:
+            if split * share > 1:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
-                b.op("div.u32", tile, tile, split)
+                b.op("div.u32", tile, tile, split * share)
+            if share > 1:
+                b.op("div.u32", tile_step, tile_step, share)
+            if split > 1:
                 first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
                 b.op("div.u32", first_step, first_step, split)
                 steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
@@ -160,7 +166,7 @@ class PackedGemm(KernelType):
             weight = b.ld_param("weight")
             group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
             if at.rows_first:
-                b.op("rem.u32", group, tile, at.row_groups)
+                b.op("rem.u32", group, tile, at.row_groups // share)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", FEW_REGISTERS)
@@ -181,23 +187,25 @@ class PackedGemm(KernelType):
             b.op("div.u32", token_tiles, token_tiles, self.tokens)
             if at.rows_first:
                 b.op("max.u32", token_tiles, token_tiles, 1)
-            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, at.row_groups)
+            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, at.row_groups // share)
             b.op("setp.lt.u32", "has_tile", tile, tiles)
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
             inner, outer = (group, token_tile) if at.rows_first else (token_tile, group)
-            count_inner = at.row_groups if at.rows_first else token_tiles
+            count_inner = at.row_groups // share if at.rows_first else token_tiles
             b.op("div.u32", outer, tile, count_inner)
             b.op("rem.u32", inner, tile, count_inner)
-            b.op("min.u32", group, group, at.row_groups - 1)
+            b.op("min.u32", group, group, at.row_groups // share - 1)
+            if share > 1:
+                b.op("mad.lo.u32", group, group, share, rank)
             b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.tokens)
         with b.fragment("next_tile"):
             b.op("add.u32", tile, tile, tile_step)
             b.op("setp.lt.u32", "more_tiles", tile, tiles)
-        Copier(b, self, at, ring).build(lane, group, token_tile, weight, first_step, steps)
+        Copier(b, self, at, ring).build(lane, group, token_tile, weight, rank, first_step, steps)
         multiplier = Multiplier(b, self, at, ring)
         multiplier.build(lane, warp, group, weight, first_step, steps)
         Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
-        b.expose(geometry=at, in_cluster=split > 1)
+        b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

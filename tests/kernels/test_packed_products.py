@@ -116,7 +116,7 @@ def test_a_cta_goes_on_to_further_tiles(
     monkeypatch.setattr(geometry, "PROCESSORS", 1)
     spec = PackedGemm(**fields, precision="fast")
     at = Geometry.of(spec)
-    assert at.row_groups * -(-rows // spec.tokens) > at.most_ctas
+    assert at.row_groups * -(-rows // spec.tokens) > at.most_turns
     tried(spec, mode, rows, FAST)
 
 

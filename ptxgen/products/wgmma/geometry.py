@@ -26,7 +26,8 @@ SWIZZLE = 1024  # bytes after which it repeats
 @dataclass(frozen=True)
 class Shape:
     """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of 16 columns
-    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor."""
+    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
+    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
 
     groups: int
     blocks: int
@@ -35,6 +36,7 @@ class Shape:
     split: int
     deep: int
     resident: int
+    share: int = 1
 
 
 def choose(spec: PackedGemm) -> Shape:
@@ -94,7 +96,7 @@ class Geometry:
     exact: bool
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
-    row_groups: int  # CTAs that take all rows
+    row_groups: int  # CTAs that take all rows, rounded up to whole clusters
 
     @classmethod
     def of(cls, spec: PackedGemm) -> Geometry:
@@ -116,7 +118,7 @@ class Geometry:
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
         stages = min(room // stage, shape.deep, max(FEWEST, steps))
-        groups = -(-spec.parts * kind.records(spec.n) // records)
+        groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         return cls(
             shape, spec.tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.blocks + exact, exact, together, results, groups,
@@ -165,9 +167,9 @@ class Geometry:
         return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
 
     @property
-    def most_ctas(self) -> int:
-        """CTAs of a launch at most; each goes on to further tiles."""
-        return PROCESSORS * self.shape.resident
+    def most_turns(self) -> int:
+        """Clusters of a launch at most; each goes on to further tiles."""
+        return PROCESSORS * self.shape.resident // self.shape.share
 
     @property
     def shared(self) -> int:

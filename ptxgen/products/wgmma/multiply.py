@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import SINK, Reg
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
+from ptxgen.idioms.convert import scratch
 from ptxgen.products.mma import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
@@ -88,11 +89,11 @@ class Multiplier:
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
-            arrives = self.arrives = b.op("setp.eq.u32", "arrives", lane, 0)
+            arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
             self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
-            released, arrival = b.op("mov.u32", "released_bell", 0), b.reg("arrival", "b64")
+            released = self.released = b.op("mov.u32", "released_bell", 0)
         if self._trailing():
             with b.fragment("begin_scales", "scales that belong to the rows, not to a tile"):
                 self._find_trailers(group, warp, weight, first_step)
@@ -120,7 +121,7 @@ class Multiplier:
                 self._part(part, self.sets[index % 2])
                 self._wait(part)
         with b.fragment("release", "the products of the stage before are done"):
-            b.op("mbarrier.arrive.shared::cta.b64", arrival, released[0], pred=has_released)
+            self._arrive(has_released)
             b.op("mov.u32", released, ring.empty)
             b.op("and.pred", has_released, arrives, arrives)
         with b.fragment("multiplied"):
@@ -132,8 +133,17 @@ class Multiplier:
             b.op("setp.ne.u32", "multiplies_more", step, 0)
         with b.fragment("drain", "all products are done"):
             b.op("wgmma.wait_group.sync.aligned", 0)
-            b.op("mbarrier.arrive.shared::cta.b64", arrival, released[0], pred=arrives)
+            self._arrive(arrives)
         b.expose(part_fragments=fragments)
+
+    def _arrive(self, pred: Reg) -> None:
+        """This warp has done with the stage: lane i tells CTA i of those that share the tokens."""
+        b = self.b
+        if self.at.shape.share == 1:
+            b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), self.released[0], pred=pred)
+            return
+        theirs = b.op("mapa.shared::cluster.u32", scratch(b, "their_bell", "u32"), self.released, self.lane, pred=pred)
+        b.op("mbarrier.arrive.shared::cluster.b64", SINK, theirs[0], pred=pred)
 
     def _owner(self, by: str) -> Reg:
         return self.lane if by == "lane" else self.row
@@ -161,7 +171,7 @@ class Multiplier:
             offset = column // COLUMNS * spec.digits * at.tokens * ROW_BYTES + column % COLUMNS * 2
             for number, (own, digit) in enumerate(self._pairs(self._fragments(a, index))):
                 digit_offset = offset + digit * at.tokens * ROW_BYTES
-                low = b.op("add.u32", convert.scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
+                low = b.op("add.u32", scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
                 b.op("mov.b64", self.descriptor, (low, self.high))
                 sums = self.sums[part.block] if self.short is None else self.short
                 keep = self.short is None or number > 0 or chunk % SHORT > 0
@@ -261,7 +271,7 @@ class Multiplier:
         """Where this lane's scales of each block begin."""
         b, at, spec, kind = self.b, self.at, self.spec, self.kind
         (piece,) = self._trailing()
-        record = convert.scratch(b, "scaled_record", "u32")
+        record = scratch(b, "scaled_record", "u32")
         for block, place in enumerate(self.scales_at):
             b.op("mad.lo.u32", record, group, at.warps, warp)
             b.op("mad.lo.u32", record, record, at.shape.blocks, block)
