@@ -53,6 +53,7 @@ class PackedGemm(KernelType):
     activation: str = ""
     gated: bool = False
     residual: bool = field(default=False, doc="the residual stream is added")
+    packed_out: bool = field(default=False, doc="out is packed as x is, for the next product")
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
 
@@ -85,6 +86,10 @@ class PackedGemm(KernelType):
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+        if self.packed_out and self.n % packed.PADDED:
+            yield from rules.multiple_of("n", self.n, packed.PADDED, packed.PADDED, 1 << 20)
+        if self.packed_out and self.residual:
+            yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
         if self.gated and self.tokens == 256:
             yield "tokens: a gated product has at most 128 a tile (got 256; nearest: 128)"
         if not known and self.kind.tile_k == packed.PADDED and self.tokens == 256:
@@ -123,7 +128,11 @@ class PackedGemm(KernelType):
         out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
         if self.bias:
             out.append(buffer("bias", f32, self.n, align=wide))
-        out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=wide))
+        if self.packed_out:
+            tiles = packed.shape(self.n, self.tokens, self.digits)
+            out.append(buffer("out", self.x_dtype, *tiles, access="out", align=128))
+        else:
+            out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=wide))
         out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
         return tuple(out)
 
@@ -244,5 +253,9 @@ class PackedGemm(KernelType):
         if self.gated:
             y = y * sums[1]
         out = a["out"].copy()
+        if self.packed_out:
+            tiles = -(-count // self.tokens)
+            out[:tiles] = packed.pack(y.astype(np.float32), self.tokens, self.x_dtype, self.digits)
+            return {"out": out}
         out[:count] = (y + out[:count].astype(np.float64) if self.residual else y).astype(np.float32)
         return {"out": out}

@@ -15,13 +15,13 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma.geometry import BANK_PAD, RESULT_BUFFERS, Geometry
+from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
-VECTOR = 4  # outputs of a lane
 OCTET = 8  # tokens of a group of accumulators
 
 
@@ -74,8 +74,9 @@ class Results:
                 b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
                 b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
                 b.op("mad.lo.u32", self.column, warp, rows_of_warp, self.column)
-            self.out, self.left = b.ld_param("out"), b.reg("tokens_left", "s32")
-            self.to, self.stored = b.reg("store_at", "u64"), b.reg("stores", "pred")
+            self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
+            self.inside = b.reg("column_inside", "pred")
+            self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
         self.group, self.token_tile, self.count = group, token_tile, count
@@ -106,36 +107,18 @@ class Results:
                     b.op("st.shared.f32", self.mine[where], sums[4 * octet + 2 * half + token])
 
     def _find_output(self) -> None:
-        """Address of the lane's outputs of its first token, and how many tokens there are from that on."""
+        """The lane's outputs of its first token, and how many tokens there are from that on."""
         b, spec, at = self.b, self.spec, self.at
-        token = b.op("mad.lo.u32", convert.scratch(b, "result_token", "u32"), self.token_tile, at.tokens, self.token)
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
         column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows, self.column)
-        b.op("mad.wide.u32", self.to, token, 4 * spec.n, self.out)
-        b.op("mad.wide.u32", self.to, column, 4, self.to)
-        b.op("sub.s32", self.left, self.count, token)
-        inside = convert.scratch(b, "column_inside", "pred")
-        b.op("setp.lt.u32", inside, column, spec.n)
-        b.op("selp.s32", self.left, self.left, 0, inside)
-        self.ragged = spec.n % VECTOR != 0
-        self.columns_left = (
-            b.op("sub.u32", convert.scratch(b, "columns_left", "u32"), spec.n, column) if self.ragged else None
-        )
+        self.outlet.find(self.token_tile, self.token, row, column)
+        b.op("sub.s32", self.left, self.count, row)
+        b.op("setp.lt.u32", self.inside, column, spec.n)
+        b.op("selp.s32", self.left, self.left, 0, self.inside)
         if self.bias is not None:
             at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
             convert.clear(b, self.bias)
-            self._move("ld.global.nc", self.bias, at_bias, inside)
-
-    def _move(self, opcode: str, values: Sequence[Reg], at: Reg, guard: Reg) -> None:
-        """Four values, or those of them inside the row."""
-        b, store = self.b, opcode.startswith("st")
-        if not self.ragged:
-            operands = (at[0], tuple(values)) if store else (tuple(values), at[0])
-            b.op(f"{opcode}.v4.f32", *operands, pred=guard)
-            return
-        one = convert.scratch(b, "one_inside", "pred")
-        for i, value in enumerate(values):
-            b.op("setp.gt.and.u32", one, self.columns_left, i, guard)
-            b.op(f"{opcode}.f32", *((at[4 * i], value) if store else (value, at[4 * i])), pred=one)
+            self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
 
     def _buffer(self, first: int) -> int:
         """Where the sums of some tokens from `first` on are left."""
@@ -148,7 +131,7 @@ class Results:
 
     def _round(self, first: int) -> None:
         """Take up what was left, leave the next, and store."""
-        b, at, spec = self.b, self.at, self.spec
+        b, at = self.b, self.at
         for load, parts in enumerate(self.values):
             for part, values in enumerate(parts):
                 offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
@@ -157,7 +140,6 @@ class Results:
             self._leave_some(first + at.result_tokens)
         for load, parts in enumerate(self.values):
             self._finish(first + load * self.together, parts)
-            b.op("add.u64", self.to, self.to, 4 * spec.n * self.together)
 
     def _share(self, thread: Reg, rank: Reg, area: Reg) -> None:
         b, at = self.b, self.at
@@ -178,6 +160,7 @@ class Results:
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
             self._find_output()
             b.op("selp.s32", self.left, self.left, 0, there)
+            b.op("and.pred", self.inside, self.inside, there)
             b.op("selp.b32", self.taken, self.taken, area, there)
             for peer in range(at.shape.split):
                 b.op("mapa.shared::cluster.u32", theirs, self.taken, peer)
@@ -202,9 +185,8 @@ class Results:
         if spec.gated:
             for value, factor in zip(values, parts[1], strict=True):
                 b.op("mul.f32", value, value, factor)
+        self.outlet.go_to(token)
         if spec.residual:
             assert self.before is not None
-            self._move("ld.global", self.before, self.to, self.stored)
-            for value, before in zip(values, self.before, strict=True):
-                b.op("add.f32", value, value, before)
-        self._move("st.global", values, self.to, self.stored)
+            self.outlet.add_before(values, self.before, self.stored)
+        self.outlet.store(values, self.stored, self.inside)

@@ -156,6 +156,7 @@ class Copier:
         with b.fragment("poll_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
         with b.fragment("copy", "bring a stage"):
+            b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], total, pred=leads)
             b.op("add.u32", target, place, ring.offset)
             b.op(COPY, target[0], source[0], size, ring.full[0], pred=copies)
