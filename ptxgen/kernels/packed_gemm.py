@@ -60,11 +60,15 @@ class PackedGemm(KernelType):
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
-    unreported = {r"/n40_.* wait .*griddepcontrol": "bulk copies are not held against the launch before"}
+    unreported = {
+        r"/n40_.* wait .*griddepcontrol": "bulk copies are not held against the launch before",
+        r" barrier .*bar.warp.sync -1; add.u32 %copy_to": "found in random order: a lane is left a phase behind",
+    }
     goldens = (
         dict(n=128, k=256, tokens=8, precision="fast"),
         dict(n=66, k=512, tokens=16, precision="fast", residual=True, indirect=True, programmatic=True),
         dict(n=130, k=64, tokens=8, activation="silu", gated=True),
+        dict(n=256, k=64, tokens=8, precision="fast", activation="silu", gated=True, packed_out=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),

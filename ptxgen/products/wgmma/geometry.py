@@ -74,7 +74,7 @@ def _results(spec: PackedGemm, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return spec.tokens, 4 * spec.tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
-    together = min(16 // shape.blocks, spec.tokens)
+    together = 8 if spec.precision == "exact" else min(16 // shape.blocks, spec.tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
     )
