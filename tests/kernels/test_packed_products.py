@@ -10,6 +10,7 @@ import pytest
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, dtype
+from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import FORMATS
 from ptxgen.products.wgmma import geometry, tokens
@@ -116,8 +117,35 @@ def test_a_cta_goes_on_to_further_tiles(
     monkeypatch.setattr(geometry, "PROCESSORS", 1)
     spec = PackedGemm(**fields, precision="fast")
     at = Geometry.of(spec)
-    assert at.row_groups * -(-rows // spec.tokens) > at.most_ctas
+    assert at.row_groups * -(-rows // spec.tokens) > at.most_turns
     tried(spec, mode, rows, FAST)
+
+
+PACKED: tuple[tuple[int, dict[str, Any]], ...] = (
+    (20, {"n": 512, "k": 192, "tokens": 16, "gated": True, "precision": "fast"}),
+    (70, {"n": 256, "k": 512, "tokens": 64, "bias": True}),
+    (70, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "precision": "fast"}),
+    (150, {"n": 512, "k": 128, "tokens": 128, "weights": "q8_0", "bias": True, "precision": "fast"}),
+)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(("rows", "fields"), PACKED, ids=str)
+def test_a_packed_result_is_what_pack_tokens_makes_of_it(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    spec = PackedGemm(**fields, activation="silu", packed_out=True)
+    done = tried(spec, mode, rows, 4e-3 if spec.precision == "fast" else 1e-4)
+    assert not done.outputs["out"][-1, :, :, rows % spec.tokens :].any()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("fields", [{"tokens": 256}, {"tokens": 128, "weights": "q4_k"}], ids=str)
+def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = 256 // fields["tokens"]
+    shape = geometry.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
+    monkeypatch.setattr(geometry, "choose", lambda _: shape)
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    tried(PackedGemm(700, 512, precision="fast", residual=True, **fields), mode, 600, FAST)
+    clear_cache()
 
 
 @pytest.mark.parametrize(("count", "indirect"), [(0, True), (1, False), (4, True), (6, False)])
@@ -151,6 +179,8 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
         ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: weights as q4_k have at most 128"),
         ({"tokens": 256, "gated": True, "activation": "silu", "precision": "fast"}, "tokens: a gated product"),
         ({"gated": True, "tokens": 8}, "gated: needs an activation"),
+        ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
+        ({"packed_out": True, "residual": True}, "residual: a packed result is added to nothing"),
     ],
 )
 def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:

@@ -16,6 +16,7 @@ PROCESSORS = 132  # of the largest GPU that runs these texts
 SHARED = 232448  # bytes that a CTA can have
 PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's for each CTA
 KEPT = 1024  # for mbarriers, and to align the ring
+RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
@@ -25,7 +26,8 @@ SWIZZLE = 1024  # bytes after which it repeats
 @dataclass(frozen=True)
 class Shape:
     """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of 16 columns
-    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor."""
+    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
+    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
 
     groups: int
     blocks: int
@@ -34,6 +36,7 @@ class Shape:
     split: int
     deep: int
     resident: int
+    share: int = 1
 
 
 def choose(spec: PackedGemm) -> Shape:
@@ -71,8 +74,10 @@ def _results(spec: PackedGemm, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return spec.tokens, 4 * spec.tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
-    together = min(16, spec.tokens)
-    return together, 4 * WARPS * shape.groups * together * (TILE_ROWS * shape.blocks + BANK_PAD * spec.parts)
+    together = 8 if spec.precision == "exact" else min(16 // shape.blocks, spec.tokens)
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
+        TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Geometry:
     exact: bool
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
-    row_groups: int  # CTAs that take all rows
+    row_groups: int  # CTAs that take all rows, rounded up to whole clusters
 
     @classmethod
     def of(cls, spec: PackedGemm) -> Geometry:
@@ -113,7 +118,7 @@ class Geometry:
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
         stages = min(room // stage, shape.deep, max(FEWEST, steps))
-        groups = -(-spec.parts * kind.records(spec.n) // records)
+        groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         return cls(
             shape, spec.tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.blocks + exact, exact, together, results, groups,
@@ -162,9 +167,9 @@ class Geometry:
         return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
 
     @property
-    def most_ctas(self) -> int:
-        """CTAs of a launch at most; each goes on to further tiles."""
-        return PROCESSORS * self.shape.resident
+    def most_turns(self) -> int:
+        """Clusters of a launch at most; each goes on to further tiles."""
+        return PROCESSORS * self.shape.resident // self.shape.share
 
     @property
     def shared(self) -> int:

@@ -10,14 +10,25 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import SINK, Reg
+from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
+from ptxgen.idioms.convert import scratch
 from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES
 from ptxgen.weights.f16 import Half
-from ptxgen.weights.format import CHUNK, OWN, Piece
+from ptxgen.weights.format import (
+    CHUNK,
+    OWN,
+    ByteCodes,
+    Piece,
+    bytes_to_bf16,
+    constant,
+    fragment,
+    pair_of_bf16,
+)
 
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
@@ -25,6 +36,8 @@ if TYPE_CHECKING:
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
 CHUNK_BYTES = 2 * CHUNK
 PER_CHUNK = 4  # registers of A
+CENTRES = {"q4_k": 8, "q5_k": 16}  # of codes with a min: a min is near its scale times this, so that their difference
+# loses little as a bf16 number
 SHORT = 4  # chunks that tensor cores add up where sums are to be exact
 
 
@@ -45,6 +58,8 @@ class Multiplier:
         exact = self.exact = spec.precision == "exact"
         self.digits = 1 if self.straight or not exact else spec.digits  # of weights
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
+        # codes that one bf16 number holds are scaled two at a time
+        self.by_pairs = not (exact or isinstance(self.kind, Half)) and spec.x_dtype == bf16
         # tensor cores round every addition towards zero: what they add up is short where it is to be exact
         self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
         per_set = PER_CHUNK * at.shape.part * self.digits
@@ -74,11 +89,11 @@ class Multiplier:
             self.bases = {key: b.op("mad.lo.u32", f"own_{key[0]}{key[1]}", self._owner(key[0]), key[1], own)
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
-            arrives = self.arrives = b.op("setp.eq.u32", "arrives", lane, 0)
+            arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
             self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
             self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
-            released, arrival = b.op("mov.u32", "released_bell", 0), b.reg("arrival", "b64")
+            released = self.released = b.op("mov.u32", "released_bell", 0)
         if self._trailing():
             with b.fragment("begin_scales", "scales that belong to the rows, not to a tile"):
                 self._find_trailers(group, warp, weight, first_step)
@@ -106,7 +121,7 @@ class Multiplier:
                 self._part(part, self.sets[index % 2])
                 self._wait(part)
         with b.fragment("release", "the products of the stage before are done"):
-            b.op("mbarrier.arrive.shared::cta.b64", arrival, released[0], pred=has_released)
+            self._arrive(has_released)
             b.op("mov.u32", released, ring.empty)
             b.op("and.pred", has_released, arrives, arrives)
         with b.fragment("multiplied"):
@@ -118,8 +133,17 @@ class Multiplier:
             b.op("setp.ne.u32", "multiplies_more", step, 0)
         with b.fragment("drain", "all products are done"):
             b.op("wgmma.wait_group.sync.aligned", 0)
-            b.op("mbarrier.arrive.shared::cta.b64", arrival, released[0], pred=arrives)
+            self._arrive(arrives)
         b.expose(part_fragments=fragments)
+
+    def _arrive(self, pred: Reg) -> None:
+        """This warp has done with the stage: lane i tells CTA i of those that share the tokens."""
+        b = self.b
+        if self.at.shape.share == 1:
+            b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), self.released[0], pred=pred)
+            return
+        theirs = b.op("mapa.shared::cluster.u32", scratch(b, "their_bell", "u32"), self.released, self.lane, pred=pred)
+        b.op("mbarrier.arrive.shared::cluster.b64", SINK, theirs[0], pred=pred)
 
     def _owner(self, by: str) -> Reg:
         return self.lane if by == "lane" else self.row
@@ -147,7 +171,7 @@ class Multiplier:
             offset = column // COLUMNS * spec.digits * at.tokens * ROW_BYTES + column % COLUMNS * 2
             for number, (own, digit) in enumerate(self._pairs(self._fragments(a, index))):
                 digit_offset = offset + digit * at.tokens * ROW_BYTES
-                low = b.op("add.u32", convert.scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
+                low = b.op("add.u32", scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
                 b.op("mov.b64", self.descriptor, (low, self.high))
                 sums = self.sums[part.block] if self.short is None else self.short
                 keep = self.short is None or number > 0 or chunk % SHORT > 0
@@ -199,6 +223,9 @@ class Multiplier:
 
     def _convert(self, chunk: int, fragments: list[Sequence[Reg]]) -> None:
         """Weights of a chunk in the tokens' type: rounded, or as digits."""
+        if self.by_pairs:
+            self._scale_codes(chunk, fragments[0])
+            return
         halves = (self.values[:OWN], self.values[OWN:])
         self.kind.weights(self.b, self.words, chunk, halves)
         for half, values in enumerate(halves):
@@ -207,11 +234,44 @@ class Multiplier:
             else:
                 split_digits(self.b, values, [fragment[half::2] for fragment in fragments])
 
+    def _scale_codes(self, chunk: int, a: Sequence[Reg]) -> None:
+        """The exact codes of a chunk times their scales, all in bf16."""
+        b, kind = self.b, self.kind
+        factors, less = kind.scales(b, self.words, chunk)
+        codes = self._codes(chunk)
+        pairs = [convert.scratch_array(b, f"{name}_pair", "b32", 2).regs for name in ("factor", "offset")]
+        if chunk % kind.scale_chunks == 0:
+            for offset, factor in zip(less, factors, strict=False):
+                b.op("fma.rn.f32", offset, factor, float(CENTRES[kind.name]), offset)
+            for values, both in zip((factors, less), pairs, strict=True):
+                for value, pair in zip(values, both, strict=False):
+                    b.op("cvt.rn.bf16x2.f32", pair, value, value)
+        for index, (register, code) in enumerate(zip(a, codes, strict=True)):
+            factor, offset = pairs[0][index % 2], pairs[1][index % 2]
+            if less:
+                b.op("fma.rn.bf16x2", register, code, factor, offset)
+            else:
+                b.op("mul.rn.bf16x2", register, code, factor)
+
+    def _codes(self, chunk: int) -> Sequence[Reg]:
+        """Codes of a chunk as a fragment; where there is a min, less their centre, which then is in the offset."""
+        b, kind = self.b, self.kind
+        centre = CENTRES.get(kind.name)
+        if centre is None:
+            (codes,) = kind.fragments(b, self.words, chunk)
+            return codes
+        assert isinstance(kind, ByteCodes)
+        out = fragment(b)
+        minus = constant(b, f"less_{128 + centre}", pair_of_bf16(-128 - centre))
+        for half in (0, 1):
+            bytes_to_bf16(b, out[half::2], kind.code_bytes(b, self.words, chunk, half), minus)
+        return out
+
     def _find_trailers(self, group: Reg, warp: Reg, weight: Reg, first_step: Reg | None) -> None:
         """Where this lane's scales of each block begin."""
         b, at, spec, kind = self.b, self.at, self.spec, self.kind
         (piece,) = self._trailing()
-        record = convert.scratch(b, "scaled_record", "u32")
+        record = scratch(b, "scaled_record", "u32")
         for block, place in enumerate(self.scales_at):
             b.op("mad.lo.u32", record, group, at.warps, warp)
             b.op("mad.lo.u32", record, record, at.shape.blocks, block)

@@ -14,14 +14,14 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.wgmma.geometry import BANK_PAD, Geometry
+from ptxgen.products.wgmma.geometry import BANK_PAD, RESULT_BUFFERS, Geometry
+from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
-VECTOR = 4  # outputs of a lane
 OCTET = 8  # tokens of a group of accumulators
 
 
@@ -34,7 +34,12 @@ class Results:
         self.area_rows = at.rows if self.split else at.rows // at.warps  # of a part in an area of shared memory
         self.pitch = 4 * (self.area_rows + BANK_PAD)
         self.part_bytes = self.pitch * at.result_tokens
-        self.values = [b.array(f"result{part}_", "f32", VECTOR) for part in range(at.parts)]
+        self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
+        loads = 1 if self.split else at.result_tokens // self.together
+        self.values = [
+            [b.array(f"result{load}_{part}_", "f32", VECTOR) for part in range(at.parts)] for load in range(loads)
+        ]
+        self.buffer_bytes = at.parts * self.part_bytes
         self.before = b.array("before", "f32", VECTOR) if spec.residual or self.split else None
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
@@ -52,7 +57,11 @@ class Results:
             b.op("mad.lo.u32", self.mine, row, 4, self.mine)
             rows_of_warp = at.rows // at.warps
             b.op(
-                "mad.lo.u32", self.mine, warp, 4 * rows_of_warp if self.split else at.parts * self.part_bytes, self.mine
+                "mad.lo.u32",
+                self.mine,
+                warp,
+                4 * rows_of_warp if self.split else RESULT_BUFFERS * self.buffer_bytes,
+                self.mine,
             )
             b.op("add.u32", self.mine, self.mine, area)
             self.token, self.column = b.reg("taken_token", "u32"), b.reg("taken_column", "u32")
@@ -63,10 +72,11 @@ class Results:
                 b.op("mul.lo.u32", self.column, b.registers["taken_quad"], VECTOR)
                 b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
                 b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
-                b.op("mad.lo.u32", self.taken, warp, at.parts * self.part_bytes, self.taken)
+                b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
                 b.op("mad.lo.u32", self.column, warp, rows_of_warp, self.column)
-            self.out, self.left = b.ld_param("out"), b.reg("tokens_left", "s32")
-            self.to, self.stored = b.reg("store_at", "u64"), b.reg("stores", "pred")
+            self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
+            self.inside = b.reg("column_inside", "pred")
+            self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
         self.group, self.token_tile, self.count = group, token_tile, count
@@ -81,62 +91,55 @@ class Results:
             b.without("leave_sums")
             with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
                 self._find_output()
+                self._leave_some(0)
                 for first in range(0, at.tokens, at.result_tokens):
                     self._round(first)
+                if at.result_tokens == at.tokens:
+                    b.op("bar.warp.sync", -1, note="before the next tile's are left there")
 
-    def _leave(self, octet: int, place: int) -> None:
+    def _leave(self, octet: int, place: int, first: int = 0) -> None:
         b, at = self.b, self.at
         for block, sums in enumerate(self.sums):
-            offset = block * self.part_bytes if at.parts > 1 else 4 * TILE_ROWS * block
+            offset = first + block * (self.part_bytes if at.parts > 1 else 4 * TILE_ROWS)
             for half in (0, 1):
                 for token in (0, 1):
                     where = offset + 32 * half + (OCTET * place + token) * self.pitch
                     b.op("st.shared.f32", self.mine[where], sums[4 * octet + 2 * half + token])
 
     def _find_output(self) -> None:
-        """Address of the lane's outputs of its first token, and how many tokens there are from that on."""
+        """The lane's outputs of its first token, and how many tokens there are from that on."""
         b, spec, at = self.b, self.spec, self.at
-        token = b.op("mad.lo.u32", convert.scratch(b, "result_token", "u32"), self.token_tile, at.tokens, self.token)
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
         column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows, self.column)
-        b.op("mad.wide.u32", self.to, token, 4 * spec.n, self.out)
-        b.op("mad.wide.u32", self.to, column, 4, self.to)
-        b.op("sub.s32", self.left, self.count, token)
-        inside = convert.scratch(b, "column_inside", "pred")
-        b.op("setp.lt.u32", inside, column, spec.n)
-        b.op("selp.s32", self.left, self.left, 0, inside)
-        self.ragged = spec.n % VECTOR != 0
-        self.columns_left = (
-            b.op("sub.u32", convert.scratch(b, "columns_left", "u32"), spec.n, column) if self.ragged else None
-        )
+        self.outlet.find(self.token_tile, self.token, row, column)
+        b.op("sub.s32", self.left, self.count, row)
+        b.op("setp.lt.u32", self.inside, column, spec.n)
+        b.op("selp.s32", self.left, self.left, 0, self.inside)
         if self.bias is not None:
             at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
             convert.clear(b, self.bias)
-            self._move("ld.global.nc", self.bias, at_bias, inside)
+            self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
 
-    def _move(self, opcode: str, values: Sequence[Reg], at: Reg, guard: Reg) -> None:
-        """Four values, or those of them inside the row."""
-        b, store = self.b, opcode.startswith("st")
-        if not self.ragged:
-            operands = (at[0], tuple(values)) if store else (tuple(values), at[0])
-            b.op(f"{opcode}.v4.f32", *operands, pred=guard)
-            return
-        one = convert.scratch(b, "one_inside", "pred")
-        for i, value in enumerate(values):
-            b.op("setp.gt.and.u32", one, self.columns_left, i, guard)
-            b.op(f"{opcode}.f32", *((at[4 * i], value) if store else (value, at[4 * i])), pred=one)
+    def _buffer(self, first: int) -> int:
+        """Where the sums of some tokens from `first` on are left."""
+        return first // self.at.result_tokens % RESULT_BUFFERS * self.buffer_bytes
+
+    def _leave_some(self, first: int) -> None:
+        for place in range(self.at.result_tokens // OCTET):
+            self._leave(first // OCTET + place, place, self._buffer(first))
+        self.b.op("bar.warp.sync", -1)
 
     def _round(self, first: int) -> None:
-        b, at, spec = self.b, self.at, self.spec
-        for place in range(at.result_tokens // OCTET):
-            self._leave(first // OCTET + place, place)
-        b.op("bar.warp.sync", -1)
-        together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
-        for token in range(0, at.result_tokens, together):
-            for part, values in enumerate(self.values):
-                convert.load_words(b, values, self.taken, part * self.part_bytes + token * self.pitch, space="shared")
-            self._finish(first + token)
-            b.op("add.u64", self.to, self.to, 4 * spec.n * together)
-        b.op("bar.warp.sync", -1)
+        """Take up what was left, leave the next, and store."""
+        b, at = self.b, self.at
+        for load, parts in enumerate(self.values):
+            for part, values in enumerate(parts):
+                offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
+                convert.load_words(b, values, self.taken, offset, space="shared")
+        if first + at.result_tokens < at.tokens:
+            self._leave_some(first + at.result_tokens)
+        for load, parts in enumerate(self.values):
+            self._finish(first + load * self.together, parts)
 
     def _share(self, thread: Reg, rank: Reg, area: Reg) -> None:
         b, at = self.b, self.at
@@ -157,21 +160,22 @@ class Results:
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
             self._find_output()
             b.op("selp.s32", self.left, self.left, 0, there)
+            b.op("and.pred", self.inside, self.inside, there)
             b.op("selp.b32", self.taken, self.taken, area, there)
             for peer in range(at.shape.split):
                 b.op("mapa.shared::cluster.u32", theirs, self.taken, peer)
-                for part, values in enumerate(self.values):
+                for part, values in enumerate(self.values[0]):
                     got = values if peer == 0 else self.before
                     convert.load_words(b, got, theirs, part * self.part_bytes, space="shared::cluster")
                     if peer:
                         for value, more in zip(values, got, strict=True):
                             b.op("add.f32", value, value, more)
-            self._finish(0)
+            self._finish(0, self.values[0])
 
-    def _finish(self, token: int) -> None:
+    def _finish(self, token: int, parts: Sequence[Sequence[Reg]]) -> None:
         """What stands around the product, and the store; `token`: from the lane's first."""
         b, spec = self.b, self.spec
-        values = self.values[0]
+        values = parts[0]
         b.op("setp.gt.s32", self.stored, self.left, token)
         if self.bias is not None:
             for value, bias in zip(values, self.bias, strict=True):
@@ -179,11 +183,10 @@ class Results:
         if spec.activation:
             activate(b, spec.activation, values)
         if spec.gated:
-            for value, factor in zip(values, self.values[1], strict=True):
+            for value, factor in zip(values, parts[1], strict=True):
                 b.op("mul.f32", value, value, factor)
+        self.outlet.go_to(token)
         if spec.residual:
             assert self.before is not None
-            self._move("ld.global", self.before, self.to, self.stored)
-            for value, before in zip(values, self.before, strict=True):
-                b.op("add.f32", value, value, before)
-        self._move("st.global", values, self.to, self.stored)
+            self.outlet.add_before(values, self.before, self.stored)
+        self.outlet.store(values, self.stored, self.inside)

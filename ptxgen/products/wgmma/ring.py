@@ -18,6 +18,7 @@ from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
+MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 BELL = 16  # bytes of an mbarrier (8), and room to the next
 
@@ -40,7 +41,8 @@ class Ring:
         first = b.op("setp.eq.u32", "makes_bells", thread, 0)
         for stage in range(at.stages):
             b.op("mbarrier.init.shared::cta.b64", self.full_bells[BELL * stage], 1, pred=first)
-            b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], at.warps, pred=first)
+            releases = at.warps * at.shape.share
+            b.op("mbarrier.init.shared::cta.b64", self.empty_bells[BELL * stage], releases, pred=first)
         b.op("fence.mbarrier_init.release.cluster")
 
     def begin(self, *, copies: bool) -> None:
@@ -81,7 +83,14 @@ class Copier:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
 
     def build(
-        self, lane: Reg, group: Reg, token_tile: Reg, weight: Reg, first_step: Reg | None, steps: Reg | int
+        self,
+        lane: Reg,
+        group: Reg,
+        token_tile: Reg,
+        weight: Reg,
+        rank: Reg | None,
+        first_step: Reg | None,
+        steps: Reg | int,
     ) -> None:
         """All fragments. The CTA's tile is `group` of rows and `token_tile`; `steps` stages from `first_step` on."""
         b, spec, at, ring = self.b, self.spec, self.at, self.ring
@@ -91,10 +100,17 @@ class Copier:
             copies = b.op("setp.le.u32", "copies", lane, at.records)
             for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records)
             leads = b.op("setp.eq.u32", "leads", lane, 0)
-            b.op("selp.u32", size, at.token_bytes, at.tile_bytes, for_tokens)
+            share = at.shape.share
+            b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
+            advance = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
             place = b.op("mov.u32", "copy_place", ring.memory)
             own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
             b.op("add.u32", own, own, at.token_bytes)
+            if share > 1:
+                own_part = b.op("mul.lo.u32", "own_part", rank, at.token_bytes // share)
+                b.op("add.u32", place, place, own_part)
+                b.op("and.pred", for_all := b.reg("copies_for_all", "pred"), copies, for_tokens)
+                b.op("setp.lt.u32", copies, lane, at.records)
             b.op("selp.u32", place, place, own, for_tokens)
             x = b.ld_param("x")
         total = at.token_bytes + at.records * at.tile_bytes
@@ -119,6 +135,8 @@ class Copier:
             self._find_record(lane, group, weight, source)
             of_tile = packed.blocks(spec.k) * spec.digits * at.tokens * packed.ROW_BYTES
             tokens_at = b.op("mad.wide.u32", "tokens_at", token_tile, of_tile, x)
+            if share > 1:
+                b.op("mad.wide.u32", tokens_at, rank, at.token_bytes // share, tokens_at)
             b.op("selp.b64", source, tokens_at, source, for_tokens)
             if first_step is not None:
                 b.op("mad.wide.u32", source, first_step, size, source)
@@ -138,10 +156,14 @@ class Copier:
         with b.fragment("poll_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_empty, ring.empty[0], ring.parity)
         with b.fragment("copy", "bring a stage"):
+            b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, ring.full[0], total, pred=leads)
             b.op("add.u32", target, place, ring.offset)
             b.op(COPY, target[0], source[0], size, ring.full[0], pred=copies)
-            size64 = b.op("cvt.u64.u32", "copy_advance", size)
+            if share > 1:
+                every = b.op("mov.u16", "every_cta", (1 << share) - 1)
+                b.op(MULTICAST, target[0], source[0], size, ring.full[0], every, pred=for_all)
+            size64 = b.op("cvt.u64.u32", "copy_advance", advance)
             b.op("add.u64", source, source, size64)
             ring.turn()
             b.op("sub.u32", step, step, 1)
