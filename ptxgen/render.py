@@ -19,8 +19,10 @@ from jinja2 import (
     TemplateNotFound,
     Undefined,
     UndefinedError,
+    pass_context,
 )
 from jinja2 import TemplateError as JinjaError
+from jinja2.runtime import Context
 
 from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
@@ -81,6 +83,7 @@ def environment() -> Environment:
     env.filters["counted"] = counted
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
+    env.globals["body_of"] = _body_of
     return env
 
 
@@ -96,6 +99,16 @@ def prepare() -> None:
 def _place(value: object) -> object:
     """What an expression of a skeleton prints."""
     return value.place() if isinstance(value, Fragment) else value
+
+
+@pass_context
+def _body_of(context: Context, template: str, prefix: str) -> str:
+    """The body of another skeleton, around the builder's body of that prefix; labels begin with it, too."""
+    env = environment()
+    found, flow = env.get_template(template), env.get_template("flow.ptx.j2").module
+    macros = {name: value for name, value in vars(flow).items() if not name.startswith("_")}
+    names = found.new_context({**context.get_all(), **macros, **context["bodies"][prefix]})
+    return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(found.blocks["body"](names)))
 
 
 def _predicate(value: object) -> Reg | Not:
@@ -136,6 +149,7 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
         **b.exposed,
         **b.fragments,
         **b.absent,
+        "bodies": b.bodies,
         "spec": b.spec,
         "target": b.target,
         "entry": entry,
