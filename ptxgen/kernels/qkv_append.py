@@ -75,9 +75,8 @@ class QkvAppend(KernelType):
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_90")
 
-    # what a cache's idioms, a rotation and the template ask of a spec
-    batched, indirect, page_size, page_layout = False, True, 0, "hnd"
-    style, gated = "norm", False
+    # what a cache's idioms and a rotation ask of a spec
+    batched, indirect, page_size, page_layout, style = False, True, 0, "hnd", "norm"
 
     def rules(self) -> Iterator[str]:
         yield from kv_cache.cache_rules(self, KV_DTYPES)
@@ -156,6 +155,7 @@ class QkvAppend(KernelType):
     def build(self, b: Builder) -> None:
         heads = partial(HeadsEpilogue, heads=self)
         if not self.v_weights:
+            b.expose(spec=self.products[0])
             self.products[0].build_with(b, heads)
             return
         geometries = self.geometries(b.target)

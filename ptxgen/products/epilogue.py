@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
@@ -146,6 +147,10 @@ class Epilogue:
             before = b.op("ld.global.f32", "before", out[0])
             b.op("add.f32", result, result, before)
         b.op("st.global.f32", out[0], result)
+
+    def end(self, loop: TileLoop) -> Sequence[tuple[str, str]]:
+        """What follows when a thread has no more results: templates, and the builder's bodies that they place."""
+        return ()
 
     def add_bias(self, out_row: Reg, inside: Reg | None = None) -> None:
         """The row's bias; where there may be none, `inside` says whether there is."""

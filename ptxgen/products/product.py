@@ -187,6 +187,7 @@ class Product(KernelType):
             tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
             again=loop.more,
             results_repeat=epilogue.turns > 1,
+            endings=epilogue.end(loop),
         )
 
     def _loop(self, b: Builder, at: Geometry, stage: Stage | None) -> TileLoop:
