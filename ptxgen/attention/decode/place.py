@@ -99,13 +99,6 @@ def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None,
     return split, b.reg("works", "pred"), b.reg("active", "u32"), splits, cta
 
 
-<<<<<<< HEAD
-def _rows(
-    b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None, strided: tuple[Reg, Reg] | None
-) -> dict[str, Reg]:
-    """Addresses of the KV head's first rows, and of the sequence's row of the page table; 64 bits from the row on."""
-    rows: dict[str, Reg] = {}
-=======
 class CacheRows(NamedTuple):
     """Addresses of a KV head's first rows, of their scales, and of the sequence's row of the page table."""
 
@@ -116,15 +109,16 @@ class CacheRows(NamedTuple):
     pages: Reg | None = None
 
 
-def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) -> CacheRows:
+def _rows(
+    b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None, strided: tuple[Reg, Reg] | None
+) -> CacheRows:
     """The rows where the work begins; 64 bits from the row on."""
     pages = None
->>>>>>> house
     row = b.reg("first_row", "u64")
     if strided is not None:
-        first, pitch = strided
+        begin, pitch = strided
         index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
-        b.op("cvt.u64.u32", row, first)
+        b.op("cvt.u64.u32", row, begin)
         b.op("mad.wide.u32", row, index, pitch, row)
     elif attention.cache.page_size:
         assert sequence is not None
