@@ -58,3 +58,8 @@ def test_nothing_is_as_it_should_be_and_one_element_is_judged():
 def test_the_limit_follows_the_coarsest_type():
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1)) == LIMITS["f32"]
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == LIMITS["bf16"]
+
+
+def test_a_kernel_type_names_its_own_limit(monkeypatch):
+    monkeypatch.setattr(KvCacheScatter, "error_limit", 1e-7)
+    assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == 1e-7
