@@ -7,7 +7,7 @@ below 0 takes no part. "prefill": `rows` positions of one sequence from `positio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Formats
-from ptxgen.models.products import PRECISIONS, QKV, STACK, Products
+from ptxgen.models.products import PRECISIONS, QKV, STACK, WIDE_TILE, Products
 from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.scales import scale_groups
@@ -312,19 +312,33 @@ class _Step(Products):
 
     def _mlp(self, x: str) -> None:
         model = self.model
-        kinds = self._kinds("gate_proj", "up_proj")
         gated = not {"gate_proj", "up_proj"} & set(model.biases)
-        width = model.hidden if gated else 2 * model.hidden
-        source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds, width, gated=gated)
-        out = self.scratch("gate_up.out", model.hidden)
-        if not gated:
-            self._biased_gate(source, norm, out)
+        kinds = self._kinds("gate_proj", "up_proj", "down_proj")
+        if gated and self.packs(kinds) and model.hidden % WIDE_TILE == 0:
+            out = self._packed_gate(x, kinds)
         else:
-            weight = self.matrix(self.at("gate_up"), self._gate_parts(), model.dim, gated=True)
-            fields: dict[str, Any] = {"activation": model.activation, "gated": True}
-            self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
+            width = model.hidden if gated else 2 * model.hidden
+            source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, gated=gated)
+            out = self.scratch("gate_up.out", model.hidden)
+            (self._gate if gated else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
+
+    def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:
+        """activation(gate · x) · (up · x)."""
+        model = self.model
+        weight = self.matrix(self.at("gate_up"), self._gate_parts(), model.dim, gated=True)
+        fields: dict[str, Any] = {"activation": model.activation, "gated": True, **more}
+        self._product("gate_up", weight, model.hidden, model.dim, x, out, norm=norm, **fields)
+
+    def _packed_gate(self, x: str, kinds: Sequence[str]) -> str:
+        """The same for several rows, which the product leaves as the next one reads them."""
+        model = self.model
+        tokens = self._tile_tokens(kinds, model.hidden, gated=True)
+        source = self._packed("gate_up", x, model.dim, model.block.mlp_norm, tokens)
+        out = self._packed_rows("down_proj", model.hidden, tokens)
+        self._gate(source, "", out, packed_out=True)
+        return out
 
     def _gate_parts(self) -> list[Part]:
         return [self._part(name) for name in ("gate_proj", "up_proj")]
@@ -344,7 +358,8 @@ class _Step(Products):
     def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
         """Add a product to the residual stream, normed before where the family does that."""
         dim = self.model.dim
-        source, _ = self._input(name, source, k, "", self._kinds(name), dim)
+        if self.tensors[source].dtype == f32:
+            source, _ = self._input(name, source, k, "", self._kinds(name), dim)
         bias = ""
         if name in self.model.biases:
             bias = self.vector(self.at(f"{name}.bias"), self._bias(name))

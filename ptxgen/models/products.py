@@ -17,6 +17,7 @@ QKV = ("q_proj", "k_proj", "v_proj")
 PRECISIONS = ("exact", "fast")
 BLOCK = 128  # rows of a scale of e4m3_block
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
+PACKED_FROM = {"exact": 64, "fast": 16}  # rows; with fewer mma.sync on rows of f32 is as fast
 MOST_TOKENS = {"exact": 128, "fast": 256}  # of a tile of packed tokens
 FEWEST_TOKENS, ENOUGH_TOKENS = 8, 64
 WIDE_TILE = 256  # columns of a tile of weights that leaves room for half as many tokens
@@ -99,13 +100,12 @@ class Products(Draft):
 
     def packs(self, kinds: Sequence[str]) -> bool:
         """Whether wgmma multiplies the rows with weights of these formats."""
-        return self.rows > 1 and "f32" not in kinds and parse_target(self.target).includes_any(("sm_90a",))
+        enough = self.rows >= PACKED_FROM[self.precision]
+        return enough and "f32" not in kinds and parse_target(self.target).includes_any(("sm_90a",))
 
     def _packed(self, role: str, x: str, k: int, norm: str, tokens: int) -> str:
         """Rows of x in tiles of so many, normed."""
-        digits = 3 if self.precision == "exact" else 1
-        shape = (-(-self.rows // tokens), -(-k // WIDE_TILE) * 4, digits, tokens, 64)
-        out = self.tensor(self.at(f"{role}.packed"), "scratch", shape, bf16)
+        out = self._packed_rows(role, k, tokens)
         given: dict[str, str | Ref] = {"x": x, "out": out}
         fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self.precision}
         if norm:
@@ -113,6 +113,11 @@ class Products(Draft):
             fields |= self._norm_fields()
         self.op("pack_tokens", f"{role}.pack", given, {"rows": self.rows}, **fields)
         return out
+
+    def _packed_rows(self, role: str, k: int, tokens: int) -> str:
+        """Scratch memory for rows in tiles of so many."""
+        shape = (-(-self.rows // tokens), -(-k // WIDE_TILE) * 4, 3 if self.precision == "exact" else 1, tokens, 64)
+        return self.tensor(self.at(f"{role}.packed"), "scratch", shape, bf16)
 
     def _tile_tokens(self, kinds: Sequence[str], n: int, gated: bool) -> int:
         """Tokens of a tile: as many as there are and as fit, but tiles enough for all multiprocessors."""
