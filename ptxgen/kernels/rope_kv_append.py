@@ -9,6 +9,7 @@ from ptxgen import lengths, rules
 from ptxgen.attention.cache_fields import CAPACITY, INDIRECT, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
+from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
@@ -49,6 +50,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     programmatic: bool = False
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    out_dtype: str = field(default="", doc="element type of q_out; empty: src_dtype")
     stacked: str = field(default="", doc="heads that lie in one row: qkv, or qk beside rows of v; empty for none")
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
@@ -77,7 +79,16 @@ class RopeKvAppend(RotatingRows, KernelType):
             batched=True,
             programmatic=True,
         ),
-        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, style="norm", in_place=False, stacked="qk"),
+        dict(
+            max_len=64,
+            head_dim=16,
+            n_heads=2,
+            n_kv_heads=1,
+            style="norm",
+            in_place=False,
+            stacked="qk",
+            out_dtype="f16",
+        ),
     )
 
     def rules(self) -> Iterator[str]:
@@ -86,6 +97,9 @@ class RopeKvAppend(RotatingRows, KernelType):
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
         yield from rules.one_of("stacked", self.stacked, ("", "qk", "qkv"))
+        yield from rules.one_of("out_dtype", self.out_dtype, ("", "f32", "f16", "bf16"))
+        if self.out_dtype and self.in_place:
+            yield f"out_dtype: needs in_place=False (got out_dtype={self.out_dtype!r}, in_place=True; nearest: '')"
         if self.stacked and self.in_place:
             yield f"stacked: needs in_place=False (got stacked={self.stacked!r}, in_place=True; nearest: '')"
         yield from self.rotation_rules()
@@ -95,6 +109,11 @@ class RopeKvAppend(RotatingRows, KernelType):
         """Threads of a row: q's heads, then k's, then v's."""
         parts = (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads))
         return HeadMap(self.head_dim, parts, self.kv_dtype == s8)
+
+    @property
+    def query_dtype(self) -> DType:
+        """Of the rotated q."""
+        return to_dtype(self.out_dtype) if self.out_dtype else self.src_dtype
 
     @property
     def stack_heads(self) -> int:
@@ -110,7 +129,7 @@ class RopeKvAppend(RotatingRows, KernelType):
             params.append(buffer("q", self.src_dtype, *q_row, access="inout" if self.in_place else "in"))
         params += [buffer(x, self.src_dtype, *kv_row) for x in "kv" if x not in self.stacked]
         if not self.in_place:
-            params.append(buffer("q_out", self.src_dtype, *q_row, access="out"))
+            params.append(buffer("q_out", self.query_dtype, *q_row, access="out"))
         return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
 
     def build(self, b: Builder) -> None:
@@ -130,8 +149,12 @@ class RopeKvAppend(RotatingRows, KernelType):
             b.op("setp.lt.u32", "inside", position, self.max_len)
         chunk.turn(b, values, words, position)
         with b.fragment("store_query", "store the rotated chunk of q"):
-            convert.pack(b, words, values, self.src_dtype)
-            out = source if self.in_place else self._chunk(b, b.ld_param("q_out"), row_head, place.chunk)
+            if self.query_dtype != self.src_dtype:
+                words = convert.word_array(b, "query_word", values, self.query_dtype)
+            convert.pack(b, words, values, self.query_dtype)
+            out = source
+            if not self.in_place:
+                out = self._chunk(b, b.ld_param("q_out"), row_head, place.chunk, self.query_dtype)
             convert.store_words(b, out, words, pred=place.has_chunk)
         self._append(b, place, row, position, values)
 
@@ -171,8 +194,8 @@ class RopeKvAppend(RotatingRows, KernelType):
             b.op("selp.b64", source, b.ld_param("v"), source, from_v)
         return self._chunk(b, source, index, place.chunk)
 
-    def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg) -> Reg:
-        row_bytes, chunk_bytes = (n * self.src_dtype.bytes for n in (self.head_dim, CHUNK))
+    def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg, dtype: DType | None = None) -> Reg:
+        row_bytes, chunk_bytes = (n * (dtype or self.src_dtype).bytes for n in (self.head_dim, CHUNK))
         return chunk_address(b, address, row_head, row_bytes, chunk, chunk_bytes)
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -193,5 +216,5 @@ class RopeKvAppend(RotatingRows, KernelType):
         rows = {"k": rotary.rotate_rows(self.rotation, a["k"], positions), "v": a["v"]}
         kv_cache.append_rows(self, out, rows, positions, a)
         query = "q" if self.in_place else "q_out"
-        rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.src_dtype.numpy)
+        rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.query_dtype.numpy)
         return {query: np.where(inside, rotated, a[query]), **out}

@@ -8,10 +8,10 @@ below 0 takes no part. "prefill": `rows` positions of one sequence from `positio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
+from ptxgen.dtypes import DType, bf16, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
@@ -198,8 +198,9 @@ class _Step(Products):
         else:
             q, k, v = self._qkv(x)
             self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
-        out = self.scratch("attention.out", model.q_width)
-        self._attend(attention, q, out)
+        attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
+        out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
+        self._attend(attends, q, out)
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
@@ -241,9 +242,15 @@ class _Step(Products):
         rows = [next(self._products_of(names, source, norm, whole_rows=True)).tensor for names in stacks]
         stacked = "".join(name[0] for name in stacks[0])
         given: dict[str, str | Ref] = dict(zip((stacked, "v"), rows, strict=False))
-        q = given["q_out"] = self.scratch("q.out", model.q_width)
-        self._append(attention, given, stacked=stacked, in_place=False)
+        q_dtype = self._attended()
+        q = given["q_out"] = self.tensor(self.at("q.out"), "scratch", (self.rows, model.q_width), q_dtype)
+        self._append(attention, given, stacked=stacked, in_place=False, out_dtype=q_dtype.name)
         return Ref(q)
+
+    def _attended(self) -> DType:
+        """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
+        narrow = self.precision == "fast" and self.step == "prefill" and self.packs(self._kinds("o_proj"))
+        return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
 
     def _qkv(self, x: str) -> list[Ref]:
         """Queries, keys and values of a layer, normed where the family norms them."""
@@ -358,7 +365,7 @@ class _Step(Products):
     def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
         """Add a product to the residual stream, normed before where the family does that."""
         dim = self.model.dim
-        if self.tensors[source].dtype == f32:
+        if not self.is_packed(source):
             source, _ = self._input(name, source, k, "", self._kinds(name), dim)
         bias = ""
         if name in self.model.biases:

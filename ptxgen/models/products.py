@@ -67,9 +67,9 @@ class Products(Draft):
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
-        read = self.tensors[x.tensor if isinstance(x, Ref) else x]
-        if read.dtype == bf16:
-            kernel, fields = "packed_gemm", {**fields, "tokens": read.shape[-2], "precision": self.precision}
+        if self.is_packed(x):
+            tokens = self.tensors[str(x)].shape[-2]
+            kernel, fields = "packed_gemm", {**fields, "tokens": tokens, "precision": self.precision}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _norm_fields(self) -> dict[str, Any]:
@@ -98,6 +98,10 @@ class Products(Draft):
         self._rms(norm, norm, x, out)
         return out, ""
 
+    def is_packed(self, x: str | Ref) -> bool:
+        """Whether rows lie in tiles, as `_packed` leaves them."""
+        return isinstance(x, str) and len(self.tensors[x].shape) > 2
+
     def packs(self, kinds: Sequence[str]) -> bool:
         """Whether wgmma multiplies the rows with weights of these formats."""
         enough = self.rows >= PACKED_FROM[self.precision]
@@ -107,7 +111,8 @@ class Products(Draft):
         """Rows of x in tiles of so many, normed."""
         out = self._packed_rows(role, k, tokens)
         given: dict[str, str | Ref] = {"x": x, "out": out}
-        fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self.precision}
+        source = self.tensors[x].dtype
+        fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self.precision, "src_dtype": source}
         if norm:
             given["norm_weight"] = self._norm_weight(norm)
             fields |= self._norm_fields()

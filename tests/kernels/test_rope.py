@@ -181,7 +181,11 @@ def test_append_of_rotated_rows(device: Device, target: str, kv_dtype: str, styl
 @pytest.mark.parametrize("style", ["norm", "neox"])
 @pytest.mark.parametrize("src_dtype", ["f32", "bf16"])
 def test_append_of_heads_that_lie_in_one_row(device: Device, stacked: str, style: str, src_dtype: str) -> None:
-    for more in ({}, {"indirect": True, "kv_dtype": "f16"}, {"batched": True, "page_size": 8, "kv_dtype": "s8"}):
+    for more in (
+        {},
+        {"indirect": True, "kv_dtype": "f16", "out_dtype": "f16"},
+        {"batched": True, "page_size": 8, "kv_dtype": "s8"},
+    ):
         spec = RopeKvAppend(
             40, 40, 6, 2, style=style, rotary_dim=16, in_place=False, stacked=stacked, src_dtype=src_dtype, **more
         )
