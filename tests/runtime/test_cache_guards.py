@@ -139,9 +139,10 @@ def test_memory_entries_change_under_the_lock_only_and_look_ups_are_counted():
     cache._memory = Guarded()
     assert (cache.hits, cache.misses) == (0, 0)
     assert cache.get(b"k") is None
+    assert (cache.hits, cache.misses) == (0, 1)
     cache.put(b"k", b"data")
-    assert cache.get(b"k") == b"data"
-    assert (cache.hits, cache.misses) == (1, 1)
+    assert cache.get(b"k") == cache.get(b"k") == b"data"
+    assert (cache.hits, cache.misses) == (2, 1)
 
 
 def test_a_cache_that_is_read_only_leaves_its_directory_as_it_is(tmp_path):
