@@ -54,7 +54,52 @@ TESTS = {
     "ptxgen/checks/operand.py": _CHECKS,
 }  # fmt: skip
 # file: (a part of the line, what is mutated, why nothing that can be observed changes)
-EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {}
+_TYPE = "what a type is made of is not looked at when it runs"
+_SIZE = "how much a cache keeps changes no result"
+_QUICK = "a quick look that may say yes too often: what it lets through is looked at closely"
+_ROUNDS = "how many rounds a loop is followed is a choice: more of them know no less"
+_MORE_MEMORY = "more memory than is needed is taken, and nothing else"
+EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "runtime/core/diskcache.py": (
+        ("self._written = 0", "0 → 1", "the first write looks at the directory anyway, and sets it"),
+        ("O_NOFOLLOW", "0 → 1", "where the tests run the operating system has O_NOFOLLOW"),
+        ("os.urandom(6)", "6 → 7", "the random part of a temporary's name may have any length"),
+    ),
+    "ptxgen/checks/__init__.py": (
+        ("= [(line, what, None) for", "None → nothing", "a finding is of no function unless one is given"),
+        ("ChainMap[str, Variable]", "str, → nothing", _TYPE), ("ChainMap[str, Variable]", "Variable → nothing", _TYPE),
+        ("form.ptx > self.module.version", "> → >=", "a version that is enough is found to be so once more"),
+    ),
+    "ptxgen/checks/access.py": (
+        ("len(item.operands) > 2", "> → >=", "every cp.async with an address has three operands or more"),
+        ("branch >= first and labels", ">= → >", "a branch writes no register"),
+        ("branch >= first and labels", "<= → <", "a label reads no register"),
+        ("isinstance(target, Symbol) and target", "and → or", "a branch forward leads behind what was read before it"),
+    ),
+    "ptxgen/checks/names.py": (
+        ("if len(here) < len(labels)", "< → <=", "labels that are all different are found to be so once more"),
+    ),
+    "ptxgen/checks/operand.py": (
+        ("maxsize=1 << 14", "1 → 2", _SIZE), ("maxsize=1 << 14", "14 → 15", _SIZE),
+    ),
+    "ptxgen/checks/lint.py": (
+        ("return bool(marked) and", "and → or", _QUICK), ("value >= 0 else ANY", ">= → >", _QUICK),
+        ("value >= 0 else ANY", "0 → 1", _QUICK),
+    ),
+    "ptxgen/checks/largest.py": (
+        ("b[0] >> min(b[1], 32)", "32 → 33", "a value of 32 bits has none left after either shift"),
+        ("b[0] << min(b[1], 32)", "32 → 33", "either is above the largest value of 32 bits, and counts as that"),
+        ("min(b[2], 32)) - 1)", "32 → 33", "the source's own bound is no larger than 32 ones"),
+    ),
+    "ptxgen/checks/bounds.py": (
+        ("_WIDEN_AFTER = 3", "3 → 4", _ROUNDS), ("_NARROWINGS = 2", "2 → 3", _ROUNDS),
+    ),
+    "runtime/core/arguments.py": (
+        ("-(-size // 8), 1) + 15", "1 → 2", _MORE_MEMORY), ("-(-size // 8), 1) + 15", "15 → 16", _MORE_MEMORY),
+        ("self._pointers = (", "1 → 2", _MORE_MEMORY),
+        ("for b in found[:1]", "1 → 2", "a parameter keeps one buffer: an array of pointers stands for those it lists"),
+    ),
+}  # fmt: skip
 _OTHER = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
     ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
