@@ -93,7 +93,7 @@ GOOD = [
 BAD = {
     "mov.u32 %r5, 0; lop3.b32 %r1, %r2, %r3, %r4, %r5;": "operand 5 must be .b32 immediate (got register %r5)",
     ".reg .b8 %b<8>; mov.b32 %r1, {%b0, %b1, %b2, %b3, %b4, %b5, %b6, %b7};": "of 32 bits cannot be packed from 8",
-    "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r1, 7}, {%r2}, {%f0, %f1, %f2, %f3};": "has an element that is no register (got 7)",
+    "stmatrix.sync.aligned.m8n8.x2.shared.b16 [tile], {%r1, 7};": "has an element that is no register (got 7)",
     "mov.b64 %rd1, 1.5;": "must be an integer (got 1.5)",
     "add.s32 %r1, %r2, -2147483649;": "does not fit 32 bits (got -2147483649)",
     "add.s32 %r1, %r2, 4294967296;": "does not fit 32 bits (got 4294967296)",
