@@ -83,6 +83,7 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("maxsize=1 << 14", "1 → 2", _SIZE), ("maxsize=1 << 14", "14 → 15", _SIZE),
     ),
     "ptxgen/checks/lint.py": (
+        ('("bra", "bra.uni")', '"bra", → nothing', "what is left is one word, of which bra is a part"),
         ("return bool(marked) and", "and → or", _QUICK), ("value >= 0 else ANY", ">= → >", _QUICK),
         ("value >= 0 else ANY", "0 → 1", _QUICK),
     ),
@@ -93,6 +94,13 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "ptxgen/checks/bounds.py": (
         ("_WIDEN_AFTER = 3", "3 → 4", _ROUNDS), ("_NARROWINGS = 2", "2 → 3", _ROUNDS),
+        ("visits = [0]", "0 → 1", _ROUNDS), ("visits[number] += 1", "1 → 2", _ROUNDS),
+        ("visits[follower] >= _WIDEN", ">= → >", _ROUNDS),
+        ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
+        ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
+    ),
+    "runtime/cpu/compile/entry_cache.py": (
+        ("VersionWarning, stacklevel=2", "2 → 3", "either is a line of the executor's own"),
     ),
     "runtime/core/arguments.py": (
         ("-(-size // 8), 1) + 15", "1 → 2", _MORE_MEMORY), ("-(-size // 8), 1) + 15", "15 → 16", _MORE_MEMORY),
