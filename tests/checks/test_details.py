@@ -239,11 +239,12 @@ def test_a_guarded_end_is_followed_by_what_its_guard_leaves() -> None:
     assert "32-bit product" in found
 
 
-def test_a_compare_with_a_register_that_is_written_later_says_nothing() -> None:
-    compare = "ld.global.u32 %r2, [%rd1]; mov.u32 %r1, 400000; setp.lt.u32 %p1, %r2, %r1; mov.u32 %r3, 0;"
+@pytest.mark.parametrize("compare", ["setp.lt.u32 %p1, %r2, %r1;", "setp.lt.and.u32 %p1, %r2, %r1, %p2;"])
+def test_a_compare_with_a_register_that_is_written_later_says_nothing(compare: str) -> None:
+    first = "ld.global.u32 %r2, [%rd1]; setp.ne.u32 %p2, %r2, 77; mov.u32 %r1, {}; mov.u32 %r3, 0; " + compare
     use = f"@!%p1 bra over; mul.lo.u32 %r3, %r2, 4096; over: {ADDRESS}"
-    assert linted(f"{compare} {use}") == []
-    (found,) = linted(f"{compare.replace('400000', '4000000')} mov.u32 %r1, 5; {use}")
+    assert linted(f"{first.format(400000)} {use}") == []
+    (found,) = linted(f"{first.format(4000000)} mov.u32 %r1, 5; {use}")
     assert "32-bit product" in found
 
 
