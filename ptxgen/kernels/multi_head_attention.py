@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import (
+from ptxgen.attention.cache import Cache
+from ptxgen.attention.cache_fields import (
     CAPACITY,
     INDIRECT,
     KV_DTYPES,
@@ -14,7 +15,6 @@ from ptxgen.attention.cache import (
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
-    Cache,
     place_rules,
 )
 from ptxgen.attention.prefill import tiles
@@ -25,6 +25,7 @@ from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
@@ -82,6 +83,7 @@ class MultiHeadAttention(KernelType):
     sinks: bool = field(default=False, like=SINKS)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    programmatic: bool = False
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
@@ -113,6 +115,8 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=2, max_len=32, batched=True, page_size=16, page_layout="nhd"),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -142,6 +146,7 @@ class MultiHeadAttention(KernelType):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from width_rules(self.attention)
+        yield from programmatic_rules(self.programmatic, target)
 
     @property
     def attention(self) -> Attention:
@@ -204,7 +209,8 @@ class MultiHeadAttention(KernelType):
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
-        return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
+        shared = tiles.dynamic(tile.shared_bytes(self.head_dim))
+        return Launch(grid3(ctas), (tile.threads, 1, 1), shared, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         return f"attention/multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
@@ -212,6 +218,7 @@ class MultiHeadAttention(KernelType):
     def build(self, b: Builder) -> None:
         attention, tile = self.attention, self.tile(b.target)
         b.expose(rows=tile.rows, group=attention.problem.group)
+        wait_for_producer(b, self.programmatic)
         prefill = Prefill(attention, self.layout == "tokens", self.indirect, self.lse)
         if isinstance(tile, tiles.TensorTile):
             TensorLoop(b, prefill, tile, self.compute_dtype).build()

@@ -6,7 +6,7 @@ import pytest
 from ptxgen.parser import parse
 from ptxgen.runtime.cpu.program import Program
 from ptxgen.runtime.cpu.run.global_memory import Memory
-from tests.instructions.inputs import edges, hashed
+from tests.evidence.instructions.inputs import edges, hashed
 from tests.support.cpu_run import MODES, text_of
 
 COUNT = 1024  # pairs
