@@ -40,7 +40,7 @@ TESTS = {
     "runtime/core/allocation.py": _BIND,
     "runtime/cpu/run/param_space.py": ("tests/runtime/test_arguments.py", "tests/cpu/test_launch.py"),
     "runtime/cpu/run/global_memory.py": (
-        "tests/cpu/test_memory.py", "tests/cpu/test_checks.py", "tests/runtime/test_cache_guards.py",
+        "tests/cpu/test_global_memory.py", "tests/cpu/test_memory.py", "tests/runtime/test_cache_guards.py",
         "tests/runtime/test_device.py",
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
