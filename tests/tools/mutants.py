@@ -99,6 +99,9 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
     ),
+    "runtime/cpu/compile/support_objects.py": (
+        ("@functools.lru_cache(maxsize=1)", "1 → 2", _SIZE), ("@functools.lru_cache(maxsize=16)", "16 → 17", _SIZE),
+    ),
     "runtime/cpu/compile/entry_cache.py": (
         ("VersionWarning, stacklevel=2", "2 → 3", "either is a line of the executor's own"),
     ),
