@@ -43,10 +43,7 @@ def parse_operand(text: str) -> Operand:
     if first == "[":
         return _address(text)
     if first == "{":
-        inner = _inside(text, "{", "}")
-        if len(text) > _LARGE and _TABLE.fullmatch(inner):
-            return Vector(_literals(inner))
-        return Vector(tuple(map(parse_operand, split_operands(inner))))
+        return Vector(_items(_inside(text, "{", "}")))
     if first == "(" and text.find(")") == len(text) - 1:
         return Group(tuple(map(parse_operand, split_operands(_inside(text, "(", ")")))))
     if first == "!":
@@ -54,6 +51,12 @@ def parse_operand(text: str) -> Operand:
         if isinstance(inner, (Register, Symbol)):
             return Negated(Register(inner.name))
     return _rest(text)
+
+
+def _items(inner: str) -> tuple[Operand, ...]:
+    if len(inner) > _LARGE and _TABLE.fullmatch(inner):
+        return _literals(inner)
+    return tuple(map(parse_operand, split_operands(inner)))
 
 
 def _literals(inner: str) -> tuple[Operand, ...]:

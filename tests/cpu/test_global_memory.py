@@ -10,6 +10,12 @@ from ptxgen.runtime.cpu.run.global_memory import Allocation, Memory
 HERE = 1 << 40  # addresses that are only compared
 
 
+def fields_of(made):
+    """What lies behind the flags of a shadow."""
+    assert made._fields is not None
+    return made._fields
+
+
 def known(*places, **given):
     """A memory with adopted (begin, bytes)."""
     memory = Memory(**given)
@@ -175,15 +181,15 @@ def test_a_shadow_has_a_flag_a_byte_then_its_fields_then_a_stamp_a_word(size):
 def test_what_is_written_in_full_is_complete():
     made = Allocation(HERE, HERE + 8, "x").shadowed(False)
     made.mark(0, 7, 1)
-    assert not made._fields[SHADOW["complete"]]
+    assert not fields_of(made)[SHADOW["complete"]]
     made.mark(0, 8, np.array([1] * 7 + [0], np.uint8))
-    assert not made._fields[SHADOW["complete"]]
+    assert not fields_of(made)[SHADOW["complete"]]
     assert made.shadow.tolist() == [1] * 7 + [0]
     made.mark(0, 8, np.ones(8, np.uint8))
-    assert made._fields[SHADOW["complete"]] == 1
+    assert fields_of(made)[SHADOW["complete"]] == 1
     other = Allocation(HERE, HERE + 8, "x").shadowed(True)
     assert other.shadow.all()
-    assert other._fields[SHADOW["complete"]] == 1
+    assert fields_of(other)[SHADOW["complete"]] == 1
     plain = Allocation(HERE, HERE + 8, "x")
     plain.mark(0, 8, 1)
     plain.forget_launches()
@@ -196,18 +202,18 @@ def test_what_launches_have_written_is_just_written_when_numbers_come_round():
     begin = memory.allocate(5)
     made = memory.find(begin)
     assert [memory.begin_launch() for _ in range(253)] == [*range(3, 256)]
-    made.shadow[:] = [0, 1, 3, 200, 255]
+    np.copyto(made.shadow, [0, 1, 3, 200, 255], casting="unsafe")
     made.follow_reads(255)
-    made._fields[SHADOW["launch"]] = 255
-    assert made._fields[SHADOW["reads"]] == 255
+    fields_of(made)[SHADOW["launch"]] = 255
+    assert fields_of(made)[SHADOW["reads"]] == 255
     assert made._marks.size == MARK_BYTES * 2
-    assert made._fields[SHADOW["marks"] : SHADOW["marks"] + 8].view(np.uint64)[0] == made._marks.ctypes.data
+    assert fields_of(made)[SHADOW["marks"] : SHADOW["marks"] + 8].view(np.uint64)[0] == made._marks.ctypes.data
     marks = made._marks
     made.follow_reads(254)
     assert made._marks is marks, "kept until numbers come round"
     assert memory.begin_launch() == 3
     assert made.shadow.tolist() == [0, 1, 1, 1, 1]
-    assert (made._fields[SHADOW["launch"]], made._fields[SHADOW["reads"]], made._marks) == (0, 0, None)
+    assert (fields_of(made)[SHADOW["launch"]], fields_of(made)[SHADOW["reads"]], made._marks) == (0, 0, None)
 
 
 def test_reads_are_followed_where_a_launch_may_write():
@@ -215,7 +221,7 @@ def test_reads_are_followed_where_a_launch_may_write():
     first, second = memory.allocate(64), memory.allocate(64)
 
     def followed():
-        return [int(memory.find(begin)._fields[SHADOW["reads"]]) for begin in (first, second)]
+        return [int(fields_of(memory.find(begin))[SHADOW["reads"]]) for begin in (first, second)]
 
     memory.follow_reads([first + 64, second - 1], 7)
     assert followed() == [0, 0]
@@ -237,7 +243,7 @@ def test_what_the_host_writes_or_copies_from_elsewhere_is_written():
     memory.copied(target + 4, array.ctypes.data, 4)
     memory.written(target + 12, 2)
     assert memory.find(target).shadow.tolist() == [1] * 8 + [0] * 4 + [1] * 2 + [0] * 2
-    memory.find(target).shadow[12] = 9
+    np.put(memory.find(target).shadow, 12, 9)
     other = memory.allocate(16)
     memory.copied(other, target + 8, 8)
     assert memory.find(other).shadow.tolist() == [0] * 4 + [1] * 2 + [0] * 10

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+import ptxgen
 from ptxgen.errors import ExecutionError
 from ptxgen.parity import ELEMENT_FACTOR, compare
 from ptxgen.runtime.core.diskcache import DiskCache
@@ -45,7 +46,7 @@ def test_the_digest_of_the_sources_is_of_every_file(tmp_path, monkeypatch):
     for folder in (package, tmp_path / "ptxgen" / "foreign", tmp_path / "ptxgen" / "parser" / "deep"):
         folder.mkdir(parents=True)
     monkeypatch.setattr(support_objects, "__file__", str(package / "support_objects.py"))
-    monkeypatch.setattr(support_objects.ptxgen, "__file__", str(tmp_path / "ptxgen" / "__init__.py"))
+    monkeypatch.setattr(ptxgen, "__file__", str(tmp_path / "ptxgen" / "__init__.py"))
 
     def digest():
         return support_objects.sources_digest.__wrapped__()

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -322,12 +323,12 @@ def test_clear_empties_disk_and_memory(tmp_path):
     assert cache.size() == (0, 0)
     cache = DiskCache(None)
 
-    class Guarded(dict):
+    class Guarded(OrderedDict):
         def clear(self):
             assert cache._lock.locked(), "without the lock"
             super().clear()
 
-    cache._memory = Guarded(k=b"v")
+    cache._memory = Guarded({b"k": b"v"})
     cache.clear()
     assert cache.size() == (0, 0)
 

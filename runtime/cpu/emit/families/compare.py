@@ -60,9 +60,9 @@ def setp(e: Emitter, op: Op) -> None:
     lanes = e.bits(compare(e, operator, kind, a, b, "ftz" in op.words))
     known = e.so_far()
     other, known_other = (e.pred(extra), e.so_far()) if extra is not None else ("", None)
-    results = [(target.first, lanes), (target.second, "")] if isinstance(target, nodes.Pair) else [(target, lanes)]
-    for place, held in results:
-        held = held or e.c(f"xor i32 {lanes}, -1")
+    places = (target.first, target.second) if isinstance(target, nodes.Pair) else (target,)
+    for n, place in enumerate(places):
+        held = e.c(f"xor i32 {lanes}, -1") if n else lanes
         e.only_defined(e.decided(boolean, held, known, other, known_other) if boolean else known)
         e.dst_pred(place, e.c(f"{boolean} i32 {held}, {other}") if boolean else held)
 
