@@ -27,6 +27,13 @@ SAFE = {
         inner: mad.lo.u32 %r3, %r1, 64, %r2; mul.lo.u32 %r3, %r3, 64;
         add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 64; @%p1 bra inner;
         add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 64; @%p2 bra outer;""",
+    "nested loops, the inner one of several blocks": """
+        mov.u32 %r1, 0; mov.u32 %r3, 0;
+        outer: mov.u32 %r2, 0;
+        inner: mad.lo.u32 %r3, %r1, 64, %r2; mul.lo.u32 %r3, %r3, 64;
+        setp.eq.u32 %p3, %r2, 5; @%p3 bra skip; mov.u32 %r4, 1;
+        skip: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 64; @%p1 bra inner;
+        add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 64; @%p2 bra outer;""",
     "an unsigned minimum of itself": f"{LOAD} min.u32 %r1, %r1, 1000; mul.lo.u32 %r3, %r1, 1024;",
     "a signed clamp": f"{LOAD} max.s32 %r1, %r1, 0; min.s32 %r1, %r1, 1000; mul.lo.u32 %r3, %r1, 1024;",
     "a choice of two": f"{LOAD} setp.eq.u32 %p1, %r1, 3; selp.b32 %r2, 7, 9, %p1; mul.lo.u32 %r3, %r2, 4096;",

@@ -80,7 +80,7 @@ def test_numbers_of_a_program_are_taken_by_their_bits(kind, size, value, data):
 @pytest.mark.parametrize(("kind", "size", "value"), [
     ("u32", 4, 2**32), ("u32", 4, -(2**31) - 1), ("u32", 4, -(2**32)), ("s32", 4, 2**32),
     ("s32", 4, -(2**31) - 1), ("u8", 1, None),
-    ("f32", 4, "x"), ("f32", 4, None), ("b8", 5, 1), ("v4", 16, 1),
+    ("f32", 4, 1e40), ("u32", 4, float("inf")), ("f32", 4, "x"), ("f32", 4, None), ("b8", 5, 1), ("v4", 16, 1),
 ])  # fmt: skip
 def test_numbers_that_do_not_fit_are_refused(kind, size, value):
     with pytest.raises(ExecutionError, match=r"^launch.args: parameter n "):

@@ -96,8 +96,12 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("_WIDEN_AFTER = 3", "3 → 4", _ROUNDS), ("_NARROWINGS = 2", "2 → 3", _ROUNDS),
         ("visits = [0]", "0 → 1", _ROUNDS), ("visits[number] += 1", "1 → 2", _ROUNDS),
         ("visits[follower] >= _WIDEN", ">= → >", _ROUNDS),
+        ('in ("bra", "brx"', '"brx", → nothing', "what stands behind brx has a label, or is never reached"),
         ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
+    ),
+    "ptxgen/parity.py": (
+        ("or 1.0", "1.0 → 10.0", "of a buffer of zeros the error is the largest difference, and held to the limit"),
     ),
     "runtime/cpu/compile/support_objects.py": (
         ("@functools.lru_cache(maxsize=1)", "1 → 2", _SIZE), ("@functools.lru_cache(maxsize=16)", "16 → 17", _SIZE),
