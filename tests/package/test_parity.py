@@ -60,6 +60,11 @@ def test_the_limit_follows_the_coarsest_type():
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == LIMITS["bf16"]
 
 
+def test_a_kernel_type_names_its_own_limit(monkeypatch):
+    monkeypatch.setattr(KvCacheScatter, "error_limit", 1e-7)
+    assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == 1e-7
+
+
 def test_nothing_and_equal_integers_have_no_error() -> None:
     empty = compare("x", np.zeros(0), np.zeros(0), 0.1)
     assert (empty.ok, empty.error, empty.limit) == (True, 0.0, 0.1)
