@@ -146,7 +146,8 @@ class Product(KernelType):
 
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
-        return Launch(self.grid(at), (at.threads, 1, 1), self.shared(target, at), programmatic=self.programmatic)
+        shared, block = self.shared(target, at), (at.threads, 1, 1)
+        return Launch(self.grid(at), block, shared, programmatic=self.programmatic, resident=at.resident)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
