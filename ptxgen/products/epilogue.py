@@ -234,7 +234,7 @@ class Epilogue:
         but one."""
         b, spec = self.b, self.spec
         assert stage.squares is not None
-        squares = b.array("square", "f32", stage.at.warps)
+        squares = b.array("warp_square", "f32", stage.at.warps)
         convert.load_words(b, squares.regs, stage.squares, space="shared")
         total = add_in_pairs(b, squares.regs)
         b.op("fma.rn.f32", total, total, 1.0 / spec.k, spec.eps)
