@@ -31,31 +31,32 @@ def main(families: list[str]) -> int:
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=60))
     folder = [tempfile.mkdtemp() if rank == 0 else ""]
     dist.broadcast_object_list(folder, 0, device=torch.device(where) if cuda else None)
-    wrong = 0
-    for family in families:
-        whole = build(family, where, num_attention_heads=8, num_key_value_heads=4)
-        path = Path(folder[0]) / family
-        if rank == 0:
-            whole.save_pretrained(path)
-        dist.barrier()
-        ids, mask = prompts(where, "left")
-        wanted = {name: continued(whole, name, ids, mask)[0] for name in ("eager", "ptxgen")}
-        sharded = transformers.AutoModelForCausalLM.from_pretrained(
-            path, tp_plan="auto", attn_implementation="ptxgen", dtype=torch.float32
-        ).eval()
-        first, widths = sharded.model.layers[0].self_attn, []
-        first.k_proj.register_forward_hook(lambda _module, _inputs, out: widths.append(out.shape[-1]))
-        tokens, _ = continued(sharded, "ptxgen", ids, mask)
-        same = all(torch.equal(tokens, other) for other in wanted.values())
-        wrong += not same
-        if rank == 0:
-            said = "the same" if same else "NOT the same"
-            print(
-                f"{family}: {tokens.numel()} tokens {said}, {widths[0] // first.head_dim} of 4 KV heads a process",
-                flush=True,
-            )
+    same = [compare(family, where, Path(folder[0]) / family, rank) for family in families]
     dist.destroy_process_group()
-    return 1 if wrong else 0
+    return 0 if all(same) else 1
+
+
+def compare(family: str, where: str, path: Path, rank: int) -> bool:
+    """Whether the tokens of all three are the same: the whole model eagerly and with ours, the sharded one with ours."""
+    whole = build(family, where, num_attention_heads=8, num_key_value_heads=4)
+    if rank == 0:
+        whole.save_pretrained(path)
+    dist.barrier()
+    ids, mask = prompts(where, "left")
+    wanted = [continued(whole, name, ids, mask)[0] for name in ("eager", "ptxgen")]
+    sharded = transformers.AutoModelForCausalLM.from_pretrained(
+        path, tp_plan="auto", attn_implementation="ptxgen", dtype=torch.float32
+    ).eval()
+    attention = sharded.model.layers[0].self_attn
+    widths: list[int] = []
+    attention.k_proj.register_forward_hook(lambda _module, _inputs, out: widths.append(out.shape[-1]))
+    tokens, _ = continued(sharded, "ptxgen", ids, mask)
+    same = all(torch.equal(tokens, other) for other in wanted)
+    if rank == 0:
+        heads = widths[0] // attention.head_dim
+        said = "the same" if same else "NOT the same"
+        print(f"{family}: {tokens.numel()} tokens {said}, {heads} of 4 KV heads a process", flush=True)
+    return same
 
 
 if __name__ == "__main__":
