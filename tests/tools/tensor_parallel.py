@@ -37,7 +37,7 @@ def main(families: list[str]) -> int:
 
 
 def compare(family: str, where: str, path: Path, rank: int) -> bool:
-    """Whether the tokens of all three are the same: the whole model eagerly and with ours, the sharded one with ours."""
+    """Whether the tokens of all three are the same: the whole model eagerly and with ours, the sharded one."""
     whole = build(family, where, num_attention_heads=8, num_key_value_heads=4)
     if rank == 0:
         whole.save_pretrained(path)
