@@ -101,16 +101,22 @@ def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: C
 
 
 def whole_plan(
-    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, rings: int = 0
+    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, form: CacheForm | None = None
 ) -> tuple[Step, ...]:
     """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
-    sequence, to decode several, and to take up a prompt. Activations are f32.
+    sequence, to decode several, and to take up a prompt. Activations are f32. `form` says of pages and rings: where
+    batches keep pages, there is attention of prompts over these, too.
 
     Raises `SpecError` with every reason when one of them cannot be had.
     """
-    where = parse_target(target)
-    programs = ((step, whole_program(model, weights, where, kv_dtype, step, rings)) for step in STEPS)
-    return _kernels((Use(step, (), program) for step, program in programs), where)
+    where, form = parse_target(target), form or CacheForm()
+    uses = [Use(step, (), whole_program(model, weights, where, kv_dtype, step, form)) for step in STEPS]
+    if form.page_size:
+        for kind in model.shape.kinds:
+            attention = Attention.of(model.shape, kind, "f32", kv_dtype or model.shape.dtype)
+            over_pages = attention.spec("multi_head_attention", causal=True, **form.batched)
+            uses.append(Use("prefill", kind.layers, program_of(("attention", over_pages), sizes=_ONE)))
+    return _kernels(uses, where)
 
 
 def whole_program(
@@ -119,13 +125,16 @@ def whole_program(
     target: str | Target,
     kv_dtype: str | None = None,
     step: str = "decode",
-    rings: int = 0,
+    form: CacheForm | None = None,
 ) -> Program:
     """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
-    where = parse_target(target)
+    where, form = parse_target(target), form or CacheForm()
+    paged = step == "batch" and form.page_size > 0
+    pages: dict[str, Any] = {"page_size": form.page_size, "page_layout": form.page_layout, "pages": 1} if paged else {}
     return step_program(
         model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
-        target=where.name, programmatic=where.includes_any(("sm_90",)), rings=rings,
+        target=where.name, programmatic=where.includes_any(("sm_90",)),
+        rings=0 if paged else form.rings, **pages,
     )  # fmt: skip
 
 

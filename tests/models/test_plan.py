@@ -17,6 +17,7 @@ from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
 from ptxgen.models import load_config
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.plan import bundle, plan, whole_plan
 from ptxgen.models.spec import load_spec
 from ptxgen.targets import target
@@ -146,6 +147,21 @@ def test_equal_kernels_are_one() -> None:
     assert len(found) == len(set(found))
     (scatter,) = steps("gemma-2-9b")["kv_cache_scatter"]
     assert scatter.layers == tuple(range(42))
+
+
+def test_the_whole_model_in_pages() -> None:
+    """A batch's caches, and attention of prompts over them; a sequence by itself keeps its rows, in rings."""
+    model = load_spec(CONFIGS / "gemma-3-4b.json", 8192)
+    form = CacheForm(page_size=32, page_layout="nhd", rings=64)
+    steps = whole_plan(model, "q8_0", "sm_90", form=form)
+    found = {(step, s.spec.kernel_name, s.layers[0]): s.spec for s in steps for step in s.steps if s.layers}
+    for layer, window in ((0, 1024), (5, 0)):
+        batch = [found["batch", name, layer] for name in ("rope_kv_append", "incremental_attention")]
+        assert {(spec.page_size, spec.page_layout, spec.ring) for spec in batch} == {(32, "nhd", 0)}
+        decode = found["decode", "incremental_attention", layer]
+        assert (decode.window, decode.page_size, decode.ring > 0) == (window, 0, window > 0)
+        prompts = [s.spec for s in steps if s.role == "attention" and s.steps == ("prefill",) and layer in s.layers]
+        assert sorted((spec.batched, spec.page_size) for spec in prompts) == [(False, 0), (True, 32)]
 
 
 def test_a_shape_that_no_kernel_takes_is_refused() -> None:
