@@ -11,18 +11,19 @@ from ptxgen.dtypes import s32
 from ptxgen.idioms.best import Best
 from ptxgen.idioms.order import largest_of_warp, ordered_key
 from ptxgen.products.epilogue import Epilogue
-from ptxgen.products.geometry import Geometry
+from ptxgen.products.geometry import Geometry, Runs
 
 if TYPE_CHECKING:
     from ptxgen.kernels.next_token import NextToken
     from ptxgen.products.loop import TileLoop
     from ptxgen.products.product import Product
+    from ptxgen.products.stream import Stream
 
 
 class LikeliestEpilogue(Epilogue):
     """Every thread keeps its best result; in the end the last CTA writes the token, and counts the position."""
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry, head: NextToken) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, head: NextToken) -> None:
         super().__init__(b, spec, at)
         self.head = head
 
@@ -41,7 +42,7 @@ class LikeliestEpilogue(Epilogue):
         both = b.op("mov.b64", "key_and_row", (low, key))
         b.op("max.u64", self.best, self.best, both)
 
-    def end(self, loop: TileLoop) -> Sequence[tuple[str, str]]:
+    def end(self, loop: TileLoop | Stream) -> Sequence[tuple[str, str]]:
         b = self.b
         with b.body("best"):
             with b.fragment("reduce_warp", "the warp's best, in every lane"):
