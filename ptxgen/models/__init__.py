@@ -148,7 +148,8 @@ def config_warnings(config: object, shape: ModelShape, source: str = "config") -
     if shape.kv_scheme is not None:
         yield (
             f"{source}: kv_cache_scheme: the model's cache is {shape.kv_scheme.dtype} with a scale for each "
-            f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it"
+            f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it, and takes scales "
+            f"with --kv-dtype {shape.kv_scheme.dtype}, but not with --weights"
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.export.manifest import FORMAT, spec_fields
 from ptxgen.generator import generate
@@ -71,8 +72,10 @@ def plan(
 
 
 def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: CacheForm) -> Iterator[Use]:
-    """The Programs of attention alone, of layers of a kind."""
-    attention = Attention.of(shape, kind, shape.dtype, kv_dtype, ring=form.ring(shape, kind))
+    """The Programs of attention alone, of layers of a kind; with scales where the model's cache has them, and is kept
+    in its own type."""
+    scaled = shape.kv_scheme is not None and dtype(kv_dtype).name == shape.kv_scheme.dtype
+    attention = Attention.of(shape, kind, shape.dtype, kv_dtype, ring=form.ring(shape, kind), head_scales=scaled)
     role, kernel = attention.append
     choose = ("choose", find_kernel_type("arg_max")(n=shape.vocab, dtype="f32"))  # type: ignore[call-arg]
 
@@ -86,8 +89,9 @@ def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: C
     yield of("decode", *attend(indirect=True))
     yield of("decode", choose)
     yield of("batch", *attend(**form.batched))
-    chunk, merge = (attention.spec(f"flash_decoding_{part}") for part in ("chunk", "reduce"))
-    yield of("split", ("split attention", chunk), ("merge of splits", merge))
+    if not scaled:  # it takes no scales
+        chunk, merge = (attention.spec(f"flash_decoding_{part}") for part in ("chunk", "reduce"))
+        yield of("split", ("split attention", chunk), ("merge of splits", merge))
     yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, indirect=True)))
     if form.page_size:
         yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, **form.batched)))
