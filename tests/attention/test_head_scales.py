@@ -19,7 +19,7 @@ def rows() -> tuple[np.ndarray, ...]:
     """A query, and keys and values `[positions, heads, dim]` that are e4m3 times their heads' scales."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((HEADS, DIM)).astype(np.float32)
-    k, v = (rng.integers(-8, 9, (LENGTH, KV, DIM)) / np.float32(4) * SCALES[f"{x}_scale"][:, None] for x in "kv")
+    k, v = (rng.integers(-8, 9, (LENGTH, KV, DIM)).astype(np.float32) / 4 * SCALES[f"{x}_scale"][:, None] for x in "kv")
     return q, k, v
 
 

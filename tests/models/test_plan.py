@@ -13,6 +13,7 @@ from ptxgen import SpecError
 from ptxgen.assembler import assemble
 from ptxgen.cli._main import invoke
 from ptxgen.dtypes import f32
+from ptxgen.errors import ConfigWarning
 from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
