@@ -155,13 +155,17 @@ def test_the_whole_model_in_pages() -> None:
     model = load_spec(CONFIGS / "gemma-3-4b.json", 8192)
     form = CacheForm(page_size=32, page_layout="nhd", rings=64)
     steps = whole_plan(model, "q8_0", "sm_90", form=form)
-    found = {(step, s.spec.kernel_name, s.layers[0]): s.spec for s in steps for step in s.steps if s.layers}
+    found: dict[tuple[str, str, int], Any] = {
+        (step, s.spec.kernel_name, s.layers[0]): s.spec for s in steps for step in s.steps if s.layers
+    }
     for layer, window in ((0, 1024), (5, 0)):
         batch = [found["batch", name, layer] for name in ("rope_kv_append", "incremental_attention")]
         assert {(spec.page_size, spec.page_layout, spec.ring) for spec in batch} == {(32, "nhd", 0)}
         decode = found["decode", "incremental_attention", layer]
         assert (decode.window, decode.page_size, decode.ring > 0) == (window, 0, window > 0)
-        prompts = [s.spec for s in steps if s.role == "attention" and s.steps == ("prefill",) and layer in s.layers]
+        prompts: list[Any] = [
+            s.spec for s in steps if s.role == "attention" and s.steps == ("prefill",) and layer in s.layers
+        ]
         assert sorted((spec.batched, spec.page_size) for spec in prompts) == [(False, 0), (True, 32)]
 
 
