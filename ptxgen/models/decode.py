@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ptxgen.attention.cache_fields import PAGE_LAYOUTS
 from ptxgen.dtypes import DType, bf16, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
@@ -40,13 +41,15 @@ def step_program(
     page_size: int = 0,
     pages: int = 0,
     precision: str = "exact",
+    page_layout: str = "hnd",
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
     tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
-    which are whose. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision`
-    of several rows: "exact" as f32 is; "fast" rounds them to bf16 before each product where the target has wgmma.
+    which are whose; `page_layout` is the order of their axes. `rings`: layers with a window keep rings with room for
+    appends of up to so many rows. `precision` of several rows: "exact" as f32 is; "fast" rounds them to bf16 before
+    each product where the target has wgmma.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -66,7 +69,7 @@ def step_program(
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
         programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
-        pages=pages, precision=precision,
+        pages=pages, page_layout=page_layout, precision=precision,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -83,6 +86,7 @@ class _Step(Products):
     rings: int
     page_size: int
     pages: int
+    page_layout: str
 
     # the model --------------------------------------------------------------------------------------------------------
     def make(self) -> None:
@@ -272,7 +276,8 @@ class _Step(Products):
         lead = (self.rows,) if self.step == "batch" else ()
         rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
         if self.page_size:
-            rows = (self.pages, shape.n_kv_heads, self.page_size)
+            axes = (shape.n_kv_heads, self.page_size)
+            rows = (self.pages, *(axes if self.page_layout == PAGE_LAYOUTS[0] else axes[::-1]))
         wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
         if self.kv_dtype == s8:
             wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
@@ -293,8 +298,12 @@ class _Step(Products):
         batched = self.step == "batch"
         role, kernel = attention.append
         given = {**rows, **self._caches(attention), **self._position()}
-        fields = attention.fields(kernel, batched=batched, indirect=not batched, page_size=self.page_size, **how)
+        fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
+
+    def _in_pages(self) -> dict[str, Any]:
+        """The fields of kernels on a cache in pages."""
+        return {"page_size": self.page_size, "page_layout": self.page_layout} if self.page_size else {}
 
     def _paged(self) -> dict[str, int]:
         """The capacity that a cache in pages has."""
@@ -310,7 +319,7 @@ class _Step(Products):
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
             given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
         elif self.step == "batch":
-            how = {"batched": True, "batch_invariant": self.batch_invariant, "page_size": self.page_size}
+            how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
             sizes = {"batch": self.rows} | self._paged()
             given |= caches | {"seq_lens": self._length()}
         else:
