@@ -21,6 +21,8 @@ from ptxgen.attention.prefill import tiles
 from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
+from ptxgen.attention.prefill.wgmma import kernel as wgmma
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, WgmmaTile, runs_on_wgmma, wgmma_tile
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
@@ -191,8 +193,15 @@ class MultiHeadAttention(KernelType):
             return self.kv_dtype
         return self.q_dtype if self.q_dtype.bits == 16 else f16
 
-    def tile(self, target: Target) -> tiles.TensorTile | tiles.SimtTile:
+    @property
+    def prefill(self) -> Prefill:
+        """The attention, and how rows of tokens come and go."""
+        return Prefill(self.attention, self.layout == "tokens", self.indirect, self.lse)
+
+    def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
+        if runs_on_wgmma(self.prefill, target):
+            return wgmma_tile(self.head_dim)
         if self.tensor(target):
             return tiles.tensor_tile(self.head_dim, target, converts=self.kv_dtype.bits == 8)
         return tiles.simt_tile(self.head_dim, target)
@@ -204,19 +213,24 @@ class MultiHeadAttention(KernelType):
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
+        if isinstance(tile, WgmmaTile):
+            return Launch(grid3(f"min({CHIP_SMS}, {ctas})"), (tile.threads, 1, 1), tile.shared_bytes)
         return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
 
     def template(self, target: Target) -> str:
+        if isinstance(self.tile(target), WgmmaTile):
+            return "attention/multi_head_attention_wgmma"
         return f"attention/multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
 
     def build(self, b: Builder) -> None:
         attention, tile = self.attention, self.tile(b.target)
         b.expose(rows=tile.rows, group=attention.problem.group)
-        prefill = Prefill(attention, self.layout == "tokens", self.indirect, self.lse)
-        if isinstance(tile, tiles.TensorTile):
-            TensorLoop(b, prefill, tile, self.compute_dtype).build()
+        if isinstance(tile, WgmmaTile):
+            wgmma.build(b, self.prefill, tile, self.compute_dtype)
+        elif isinstance(tile, tiles.TensorTile):
+            TensorLoop(b, self.prefill, tile, self.compute_dtype).build()
         else:
-            SimtLoop(b, prefill, tile).build()
+            SimtLoop(b, self.prefill, tile).build()
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,148 @@
+"""The work of a persistent CTA: which tiles of rows of which KV heads it takes, in which order, and the keys they see.
+
+An item is a tile of rows of a KV head. Heads come in sections whose K and V stay in the L2 cache. Within a section the
+longest items come first, and CTAs take them to and fro: round 0 in order, round 1 in reverse, and so on, so that all
+have about the same number of keys. It follows from the lengths alone: no counters in memory, the same every time.
+"""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.rows import Rows, divide
+from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms.convert import scratch
+
+WHOLE = 24 << 20  # bytes of K and V of all heads that the L2 cache may hold at once
+SECTION = 17 << 20  # bytes of a section, where there are several
+
+
+class Items(Rows):
+    """Fragments `locate` (once), `find_item` (of every round, by producer and consumers alike) and `next_round`."""
+
+    def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile) -> None:
+        super().__init__(b, spec, tile.rows, tile.keys)
+        self.tile = tile
+
+    def locate(self) -> None:
+        b = self.b
+        with b.fragment("locate", "lengths, and how the items are dealt out"):
+            self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
+            self._clamp()
+            self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+            tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
+            self.row_tiles = divide(b, "row_tiles", tiles, self.rows)
+            if self.variant.causal:
+                b.note("token t stands at position t + offset and sees the keys up to there")
+                self.offset = b.op("sub.s32", "offset", self.kv_len, self.q_len)
+            self._sections()
+            self.ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
+            rounds = b.op("add.s32", "section_rounds", self.section_items, self.ctas)
+            b.op("sub.s32", rounds, rounds, 1)
+            self.section_rounds = b.op("div.u32", rounds, rounds, self.ctas)
+            self.rounds = b.op("mul.lo.s32", "rounds", rounds, self.sections)
+        with b.fragment("first_round"):
+            self.round = b.op("mov.u32", "round", 0)
+            b.op("setp.lt.s32", "has_rounds", self.round, self.rounds)
+
+    def _sections(self) -> None:
+        """How many heads stay in the L2 cache together; part of an open fragment."""
+        b, heads = self.b, self.problem.n_kv_heads
+        per_key = self.cache.k.row_bytes + self.cache.v.row_bytes
+        self.section_heads = b.op("mov.u32", "section_heads", 1)
+        self.sections = b.op("mov.u32", "sections", heads)
+        if heads > 1:
+            b.note("heads whose K and V the L2 cache holds together")
+        fits = scratch(b, "section_fits", "pred") if heads > 1 else None
+        for count in (n for n in range(2, heads + 1) if heads % n == 0):
+            most = (WHOLE if count == heads else SECTION) // (count * per_key)
+            b.op("setp.le.s32", fits, self.kv_len, most)
+            b.op("selp.b32", self.section_heads, count, self.section_heads, fits)
+            b.op("selp.b32", self.sections, heads // count, self.sections, fits)
+        self.section_items = b.op("mul.lo.s32", "section_items", self.row_tiles, self.section_heads)
+
+    def find(self) -> None:
+        """Fragments `find_item` and `next_round`."""
+        b = self.b
+        with b.fragment("find_item", "this round's item, and the tiles of keys that its rows see"):
+            section = b.op("div.u32", "section", self.round, self.section_rounds)
+            within = b.op("rem.u32", "section_round", self.round, self.section_rounds)
+            b.note("odd rounds go backwards; every section begins with another CTA")
+            place = b.op("mul.lo.u32", "place", self.ctas, 3)
+            b.op("shr.u32", place, place, 3)
+            b.op("mad.lo.u32", place, place, section, b.op("mov.u32", "cta", b.special("ctaid.x")))
+            b.op("rem.u32", place, place, self.ctas)
+            back = b.op("sub.u32", "place_back", self.ctas, place)
+            b.op("sub.u32", back, back, 1)
+            odd = b.op("and.b32", b.reg("odd_round", "u32"), within, 1)
+            is_odd = b.op("setp.ne.u32", "is_odd_round", odd, 0)
+            b.op("selp.b32", place, back, place, is_odd)
+            item = b.op("mad.lo.u32", "item", within, self.ctas, place)
+            b.op("setp.lt.u32", "has_item", item, self.section_items)
+            from_last = b.op("div.u32", "tiles_from_last", item, self.section_heads)
+            self.kv_head = b.op("rem.u32", "kv_head", item, self.section_heads)
+            b.op("mad.lo.u32", self.kv_head, section, self.section_heads, self.kv_head)
+            b.op("min.u32", self.kv_head, self.kv_head, self.problem.n_kv_heads - 1)
+            b.op("min.u32", from_last, from_last, self.row_tiles)
+            tile = b.op("sub.s32", "row_tile", self.row_tiles, from_last)
+            self.first_row = b.op("mad.lo.s32", "first_row", tile, self.rows, -self.rows)
+            self.first_head()
+            if not self.spec.by_token:
+                self.q_rows()
+            self._key_tiles()
+        with b.fragment("next_round"):
+            b.op("add.u32", self.round, self.round, 1)
+            b.op("setp.lt.s32", "more_rounds", self.round, self.rounds)
+
+    def _key_tiles(self) -> None:
+        """The order of the tiles of keys; part of an open fragment.
+
+        First `first_tile`, which holds the position of the first row, so that every row sees a key of it (without a
+        window); then those before it, descending; then those behind it. Of them `plain_tiles`, next to the first, need
+        no mask.
+        """
+        b, variant = self.b, self.variant
+        if not variant.causal:
+            tiles = b.op("add.s32", "key_tiles", self.kv_len, self.keys - 1)
+            self.key_tiles = divide(b, "key_tiles", tiles, self.keys)
+            self.first_tile = b.op("mov.s32", "first_tile", 0)
+            self.lowest_tile = self.first_tile
+            self.plain_tiles = b.op("sub.s32", "plain_tiles", self.key_tiles, 2)
+        else:
+            last = b.op("add.s32", "last_row", self.first_row, self.rows)
+            b.op("min.s32", last, last, self.n_rows)
+            b.op("sub.s32", last, last, 1)
+            last_position = self.position("last_position", last)
+            first_position = self.position("first_position", self.first_row)
+            end = b.op("add.s32", "key_tiles", last_position, self.keys)
+            b.op("max.s32", end, end, 0)
+            self.key_tiles = divide(b, "key_tiles", end, self.keys)
+            shown = b.op("max.s32", "first_shown", first_position, 0)
+            self.first_tile = divide(b, "first_tile", shown, self.keys)
+            if variant.window:
+                b.note(f"and no key more than window={variant.window} positions back")
+                low = b.op("sub.s32", "first_seen", first_position, variant.window - 1)
+                b.op("max.s32", low, low, 0)
+                self.lowest_tile = divide(b, "lowest_tile", low, self.keys)
+                b.op("sub.s32", self.key_tiles, self.key_tiles, self.lowest_tile)
+                whole = b.op("add.s32", "first_whole", last_position, self.keys - variant.window)
+                b.op("max.s32", whole, whole, 0)
+                whole = divide(b, "first_whole", whole, self.keys)
+                self.plain_tiles = b.op("sub.s32", "plain_tiles", self.first_tile, whole)
+            else:
+                self.lowest_tile = b.op("mov.s32", "lowest_tile", 0)
+                self.plain_tiles = b.op("mov.s32", "plain_tiles", self.first_tile)
+        b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
+
+    def tile_start(self, step: Reg) -> Reg:
+        """The first key of the tile that comes as number `step`; part of an open fragment."""
+        b = self.b
+        behind = b.op("sub.s32", scratch(b, "tile_before", "s32"), self.first_tile, step)
+        other = b.op("add.s32", scratch(b, "tile_number", "u32"), self.lowest_tile, step)
+        before = b.op("setp.ge.s32", scratch(b, "is_before", "pred"), behind, self.lowest_tile)
+        b.op("selp.b32", other, behind, other, before)
+        b.op("min.u32", other, other, ((1 << 31) - 1) // self.keys, note="no key lies beyond")
+        start: Reg = b.op("mul.lo.s32", scratch(b, "tile_start", "s32"), other, self.keys)
+        return start

@@ -1,0 +1,52 @@
+"""Prefill on wgmma, put together: the skeleton `attention/multi_head_attention_wgmma.ptx.j2` places the fragments."""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma.consumer import Consumer
+from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.output import output
+from ptxgen.attention.prefill.wgmma.producer import Producer
+from ptxgen.attention.prefill.wgmma.ring import Ring
+from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile
+from ptxgen.builder import Builder
+from ptxgen.dtypes import DType, bf16
+
+
+def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
+    """Every fragment."""
+    variant = spec.attention.variant
+    first_maximum_serves = dtype == bf16 and variant.plain and not variant.window
+    items, ring = Items(b, spec, tile), Ring(b, tile)
+    arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
+    items.locate()
+    with b.fragment("begin", "shared memory and its mbarriers"):
+        smem = b.op("mov.u32", "smem", arena)
+        ring.begin(smem, items.thread)
+        b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
+    with b.fragment("give_registers"):
+        b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
+    with b.fragment("take_registers"):
+        b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
+    items.find()
+    Producer(b, spec, tile, items, ring, dtype).build(smem)
+    consumer = Consumer(b, spec, tile, items, ring, dtype)
+    consumer.build(smem)
+    output(consumer, smem, first_maximum_serves)
+    if first_maximum_serves:
+        with b.fragment("first_pass"):
+            number = b.op("mov.u32", "pass", 0)
+            careful = b.op("setp.ne.u32", "is_careful", number, 0)
+        with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
+            flag = b.reg("flag", "b32")
+            b.op("ld.shared.b32", flag, smem[tile.flag_at])
+            again = b.op("setp.ne.b32", b.reg("runs_again", "pred"), flag, 0)
+            b.op("and.pred", again, again, ~careful)
+            b.op("add.u32", number, number, 1)
+            b.op("setp.ne.u32", careful, number, 0)
+    else:
+        b.without("first_pass", "look_at_flag")
+    b.expose(
+        warpgroups=tile.warpgroups, turn_threads=2 * WARPGROUP, producer_threads=WARPGROUP, keys=tile.keys,
+        checks=first_maximum_serves,
+    )  # fmt: skip

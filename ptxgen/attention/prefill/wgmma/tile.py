@@ -1,0 +1,120 @@
+"""How much a CTA on wgmma takes, what its shared memory holds, and which attention it can compute.
+
+Every tile of rows lies in shared memory in columns of 64 elements, [column][row][128 bytes], the 16-byte chunk c of row
+r at c ^ (r % 8): the 128-byte swizzle of wgmma's matrix descriptors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.targets import Target
+
+COLUMN = 64  # elements of a swizzled row of 128 bytes
+SWIZZLED_ROW = 128  # bytes
+ROWS = 64  # of a warpgroup
+STAGES = 2  # of K and of V
+WARPGROUP = 128  # threads
+CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """`warpgroups` consumer warpgroups of 64 rows each, by `keys`; registers of a thread after setmaxnreg.
+
+    `q_in_registers`: q is the register operand of the first product, else it is read from shared memory.
+    """
+
+    dim: int
+    warpgroups: int
+    keys: int
+    q_in_registers: bool
+    producer_registers: int
+    consumer_registers: int
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + self.warpgroups)
+
+    @property
+    def rows(self) -> int:
+        return ROWS * self.warpgroups
+
+    @property
+    def columns(self) -> int:
+        """Columns of 64 elements that hold a row."""
+        return -(-self.dim // COLUMN)
+
+    @property
+    def q_bytes(self) -> int:
+        """A warpgroup's rows of q, and as many of out."""
+        return self.columns * ROWS * SWIZZLED_ROW
+
+    @property
+    def kv_bytes(self) -> int:
+        """A tile of K, or of V."""
+        return self.columns * self.keys * SWIZZLED_ROW
+
+    @property
+    def out_at(self) -> int:
+        """Where the rows of out begin, behind those of q."""
+        return self.warpgroups * self.q_bytes
+
+    @property
+    def k_at(self) -> int:
+        """Where the stages of K begin."""
+        return 2 * self.warpgroups * self.q_bytes
+
+    @property
+    def v_at(self) -> int:
+        """Where the stages of V begin."""
+        return self.k_at + STAGES * self.kv_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        """Where the mbarriers begin."""
+        return self.v_at + STAGES * self.kv_bytes
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers: full and empty of every stage of K and of V, and of every warpgroup's q."""
+        return 4 * STAGES + 2 * self.warpgroups
+
+    @property
+    def flag_at(self) -> int:
+        """Where the flag lies that some row needs its running maximum."""
+        return self.barriers_at + 8 * self.barriers
+
+    @property
+    def shared_bytes(self) -> int:
+        """All of it."""
+        return self.flag_at + 16
+
+
+_TILES = (  # by the largest head_dim they take
+    (32, 2, 16, False, 72, 216),
+    (64, 3, 96, True, 56, 152),
+    (128, 2, 128, False, 72, 216),
+)
+
+
+@lru_cache(maxsize=64)
+def wgmma_tile(dim: int) -> WgmmaTile:
+    """The tile for rows of `dim` elements."""
+    return next(WgmmaTile(dim, *values) for most, *values in _TILES if dim <= most)
+
+
+def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
+    """Whether this attention is computed here; all else goes through mma.sync or FMA."""
+    problem, cache, variant = prefill.attention.problem, prefill.attention.cache, prefill.attention.variant
+    return (
+        target.includes_any(("sm_90a",))
+        and problem.q_dtype.bits == 16
+        and problem.q_dtype == cache.dtype
+        and prefill.dim in (16, 32, 64, 128)
+        and not cache.batched
+        and not cache.ring
+        and not variant.steps
+    )
