@@ -8,10 +8,11 @@ have about the same number of keys. It follows from the lengths alone: no counte
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.ragged import Ragged
 from ptxgen.attention.prefill.rows import Rows, divide
 from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
 
 WHOLE = 24 << 20  # bytes of K and V of all heads that the L2 cache may hold at once
@@ -19,7 +20,8 @@ SECTION = 17 << 20  # bytes of a section, where there are several
 
 
 class Items(Rows):
-    """Fragments `locate` (once), `find_item` (of every round, by producer and consumers alike) and `next_round`."""
+    """Fragments `locate` (once); `first_round`, `find_item`, `scan` (a loop's body, of a batch), `place_item` and
+    `next_round`, which producer and consumers both run."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile) -> None:
         super().__init__(b, spec, tile.rows, tile.keys)
@@ -29,15 +31,11 @@ class Items(Rows):
         b = self.b
         with b.fragment("locate", "lengths, and how the items are dealt out"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
-            self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
-            self._clamp()
-            self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
-            tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
-            self.row_tiles = divide(b, "row_tiles", tiles, self.rows)
-            if self.variant.causal:
-                b.note("token t stands at position t + offset and sees the keys up to there")
-                self.offset = b.op("sub.s32", "offset", self.kv_len, self.q_len)
-            self._sections()
+            if self.cache.batched:
+                self._slots()
+            else:
+                self._lengths()
+                self._sections()
             self.ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
             rounds = b.op("add.s32", "section_rounds", self.section_items, self.ctas)
             b.op("sub.s32", rounds, rounds, 1)
@@ -47,12 +45,44 @@ class Items(Rows):
             self.round = b.op("mov.u32", "round", 0)
             b.op("setp.lt.s32", "has_rounds", self.round, self.rounds)
 
+    def _lengths(self) -> None:
+        """Of the one sequence; part of an open fragment."""
+        b = self.b
+        self.q_len, self.kv_len = self._length("q_len"), self._length("kv_len")
+        self._clamp()
+        self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+        tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
+        self.row_tiles = divide(b, "row_tiles", tiles, self.rows)
+        self._offset()
+
+    def _offset(self) -> None:
+        if self.variant.causal:
+            self.b.note("token t stands at position t + offset and sees the keys up to there")
+            self.offset = self.b.op("sub.s32", "offset", self.kv_len, self.q_len)
+
+    def _slots(self) -> None:
+        """Tiles of rows of all sequences, at most: each may leave one unfilled; part of an open fragment."""
+        b = self.b
+        count = b.op("ld.param.s32", "batch_count", Addr("n_sequences_param"))
+        starts = b.op("ld.param.u64", "batch_end_at", Addr("q_starts_param"))
+        b.op("cvta.to.global.u64", starts, starts)
+        some = b.op("setp.gt.s32", "has_batch", count, 0)
+        b.op("mad.wide.u32", starts, count, 4, starts)
+        tokens = b.op("mov.s32", "tokens", 0)
+        b.op("ld.global.nc.s32", tokens, starts[0], pred=some)
+        rows = b.op("mul.lo.s32", "slots", tokens, self.group)
+        slots = divide(b, "slots", rows, self.rows)
+        b.op("add.s32", slots, slots, count)
+        b.op("max.s32", slots, slots, 0)
+        self.section_items = b.op("mul.lo.s32", "section_items", slots, self.problem.n_kv_heads)
+        self.sections: Reg | int = 1
+
     def _sections(self) -> None:
         """How many heads stay in the L2 cache together; part of an open fragment."""
         b, heads = self.b, self.problem.n_kv_heads
         per_key = self.cache.k.row_bytes + self.cache.v.row_bytes
         self.section_heads = b.op("mov.u32", "section_heads", 1)
-        self.sections = b.op("mov.u32", "sections", heads)
+        sections = self.sections = b.op("mov.u32", "sections", heads)
         if heads > 1:
             b.note("heads whose K and V the L2 cache holds together")
         fits = scratch(b, "section_fits", "pred") if heads > 1 else None
@@ -60,34 +90,29 @@ class Items(Rows):
             most = (WHOLE if count == heads else SECTION) // (count * per_key)
             b.op("setp.le.s32", fits, self.kv_len, most)
             b.op("selp.b32", self.section_heads, count, self.section_heads, fits)
-            b.op("selp.b32", self.sections, heads // count, self.sections, fits)
+            b.op("selp.b32", sections, heads // count, sections, fits)
         self.section_items = b.op("mul.lo.s32", "section_items", self.row_tiles, self.section_heads)
 
     def find(self) -> None:
-        """Fragments `find_item` and `next_round`."""
+        """Fragments `find_item`, `scan`, `place_item` and `next_round`."""
         b = self.b
-        with b.fragment("find_item", "this round's item, and the tiles of keys that its rows see"):
-            section = b.op("div.u32", "section", self.round, self.section_rounds)
-            within = b.op("rem.u32", "section_round", self.round, self.section_rounds)
-            b.note("odd rounds go backwards; every section begins with another CTA")
-            place = b.op("mul.lo.u32", "place", self.ctas, 3)
-            b.op("shr.u32", place, place, 3)
-            b.op("mad.lo.u32", place, place, section, b.op("mov.u32", "cta", b.special("ctaid.x")))
-            b.op("rem.u32", place, place, self.ctas)
-            back = b.op("sub.u32", "place_back", self.ctas, place)
-            b.op("sub.u32", back, back, 1)
-            odd = b.op("and.b32", b.reg("odd_round", "u32"), within, 1)
-            is_odd = b.op("setp.ne.u32", "is_odd_round", odd, 0)
-            b.op("selp.b32", place, back, place, is_odd)
-            item = b.op("mad.lo.u32", "item", within, self.ctas, place)
-            b.op("setp.lt.u32", "has_item", item, self.section_items)
-            from_last = b.op("div.u32", "tiles_from_last", item, self.section_heads)
-            self.kv_head = b.op("rem.u32", "kv_head", item, self.section_heads)
-            b.op("mad.lo.u32", self.kv_head, section, self.section_heads, self.kv_head)
-            b.op("min.u32", self.kv_head, self.kv_head, self.problem.n_kv_heads - 1)
-            b.op("min.u32", from_last, from_last, self.row_tiles)
-            tile = b.op("sub.s32", "row_tile", self.row_tiles, from_last)
-            self.first_row = b.op("mad.lo.s32", "first_row", tile, self.rows, -self.rows)
+        with b.fragment("find_item", "this round's item"):
+            item = self._item()
+            if self.cache.batched:
+                ragged = Ragged(b, self.thread, self.rows, self.group)
+                self.kv_head = b.op("rem.u32", "kv_head", item, self.problem.n_kv_heads)
+                ragged.enter(b.op("div.u32", "slot", item, self.problem.n_kv_heads))
+            else:
+                self._head_and_tile(item)
+        if self.cache.batched:
+            ragged.scan()
+            self._found = ragged.found
+        else:
+            b.without("scan")
+        with b.fragment("place_item", "the tiles of keys that its rows see"):
+            if self.cache.batched:
+                self._sequence()
+            self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
             if not self.spec.by_token:
                 self.q_rows()
@@ -95,6 +120,53 @@ class Items(Rows):
         with b.fragment("next_round"):
             b.op("add.u32", self.round, self.round, 1)
             b.op("setp.lt.s32", "more_rounds", self.round, self.rounds)
+
+    def _item(self) -> Reg:
+        """The number of this round's item in its section, and whether there is one; part of an open fragment."""
+        b = self.b
+        place = b.op("mov.u32", "cta", b.special("ctaid.x"))
+        within = self.round
+        if not self.cache.batched:
+            self.section = b.op("div.u32", "section", self.round, self.section_rounds)
+            within = b.op("rem.u32", "section_round", self.round, self.section_rounds)
+            b.note("every section begins with another CTA")
+            shift = b.op("mul.lo.u32", "section_shift", self.ctas, 3)
+            b.op("shr.u32", shift, shift, 3)
+            b.op("mad.lo.u32", place, shift, self.section, place)
+            b.op("rem.u32", place, place, self.ctas)
+        b.note("odd rounds go backwards")
+        back = b.op("sub.u32", "place_back", self.ctas, place)
+        b.op("sub.u32", back, back, 1)
+        odd = b.op("and.b32", b.reg("odd_round", "u32"), within, 1)
+        is_odd = b.op("setp.ne.u32", "is_odd_round", odd, 0)
+        b.op("selp.b32", place, back, place, is_odd)
+        item: Reg = b.op("mad.lo.u32", "item", within, self.ctas, place)
+        self.has_item = b.op("setp.lt.u32", "has_item", item, self.section_items)
+        return item
+
+    def _head_and_tile(self, item: Reg) -> None:
+        """The longest first: tiles of rows from the last, all heads of the section side by side."""
+        b = self.b
+        from_last = b.op("div.u32", "tiles_from_last", item, self.section_heads)
+        b.op("min.u32", from_last, from_last, self.row_tiles)
+        self.kv_head = b.op("rem.u32", "kv_head", item, self.section_heads)
+        b.op("mad.lo.u32", self.kv_head, self.section, self.section_heads, self.kv_head)
+        b.op("min.u32", self.kv_head, self.kv_head, self.problem.n_kv_heads - 1)
+        self.row_tile = b.op("sub.s32", "row_tile", self.row_tiles, from_last)
+
+    def _sequence(self) -> None:
+        """The lengths of the sequence that was found; part of an open fragment."""
+        b, found = self.b, self.found
+        self.q_len, self.row_tile = found.q_len, found.row_tile
+        lengths = b.ld_param("kv_lens")
+        b.op("mad.wide.u32", lengths, found.sequence, 4, lengths)
+        self.kv_len = b.op("mov.s32", "kv_len", 0)
+        b.op("ld.global.s32", self.kv_len, lengths[0], pred=found.holds)
+        b.op("max.s32", self.kv_len, self.kv_len, 0)
+        self._clamp()
+        self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
+        b.op("setp.gt.and.s32", self.has_item, found.row_tile, 0, found.holds)
+        self._offset()
 
     def _key_tiles(self) -> None:
         """The order of the tiles of keys; part of an open fragment.

@@ -114,7 +114,5 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         and problem.q_dtype.bits == 16
         and problem.q_dtype == cache.dtype
         and prefill.dim in (16, 32, 64, 128)
-        and not cache.batched
-        and not cache.ring
         and not variant.steps
     )
