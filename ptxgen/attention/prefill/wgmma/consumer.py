@@ -52,6 +52,8 @@ class Consumer(ConsumerRegisters):
         after = b.op("add.u32", "next_turn", mine, 1)
         last = b.op("setp.eq.u32", "is_last_group", self.group, groups - 1)
         b.op("selp.b32", after, 1, after, last)
+        if self.tile.out_over_q:
+            b.op("add.u32", "my_meeting", mine, groups)
 
     # -- waits -----------------------------------------------------------------------------------------------------------
 

@@ -82,16 +82,20 @@ def _store(consumer: Consumer) -> None:
         words = tuple(b.registers.get(f"piece{i}") or b.reg(f"piece{i}", "b32") for i in range(4))
         first = b.op("mad.lo.s32", "out_first_row", consumer.group, ROWS, items.first_row)
         b.op("mad.lo.s32", first, consumer.warp, WARP_ROWS, first)
-        per_pass = WARP // chunks
-        row = b.op("shr.u32", b.reg("out_pass_row", "s32"), consumer.lane, chunks.bit_length() - 1)
-        chunk = b.op("and.b32", b.reg("out_chunk", "u32"), consumer.lane, chunks - 1)
-        column = b.op("shr.u32", "out_column", chunk, 3)
-        within = b.op("and.b32", b.reg("out_within", "u32"), chunk, 7)
-        source = b.op("mad.lo.u32", "out_source", column, ROWS * SWIZZLED_ROW, consumer.out_base)
+        same_chunk = WARP % chunks == 0
+        row, chunk = b.reg("out_pass_row", "s32"), b.reg("out_chunk", "u32")
+        column, within, source = b.reg("out_column", "u32"), b.reg("out_within", "u32"), b.reg("out_source", "u32")
         place, exists, each = b.reg("out_place", "u32"), b.reg("out_exists", "pred"), b.reg("out_row", "s32")
-        for i in range(WARP_ROWS // per_pass):
-            if i:
-                b.op("add.s32", row, row, per_pass)
+        for i in range(WARP_ROWS * chunks // WARP):
+            if i and same_chunk:
+                b.op("add.s32", row, row, WARP // chunks)
+            else:
+                piece = b.op("add.u32", scratch(b, "out_piece", "u32"), consumer.lane, WARP * i)
+                b.op("div.u32", row, piece, chunks)
+                b.op("rem.u32", chunk, piece, chunks)
+                b.op("shr.u32", column, chunk, 3)
+                b.op("and.b32", within, chunk, 7)
+                b.op("mad.lo.u32", source, column, ROWS * SWIZZLED_ROW, consumer.out_base)
             b.op("and.b32", place, row, 7)
             b.op("xor.b32", place, place, within)
             b.op("shl.b32", place, place, 4)

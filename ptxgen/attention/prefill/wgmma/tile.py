@@ -24,7 +24,8 @@ CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 class WgmmaTile:
     """`warpgroups` consumer warpgroups of 64 rows each, by `keys`; registers of a thread after setmaxnreg.
 
-    `q_in_registers`: q is the register operand of the first product, else it is read from shared memory.
+    `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
+    rows of out are staged in the place of those of q, where there is no room for both.
     """
 
     dim: int
@@ -33,6 +34,7 @@ class WgmmaTile:
     q_in_registers: bool
     producer_registers: int
     consumer_registers: int
+    out_over_q: bool = False
 
     @property
     def threads(self) -> int:
@@ -59,13 +61,13 @@ class WgmmaTile:
 
     @property
     def out_at(self) -> int:
-        """Where the rows of out begin, behind those of q."""
-        return self.warpgroups * self.q_bytes
+        """Where the rows of out begin."""
+        return 0 if self.out_over_q else self.warpgroups * self.q_bytes
 
     @property
     def k_at(self) -> int:
         """Where the stages of K begin."""
-        return 2 * self.warpgroups * self.q_bytes
+        return self.out_at + self.warpgroups * self.q_bytes
 
     @property
     def v_at(self) -> int:
@@ -96,7 +98,10 @@ class WgmmaTile:
 _TILES = (  # by the largest head_dim they take
     (32, 2, 16, False, 72, 216),
     (64, 3, 96, True, 56, 152),
+    (96, 3, 96, False, 56, 152),
     (128, 2, 128, False, 72, 216),
+    (192, 2, 112, False, 72, 216, True),
+    (256, 2, 80, False, 72, 216, True),
 )
 
 
@@ -113,6 +118,7 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
         and problem.q_dtype == cache.dtype
-        and prefill.dim in (16, 32, 64, 128)
+        and prefill.dim % 16 == 0
+        and prefill.dim <= _TILES[-1][0]
         and not variant.steps
     )
