@@ -97,11 +97,11 @@ class WgmmaTile:
 
 _TILES = (  # by the largest head_dim they take
     (32, 2, 16, False, 72, 216),
-    (64, 3, 96, True, 56, 152),
+    (64, 3, 96, True, 32, 160),
     (96, 3, 96, False, 56, 152),
     (128, 2, 128, False, 72, 216),
     (192, 2, 112, False, 72, 216, True),
-    (256, 2, 80, False, 72, 216, True),
+    (256, 2, 80, False, 40, 232, True),
 )
 
 
