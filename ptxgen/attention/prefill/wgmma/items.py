@@ -112,6 +112,7 @@ class Items(Rows):
         with b.fragment("place_item", "the tiles of keys that its rows see"):
             if self.cache.batched:
                 self._sequence()
+            b.op("min.u32", self.row_tile, self.row_tile, ((1 << 31) - 1) // self.rows)
             self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
             if not self.spec.by_token:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
 from ptxgen.attention.prefill.wgmma.consumer import Consumer
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.output import output
-from ptxgen.attention.prefill.wgmma.producer import Producer
+from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
 from ptxgen.attention.prefill.wgmma.ring import Ring
-from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, bf16
 
@@ -17,7 +18,10 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     """Every fragment."""
     variant = spec.attention.variant
     first_maximum_serves = dtype == bf16 and variant.plain and not variant.window
-    items, ring = Items(b, spec, tile), Ring(b, tile)
+    maps = by_maps(spec)
+    queries = 32 * WARPS if maps else 0  # the first thread that copies q
+    items = Items(b, spec, tile)
+    ring = Ring(b, tile, 1 if maps else WARPGROUP, WARPGROUP - queries)
     arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
     items.locate()
     with b.fragment("begin", "shared memory and its mbarriers"):
@@ -29,7 +33,11 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("take_registers"):
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
-    Producer(b, spec, tile, items, ring, dtype).build(smem)
+    if maps:
+        Boxes(b, tile, items, ring, dtype).build(smem)
+        QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
+    else:
+        Producer(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)
     consumer.build(smem)
     output(consumer, smem, first_maximum_serves)
@@ -49,4 +57,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     b.expose(
         warpgroups=tile.warpgroups, out_over_q=tile.out_over_q, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, producer_threads=WARPGROUP, keys=tile.keys,
         checks=first_maximum_serves,
+        fill_part="boxes" if maps else "copies", copies_need_fence=not maps,
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """The mbarriers between the producer and the consumers: which they are, who arrives, and for which phase one waits.
 
-A full barrier's phase ends when all threads of the producer's warpgroup have arrived, each behind its copies; an empty
-one's when every warp of the consumers that read the slot has.
+A full barrier's phase ends when the threads that copy have arrived, each behind its copies, or the one that asks for
+boxes, and all bytes of these have come; an empty one's when every warp of the consumers that read the slot has.
 """
 
 from __future__ import annotations
 
-from ptxgen.attention.prefill.wgmma.tile import STAGES, WARPGROUP, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import STAGES, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Addr, Reg
 from ptxgen.idioms.convert import scratch
@@ -19,8 +19,8 @@ K_FULL, K_EMPTY, V_FULL, V_EMPTY = (WORD * STAGES * n for n in range(4))
 class Ring:
     """Offsets from the register `at`, the address of the first mbarrier."""
 
-    def __init__(self, b: Builder, tile: WgmmaTile) -> None:
-        self.b, self.tile = b, tile
+    def __init__(self, b: Builder, tile: WgmmaTile, kv_arrivals: int, q_arrivals: int) -> None:
+        self.b, self.tile, self.kv_arrivals, self.q_arrivals = b, tile, kv_arrivals, q_arrivals
         self.q_full = 4 * STAGES * WORD
         self.q_empty = self.q_full + tile.warpgroups * WORD
         self.at: Reg
@@ -32,12 +32,12 @@ class Ring:
         first = b.op("setp.eq.u32", "is_first_thread", thread, 0)
         for stage in range(STAGES):
             for offset, count in (
-                (K_FULL, WARPGROUP), (V_FULL, WARPGROUP),
+                (K_FULL, self.kv_arrivals), (V_FULL, self.kv_arrivals),
                 (K_EMPTY, WARPS * tile.warpgroups), (V_EMPTY, WARPS * tile.warpgroups),
             ):  # fmt: skip
                 self._make(self.at[offset + WORD * stage], count, first)
         for group in range(tile.warpgroups):
-            self._make(self.at[self.q_full + WORD * group], WARPGROUP, first)
+            self._make(self.at[self.q_full + WORD * group], self.q_arrivals, first)
             self._make(self.at[self.q_empty + WORD * group], WARPS, first)
         b.op("st.shared.b32", smem[tile.flag_at], b.op("mov.b32", b.reg("no_flag", "b32"), 0), pred=first)
         b.op("fence.mbarrier_init.release.cluster", pred=first)

@@ -17,6 +17,8 @@ SWIZZLED_ROW = 128  # bytes
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
 WARPGROUP = 128  # threads
+MAP_BYTES = 128  # of a tensor map
+ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -90,9 +92,14 @@ class WgmmaTile:
         return self.barriers_at + 8 * self.barriers
 
     @property
+    def maps_at(self) -> int:
+        """Where the tensor maps of K and V are made."""
+        return -(-(self.flag_at + 4) // MAP_BYTES) * MAP_BYTES
+
+    @property
     def shared_bytes(self) -> int:
-        """All of it."""
-        return self.flag_at + 16
+        """All of it, and as much as keeps other CTAs off the multiprocessor."""
+        return max(self.maps_at + 2 * MAP_BYTES, ALONE)
 
 
 _TILES = (  # by the largest head_dim they take
@@ -109,6 +116,13 @@ _TILES = (  # by the largest head_dim they take
 def wgmma_tile(dim: int) -> WgmmaTile:
     """The tile for rows of `dim` elements."""
     return next(WgmmaTile(dim, *values) for most, *values in _TILES if dim <= most)
+
+
+def by_maps(prefill: Prefill) -> bool:
+    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: pages, rings and batches,
+    whose sequences end at different keys."""
+    cache = prefill.attention.cache
+    return not cache.batched and not cache.ring
 
 
 def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:

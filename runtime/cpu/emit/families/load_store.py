@@ -287,6 +287,17 @@ def store(e: Emitter, op: Op) -> None:
         synchronise(e, op, "after", target)
 
 
+def put(e: Emitter, target: Source, offset: int, bits: int, value: str) -> None:
+    """Store a vector of `bits`-bit integers `offset` bytes past an address, as `st` does."""
+    if not isinstance(target, nodes.Address):
+        raise e.error(f"operand {target}: must be an address")
+    space = space_of(e.op.words)
+    addresses, more = address(e, target, space)
+    head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {more + offset}, i32 {e.exec_mask()}"
+    name = f"st.{space}.v1.b{bits}{_check_word(e)}"
+    e.c.do(f"call void @{name}({head}, i32 {e.new_site()}, {vec(f'i{bits}')} {value})")
+
+
 def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: int) -> None:
     """Report undefined lanes of what is stored, but not those that store to local memory, which carries anything."""
     assert e.defined is not None
