@@ -84,8 +84,10 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Global memory that comes with the module: constants, or `room` bytes to write, at a multiple of 128. As an operand
-    it is its address."""
+    """Global memory that comes with the module: constants, or `room` bytes to write, at a multiple of 128.
+
+    As an operand it is its address.
+    """
 
     name: str
     type: str

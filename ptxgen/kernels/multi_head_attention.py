@@ -90,6 +90,8 @@ class MultiHeadAttention(KernelType):
     trials = (
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},
     )  # fmt: skip
+    golden_targets = ("sm_75", "sm_80", "sm_90", "sm_90a")
+    golden_lines = 1100  # on wgmma, which has two loops and two roles
     unreported = {
         r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
         r"no_causal_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",
@@ -115,6 +117,8 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=2, max_len=32, batched=True, page_size=16, page_layout="nhd"),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, layout="heads", scale=24.0, lse=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, causal=False),
     )
 
     def rules(self) -> Iterator[str]:

@@ -145,7 +145,7 @@ class Softmax:
                 b.op("setp.lt.or.s32", masked, tile_start, rows.plain_begin, masked)
 
     def mask(self, tile_start: Reg) -> None:
-        """Fragment `mask`: unseen keys get −inf; the keys of a thread's scores start at tile_start + its first column."""
+        """Fragment `mask`: unseen keys get −inf; the keys of a thread start at tile_start + its first column."""
         b, rows, window = self.b, self.rows, self.variant.window
         with b.fragment("mask", "keys that a row does not see score -inf"):
             own = self.own()

@@ -12,7 +12,6 @@ from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType
-from ptxgen.idioms.convert import scratch
 
 EARLY = 2  # products with V that are still to issue when the turn is passed on
 
@@ -37,13 +36,8 @@ class Consumer(ConsumerRegisters):
         self._queries()
         self._tiles()
         self._products()
-        self.softmax.build(self.start, self.acc_rows)
+        self.softmax.build(self.start, self.rows)
         self._pack()
-
-    @property
-    def acc_rows(self) -> list[list[Reg]]:
-        """The accumulators of each of the thread's rows."""
-        return self.rows
 
     def _turns(self) -> None:
         """Named barriers by which warpgroups take turns at issuing products; part of an open fragment."""
@@ -55,7 +49,7 @@ class Consumer(ConsumerRegisters):
         if self.tile.out_over_q:
             b.op("add.u32", "my_meeting", mine, groups)
 
-    # -- waits -----------------------------------------------------------------------------------------------------------
+    # -- waits ---------------------------------------------------------------------------------------------------------
 
     def _queries(self) -> None:
         b, ring = self.b, self.ring
@@ -120,11 +114,13 @@ class Consumer(ConsumerRegisters):
             b.op("add.s32", self.step, self.step, 1)
             b.op("setp.lt.s32", "more_tiles", self.step, self.items.key_tiles)
 
-    # -- products --------------------------------------------------------------------------------------------------------
+    # -- products ------------------------------------------------------------------------------------------------------
 
     def _products(self) -> None:
         b, tile, type = self.b, self.tile, self.dtype.name
-        with b.fragment("products_with_k", f"scores of {ROWS} rows and {tile.keys} keys, over head_dim={self.spec.dim}"):
+        with b.fragment(
+            "products_with_k", f"scores of {ROWS} rows and {tile.keys} keys, over head_dim={self.spec.dim}"
+        ):
             b.op("wgmma.fence.sync.aligned")
             op = f"wgmma.mma_async.sync.aligned.m64n{tile.keys}k16.f32.{type}.{type}"
             for step in range(self.steps):

@@ -55,7 +55,6 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     else:
         b.without("first_pass", "look_at_flag")
     b.expose(
-        warpgroups=tile.warpgroups, out_over_q=tile.out_over_q, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, producer_threads=WARPGROUP, keys=tile.keys,
-        checks=first_maximum_serves,
-        fill_part="boxes" if maps else "copies", copies_need_fence=not maps,
+        warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
+        checks=first_maximum_serves, fill_part="boxes" if maps else "copies", copies_need_fence=not maps,
     )  # fmt: skip

@@ -18,7 +18,7 @@ def output(consumer: Consumer, smem: Reg, checked: bool) -> None:
     """Fragments `finish`, `look_for_overflow` (where `checked`), `stage_out`, `store_out`, `store_lse`."""
     b, softmax = consumer.b, consumer.softmax
     with b.fragment("finish", "accumulators over their sums"):
-        softmax.finish(consumer.acc_rows)
+        softmax.finish(consumer.rows)
     if checked:
         _look_for_overflow(consumer, smem)
     else:

@@ -43,7 +43,7 @@ class SwizzledCopy(RowCopy):
 
 
 class QueryCopies:
-    """Fragments `aim_copies` (once), `begin_fill`, and those of an item's q, by the producer's threads from `first` on."""
+    """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by the threads from `first` to 127."""
 
     def __init__(
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
@@ -81,7 +81,9 @@ class QueryCopies:
         step = items.step(copy.spread.rows_per_pass)
         for group in range(self.tile.warpgroups):
             ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
-            with b.fragment(f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"):
+            with b.fragment(
+                f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
+            ):
                 size, exists = scratch(b, "copy_bytes", "u32"), scratch(b, "row_exists", "pred")
                 at = scratch(b, "q_at", "u64")
                 for i in range(copy.spread.row_passes):

@@ -38,7 +38,9 @@ class ConsumerRegisters:
             [Score(self.score[4 * n + 2 * row + i], 8 * n + i) for n in range(tile.keys // 8) for i in range(2)]
             for row in range(2)
         ]
-        self.rows = [[self.acc[4 * n + 2 * row + i] for n in range(spec.dim // 8) for i in range(2)] for row in range(2)]
+        self.rows = [
+            [self.acc[4 * n + 2 * row + i] for n in range(spec.dim // 8) for i in range(2)] for row in range(2)
+        ]
 
     def locate(self, smem: Reg) -> None:
         """This warp, and the descriptors of its q and of the first stages of K and V; part of an open fragment."""
