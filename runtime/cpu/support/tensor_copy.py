@@ -131,6 +131,9 @@ def _publish() -> str:
     size = f"i64 {MAP_BYTES}, i64 64"
     source = c(f"call ptr @reach.shared(ptr %w, i32 %from_site, i32 %lane, i64 %from, {size})")
     c.ret(when=c(f"icmp eq ptr {source}, null"))
+    with c.if_(checking(c)):
+        head = f"ptr %w, i32 %from_site, i32 %lane, i32 {MAP_BYTES}"
+        c.do(f"call void @shadow.read.shared({head}, ptr {source}, i64 %from, i64 {MAP_BYTES})")
     to = c(f"call ptr @reach.global.write(ptr %w, i32 %to_site, i32 %lane, i64 %to, {size})")
     c.ret(when=c(f"icmp eq ptr {to}, null"))
     c.move(to, source, MAP_BYTES)

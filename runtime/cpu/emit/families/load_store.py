@@ -317,7 +317,7 @@ def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: i
 def fence(e: Emitter, op: Op) -> None:
     """Orders accesses between host threads; within one, the executor is in order anyway."""
     e.c.do("fence seq_cst")
-    if e.check and ("proxy" in op.words or "mbarrier_init" in op.words):
+    if e.check and ("mbarrier_init" in op.words or any(word.startswith("async") for word in op.words)):
         e.c.do("call void @proxy.fence(ptr %w)")
     if e.check and "proxy" not in op.words:
         e.c.do("call void @clock.fence(ptr %w)")
