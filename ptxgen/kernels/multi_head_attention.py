@@ -22,7 +22,7 @@ from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
-from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, WgmmaTile, runs_on_wgmma, wgmma_tile
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, WgmmaTile, by_maps, runs_on_wgmma, wgmma_tile
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
@@ -205,7 +205,7 @@ class MultiHeadAttention(KernelType):
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
         if runs_on_wgmma(self.prefill, target):
-            return wgmma_tile(self.head_dim)
+            return wgmma_tile(self.head_dim, by_maps(self.prefill))
         if self.tensor(target):
             return tiles.tensor_tile(self.head_dim, target, converts=self.kv_dtype.bits == 8)
         return tiles.simt_tile(self.head_dim, target)

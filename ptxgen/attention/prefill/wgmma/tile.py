@@ -102,20 +102,30 @@ class WgmmaTile:
         return max(self.maps_at + 2 * MAP_BYTES, ALONE)
 
 
-_TILES = (  # by the largest head_dim they take
+# By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
+_BY_MAPS = (
     (32, 2, 16, False, 72, 216),
     (64, 3, 96, True, 32, 160),
-    (96, 3, 96, False, 56, 152),
+    (96, 3, 96, False, 32, 160),
     (128, 2, 128, False, 72, 216),
     (192, 2, 112, False, 72, 216, True),
     (256, 2, 80, False, 40, 232, True),
 )
+_BY_COPIES = (
+    (32, 2, 16, False, 72, 216),
+    (64, 3, 80, True, 56, 152),
+    (96, 3, 80, False, 56, 152),
+    (128, 2, 128, False, 72, 216),
+    (192, 2, 112, False, 72, 216, True),
+    (256, 2, 64, False, 40, 232, True),
+)
+WIDEST = _BY_MAPS[-1][0]
 
 
 @lru_cache(maxsize=64)
-def wgmma_tile(dim: int) -> WgmmaTile:
-    """The tile for rows of `dim` elements."""
-    return next(WgmmaTile(dim, *values) for most, *values in _TILES if dim <= most)
+def wgmma_tile(dim: int, maps: bool = True) -> WgmmaTile:
+    """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps."""
+    return next(WgmmaTile(dim, *values) for most, *values in (_BY_MAPS if maps else _BY_COPIES) if dim <= most)
 
 
 def by_maps(prefill: Prefill) -> bool:
@@ -133,6 +143,6 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         and problem.q_dtype.bits == 16
         and problem.q_dtype == cache.dtype
         and prefill.dim % 16 == 0
-        and prefill.dim <= _TILES[-1][0]
+        and prefill.dim <= WIDEST
         and not variant.steps
     )
