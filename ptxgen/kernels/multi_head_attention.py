@@ -61,7 +61,8 @@ class MultiHeadAttention(KernelType):
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
     −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
-    through FMA in f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
+    through FMA in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of
+    16 up to 256. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
     """
 
     head_dim: int
@@ -95,7 +96,7 @@ class MultiHeadAttention(KernelType):
     unreported = {
         r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
         r"no_causal_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",
-        r" wait .*%q\d_empty_over": "does not matter: a CTA has one item of so few; test_prefill_wgmma gives it several",
+        r" wait .*%q\d_empty_over": "does not matter: a CTA has one item; test_prefill_wgmma gives it several",
         r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
         r" barrier .*%my_turn": "warpgroups take turns by it, for speed; what it orders are other turns",
