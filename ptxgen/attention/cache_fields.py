@@ -32,6 +32,11 @@ RING_ROWS = Said(
     doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions", later=True,
     draws=_rings, refuses=(-1, 63),
 )  # fmt: skip
+STRIDED = Said(
+    doc="rows from head to head are the scalar kv_rows, and a sequence's first row is its starts[s]", later=True,
+    draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("ring"))
+    else (False,),
+)  # fmt: skip
 
 
 def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:
@@ -45,6 +50,16 @@ def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Ite
             yield f"ring: pages that come again in the table are one (got ring={ring}, page_size={page_size})"
         if not window or ring < window:
             yield f"ring: must hold the window, so there must be one (got ring={ring}, window={window}; nearest: 0)"
+
+
+def strided_rules(batched: bool, page_size: int, ring: int, programmatic: bool) -> Iterator[str]:
+    """Reasons against a strided cache beside these fields."""
+    if not batched:
+        yield "strided: needs batched=True (got batched=False; nearest: False)"
+    if page_size or ring:
+        yield f"strided: rows lie one after the other (got page_size={page_size}, ring={ring}; nearest: False)"
+    if programmatic:
+        yield "strided: needs programmatic=False (got programmatic=True; nearest: False)"
 
 
 def ring_rows(window: int, appended: int, max_len: int) -> int:

@@ -27,6 +27,7 @@ from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
@@ -85,6 +86,7 @@ class MultiHeadAttention(KernelType):
     sinks: bool = field(default=False, like=SINKS)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    programmatic: bool = False
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
@@ -128,6 +130,8 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, layout="heads", scale=24.0, lse=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, causal=False),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -157,6 +161,7 @@ class MultiHeadAttention(KernelType):
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from width_rules(self.attention)
+        yield from programmatic_rules(self.programmatic, target)
 
     @property
     def attention(self) -> Attention:
@@ -227,8 +232,10 @@ class MultiHeadAttention(KernelType):
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
         if isinstance(tile, WgmmaTile):
-            return Launch(grid3(f"min({CHIP_SMS}, {ctas})"), (tile.threads, 1, 1), tile.shared_bytes)
-        return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
+            shape = grid3(f"min({CHIP_SMS}, {ctas})"), (tile.threads, 1, 1), tile.shared_bytes
+        else:
+            shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
+        return Launch(*shape, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         if isinstance(self.tile(target), WgmmaTile):
@@ -238,6 +245,7 @@ class MultiHeadAttention(KernelType):
     def build(self, b: Builder) -> None:
         attention, tile = self.attention, self.tile(b.target)
         b.expose(rows=tile.rows, group=attention.problem.group)
+        wait_for_producer(b, self.programmatic)
         if isinstance(tile, WgmmaTile):
             wgmma.build(b, self.prefill, tile, self.compute_dtype)
         elif isinstance(tile, tiles.TensorTile):

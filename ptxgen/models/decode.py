@@ -173,6 +173,9 @@ class _Step(Draft):
         name = "embed_tokens" if model.tied else "lm_head"
         weight = self.matrix(name, [Part(name, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
+        if rows == 1 and self.choice == "greedy" and not model.soft_cap and self.step != "batch":
+            self._next_token(source, weight, logits)
+            return
         self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
         if model.soft_cap:
             self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
@@ -186,6 +189,17 @@ class _Step(Draft):
                 given |= {"tokens": self._tokens(), "history": self._history()}
                 fields["history"] = model.shape.max_len
             self.op("advance", "advance", given, {"rows": rows}, **fields)
+
+    def _next_token(self, x: str | Ref, weight: str, logits: str) -> None:
+        """Logits, their likeliest token, and in a decode step the next position: one launch."""
+        model = self.model
+        given = {"x": x, "weight": weight, "norm_weight": self._norm_weight("norm"), "out": logits}
+        given |= {"token": self._tokens()}
+        fields = {"n": model.shape.vocab, "k": model.dim, "weights": self.tensors[weight].format, **self._norm_fields()}
+        if self.step == "decode":
+            given |= {**self._position(), "length": self._length()}
+            fields["max_len"] = model.shape.max_len
+        self.op("next_token", "lm_head", given, {}, **fields)
 
     def _choose(self, logits: str, rows: int) -> None:
         """The token of every row. A draw is counted by the length of the sequence, prompt and all."""

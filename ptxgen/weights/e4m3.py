@@ -149,6 +149,34 @@ class E4m3(WeightFormat):
             b.op("mov.b32", lower, words[-1])
         return (upper, lower), ()
 
+    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """Sign and magnitude where f16 has them: 2^-8 of the value, denormals included."""
+        out, sign = fragment(b), convert.scratch(b, "a_sign", "b32")
+        for half in (0, 1):
+            even, odd = out[half::2]
+            word = words[2 * chunk + half]
+            for register, left in ((even, 8), (odd, 0)):
+                if left:
+                    b.op("shl.b32", sign, word, left)
+                    b.op("and.b32", sign, sign, 0x80008000)
+                    b.op("shl.b32", register, word, left - 1)
+                else:
+                    b.op("and.b32", sign, word, 0x80008000)
+                    b.op("shr.u32", register, word, 1)
+                b.op("and.b32", register, register, 0x3F803F80)
+                b.op("or.b32", register, register, sign)
+        return out
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        factors = pair(b, "scale")
+        for word, factor, value, total in zip((words[16], words[-1]), factors, sums[0], totals, strict=True):
+            b.op("mov.b32", factor, word)
+            b.op("mul.f32", factor, factor, 256.0)
+            b.op("fma.rn.f32", total, value, factor, total)
+
 
 FORMATS = (
     E4m3("e4m3", 128, 2048, (*BYTES, Piece(0, 0, "row", 1, True, 0)), per="tensor"),

@@ -71,7 +71,7 @@ def test_a_whole_model_has_every_launch_of_its_program_in_order() -> None:
     assert len(specs) == len(steps)
     assert [specs[step["kernel"]] for step in order] == [op.spec for op in program.ops]
     assert order[0]["layer"] is None
-    assert [step["does"] for step in order][1:4] == ["qkv", "rope_append", "attention"]
+    assert [step["does"] for step in order][1:4] == ["qkv_append", "attention", "o_proj"]
 
 
 @pytest.mark.parametrize("name", NAMES)

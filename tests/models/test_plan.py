@@ -167,7 +167,7 @@ def test_with_a_weight_format_it_is_every_kernel_of_the_model(tmp_path: Path) ->
     options = ["--config", config, "--weights", "q8_0", "--target", "sm_80", "--max-len", "512", "-o", str(tmp_path)]
     assert invoke(["generate", *options]) == 0
     index = json.loads((tmp_path / INDEX).read_text())
-    assert {k["kernel_type"] for k in index["kernels"] if k["in_decode_step"]} >= {"embedding", "gemv", "arg_max"}
+    assert {k["kernel_type"] for k in index["kernels"] if k["in_decode_step"]} >= {"embedding", "gemv", "next_token"}
     with pytest.raises(SpecError, match=r"q4_k: cols: must be a multiple of 256"):
         whole_plan(dataclasses.replace(model, hidden=11000), "q4_k", "sm_90")
     with pytest.raises(SpecError, match=r"k: must be at most \d+ on sm_75"):

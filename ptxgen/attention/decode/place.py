@@ -24,6 +24,7 @@ class Place:
     split: Reg | None
     active: Reg | None
     splits: Reg | None
+    strided: tuple[Reg, Reg] | None = None  # s32: the sequence's first row, the rows of a head
 
 
 def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tuple[Place, Task]:
@@ -51,7 +52,11 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
         query_index = b.op("mad.lo.u32", "query_index", sequence, attention.problem.n_heads, first_head)
     q_row = b.ld_param("q")
     b.op("mad.wide.u32", q_row, query_index, attention.problem.query_bytes, q_row)
-    rows = _rows(b, attention, kv_head, sequence)
+    strided = None
+    if attention.cache.strided:
+        assert sequence is not None
+        strided = _first_row(b, sequence), b.ld_param("kv_rows")
+    rows = _rows(b, attention, kv_head, sequence, strided)
     per_head = {}
     for value in attention.variant.per_head:
         at = per_head[value] = b.ld_param(value.param)
@@ -68,7 +73,7 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
         b.reg("length", "s32"), b.reg("start", "s32") if attention.variant.window else None,
         tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
     )  # fmt: skip
-    return Place(unit, sequence, query_index, works, split, active, splits), task
+    return Place(unit, sequence, query_index, works, split, active, splits, strided), task
 
 
 def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None, Reg | None, Reg | None]:
@@ -93,11 +98,18 @@ def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None,
     return split, b.reg("works", "pred"), b.reg("active", "u32"), splits, cta
 
 
-def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) -> dict[str, Reg]:
+def _rows(
+    b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None, strided: tuple[Reg, Reg] | None
+) -> dict[str, Reg]:
     """Addresses of the KV head's first rows, and of the sequence's row of the page table; 64 bits from the row on."""
     rows: dict[str, Reg] = {}
     row = b.reg("first_row", "u64")
-    if attention.cache.page_size:
+    if strided is not None:
+        first, pitch = strided
+        index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
+        b.op("cvt.u64.u32", row, first)
+        b.op("mad.wide.u32", row, index, pitch, row)
+    elif attention.cache.page_size:
         assert sequence is not None
         rows["page_table"] = b.ld_param("page_table")
         b.op("mad.wide.u32", rows["page_table"], sequence, 4 * attention.cache.pages, rows["page_table"])
@@ -118,6 +130,15 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
     return rows
 
 
+def _first_row(b: Builder, sequence: Reg) -> Reg:
+    """The row that the sequence's position 0 lies in; below 0 counts as 0."""
+    at = b.ld_param("starts")
+    b.op("mad.wide.u32", at, sequence, 4, at)
+    first: Reg = b.op("ld.global.s32", "sequence_first", at[0])
+    b.op("max.s32", first, first, 0)
+    return first
+
+
 def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -> None:
     """Start reading the length. `name` is the parameter: `kind` "scalar", "buffer" (one value) or "batch" (a value a
     sequence)."""
@@ -132,8 +153,12 @@ def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -
 
 
 def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place) -> None:
-    """Visible positions, the warp's tiles and which splits work, from the length. Lengths below 0 count as 0,
-    lengths above max_len as max_len."""
+    """Visible positions, the warp's tiles and which splits work, from the length, or the row that a strided cache's
+    sequence ends at. Lengths below 0 count as 0, lengths above max_len as max_len."""
+    if where.strided is not None:
+        first, rows = where.strided
+        b.op("min.s32", task.length, task.length, rows)
+        b.op("sub.s32", task.length, task.length, first)
     b.op("max.s32", task.length, task.length, 0)
     b.op("min.s32", task.length, task.length, attention.cache.max_len)
     tile = plan.shape.tile

@@ -30,7 +30,6 @@ class Items(Rows):
     def locate(self) -> None:
         b = self.b
         with b.fragment("locate", "lengths, and how the items are dealt out"):
-            self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
             if self.cache.batched:
                 self._slots()
             else:

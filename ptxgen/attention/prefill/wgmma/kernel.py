@@ -23,11 +23,12 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     items = Items(b, spec, tile)
     ring = Ring(b, tile, 1 if maps else WARPGROUP, WARPGROUP - queries)
     arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
-    items.locate()
     with b.fragment("begin", "shared memory and its mbarriers"):
+        items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
         ring.begin(smem, items.thread)
         b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
+    items.locate()
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
     with b.fragment("take_registers"):
