@@ -163,7 +163,8 @@ def test_everything_else_takes_another_way(target: str, fields: dict[str, Any]) 
 @pytest.mark.parametrize("maps", [True, False])
 def test_shared_memory_and_registers_are_within_the_chip(head_dim: int, maps: bool) -> None:
     tile = wgmma_tile(head_dim, maps)
-    assert tile.keys % 16 == 0 and tile.kv_bytes % 1024 == 0
+    assert tile.keys % 16 == 0
+    assert tile.kv_bytes % 1024 == 0
     assert 232448 // 2 < tile.shared_bytes <= 232448  # one CTA on a multiprocessor
     at_launch = 65536 // tile.threads // 8 * 8
     asked = tile.producer_registers + tile.warpgroups * tile.consumer_registers

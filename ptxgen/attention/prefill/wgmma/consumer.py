@@ -28,7 +28,7 @@ class Consumer(ConsumerRegisters):
         """All of them; `smem` is where shared memory begins."""
         b = self.b
         with b.fragment("join", "this warp's part of the rows, and the matrix descriptors"):
-            self.high: Reg = b.op("mov.b32", b.reg("descriptor_high", "b32"), HIGH_WORD)
+            self.high = b.op("mov.b32", b.reg("descriptor_high", "b32"), HIGH_WORD)
             self.locate(smem)
             self.read = b.op("mov.u32", "read", 0, note="tiles so far")
             self.items_read = b.op("mov.u32", "items_read", 0)
@@ -128,8 +128,8 @@ class Consumer(ConsumerRegisters):
                 k = self.descriptor("k_matrix", self.k_low, 32 * within + column * tile.keys * SWIZZLED_ROW)
                 accumulates = int(step > 0)
                 if tile.q_in_registers:
-                    q = tuple(self.q_held[4 * step : 4 * step + 4])
-                    b.op(op, tuple(self.score), q, k, accumulates, 1, 1, 0)
+                    held = tuple(self.q_held[4 * step : 4 * step + 4])
+                    b.op(op, tuple(self.score), held, k, accumulates, 1, 1, 0)
                 else:
                     q = self.descriptor("q_matrix", self.q_descriptor, 32 * within + column * ROWS * SWIZZLED_ROW)
                     b.op(op, tuple(self.score), q, k, accumulates, 1, 1, 0, 0)

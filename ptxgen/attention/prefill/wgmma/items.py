@@ -36,13 +36,12 @@ class Items(Rows):
                 self._lengths()
                 self._sections()
             self.ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
-            rounds = b.op("add.s32", "section_rounds", self.section_items, self.ctas)
-            b.op("sub.s32", rounds, rounds, 1)
-            self.section_rounds = b.op("div.u32", rounds, rounds, self.ctas)
-            self.rounds = b.op("mul.lo.s32", "rounds", rounds, self.sections)
         with b.fragment("first_round"):
             self.round = b.op("mov.u32", "round", 0)
-            b.op("setp.lt.s32", "has_rounds", self.round, self.rounds)
+            self.place = b.op("mov.u32", "place", b.special("ctaid.x"))
+            if not self.cache.batched:
+                self.section = b.op("mov.u32", "section", 0)
+            b.op("setp.gt.s32", "has_rounds", self.section_items, 0)
 
     def _lengths(self) -> None:
         """Of the one sequence; part of an open fragment."""
@@ -74,22 +73,24 @@ class Items(Rows):
         b.op("add.s32", slots, slots, count)
         b.op("max.s32", slots, slots, 0)
         self.section_items = b.op("mul.lo.s32", "section_items", slots, self.problem.n_kv_heads)
-        self.sections: Reg | int = 1
 
     def _sections(self) -> None:
         """How many heads stay in the L2 cache together; part of an open fragment."""
         b, heads = self.b, self.problem.n_kv_heads
         per_key = self.cache.k.row_bytes + self.cache.v.row_bytes
+        shifts = heads & (heads - 1) == 0  # all sections have a power of two of heads
+        self.heads_shift: Reg | None = b.op("mov.u32", "section_shift", 0) if shifts else None
         self.section_heads = b.op("mov.u32", "section_heads", 1)
-        sections = self.sections = b.op("mov.u32", "sections", heads)
+        self.sections = b.op("mov.u32", "sections", heads)
         if heads > 1:
             b.note("heads whose K and V the L2 cache holds together")
-        fits = scratch(b, "section_fits", "pred") if heads > 1 else None
         for count in (n for n in range(2, heads + 1) if heads % n == 0):
             most = (WHOLE if count == heads else SECTION) // (count * per_key)
-            b.op("setp.le.s32", fits, self.kv_len, most)
+            fits = b.op("setp.le.s32", scratch(b, "section_fits", "pred"), self.kv_len, most)
             b.op("selp.b32", self.section_heads, count, self.section_heads, fits)
-            b.op("selp.b32", sections, heads // count, sections, fits)
+            b.op("selp.b32", self.sections, heads // count, self.sections, fits)
+            if self.heads_shift is not None:
+                b.op("selp.b32", self.heads_shift, count.bit_length() - 1, self.heads_shift, fits)
         self.section_items = b.op("mul.lo.s32", "section_items", self.row_tiles, self.section_heads)
 
     def find(self) -> None:
@@ -118,38 +119,50 @@ class Items(Rows):
                 self.q_rows()
             self._key_tiles()
         with b.fragment("next_round"):
-            b.op("add.u32", self.round, self.round, 1)
-            b.op("setp.lt.s32", "more_rounds", self.round, self.rounds)
+            self._next()
 
     def _item(self) -> Reg:
         """The number of this round's item in its section, and whether there is one; part of an open fragment."""
         b = self.b
-        place = b.op("mov.u32", "cta", b.special("ctaid.x"))
-        within = self.round
-        if not self.cache.batched:
-            self.section = b.op("div.u32", "section", self.round, self.section_rounds)
-            within = b.op("rem.u32", "section_round", self.round, self.section_rounds)
-            b.note("every section begins with another CTA")
-            shift = b.op("mul.lo.u32", "section_shift", self.ctas, 3)
-            b.op("shr.u32", shift, shift, 3)
-            b.op("mad.lo.u32", place, shift, self.section, place)
-            b.op("rem.u32", place, place, self.ctas)
         b.note("odd rounds go backwards")
-        back = b.op("sub.u32", "place_back", self.ctas, place)
+        back = b.op("sub.u32", "place_back", self.ctas, self.place)
         b.op("sub.u32", back, back, 1)
-        odd = b.op("and.b32", b.reg("odd_round", "u32"), within, 1)
+        odd = b.op("and.b32", b.reg("odd_round", "u32"), self.round, 1)
         is_odd = b.op("setp.ne.u32", "is_odd_round", odd, 0)
-        b.op("selp.b32", place, back, place, is_odd)
-        item: Reg = b.op("mad.lo.u32", "item", within, self.ctas, place)
+        item = b.op("selp.b32", b.reg("item", "u32"), back, self.place, is_odd)
+        b.op("mad.lo.u32", item, self.round, self.ctas, item)
         self.has_item = b.op("setp.lt.u32", "has_item", item, self.section_items)
         return item
+
+    def _next(self) -> None:
+        """The next round, or the first of the next section, which begins with another CTA; part of an open fragment."""
+        b = self.b
+        b.op("add.u32", self.round, self.round, 1)
+        first = b.op("mul.lo.u32", "first_of_round", self.round, self.ctas)
+        more = b.op("setp.lt.u32", "more_rounds", first, self.section_items)
+        if self.cache.batched:
+            return
+        ends = b.op("setp.ge.u32", "section_ends", first, self.section_items)
+        b.op("add.u32", self.section, self.section, 1, pred=ends)
+        b.op("mov.u32", self.round, 0, pred=ends)
+        turn = b.op("mul.lo.u32", "section_turn", self.ctas, 3)
+        b.op("shr.u32", turn, turn, 3)
+        b.op("add.u32", self.place, self.place, turn, pred=ends)
+        wraps = b.op("setp.ge.u32", "place_wraps", self.place, self.ctas)
+        b.op("sub.u32", self.place, self.place, self.ctas, pred=wraps)
+        b.op("setp.lt.or.u32", more, self.section, self.sections, more)
 
     def _head_and_tile(self, item: Reg) -> None:
         """The longest first: tiles of rows from the last, all heads of the section side by side."""
         b = self.b
-        from_last = b.op("div.u32", "tiles_from_last", item, self.section_heads)
+        from_last = b.reg("tiles_from_last", "u32")
+        if self.heads_shift is not None:
+            b.op("shr.u32", from_last, item, self.heads_shift)
+        else:
+            b.op("div.u32", from_last, item, self.section_heads)
         b.op("min.u32", from_last, from_last, self.row_tiles)
-        self.kv_head = b.op("rem.u32", "kv_head", item, self.section_heads)
+        self.kv_head = b.op("mul.lo.u32", "kv_head", from_last, self.section_heads)
+        b.op("sub.u32", self.kv_head, item, self.kv_head)
         b.op("mad.lo.u32", self.kv_head, self.section, self.section_heads, self.kv_head)
         b.op("min.u32", self.kv_head, self.kv_head, self.problem.n_kv_heads - 1)
         self.row_tile = b.op("sub.s32", "row_tile", self.row_tiles, from_last)
@@ -207,6 +220,16 @@ class Items(Rows):
                 self.lowest_tile = b.op("mov.s32", "lowest_tile", 0)
                 self.plain_tiles = b.op("mov.s32", "plain_tiles", self.first_tile)
         b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
+
+    def steps(self, rows: int, passes: int) -> list[tuple[int, int]] | None:
+        """How far the row `rows` · i past one of the first `rows` lies from it, as (heads, tokens), for every pass i; None
+        where that is not the same for all."""
+        group = self.group
+        if rows % group == 0:
+            return [(0, rows // group * i) for i in range(passes)]
+        if group % rows == 0 and rows * passes % group == 0:
+            return [(rows * i % group, rows * i // group) for i in range(passes)]
+        return None
 
     def tile_start(self, step: Reg) -> Reg:
         """The first key of the tile that comes as number `step`; part of an open fragment."""

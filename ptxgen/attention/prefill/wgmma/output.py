@@ -23,8 +23,7 @@ def output(consumer: Consumer, smem: Reg, checked: bool) -> None:
         _look_for_overflow(consumer, smem)
     else:
         b.without("look_for_overflow")
-    _stage(consumer, smem)
-    _store(consumer)
+    _store(consumer, _stage(consumer, smem))
     if consumer.spec.lse:
         _store_lse(consumer)
     else:
@@ -45,8 +44,8 @@ def _look_for_overflow(consumer: Consumer, smem: Reg) -> None:
         b.op("red.shared.or.b32", smem[consumer.tile.flag_at], one, pred=fails)
 
 
-def _stage(consumer: Consumer, smem: Reg) -> None:
-    """A warp's 16 rows, swizzled as q's are, where no other warp writes."""
+def _stage(consumer: Consumer, smem: Reg) -> Reg:
+    """A warp's 16 rows, swizzled as q's are, where no other warp writes; where they begin."""
     b, tile = consumer.b, consumer.tile
     cvt = f"cvt.rn.{consumer.dtype.name}x2.f32"
     with b.fragment("stage_out", "this warp's rows of out, to shared memory of its own"):
@@ -68,25 +67,26 @@ def _stage(consumer: Consumer, smem: Reg) -> None:
                 b.op(cvt, word, high, low)
             target = place[tile.out_at + column * ROWS * SWIZZLED_ROW]
             b.op("stmatrix.sync.aligned.m8n8.x4.shared.b16", target, tuple(words))
-        consumer.out_base = base
+    return base  # type: ignore[no-any-return]
 
 
-def _store(consumer: Consumer) -> None:
+def _store(consumer: Consumer, base: Reg) -> None:
     """Rows in 16-byte pieces, a lane a piece."""
     b, tile, items = consumer.b, consumer.tile, consumer.items
-    problem = consumer.spec.attention.problem
     chunks = consumer.spec.dim // 8
+    passes = WARP_ROWS * chunks // WARP
+    same_chunk = WARP % chunks == 0
     with b.fragment("store_out", "the rows of out, from shared memory"):
         out = b.ld_param("out")
         b.op("bar.warp.sync", -1)
-        words = tuple(b.registers.get(f"piece{i}") or b.reg(f"piece{i}", "b32") for i in range(4))
+        words = tuple(b.reg(f"piece{i}", "b32") for i in range(4))
         first = b.op("mad.lo.s32", "out_first_row", consumer.group, ROWS, items.first_row)
         b.op("mad.lo.s32", first, consumer.warp, WARP_ROWS, first)
-        same_chunk = WARP % chunks == 0
         row, chunk = b.reg("out_pass_row", "s32"), b.reg("out_chunk", "u32")
         column, within, source = b.reg("out_column", "u32"), b.reg("out_within", "u32"), b.reg("out_source", "u32")
         place, exists, each = b.reg("out_place", "u32"), b.reg("out_exists", "pred"), b.reg("out_row", "s32")
-        for i in range(WARP_ROWS * chunks // WARP):
+        rows = Rows(consumer, out, chunk, WARP // chunks if same_chunk else 0, passes)
+        for i in range(passes):
             if i and same_chunk:
                 b.op("add.s32", row, row, WARP // chunks)
             else:
@@ -95,7 +95,7 @@ def _store(consumer: Consumer) -> None:
                 b.op("rem.u32", chunk, piece, chunks)
                 b.op("shr.u32", column, chunk, 3)
                 b.op("and.b32", within, chunk, 7)
-                b.op("mad.lo.u32", source, column, ROWS * SWIZZLED_ROW, consumer.out_base)
+                b.op("mad.lo.u32", source, column, ROWS * SWIZZLED_ROW, base)
             b.op("and.b32", place, row, 7)
             b.op("xor.b32", place, place, within)
             b.op("shl.b32", place, place, 4)
@@ -104,11 +104,39 @@ def _store(consumer: Consumer) -> None:
             convert.load_words(b, words, place, tile.out_at, space="shared")
             b.op("add.s32", each, row, first)
             b.op("setp.lt.s32", exists, each, items.n_rows)
-            _, at = items.address("out_at", each, out, problem.output_bytes)
-            b.op("mad.wide.u32", at, chunk, UNIT, at)
-            convert.store_words(b, at, words, 0, pred=exists)
+            at, offset = rows.place(i, each)
+            convert.store_words(b, at, words, offset, pred=exists)
         b.note("read before the next item's rows come there")
         b.op("bar.warp.sync", -1)
+
+
+class Rows:
+    """Where a lane's piece of every pass goes: from the first pass on by constants, where heads and tokens allow it.
+
+    `rows`: from a pass to the next, 0 where that differs among lanes.
+    """
+
+    def __init__(self, consumer: Consumer, out: Reg, chunk: Reg, rows: int, passes: int) -> None:
+        self.b, self.items, self.out, self.chunk = consumer.b, consumer.items, out, chunk
+        self.problem, self.by_token = consumer.spec.attention.problem, consumer.spec.by_token
+        self.steps = consumer.items.steps(rows, passes) if rows else None
+        self.heads: dict[int, Reg] = {}  # by how many heads on: the address of the first token's piece
+
+    def place(self, number: int, row: Reg) -> tuple[Reg, int]:
+        """The address of pass `number`, whose row is `row`: a register and a constant; part of an open fragment."""
+        b, row_bytes = self.b, self.problem.output_bytes
+        if number == 0 or self.steps is None:
+            _, at = self.items.address("out_at", row, self.out, row_bytes)
+            b.op("mad.wide.u32", at, self.chunk, UNIT, at)
+            self.heads[0] = at
+            return at, 0
+        heads, tokens = self.steps[number]
+        if self.by_token:
+            return self.heads[0], (heads + tokens * self.problem.n_heads) * row_bytes
+        if heads not in self.heads:
+            step = b.op("mul.wide.u32", scratch(b, "out_heads", "u64"), self.items.q_rows(), heads * row_bytes)
+            self.heads[heads] = b.op("add.u64", b.reg(f"out_at_head{heads}", "u64"), self.heads[0], step)
+        return self.heads[heads], tokens * row_bytes
 
 
 def _store_lse(consumer: Consumer) -> None:

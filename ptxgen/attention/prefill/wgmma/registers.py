@@ -30,6 +30,7 @@ class ConsumerRegisters:
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, dtype: DType) -> None:
         self.b, self.spec, self.tile, self.items, self.dtype = b, spec, tile, items, dtype
         self.steps = spec.dim // K_STEP
+        self.high: Reg  # the upper word of every descriptor
         self.score = b.array("score", "f32", tile.keys // 2)
         self.acc = b.array("acc", "f32", spec.dim // 2)
         self.packed = b.array("probability", "b32", tile.keys // 4)

@@ -103,19 +103,20 @@ class WgmmaTile:
 
 
 # By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
-_BY_MAPS = (
-    (32, 2, 16, False, 72, 216),
-    (64, 3, 96, True, 32, 160),
-    (96, 3, 96, False, 32, 160),
-    (128, 2, 128, False, 72, 216),
+_Row = tuple[int, int, int, bool, int, int, bool]
+_BY_MAPS: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 96, True, 32, 160, False),
+    (96, 3, 96, False, 32, 160, False),
+    (128, 2, 128, False, 72, 216, False),
     (192, 2, 112, False, 72, 216, True),
     (256, 2, 80, False, 40, 232, True),
 )
-_BY_COPIES = (
-    (32, 2, 16, False, 72, 216),
-    (64, 3, 80, True, 56, 152),
-    (96, 3, 80, False, 56, 152),
-    (128, 2, 128, False, 72, 216),
+_BY_COPIES: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 56, 152, False),
+    (96, 3, 80, False, 56, 152, False),
+    (128, 2, 128, False, 72, 216, False),
     (192, 2, 112, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
 )
@@ -125,7 +126,8 @@ WIDEST = _BY_MAPS[-1][0]
 @lru_cache(maxsize=64)
 def wgmma_tile(dim: int, maps: bool = True) -> WgmmaTile:
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps."""
-    return next(WgmmaTile(dim, *values) for most, *values in (_BY_MAPS if maps else _BY_COPIES) if dim <= most)
+    row = next(row for row in (_BY_MAPS if maps else _BY_COPIES) if dim <= row[0])
+    return WgmmaTile(dim, *row[1:])
 
 
 def by_maps(prefill: Prefill) -> bool:
