@@ -89,7 +89,7 @@ class Inputs:
 class Ready:
     """An implementation on a case: a call for each set, and where the first leaves its result."""
 
-    calls: list[Callable[[], Any]]
+    calls: Sequence[Callable[[], Any]]
     result: Callable[[], Any]
     close: Callable[[], None] = lambda: None
 
@@ -191,7 +191,8 @@ def reading(graph: Any, count: int) -> float:
     import torch
 
     graph.replay()
-    times, spent = [], 0.0
+    times: list[float] = []
+    spent = 0.0
     while spent < SPAN * 1e3 or len(times) < 3:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -200,7 +201,8 @@ def reading(graph: Any, count: int) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
         spent += times[-1]
-    return statistics.median(times) * 1e3 / count
+    found: float = statistics.median(times) * 1e3 / count
+    return found
 
 
 def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from ptxgen import ExecutionError, generate
 from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.attention.prefill.wgmma import items
 from ptxgen.attention.prefill.wgmma.tile import ROWS, WgmmaTile, wgmma_tile
+from ptxgen.generator import clear_cache
 from ptxgen.kernels import MultiHeadAttention
 from ptxgen.runtime import open_device
 from ptxgen.runtime.tools.trial import Trial, trial
@@ -124,6 +126,18 @@ def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
 def test_a_cta_takes_several_items(mode: str, ctas: int, head_dim: int) -> None:
     one = spec(head_dim=head_dim)
     assert few_ctas(one, generate(one, TARGET).text, mode, ctas) < 0.01
+
+
+@pytest.mark.parametrize("ctas", [1, 3, 7])
+@pytest.mark.parametrize("heads", [4, 6])
+def test_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int, heads: int) -> None:
+    """As where K and V of all heads do not stay in the L2 cache: two heads at a time."""
+    monkeypatch.setattr(items, "WHOLE", 300 * 64 * 3)
+    monkeypatch.setattr(items, "SECTION", 300 * 64 * 2)
+    clear_cache()
+    one = spec(n_heads=2 * heads, n_kv_heads=heads)
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.01
+    clear_cache()
 
 
 @pytest.mark.parametrize(

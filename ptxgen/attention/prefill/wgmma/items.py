@@ -222,8 +222,10 @@ class Items(Rows):
         b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
 
     def steps(self, rows: int, passes: int) -> list[tuple[int, int]] | None:
-        """How far the row `rows` · i past one of the first `rows` lies from it, as (heads, tokens), for every pass i; None
-        where that is not the same for all."""
+        """How far the row `rows` · i past one of the first `rows` lies from it, as (heads, tokens), for every pass i.
+
+        None where that is not the same for all of them.
+        """
         group = self.group
         if rows % group == 0:
             return [(0, rows // group * i) for i in range(passes)]
