@@ -129,7 +129,7 @@ class Items(Rows):
         b.op("sub.u32", back, back, 1)
         odd = b.op("and.b32", b.reg("odd_round", "u32"), self.round, 1)
         is_odd = b.op("setp.ne.u32", "is_odd_round", odd, 0)
-        item = b.op("selp.b32", b.reg("item", "u32"), back, self.place, is_odd)
+        item: Reg = b.op("selp.b32", b.reg("item", "u32"), back, self.place, is_odd)
         b.op("mad.lo.u32", item, self.round, self.ctas, item)
         self.has_item = b.op("setp.lt.u32", "has_item", item, self.section_items)
         return item
