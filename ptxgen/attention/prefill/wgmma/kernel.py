@@ -35,8 +35,10 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
     if maps:
-        Boxes(b, tile, items, ring, dtype).build(smem)
-        QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
+        boxes, copies = Boxes(b, tile, items, ring, dtype), QueryCopies(b, spec, tile, items, ring, dtype, queries)
+        boxes.build(smem)
+        copies.build(smem)
+        boxes.announce(copies.thread)
     else:
         Producer(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)

@@ -53,10 +53,10 @@ class QueryCopies:
 
     def aim(self, smem: Reg) -> None:
         """This thread's place in the rows that it copies; part of an open fragment."""
-        b, thread = self.b, self.items.thread
+        b, self.thread = self.b, self.items.thread
         if self.first:
-            thread = b.op("sub.u32", "copying_thread", thread, self.first)
-        self.row, self.chunk = self.q.aim(thread)
+            self.thread = b.op("sub.u32", "copying_thread", self.thread, self.first)
+        self.row, self.chunk = self.q.aim(self.thread)
         self.to = self.q.offset("copy_to", self.row, self.chunk)
         b.op("add.u32", self.to, self.to, smem)
         self.taken = b.op("mov.u32", "items_filled", 0)
