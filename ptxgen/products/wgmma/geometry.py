@@ -64,12 +64,15 @@ def _split(tiles: int, steps: int) -> int:
     return wanted
 
 
-def _smaller(shape: Shape, parts: int) -> Shape | None:
+def _smaller(shape: Shape, spec: PackedGemm) -> Shape | None:
     """A shape that takes less shared memory."""
+    parts = spec.parts
     if shape.tiles > 1:
         return replace(shape, tiles=shape.tiles // 2)
     if shape.resident > 1:
         return replace(shape, resident=shape.resident - 1)
+    if shape.split > 1 and not spec.split:
+        return replace(shape, split=1)
     if shape.blocks > parts:
         return replace(shape, blocks=parts)
     return replace(shape, groups=1) if shape.groups > 1 else None
@@ -116,7 +119,7 @@ class Geometry:
             together, results = _results(spec, tokens, shape, records)
             stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
-            smaller = _smaller(shape, spec.parts)
+            smaller = _smaller(shape, spec)
             if room >= FEWEST * stage or smaller is None:
                 break
             shape = smaller

@@ -29,8 +29,13 @@ def candidates(fields: dict[str, Any], rows: int) -> Iterator[PackedGemm]:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
     if rows <= MOST_ROWS_FIRST:
-        least = next(count for count in TOKENS if count >= rows)
-        yield PackedGemm(**{"tokens": least, **fields})
+        enough = [count for count in TOKENS if count >= rows]
+        for count in (*enough[:1], *reversed(TOKENS[: -len(enough)])):
+            try:
+                yield PackedGemm(**{"tokens": count, **fields})
+                return
+            except SpecError:
+                continue
         return
     counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= MOST_ROWS_FIRST]
     for count, tile_rows, split in product(counts, ROWS[1:], SPLITS):
