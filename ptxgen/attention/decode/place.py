@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.plan import Plan
@@ -68,8 +69,8 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
     else:
         b.op("mad.lo.s32", tile, cta, plan.shape.warps, warp)
     task = Task(
-        tid, lane, warp, kv_head, first_head, heads_left, q_row, rows["k_cache"], rows["v_cache"],
-        rows.get("k_scales"), rows.get("v_scales"), rows.get("page_table"), per_head,
+        tid, lane, warp, kv_head, first_head, heads_left, q_row, rows.k, rows.v, rows.k_scales, rows.v_scales,
+        rows.pages, per_head,
         b.reg("length", "s32"), b.reg("start", "s32") if attention.variant.window else None,
         tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
     )  # fmt: skip
@@ -98,21 +99,31 @@ def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None,
     return split, b.reg("works", "pred"), b.reg("active", "u32"), splits, cta
 
 
+class CacheRows(NamedTuple):
+    """Addresses of a KV head's first rows, of their scales, and of the sequence's row of the page table."""
+
+    k: Reg
+    v: Reg
+    k_scales: Reg | None
+    v_scales: Reg | None
+    pages: Reg | None = None
+
+
 def _rows(
     b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None, strided: tuple[Reg, Reg] | None
-) -> dict[str, Reg]:
-    """Addresses of the KV head's first rows, and of the sequence's row of the page table; 64 bits from the row on."""
-    rows: dict[str, Reg] = {}
+) -> CacheRows:
+    """The rows where the work begins; 64 bits from the row on."""
+    pages = None
     row = b.reg("first_row", "u64")
     if strided is not None:
-        first, pitch = strided
+        begin, pitch = strided
         index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
-        b.op("cvt.u64.u32", row, first)
+        b.op("cvt.u64.u32", row, begin)
         b.op("mad.wide.u32", row, index, pitch, row)
     elif attention.cache.page_size:
         assert sequence is not None
-        rows["page_table"] = b.ld_param("page_table")
-        b.op("mad.wide.u32", rows["page_table"], sequence, 4 * attention.cache.pages, rows["page_table"])
+        pages = b.ld_param("page_table")
+        b.op("mad.wide.u32", pages, sequence, 4 * attention.cache.pages, pages)
         if attention.cache.heads_inside:
             b.op("cvt.u64.u32", row, kv_head)
         else:
@@ -122,12 +133,18 @@ def _rows(
         b.op("mul.wide.u32", row, index, attention.cache.rows)
     else:
         b.op("mul.wide.u32", row, kv_head, attention.cache.rows)
-    for what in ("cache", "scales") if attention.cache.quantised else ("cache",):
-        for x, side in attention.cache.buffers.items():
-            base = rows[f"{x}_{what}"] = b.ld_param(f"{x}_{what}")
-            b.op("mad.lo.u64", base, row, side.row_bytes if what == "cache" else side.row_scale_bytes, base)
-        rows.setdefault(f"v_{what}", rows[f"k_{what}"])  # V in K
-    return rows
+
+    def first(name: str, nbytes: int) -> Reg:
+        base = b.ld_param(name)
+        b.op("mad.lo.u64", base, row, nbytes, base)
+        return base
+
+    sides = attention.cache.buffers.items()  # where V is in K, K's are V's
+    k, *v = (first(f"{x}_cache", side.row_bytes) for x, side in sides)
+    if not attention.cache.quantised:
+        return CacheRows(k, v[0] if v else k, None, None, pages)
+    k_scales, *v_scales = (first(f"{x}_scales", side.row_scale_bytes) for x, side in sides)
+    return CacheRows(k, v[0] if v else k, k_scales, v_scales[0] if v_scales else k_scales, pages)
 
 
 def _first_row(b: Builder, sequence: Reg) -> Reg:
