@@ -20,7 +20,8 @@ RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
-SPLITS = ((16, 4), (PROCESSORS, 2), (1 << 30, 1))  # CTAs that share k, for at most so many tiles of rows
+# CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
+SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 MOST_SUMS = 256  # of a row, in registers of a warpgroup
 SWIZZLE = 1024  # bytes after which it repeats
 
@@ -58,10 +59,7 @@ def choose(spec: PackedGemm, tokens: int) -> Shape:
 
 def _split(tiles: int, steps: int) -> int:
     """CTAs that share k where there are so many tiles of rows, for a few tokens."""
-    wanted = next(split for most, split in SPLITS if tiles <= most)
-    while wanted > 1 and steps < 4 * wanted:
-        wanted //= 2
-    return wanted
+    return next(split for most, split, least in SPLITS if tiles <= most and steps >= least * split)
 
 
 def _smaller(shape: Shape, spec: PackedGemm) -> Shape | None:

@@ -14,7 +14,7 @@ from ptxgen.builder.values import SINK, Reg
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
-from ptxgen.products.mma import split_digits
+from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES

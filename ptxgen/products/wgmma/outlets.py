@@ -9,7 +9,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
-from ptxgen.products.mma import split_digits
+from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
 

@@ -8,7 +8,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_cta
-from ptxgen.products.mma import split_digits
+from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma import tokens as packed
 
 if TYPE_CHECKING:

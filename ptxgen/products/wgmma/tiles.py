@@ -7,17 +7,20 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import SpecError
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, PROCESSORS, Geometry
+from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
 from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.f16 import Half
+from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
-TENSOR = {1: 0.55 * 2048, 2: 0.85 * 2048}  # multiplications in a cycle that so many warpgroups of a CTA reach
+TENSOR = {1: 0.7 * 2048, 2: 0.85 * 2048}  # multiplications in a cycle that so many warpgroups of a CTA reach
 FEED = 40  # bytes that it gets from the L2 cache in a cycle while all others do, too
 MEMORY = 2650  # bytes of the GPU's memory in a cycle
 CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
+LATENCY = 2600  # cycles from asking for a stage to having it
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 EDGES = 4500  # cycles of a tile before its first and after its last product
 ADDING = 3000  # and where CTAs add up their sums
 ROWS = (0, 64, 128, 256)
@@ -56,10 +59,13 @@ def cycles(spec: PackedGemm, rows: int) -> float:
         tensor += CONVERTING * tile_rows / 128
     per_row = kind.tile_bytes / (kind.tile_k * 16) * COLUMNS
     feed = (tile_rows * per_row + at.tokens * ROW_BYTES * spec.digits / shape.share) / FEED
+    columns = at.chunks * CHUNK // COLUMNS
+    wait = LATENCY / ((at.stages - 1) * columns)
     steps = -(-kind.tiles(spec.k) * kind.tile_k // (COLUMNS * shape.split))
-    ctas = at.row_groups * -(-rows // at.tokens) * shape.split
-    turns = -(-ctas // PROCESSORS)
-    whole = turns * (steps * max(tensor, feed) + EDGES + (ADDING if shape.split > 1 else 0))
+    size = shape.split * shape.share
+    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
+    turns = -(-clusters // CLUSTERS[size])
+    whole = turns * (steps * max(tensor, feed, wait) + EDGES + (ADDING if shape.split > 1 else 0))
     return max(whole, spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY)
 
 
