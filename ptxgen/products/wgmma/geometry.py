@@ -181,7 +181,7 @@ class Geometry:
     @property
     def most_turns(self) -> int:
         """Clusters of a launch at most; each goes on to further tiles."""
-        return PROCESSORS * self.shape.resident // self.shape.share
+        return max(1, PROCESSORS * self.shape.resident // self.shape.share)
 
     @property
     def shared(self) -> int:
