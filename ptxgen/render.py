@@ -266,6 +266,9 @@ def _declarations(b: Builder) -> Iterable[str]:
 
 def _table(table: Table) -> Iterable[str]:
     """A table of constants; 64-bit integers are bit patterns, printed in hexadecimal."""
+    if table.room:
+        yield f".global .align 128 .{table.type} {table.name}[{table.room}];"
+        return
     yield f".global .align 16 .{table.type} {table.name}[{len(table.values)}] = {{"
     words = [f"0x{int(v):016X}" if table.type == "b64" else immediate(v, table.type) for v in table.values]
     per_line = 4
