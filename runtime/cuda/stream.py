@@ -45,7 +45,7 @@ class CudaEvent(Event):
         return float(self.device.call("cuEventElapsedTime", earlier.raw, self.raw)) * 1e3
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
-        if hasattr(self, "raw") and not finalizing():
+        if not finalizing() and hasattr(self, "raw"):
             self.device.quiet("cuEventDestroy", self.raw)
 
 
@@ -110,8 +110,8 @@ class CudaStream(Stream):
             self._ours = False
             self.device.quiet("cuStreamDestroy", self.handle)
 
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "handle") and not finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
+        if not finalizing() and hasattr(self, "handle"):
             self.close("")
 
 
