@@ -232,8 +232,9 @@ def test_nothing_follows_an_instruction_that_ends(end: str) -> None:
     assert "32-bit product" in found
 
 
-def test_a_guarded_end_is_followed_by_what_its_guard_leaves() -> None:
-    body = f"{LOAD} setp.ge.u32 %p1, %r1, 4096; @%p1 exit; mul.lo.u32 %r3, %r1, 4096; {ADDRESS}"
+@pytest.mark.parametrize("end", ["ret", "exit", "trap"])
+def test_a_guarded_end_is_followed_by_what_its_guard_leaves(end: str) -> None:
+    body = f"{LOAD} setp.ge.u32 %p1, %r1, 4096; @%p1 {end}; mul.lo.u32 %r3, %r1, 4096; {ADDRESS}"
     assert linted(body) == []
     (found,) = linted(body.replace("@%p1", "@!%p1"))
     assert "32-bit product" in found

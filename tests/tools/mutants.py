@@ -98,6 +98,7 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("visits[follower] >= _WIDEN", ">= → >", _ROUNDS),
         ('in ("bra", "brx"', '"brx", → nothing', "what stands behind brx has a label, or is never reached"),
         ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
+        (".largest > entry.bounds[n].largest", "> → >=", "what is widened in vain is narrowed again"),
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
     ),
     "ptxgen/parity.py": (
