@@ -58,6 +58,7 @@ _TYPE = "what a type is made of is not looked at when it runs"
 _SIZE = "how much a cache keeps changes no result"
 _QUICK = "a quick look that may say yes too often: what it lets through is looked at closely"
 _ROUNDS = "how many rounds a loop is followed is a choice: more of them know no less"
+_AHEAD = "done ahead, so that no kernel waits for it; else it is done when it is needed"
 _MORE_MEMORY = "more memory than is needed is taken, and nothing else"
 EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "runtime/core/diskcache.py": (
@@ -104,7 +105,15 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "ptxgen/parity.py": (
         ("or 1.0", "1.0 → 10.0", "of a buffer of zeros the error is the largest difference, and held to the limit"),
     ),
+    "runtime/cpu/run/global_memory.py": (
+        ("_GUARD = 256", "256 → 257", _MORE_MEMORY),
+        ("self.shadow is not None and self._fields", "and → or", "a shadow has its fields, and they have a shadow"),
+    ),
     "runtime/cpu/compile/support_objects.py": (
+        ('key_of(["support"', '"support", → nothing', "no other key has the same parts behind it"),
+        ('import_module("ptxgen.runtime.core', 'import_module("ptxgen.runtime.core.module") → pass', _AHEAD),
+        ("registry.family_of", 'registry.family_of(("ret",)) → pass', _AHEAD),
+        ("    sources_digest()", "sources_digest() → pass", _AHEAD),
         ("@functools.lru_cache(maxsize=1)", "1 → 2", _SIZE), ("@functools.lru_cache(maxsize=16)", "16 → 17", _SIZE),
     ),
     "runtime/cpu/compile/entry_cache.py": (
