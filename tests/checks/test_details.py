@@ -292,7 +292,8 @@ def test_the_rules_are_of_these_instructions() -> None:
 @pytest.mark.parametrize(("opcode", "sources", "largest"), [
     ("and.b32", (3, 7), 3), ("and.b32", (7, 3), 3), ("min.u32", (7, 3), 3), ("max.s32", (HALF, 5), HALF - 1),
     ("max.s32", (HALF - 1, 5), HALF - 1), ("max.s32", (HALF, HALF), ANY), ("min.s32", (HALF, 5), ANY),
-    ("min.s32", (HALF - 1, 5), 5), ("rem.u32", (7, 1), 0), ("rem.u32", (7, 0), 0), ("rem.u32", (7, 5), 4), ("rem.u32", (3, 9), 3),
+    ("min.s32", (HALF - 1, 5), 5), ("rem.u32", (7, 1), 0), ("rem.u32", (7, 0), 0), ("rem.u32", (7, 5), 4),
+    ("rem.u32", (3, 9), 3),
     ("popc.b32", (ANY,), 32), ("clz.b32", (0,), 32), ("shr.u32", (ANY, 31), 1), ("shr.u32", (ANY, 32), 0),
     ("shl.b32", (1, 31), HALF), ("bfe.u32", (ANY, 0, 8), 255), ("bfe.u32", (ANY, 0, 32), ANY),
 ])  # fmt: skip

@@ -106,7 +106,8 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("or 1.0", "1.0 → 10.0", "of a buffer of zeros the error is the largest difference, and held to the limit"),
     ),
     "runtime/cpu/run/global_memory.py": (
-        ("_GUARD = 256", "256 → 257", _MORE_MEMORY),
+        ("_GUARD = 256", "256 → 257", _MORE_MEMORY), ("nbytes + 2 * _GUARD", "2 → 3", _MORE_MEMORY),
+        ("len(one[0])", "0 → 1", "the columns of a table are of one length"),
         ("self.shadow is not None and self._fields", "and → or", "a shadow has its fields, and they have a shadow"),
     ),
     "runtime/cpu/compile/support_objects.py": (
