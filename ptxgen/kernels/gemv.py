@@ -18,8 +18,8 @@ class Gemv(Product):
     """out = weight · x for one token: x f32 `[1, k]`, out f32 `[1, n]`, weight packed `[n, k]` in a weight format.
 
     Sums are in a fixed order, and as exact as f32: about 3e-7 of the result. On tensor cores x becomes digits (bf16,
-    f16 or bytes: `ptxgen.products.digits`); what is not finite in it makes every row a NaN. Before the product, with
-    `norm="rms"`: x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this
+    f16 or bytes: `ptxgen.products.digits`), and what is not finite in it is a NaN in every row. Before the product,
+    with `norm="rms"`: x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight), norm_weight f32 `[k]`. After it, in this
     order: `bias` f32 `[n]`, `activation`, for `gated` the product with a second matrix, `residual`: out is added to.
 
     `n`: outputs. `k`: inputs. `weights`: the format (`ptxgen.weights`). `norm`: "" or "rms". `eps`: added to the mean

@@ -102,8 +102,8 @@ class DigitColumns(Columns):
 
 
 class BlockColumns(Columns):
-    """Two f16 digits of four blocks on eight columns of N: of a block's chunks only its two columns are not zero, so
-    that a lane has the sums of one block, and only its scales to apply."""
+    """Two f16 digits of the four blocks of a tile on eight columns of N: of a block's chunks only its two columns are
+    not zero, so that lane t has the sums of block t, and only that factor to apply."""
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -112,55 +112,46 @@ class BlockColumns(Columns):
     def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
         assert isinstance(digits, Blocks)
         b, kind = self.b, self.kind
-        self.block = kind.x_block
-        self.words = self.block // 8  # of a digit of a block that a lane loads
-        self.groups = kind.tile_k // (BLOCKS * self.block)
+        assert kind.tile_k == BLOCKS * kind.x_block
+        self.words = kind.x_block // 8  # of a digit of a block that a lane loads
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
         b.op("mad.lo.u32", base, lane, 4 * self.words, base)
         b.op("mad.lo.u32", factors, quad, FACTOR_BYTES, factors)
         self.x_bases = (base, factors)
-        self.x_steps = (4 * kind.tile_k, FACTOR_BYTES * kind.tile_k // self.block)
+        self.x_steps = (4 * kind.tile_k, BLOCKS * FACTOR_BYTES)
         own = b.op("shr.u32", "own_block", row, 1)
         self.owns = b.array("owns_block", "pred", BLOCKS)
         self.digit = b.array("x_digit", "b32", BLOCKS * self.words)
         for i, owns in enumerate(self.owns):
             b.op("setp.eq.u32", owns, own, i)
         convert.clear(b, self.digit)
-        self.products = b.array("product", "f32", 4 * self.groups)
-        self.x_factors = b.array("x_factor", "f32", self.groups)
+        self.products = b.array("product", "f32", 4)
+        self.factor = b.reg("x_factor", "f32")
         self.totals = b.array("sum", "f32", 2).regs
         self.zero = b.op("mov.f32", "zero_sum", 0.0)
         self.find_writer(quad)
 
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
-        b, kind, group_chunks = self.b, self.kind, BLOCKS * self.block // 16
-        for group, factor in enumerate(self.x_factors):
-            b.op("ld.shared.f32", factor, at[1][BLOCKS * FACTOR_BYTES * group])
-        for group in range(self.groups):
-            products = self.products[4 * group : 4 * group + 4]
-            if group:
-                b.note("keeps x of this group from being loaded earlier, for want of registers")
-                b.op("bar.warp.sync", -1)
-            for i, owns in enumerate(self.owns):
-                digit = self.digit[self.words * i : self.words * (i + 1)]
-                offset = 4 * BLOCKS * self.block * group
-                convert.load_words(b, digit, at[0], offset, space="shared", pred=owns)
-            for chunk in range(group_chunks):
-                a = kind.halves(b, words, group_chunks * group + chunk)
-                sums = products if chunk else (self.zero,) * 4
-                b.op(MMA_F16, tuple(products), tuple(a), tuple(self.digit[2 * chunk : 2 * chunk + 2]), tuple(sums))
-        found = [self._sums(group, self.x_factors[group]) for group in range(self.groups)]
-        kind.add_blocks(b, words, found, (), self.totals)
+        b, kind = self.b, self.kind
+        b.op("ld.shared.f32", self.factor, at[1][0])
+        sums: Sequence[Reg] = (self.zero,) * 4
+        for block, owns in enumerate(self.owns):
+            digit = self.digit[self.words * block : self.words * (block + 1)]
+            convert.load_words(b, digit, at[0], 0, space="shared", pred=owns)
+            for i in range(0, self.words, 2):
+                a = kind.halves(b, words, (self.words * block + i) // 2)
+                b.op(MMA_F16, tuple(self.products), tuple(a), tuple(digit[i : i + 2]), tuple(sums))
+                sums = self.products.regs
+        values = [self._sum(half) for half in (0, 1)]
+        kind.add_blocks(b, words, [values], (), self.totals)
 
-    def _sums(self, group: int, factor: Reg) -> Sequence[Reg]:
-        """Both digits' products of rows g and g + 8, added up, times the power of two."""
-        b, out = self.b, []
-        for half in (0, 1):
-            value, other = self.products[4 * group + 2 * half : 4 * group + 2 * half + 2]
-            b.op("add.f32", value, value, other)
-            out.append(b.op("mul.f32", value, value, factor))
-        return out
+    def _sum(self, half: int) -> Reg:
+        """Both digits' products of row g or g + 8, added up, times the power of two."""
+        b, (value, other) = self.b, self.products[2 * half : 2 * half + 2]
+        b.op("add.f32", value, value, other)
+        b.op("mul.f32", value, value, self.factor)
+        return value
 
 
 class IntegerColumns(Columns):

@@ -11,6 +11,7 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.prepare import Prepare
 from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
@@ -71,11 +72,10 @@ class Epilogue:
         else:
             b.without("turn")
 
-    def build_stream(self, stream: Stream, requests: Sequence[Fragment], stage: Stage) -> list[Turn]:
+    def build_stream(self, stream: Stream, requests: Sequence[Fragment], stage: Prepare) -> list[Turn]:
         """The same after a `Stream`, with its fragments; the slots are `RunSlots`."""
         b, at, spec = self.b, self.at, self.spec
         assert isinstance(at, Runs)
-        assert stage.digits is not None
         self.loop = stream
         slots = self.run_slots.locate(stream)
         with b.fragment("first_result"):
@@ -229,12 +229,12 @@ class Epilogue:
         self.out = b.ld_param("out")
         b.op("mad.wide.u32", self.out, self.out_row, 4, self.out)
 
-    def _times_root(self, stage: Stage) -> None:
+    def _times_root(self, stage: Prepare) -> None:
         """The squares of all warps, in a fixed order; the results times the inverse of their root, to f32's last bit
         but one."""
         b, spec = self.b, self.spec
         assert stage.squares is not None
-        squares = b.array("square", "f32", stage.warps)
+        squares = b.array("warp_square", "f32", stage.at.warps)
         convert.load_words(b, squares.regs, stage.squares, space="shared")
         total = add_in_pairs(b, squares.regs)
         b.op("fma.rn.f32", total, total, 1.0 / spec.k, spec.eps)

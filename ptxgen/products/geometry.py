@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 WARPS = 8
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
@@ -28,6 +29,7 @@ class Geometry:
     tokens: int
     groups: int
     ctas: int
+    resident = 1
 
     @property
     def warps(self) -> int:
@@ -52,6 +54,7 @@ class Runs:
     warps: int
     stages: int
     ctas: int
+    resident: int = 1  # CTAs that a multiprocessor has registers for
     tokens = 1
 
     @property
@@ -86,8 +89,19 @@ class Runs:
 
 
 MOST_UNITS = 64  # of a CTA
-RUN = (16, 2, 132)  # warps of a CTA, tiles on their way of a warp, CTAs: one for each multiprocessor of an H100
-RUN_BEFORE_SM_90 = (8, 2, 108)  # one for each multiprocessor of an A100
+
+
+class Shape(NamedTuple):
+    """Warps of a CTA, tiles on their way of a warp, CTAs, and how many of them a multiprocessor has registers for."""
+
+    warps: int
+    stages: int
+    ctas: int
+    resident: int = 1
+
+
+RUN = Shape(16, 2, 132)  # a CTA for each multiprocessor of an H100
+RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # and of an A100
 
 
 def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0) -> Runs:
@@ -95,12 +109,12 @@ def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool, most_ct
 
     `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs.
     """
-    most_warps, stages, ctas = RUN if since_sm_90 else RUN_BEFORE_SM_90
-    ctas = most_ctas or ctas
+    shape = RUN if since_sm_90 else RUN_BEFORE_SM_90
+    ctas = most_ctas or shape.ctas
     ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
     most_tiles = -(-units // ctas) * parts * tiles
-    warps = warps or min(most_warps, most_tiles)
-    return Runs(units, parts, tiles, warps, min(stages, -(-most_tiles // warps)), ctas)
+    warps = warps or min(shape.warps, most_tiles)
+    return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas, shape.resident)
 
 
 def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int], *, since_sm_90: bool) -> tuple[Runs, ...]:

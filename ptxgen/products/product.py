@@ -19,6 +19,7 @@ from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
 from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
 from ptxgen.products.loop import Tokens
+from ptxgen.products.prepare import Prepare
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.products.stream import Stream
@@ -146,7 +147,8 @@ class Product(KernelType):
 
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
-        return Launch(self.grid(at), (at.threads, 1, 1), self.shared(target, at), programmatic=self.programmatic)
+        shared, block = self.shared(target, at), (at.threads, 1, 1)
+        return Launch(self.grid(at), block, shared, programmatic=self.programmatic, resident=at.resident)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
@@ -200,7 +202,7 @@ class Product(KernelType):
         stream = Stream(b, self, at)
         stream.locate(self.group_axis, first_cta, weight)
         requests = stream.request()
-        stage = Stage(b, self, at, columns_of(self.kind)[1])
+        stage = Prepare(b, self, at)
         stage.request_norm(stream.thread)
         if self.programmatic:
             with b.fragment("release", "the next kernel may start"):
@@ -209,8 +211,7 @@ class Product(KernelType):
                 b.op("griddepcontrol.wait")
         else:
             b.without("release", "depends")
-        stage.build(None, stream)
-        assert stage.digits is not None
+        stage.build(stream)
         epilogue = make_epilogue(b, self, at)
         turns = epilogue.build_stream(stream, requests, stage)
         b.expose(

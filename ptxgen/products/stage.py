@@ -8,60 +8,35 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
-from ptxgen.products.digits import Digits
-from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.geometry import Geometry
 
 if TYPE_CHECKING:
     from ptxgen.products.loop import TileLoop, Tokens
     from ptxgen.products.product import Product
-    from ptxgen.products.stream import Stream
 
 MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
-MOST_OF_DIGITS = 4  # the same where they become digits, for want of registers
 
 
 class Stage:
     """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is `[warp, token]`.
 
-    `vector` is `[token, padded k]` f32; with `digits`, of one token, theirs.
+    `vector` is `[token, padded k]` f32.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, digits: type[Digits] | None = None) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.warps = at.warps  # partial sums of a token
         self.width = next(v for v in (4, 2, 1) if spec.k % v == 0)
         self.reach = at.threads * self.width  # columns of one load of all threads
         loads = -(-spec.padded_k // self.reach)
-        self.flight = min(loads, max(1, (MOST_OF_DIGITS if digits else MOST_IN_FLIGHT) // at.tokens))
+        self.flight = min(loads, max(1, MOST_IN_FLIGHT // at.tokens))
         self.passes = -(-loads // self.flight)
-        self.early: RegArray | None = None  # the norm's weights
-        self.digits = digits(b, spec.kind, spec.padded_k, at.threads) if digits else None
-        self.row_bytes = 4 * spec.padded_k
+        self.row_bytes = spec.staged_bytes(False)
         self.stride = 4 * self.reach  # bytes that all threads together write for one load
-        if self.digits is None:
-            self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
+        self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
 
-    def request_norm(self, thread: Reg) -> None:
-        """Fragment `norm_early`: the norm's weights, which are constant, before x is waited for, where one pass takes
-        all columns."""
-        b, spec = self.b, self.spec
-        if not spec.norm or self.passes > 1:
-            b.without("norm_early")
-            return
-        with b.fragment("norm_early", "load the norm's weights"):
-            column = b.op("mul.lo.u32", "norm_column", thread, self.width)
-            self.early = b.array("norm_factor", "f32", self.flight * self.width)
-            convert.clear(b, self.early)
-            address = b.op("mad.wide.u32", "norm_from", column, 4, b.ld_param("norm_weight"))
-            here, inside = b.reg("norm_here", "u32"), b.reg("norm_inside", "pred")
-            for i in range(self.flight):
-                b.op("add.u32", here, column, i * self.reach)
-                b.op("setp.lt.u32", inside, here, spec.k)
-                words = self.early[self.width * i : self.width * (i + 1)]
-                convert.load_words(b, words, address, 4 * i * self.reach, space="global.nc", pred=inside)
-
-    def build(self, tokens: Tokens | None, loop: TileLoop | Stream) -> None:
+    def build(self, tokens: Tokens | None, loop: TileLoop) -> None:
         """All fragments, after those that `loop` locates its tiles by."""
         b, spec, at, thread = self.b, self.spec, self.at, loop.thread
         with b.fragment("begin_stage", "the thread's first columns of x, and where they go in shared memory"):
@@ -76,41 +51,30 @@ class Stage:
                 for token in range(at.tokens):
                     b.op("add.u32", row, tokens.first, token)
                     b.op("setp.lt.u32", exists[token], row, tokens.rows)
-            norm = b.ld_param("norm_weight") if spec.norm and self.early is None else None
-            if self.digits is None:
-                self.target = b.op("mov.u32", "stage_to", self.vector)
-                b.op("mad.lo.u32", self.target, column, 4, self.target)
-            else:
-                self.digits.begin(thread)
-                if self.passes > 1:  # the same for all lanes of a warp, which work together
-                    self.pass_at = b.op("mov.u32", "stage_pass", 0)
+            norm = b.ld_param("norm_weight") if spec.norm else None
+            target = b.op("mov.u32", "stage_to", self.vector)
+            b.op("mad.lo.u32", target, column, 4, target)
             if spec.norm:
                 sums = b.array("square_sum", "f32", at.tokens)
                 convert.clear(b, sums)
-        self._stage(column, source, norm, exists, sums)
+        self._stage(column, source, norm, target, exists, sums)
         if self.passes > 1:
             with b.fragment("next_stage"):
-                step = self.flight * self.reach
-                b.op("add.u32", column, column, step)
-                if self.digits is None:
-                    b.op("add.u32", self.target, self.target, self.flight * self.stride)
-                    b.op("setp.lt.u32", "stage_again", column, spec.padded_k)
-                else:
-                    self.digits.next(self.flight)
-                    b.op("add.u32", self.pass_at, self.pass_at, step)
-                    b.op("setp.lt.u32", "stage_again", self.pass_at, spec.padded_k)
+                b.op("add.u32", column, column, self.flight * self.reach)
+                b.op("add.u32", target, target, self.flight * self.stride)
+                b.op("setp.lt.u32", "stage_again", column, spec.padded_k)
         if sums is not None:
             self._sum_squares(loop, sums)
         else:
             b.without("sum_squares")
 
     def _stage(
-        self, column: Reg, source: Reg, norm: Reg | None, exists: RegArray | None, sums: RegArray | None
+        self, column: Reg, source: Reg, norm: Reg | None, target: Reg, exists: RegArray | None, sums: RegArray | None
     ) -> None:
         """`exists`: which rows of x there are, where there are several; `sums`: of squares, a token's each."""
         b, spec, at, width = self.b, self.spec, self.at, self.width
         values = b.array("staged", "f32", self.flight * at.tokens * width)
-        factors = b.array("norm_factor", "f32", self.flight * width) if norm is not None else self.early
+        factors = b.array("norm_factor", "f32", self.flight * width) if norm is not None else None
         inside, there = b.array("inside_row", "pred", self.flight), b.array("inside_tiles", "pred", self.flight)
         with b.fragment("stage", "a pass of x to shared memory"):
             address = b.op("mad.wide.u32", "stage_from", column, 4, source)
@@ -126,7 +90,7 @@ class Stage:
                         guard = b.op("and.pred", both, inside[i], exists[token])
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     convert.load_words(b, words, address, 4 * (token * spec.k + i * self.reach), pred=guard)
-            if factors is not None and norm is not None:
+            if factors is not None:
                 norm_at = b.op("mad.wide.u32", "norm_from", column, 4, norm)
                 convert.clear(b, factors)
                 for i in range(self.flight):
@@ -137,11 +101,8 @@ class Stage:
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     if factors is not None and sums is not None:
                         self._normalise(words, factors[width * i : width * (i + 1)], sums[token])
-                    if self.digits is not None:
-                        self.digits.keep(words, i, there[i])
-                    else:
-                        to = token * self.row_bytes + i * self.stride
-                        convert.store_words(b, self.target, words, to, space="shared", pred=there[i])
+                    to = token * self.row_bytes + i * self.stride
+                    convert.store_words(b, target, words, to, space="shared", pred=there[i])
 
     def _normalise(self, words: tuple[Reg, ...], factors: tuple[Reg, ...], total: Reg) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""
@@ -153,7 +114,7 @@ class Stage:
                 factor = b.op("add.f32", scaled, factor, spec.norm_offset)
             b.op("mul.f32", word, word, factor)
 
-    def _sum_squares(self, loop: TileLoop | Stream, sums: RegArray) -> None:
+    def _sum_squares(self, loop: TileLoop, sums: RegArray) -> None:
         b, at = self.b, self.at
         assert self.squares is not None
         with b.fragment("sum_squares", "the warp's sums of squares to shared memory"):

@@ -119,13 +119,13 @@ def test_what_is_not_finite_in_x_is_a_nan_in_every_row(device: Device, name: str
 
 
 def test_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
-    """Two tiles of four loads each, and the norm's weights; the residual stream is asked for at once afterwards."""
+    """Two tiles of four loads each, and the norm's weights to the L2; the residual stream at once afterwards."""
     text = generate(Gemv(64, 8192, "q4_k", norm="rms", residual=True, programmatic=True), "sm_90").text
     before, after = text.split("    griddepcontrol.wait")
     released, before = before.split("mov.u32 %thread")
     assert "griddepcontrol.launch_dependents" in released
     assert before.count("ld.global.nc.L1::no_allocate.v4") == 8
-    assert before.count("ld.global.nc.v4.f32 {%norm_factor") == 4
+    assert before.count("prefetch.global.L2 [%norm_line_at") == 1
     assert "%stage_from" not in before
     assert "ld.global.f32 %before" not in before
     assert after.index("ld.global.f32 %before") < after.index("ld.global.v4.f32 {%staged0")

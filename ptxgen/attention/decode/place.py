@@ -61,7 +61,7 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
     per_head = {}
     for value in attention.variant.per_head:
         at = per_head[value] = b.ld_param(value.param)
-        b.op("mad.wide.u32", at, first_head, 4, at)
+        b.op("mad.wide.u32", at, kv_head if value.of_kv_head else first_head, 4, at)
     split, works, active, splits, cta = _splits(b, plan)
     tile = b.reg("tile", "s32")
     if cta is None:
