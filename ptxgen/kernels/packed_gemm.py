@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
-EXACT_TOKENS = 128  # of a tile at most
 MOST_ROWS = 1 << 24
 FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of 168 that three warpgroups have each
 
@@ -39,7 +38,8 @@ class PackedGemm(KernelType):
     `[1]` in device memory when `indirect`; rows from there on are not written. sm_90a.
 
     `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `precision`: "fast": x
-    and weights are rounded to x_dtype once, sums are f32; "exact": both are bf16 digits that add up to them.
+    is rounded to x_dtype once, weights that are not of that type become a product of two numbers of it (relative error
+    2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     """
 
@@ -53,7 +53,13 @@ class PackedGemm(KernelType):
     activation: str = ""
     gated: bool = False
     residual: bool = field(default=False, doc="the residual stream is added")
-    packed_out: bool = field(default=False, doc="out is packed as x is, for the next product")
+    packed_out: bool = field(
+        default=False,
+        draws=lambda drawn: (False, drawn["n"] % packed.PADDED == 0),
+        doc="out is packed as x is, for the next product",
+    )
+    tile_rows: int = field(default=0, draws=(0, 64, 256), doc="rows of weights of a CTA, gate and up; 0: by a table")
+    split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
 
@@ -62,19 +68,25 @@ class PackedGemm(KernelType):
     golden_targets = ("sm_90a",)
     unreported = {
         r"/n40_.* wait .*griddepcontrol": "bulk copies are not held against the launch before",
-        r" barrier .*bar.warp.sync -1; add.u32 %copy_to": "found in random order: a lane is left a phase behind",
+        r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
+        r" barrier .*a phase behind": "found in random order",
     }
     goldens = (
         dict(n=128, k=256, tokens=8, precision="fast"),
         dict(n=66, k=512, tokens=16, precision="fast", residual=True, indirect=True, programmatic=True),
         dict(n=130, k=64, tokens=8, activation="silu", gated=True),
         dict(n=256, k=64, tokens=8, precision="fast", activation="silu", gated=True, packed_out=True),
+        dict(n=250, k=64, tokens=192, precision="fast"),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
     )
 
     def rules(self) -> Iterator[str]:
+        found = list(self._rules_of_fields())
+        yield from found or self._fits()
+
+    def _rules_of_fields(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
         yield from rules.between("k", self.k, 1, 1 << 17)
         known = list(rules.one_of("weights", self.weights, FORMATS))
@@ -94,20 +106,36 @@ class PackedGemm(KernelType):
             yield from rules.multiple_of("n", self.n, packed.PADDED, packed.PADDED, 1 << 20)
         if self.packed_out and self.residual:
             yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
-        if self.gated and self.tokens == 256:
-            yield "tokens: a gated product has at most 128 a tile (got 256; nearest: 128)"
-        if not known and self.kind.tile_k == packed.PADDED and self.tokens == 256:
-            yield f"tokens: weights as {self.weights} have at most 128 a tile (got 256; nearest: 128)"
+        yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 256))
+        yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         if self.precision == "exact" and self.x_dtype != bf16:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
-        most = EXACT_TOKENS // self.parts // (2 if not known and self.kind.tile_k == packed.PADDED else 1)
-        if self.precision == "exact" and self.tokens > most:
-            yield f"tokens: at most {most} a tile where precision is exact (got {self.tokens}; nearest: {most})"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
         if not target.includes_any(("sm_90a",)):
             yield f"wgmma: needs sm_90a (got {target}; nearest: sm_90a)"
+
+    def _fits(self) -> Iterator[str]:
+        """Accumulators in registers, the ring in shared memory, k among the CTAs."""
+        if self.gated and self.tile_rows == 64:
+            yield "tile_rows: a gated product has 128 or 256 (got 64; nearest: 128)"
+        elif self.split > self.kind.tiles(self.k):
+            yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
+        elif not Geometry.of(self).fits:
+            most = max((t for t in packed.TOKENS if Geometry.of(self, t).fits), default=packed.TOKENS[0])
+            yield (
+                f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
+                f"(got {self.tokens}; nearest: {most})"
+            )
+
+    @classmethod
+    def best(cls, rows: int, **fields: Any) -> PackedGemm:
+        """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
+        fields, `tile_rows`, `split`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
+        from ptxgen.products.wgmma.tiles import best
+
+        return best(fields, rows)
 
     # -- what follows from the fields ------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ def test_a_packed_result_is_what_pack_tokens_makes_of_it(mode: str, rows: int, f
 def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = 256 // fields["tokens"]
     shape = geometry.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
-    monkeypatch.setattr(geometry, "choose", lambda _: shape)
+    monkeypatch.setattr(geometry, "choose", lambda *_: shape)
     monkeypatch.setattr(geometry, "PROCESSORS", 4)
     tried(PackedGemm(700, 512, precision="fast", residual=True, **fields), mode, 600, FAST)
     clear_cache()
@@ -175,9 +175,12 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
         ({"weights": "f32"}, "weights: must be one of"),
         ({"tokens": 48}, "tokens: must be one of 8, 16"),
         ({"x_dtype": "f16"}, r"x_dtype: exact digits are bf16 \(got f16"),
-        ({"tokens": 256}, "tokens: at most 128 a tile where precision is exact"),
-        ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: weights as q4_k have at most 128"),
-        ({"tokens": 256, "gated": True, "activation": "silu", "precision": "fast"}, "tokens: a gated product"),
+        ({"tokens": 256}, r"tokens: must be at most 128 .* \(got 256; nearest: 128\)"),
+        ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: must be at most 192"),
+        ({"tokens": 256, "gated": True, "activation": "silu", "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 256, "tokens": 192, "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 64, "gated": True, "activation": "silu"}, "tile_rows: a gated product has 128 or 256"),
+        ({"split": 8}, "split: must be at most 4, the tiles of k"),
         ({"gated": True, "tokens": 8}, "gated: needs an activation"),
         ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
         ({"packed_out": True, "residual": True}, "residual: a packed result is added to nothing"),
@@ -215,6 +218,38 @@ def test_every_legal_tile_has_two_stages_that_fit(
     assert at.stages >= geometry.FEWEST
     assert at.shared + geometry.KEPT <= geometry.SHARED
     assert at.chunks * at.shape.blocks % (2 * at.shape.part) == 0
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"split": 2, "weights": "q8_0", "gated": True, "activation": "silu", "tokens": 128},
+        {"split": 4, "bias": True, "residual": True, "tokens": 128},
+        {"split": 2, "tokens": 64, "tile_rows": 64},
+        {"tokens": 96, "tile_rows": 256},
+    ],
+    ids=str,
+)
+def test_ctas_that_share_k_and_other_tiles(mode: str, fields: dict[str, Any]) -> None:
+    tried(PackedGemm(300, 512, precision="fast", **fields), mode, 150, FAST)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [1, 33, 65, 512, 4096])
+@pytest.mark.parametrize("more", [{}, {"gated": True, "activation": "silu"}, {"tokens": 64}])
+def test_the_best_tile_is_legal(name: str, rows: int, more: dict[str, Any]) -> None:
+    for precision in tokens.DIGITS:
+        if rows > 64 or "tokens" in more:
+            spec = PackedGemm.best(rows, n=4096, k=2048, weights=name, precision=precision, **more)
+            assert supports(spec, WHERE)
+
+
+def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
+    few = PackedGemm.best(128, n=2048, k=8192, precision="fast")
+    many = PackedGemm.best(4096, n=4096, k=4096, precision="fast")
+    assert few.split > 1
+    assert (many.tokens, many.split) == (256, 1)
 
 
 @needs_assembler

@@ -20,6 +20,9 @@ RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
+# CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
+SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
+MOST_SUMS = 256  # of a row, in registers of a warpgroup
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -39,42 +42,45 @@ class Shape:
     share: int = 1
 
 
-def choose(spec: PackedGemm) -> Shape:
-    """The shape for a spec."""
-    wide = spec.kind.tile_k > COLUMNS
-    rows = spec.parts * spec.kind.records(spec.n) * TILE_ROWS
-    if spec.precision == "exact":
-        return Shape(2, spec.parts, 1, 2, 1, 8, 1)
-    if spec.tokens >= 128:
-        return Shape(2, 2 if spec.gated or (wide and spec.tokens == 128) else 1, 1, 2, 1, 8, 1)
-    blocks = spec.parts
-    groups = 2 if rows >= 128 * blocks * PROCESSORS else 1
-    split = 1
-    while (
-        split < 8
-        and -(-rows // (64 * groups * blocks)) * split * 2 <= PROCESSORS
-        and spec.kind.tiles(spec.k) >= 8 * split
-    ):
-        split *= 2
-    return Shape(groups, blocks, 2, 2, split, 8, 2)
+def choose(spec: PackedGemm, tokens: int) -> Shape:
+    """The shape for a spec with so many tokens a tile."""
+    parts, few = spec.parts, tokens <= MOST_ROWS_FIRST
+    rows = parts * spec.kind.records(spec.n) * TILE_ROWS
+    tile_rows = spec.tile_rows or (64 * parts if few else 128 * parts)
+    groups = 1 if tile_rows == 64 * parts else 2
+    blocks = max(parts, tile_rows // (64 * groups))
+    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if few else 1)
+    # weights that are converted keep their warps busy for longer
+    part = 4 if few and spec.kind.tile_k > COLUMNS else 2
+    tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
+    share = 2 if tokens > 128 and rows > tile_rows and split == 1 else 1
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if few else 1, share)
 
 
-def _smaller(shape: Shape, parts: int) -> Shape | None:
+def _split(tiles: int, steps: int) -> int:
+    """CTAs that share k where there are so many tiles of rows, for a few tokens."""
+    return next(split for most, split, least in SPLITS if tiles <= most and steps >= least * split)
+
+
+def _smaller(shape: Shape, spec: PackedGemm) -> Shape | None:
     """A shape that takes less shared memory."""
+    parts = spec.parts
     if shape.tiles > 1:
         return replace(shape, tiles=shape.tiles // 2)
     if shape.resident > 1:
         return replace(shape, resident=shape.resident - 1)
+    if shape.split > 1 and not spec.split:
+        return replace(shape, split=1)
     if shape.blocks > parts:
         return replace(shape, blocks=parts)
     return replace(shape, groups=1) if shape.groups > 1 else None
 
 
-def _results(spec: PackedGemm, shape: Shape, records: int) -> tuple[int, int]:
+def _results(spec: PackedGemm, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
-        return spec.tokens, 4 * spec.tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
-    together = 8 if spec.precision == "exact" else min(16 // shape.blocks, spec.tokens)
+        return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
+    together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
     )
@@ -99,18 +105,19 @@ class Geometry:
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
 
     @classmethod
-    def of(cls, spec: PackedGemm) -> Geometry:
-        """The geometry of a spec."""
-        shape, kind, exact = choose(spec), spec.kind, spec.precision == "exact"
+    def of(cls, spec: PackedGemm, tokens: int = 0) -> Geometry:
+        """The geometry of a spec, or of it with so many tokens a tile."""
+        tokens = tokens or spec.tokens
+        shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact"
         while kind.tiles(spec.k) % shape.tiles:
             shape = replace(shape, tiles=shape.tiles // 2)
-        per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * spec.tokens * ROW_BYTES
+        per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * tokens * ROW_BYTES
         while True:
             records = WARPS * shape.groups * shape.blocks
-            together, results = _results(spec, shape, records)
+            together, results = _results(spec, tokens, shape, records)
             stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
-            smaller = _smaller(shape, spec.parts)
+            smaller = _smaller(shape, spec)
             if room >= FEWEST * stage or smaller is None:
                 break
             shape = smaller
@@ -120,9 +127,14 @@ class Geometry:
         stages = min(room // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         return cls(
-            shape, spec.tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
+            shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
             shape.blocks + exact, exact, together, results, groups,
         )  # fmt: skip
+
+    @property
+    def fits(self) -> bool:
+        """Whether accumulators fit in registers, and the ring in shared memory."""
+        return self.stages >= FEWEST and self.tokens * self.sums <= MOST_SUMS
 
     @property
     def warps(self) -> int:
@@ -169,7 +181,7 @@ class Geometry:
     @property
     def most_turns(self) -> int:
         """Clusters of a launch at most; each goes on to further tiles."""
-        return PROCESSORS * self.shape.resident // self.shape.share
+        return max(1, PROCESSORS * self.shape.resident // self.shape.share)
 
     @property
     def shared(self) -> int:

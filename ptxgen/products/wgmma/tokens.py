@@ -21,7 +21,7 @@ ROW_BYTES = 128  # of a token in a block
 PADDED = 256  # columns are filled up to a multiple: the widest tile of any format of weights
 GROUP = 8  # tokens whose rows are swizzled together
 DIGITS = {"fast": 1, "exact": 3}  # 16-bit numbers that add up to a value of x
-TOKENS = (8, 16, 32, 64, 128, 256)  # of a tile
+TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)  # of a tile
 
 
 def blocks(cols: int) -> int:
