@@ -334,7 +334,8 @@ class _Step(Products):
             out = self._packed_gate(x, kinds)
         else:
             width = model.hidden if gated else 2 * model.hidden
-            source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, gated=gated)
+            fields = {"gated": True, "activation": model.activation} if gated else {}
+            source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
             out = self.scratch("gate_up.out", model.hidden)
             (self._gate if gated else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
@@ -350,7 +351,8 @@ class _Step(Products):
     def _packed_gate(self, x: str, kinds: Sequence[str]) -> str:
         """The same for several rows, which the product leaves as the next one reads them."""
         model = self.model
-        tokens = self._tile_tokens(kinds, model.hidden, gated=True)
+        fields = {"gated": True, "activation": model.activation, "packed_out": True}
+        tokens = self._tile_tokens(kinds[:1], model.hidden, model.dim, **fields)
         source = self._packed("gate_up", x, model.dim, model.block.mlp_norm, tokens)
         out = self._packed_rows("down_proj", model.hidden, tokens)
         self._gate(source, "", out, packed_out=True)

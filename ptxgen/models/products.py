@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import bf16, f32
 from ptxgen.models.draft import Draft
@@ -13,15 +14,22 @@ from ptxgen.models.spec import ModelSpec
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 
+if TYPE_CHECKING:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
 QKV = ("q_proj", "k_proj", "v_proj")
 PRECISIONS = ("exact", "fast")
 BLOCK = 128  # rows of a scale of e4m3_block
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
 PACKED_FROM = {"exact": 64, "fast": 16}  # rows; with fewer mma.sync on rows of f32 is as fast
-MOST_TOKENS = {"exact": 128, "fast": 256}  # of a tile of packed tokens
-FEWEST_TOKENS, ENOUGH_TOKENS = 8, 64
-WIDE_TILE = 256  # columns of a tile of weights that leaves room for half as many tokens
-TILE_ROWS, PROCESSORS = 128, 132  # rows of weights of a CTA, and multiprocessors that want one
+WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
+
+
+@lru_cache(maxsize=1024)
+def _fastest(rows: int, fields: tuple[tuple[str, Any], ...]) -> PackedGemm:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+    return PackedGemm.best(rows, **dict(fields))
 
 
 @dataclass(kw_only=True)
@@ -68,8 +76,9 @@ class Products(Draft):
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
         if self.is_packed(x):
-            tokens = self.tensors[str(x)].shape[-2]
-            kernel, fields = "packed_gemm", {**fields, "tokens": tokens, "precision": self.precision}
+            kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
+            tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+            fields |= {"precision": self.precision, "tile_rows": tiles.tile_rows, "split": tiles.split}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _norm_fields(self) -> dict[str, Any]:
@@ -84,14 +93,14 @@ class Products(Draft):
         self.op("rms_norm", role, given, {"rows": rows or self.rows}, **fields)
 
     def _input(
-        self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], n: int, *, gated: bool = False
+        self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], n: int, **fields: Any
     ) -> tuple[str, str]:
         """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.rows == 1:
             return x, norm
         if self.packs(kinds):
-            return self._packed(role, x, k, norm, self._tile_tokens(kinds, n, gated)), ""
+            return self._packed(role, x, k, norm, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
             return x, ""
         out = self.scratch(f"{norm}.out", k)
@@ -124,18 +133,13 @@ class Products(Draft):
         shape = (-(-self.rows // tokens), -(-k // WIDE_TILE) * 4, 3 if self.precision == "exact" else 1, tokens, 64)
         return self.tensor(self.at(f"{role}.packed"), "scratch", shape, bf16)
 
-    def _tile_tokens(self, kinds: Sequence[str], n: int, gated: bool) -> int:
-        """Tokens of a tile: as many as there are and as fit, but tiles enough for all multiprocessors."""
-        most = MOST_TOKENS[self.precision] // (2 if gated else 1)
-        if any(weight_format(kind).tile_k == WIDE_TILE for kind in kinds):
-            most = most // 2
-        tokens = FEWEST_TOKENS
-        while tokens < min(most, self.rows):
-            tokens *= 2
-        groups = -(-n * (2 if gated else 1) // TILE_ROWS)
-        while tokens > ENOUGH_TOKENS and -(-self.rows // tokens) * groups < PROCESSORS:
-            tokens //= 2
-        return tokens
+    def _tile_tokens(self, kinds: Sequence[str], n: int, k: int, **fields: Any) -> int:
+        """Tokens of a tile for products with weights of these formats."""
+        return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in dict.fromkeys(kinds))
+
+    def _tiles(self, **fields: Any) -> PackedGemm:
+        """The packed product with these fields whose tiles are likely the fastest."""
+        return _fastest(self.rows, tuple(sorted({"precision": self.precision, **fields}.items())))
 
     def _kinds(self, *names: str) -> list[str]:
         """The formats of matrices of this layer, or of the whole model."""
