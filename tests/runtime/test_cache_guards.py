@@ -186,7 +186,7 @@ def test_a_library_of_support_functions_changes_under_its_lock_only(monkeypatch)
     seen = []
 
     def held(name):
-        assert library._lock._is_owned(), f"{name} without the lock"
+        assert library._lock._is_owned(), f"{name} without the lock"  # type: ignore[attr-defined]
         seen.append(name)
 
     class Watched(dict):
@@ -202,7 +202,7 @@ def test_a_library_of_support_functions_changes_under_its_lock_only(monkeypatch)
     library.quick(["fault"])
     library.distrust()
     assert seen == ["core", "fault", "fault", "clear", "clear"]
-    assert not library._lock._is_owned()
+    assert not library._lock._is_owned()  # type: ignore[attr-defined]
 
 
 def test_objects_that_are_no_object_code_are_forgotten_and_compiled_again(monkeypatch):
