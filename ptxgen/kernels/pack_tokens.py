@@ -26,19 +26,20 @@ FLIGHT = 4  # loads of a thread in a pass
 
 @kernel_type
 class PackTokens(KernelType):
-    """The first n_rows rows of x f32 `[rows, dim]` as the tiles of 16-bit numbers that PackedGemm reads.
+    """The first n_rows rows of x `[rows, dim]` as the tiles of 16-bit numbers that PackedGemm reads.
 
     out `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`, in which the rows of a tile from n_rows on
     are zero; tiles without a row are not written. n_rows is a scalar, or `[1]` in device memory when `indirect`.
 
-    `dim`: columns. `tokens`: rows of a tile. `dtype`: of out. `precision`: "fast": x rounded to dtype once; "exact":
-    three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) · (norm_offset + norm_weight) is
-    packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
+    `dim`: columns. `tokens`: rows of a tile. `dtype`: of out. `src_dtype`: of x. `precision`: "fast": x rounded to
+    dtype once; "exact": three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) ·
+    (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
     """
 
     dim: int = field(doc="columns of x")
     tokens: int = field(default=32, draws=(8, 16, 64, 256))
     dtype: DType = bf16
+    src_dtype: DType = field(default=f32, doc="element type of x")
     precision: str = "exact"
     norm: str = ""
     eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
@@ -52,6 +53,7 @@ class PackTokens(KernelType):
         dict(dim=256, tokens=8, precision="fast"),
         dict(dim=5000, tokens=16, precision="exact", norm="rms", norm_offset=1.0, indirect=True),
         dict(dim=66, tokens=64, dtype="f16", precision="fast", norm="rms", programmatic=True),
+        dict(dim=72, tokens=8, src_dtype="f16", precision="fast"),
     )
     lowest_target = "sm_80"
 
@@ -63,6 +65,9 @@ class PackTokens(KernelType):
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
         yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
+        if self.src_dtype != f32 and self.dim % OWN:
+            yield f"src_dtype: rows of 16-bit numbers are a multiple of {OWN} long (got dim={self.dim}; nearest: f32)"
         if self.precision == "exact" and self.dtype != bf16:
             yield f"dtype: exact digits are bf16 (got {self.dtype.name}; nearest: bf16)"
 
@@ -100,7 +105,8 @@ class PackTokens(KernelType):
 
     def params(self) -> tuple[Param, ...]:
         wide = 16 if self.dim % OWN == 0 else 4
-        out = [buffer("x", f32, "rows", self.dim, align=wide)]
+        source = self.src_dtype.bytes * OWN if self.dim % OWN == 0 else 4
+        out = [buffer("x", self.src_dtype, "rows", self.dim, align=source)]
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=wide))
         out.append(

@@ -23,6 +23,7 @@ class Packing:
     def __init__(self, b: Builder, spec: PackTokens) -> None:
         self.b, self.spec = b, spec
         self.values = b.array("value", "f32", OWN * spec.flight)
+        self.words = convert.word_array(b, "word", self.values, spec.src_dtype)
 
     def build(self, thread: Reg, row: Reg, tile: Reg, token: Reg, exists: Reg) -> None:
         """All fragments. The CTA has `row`, which is `token` of `tile`; `exists`: x has that row."""
@@ -38,7 +39,7 @@ class Packing:
         b, spec = self.b, self.spec
         own = self.own = b.op("mul.lo.u32", "own_column", thread, OWN)
         self.column = b.op("mov.u32", "column", own)
-        self.source = b.op("mad.wide.u32", "source", row, 4 * spec.dim, b.ld_param("x"))
+        self.source = b.op("mad.wide.u32", "source", row, spec.src_dtype.bytes * spec.dim, b.ld_param("x"))
         if spec.norm:
             self.gains = b.ld_param("norm_weight")
         of_tile = packed.blocks(spec.dim) * spec.digits * spec.tokens * packed.ROW_BYTES
@@ -78,13 +79,29 @@ class Packing:
                 words = values[OWN * i + j : OWN * i + j + width]
                 convert.load_words(b, words, at, 4 * offset, pred=inside)
 
+    def _load_row(self, exists: Reg) -> None:
+        """The same of x, widened to f32."""
+        b, spec = self.b, self.spec
+        if self.words is self.values:
+            self._load(self.values.regs, self.source, exists)
+            return
+        at = b.op("mad.wide.u32", convert.scratch(b, "load_at", "u64"), self.column, spec.src_dtype.bytes, self.source)
+        inside, each = convert.scratch(b, "inside", "pred"), len(self.words) // spec.flight
+        convert.clear(b, self.words)
+        for i in range(spec.flight):
+            offset = i * OWN * spec.threads
+            b.op("setp.lt.and.u32", inside, self.column, max(0, spec.dim - offset), exists)
+            words = self.words[each * i : each * (i + 1)]
+            convert.load_words(b, words, at, spec.src_dtype.bytes * offset, pred=inside)
+        convert.unpack(b, self.values, self.words, spec.src_dtype)
+
     def _squares(self, thread: Reg, exists: Reg) -> None:
         b, spec = self.b, self.spec
         total = b.reg("square_sum", "f32")
         with b.fragment("begin_squares"):
             b.op("mov.f32", total, 0.0)
         with b.fragment("squares_pass", "add up the squares of a pass"):
-            self._load(self.values.regs, self.source, exists)
+            self._load_row(exists)
             for value in self.values:
                 b.op("fma.rn.f32", total, value, value, total)
             b.op("add.u32", self.column, self.column, spec.reach)
@@ -102,7 +119,7 @@ class Packing:
         gains = b.array("gain", "f32", len(values)) if spec.norm else None
         digits = b.array("digit", "b32", 2 * spec.digits)
         with b.fragment("pack_pass", "a pass of the row into its tile"):
-            self._load(values, self.source, exists)
+            self._load_row(exists)
             if gains is not None:
                 self._load(gains.regs, self.gains, None)
                 for value, gain in zip(values, gains, strict=True):
