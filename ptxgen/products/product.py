@@ -211,12 +211,13 @@ class Product(KernelType):
                 b.op("griddepcontrol.wait")
         else:
             b.without("release", "depends")
-        stage.build(stream)
+        items = stage.build(stream)
         epilogue = make_epilogue(b, self, at)
         turns = epilogue.build_stream(stream, requests, stage)
         b.expose(
             geometry=at,
-            x_parts=["products/staged.ptx.j2"],
+            x_parts=["products/prepared.ptx.j2"],
+            x_items=items,
             stage_repeats=stage.passes > 1,
             endings=epilogue.end(stream),
             turns=turns,
