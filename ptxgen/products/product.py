@@ -148,7 +148,7 @@ class Product(KernelType):
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
         shared, block = self.shared(target, at), (at.threads, 1, 1)
-        return Launch(self.grid(at), block, shared, programmatic=self.programmatic, resident=at.resident)
+        return Launch(self.grid(at), block, shared, programmatic=self.programmatic)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
