@@ -10,12 +10,15 @@ from ptxgen import lengths, rules
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.cache_fields import (
     CAPACITY,
+    HEAD_SCALES,
     KV_DTYPES,
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
     STRIDED,
+    given_head_scales,
+    head_scales_rules,
     place_rules,
     strided_rules,
 )
@@ -63,11 +66,13 @@ class IncrementalAttention(KernelType):
 
     `scale` (default 1/√head_dim), `soft_cap` (cap · tanh(score / cap)), `window` (only the last so many positions),
     `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without
-    a value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it
-    has ended, and reads lengths, page table and all positions but the newest at once: these must be final before the
-    first kernel of an unbroken chain of programmatic launches. q and the newest position are read after the wait.
-    `batch_invariant`: a sequence's result has the same bytes in every batch, whatever its size and its other members;
-    splits follow the length alone then, which costs time where they do not fill the GPU.
+    a value), `head_scales` (of e4m3 caches: `k_scale`, `v_scale [n_kv_heads]`, f32, which keys and values count times;
+    a scale per tensor is so many times the same), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`:
+    may start before the kernel ahead of it has ended, and reads lengths, page table and all positions but the newest
+    at once: these must be final before the first kernel of an unbroken chain of programmatic launches. q and the
+    newest position are read after the wait. `batch_invariant`: a sequence's result has the same bytes in every batch,
+    whatever its size and its other members; splits follow the length alone then, which costs time where they do not
+    fill the GPU.
     """
 
     max_len: int = field(like=CAPACITY)
@@ -90,6 +95,7 @@ class IncrementalAttention(KernelType):
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
     strided: bool = field(default=False, like=STRIDED)
+    head_scales: bool = field(default=False, like=HEAD_SCALES)
 
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
@@ -114,6 +120,7 @@ class IncrementalAttention(KernelType):
         ),
         dict(max_len=200, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, window=40, ring=64),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True, strided=True),
+        dict(max_len=32, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype="e4m3", head_scales=True),
     )  # fmt: skip
 
     # -- what is legal -----------------------------------------------------------------------------------------------
@@ -133,6 +140,7 @@ class IncrementalAttention(KernelType):
         if self.page_size and not self.batched:
             yield "page_size: needs batched=True"
         yield from place_rules(self.page_size, self.page_layout, self.ring, self.window)
+        yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
         if self.strided:
             yield from strided_rules(self.batched, self.page_size, self.ring, self.programmatic)
         if self.batch_invariant and not self.batched:
@@ -167,7 +175,8 @@ class IncrementalAttention(KernelType):
     def params(self) -> tuple[Param, ...]:
         lead = ("batch",) if self.batched else ()
         rows, attention = (*lead, self.n_heads, self.head_dim), self.attention
-        out = [buffer("q", self.q_dtype, *rows), *attention.cache.params(), *attention.variant.params(self.n_heads)]
+        out = [buffer("q", self.q_dtype, *rows), *attention.cache.params()]
+        out += attention.variant.params(self.n_heads, self.n_kv_heads)
         out.append(buffer("out", self.q_dtype, *rows, access="out"))
         if self.lse:
             out.append(buffer("lse", f32, *lead, self.n_heads, access="out", align=4))
@@ -279,6 +288,8 @@ class IncrementalAttention(KernelType):
             out["seq_len"] = np.array([length], np.int32) if self.indirect else length
         out |= attention.cache.given_table(rng, sizes, np.asarray(out.get("seq_lens", 0)))
         out |= attention.cache.given_scales(rng, sizes, 0.5 / 73, 1.5 / 73)
+        if self.head_scales:
+            out |= given_head_scales(rng, self.n_kv_heads)
         if self.alibi:
             out["alibi_slopes"] = (2.0 ** -rng.uniform(1, 8, self.n_heads)).astype(np.float32)
         return out

@@ -202,7 +202,10 @@ class Epilogue:
         b, spec, out = self.b, self.spec, self.out
         result = self.values[0]
         if spec.bias:
-            self.add_bias(out_row)
+            bias = b.ld_param("bias")
+            b.op("mad.wide.u32", bias, out_row, 4, bias)
+            value = b.op("ld.global.nc.f32", "bias_value", bias[0])
+            b.op("add.f32", result, result, value)
         if spec.activation:
             activate(b, spec.activation, (result,))
         if spec.gated:
@@ -215,14 +218,6 @@ class Epilogue:
     def end(self, loop: TileLoop | Stream) -> Sequence[tuple[str, str]]:
         """What follows when a thread has no more results: templates, and the builder's bodies that they place."""
         return ()
-
-    def add_bias(self, out_row: Reg, inside: Reg | None = None) -> None:
-        """The row's bias; where there may be none, `inside` says whether there is."""
-        b = self.b
-        bias = b.ld_param("bias")
-        b.op("mad.wide.u32", bias, out_row, 4, bias)
-        value = b.op("ld.global.nc.f32", "bias_value", bias[0], pred=inside)
-        b.op("add.f32", self.values[0], self.values[0], value, pred=inside)
 
     def _locate_out(self) -> None:
         """Where the result goes."""

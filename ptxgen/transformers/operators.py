@@ -9,14 +9,17 @@
 """
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
-from ptxgen.torch import _kind, _launch, _Prepared
+from ptxgen.runtime import open_device
+from ptxgen.torch import _is_capturing, _kind, _launch, _Prepared
 from ptxgen.torch_pages import attend as attend_paged
 from ptxgen.torch_pages import made
 
@@ -77,6 +80,8 @@ def attend_now(
     causal: bool,
 ) -> Tensor:
     """`attend` without torch's dispatcher."""
+    if sinks is not None and sinks.requires_grad:
+        sinks = sinks.detach()
     out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
     if not out.numel():
         return out
@@ -151,7 +156,7 @@ def _decode(
         launched = _launch(spec, shaped, {"batch": batch})
     else:
         keys = max_len if device.type == "cuda" else rows
-        growing = ("k_cache", "v_cache")
+        growing = ("k_cache", "v_cache", *(("starts", "seq_lens") if bounds is None else ()))
         launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": rows}, growing)
     if launched is not None:
         if len(_sites) >= MOST_SITES:
@@ -287,6 +292,8 @@ def attend_pages_now(
     single: bool,
 ) -> Tensor:
     """`attend_pages` without torch's dispatcher."""
+    if sinks is not None and sinks.requires_grad:
+        sinks = sinks.detach()
     out = query.new_zeros(query.shape)  # tokens that no request has
     attend_paged(
         query, k, v, out, table, q_starts.int(), lengths.int(), sinks, scale=scale, soft_cap=soft_cap, window=window,
@@ -300,7 +307,31 @@ def capacity(rows: int) -> int:
     return max(SHORTEST, 1 << (rows - 1).bit_length())
 
 
+class Constant:
+    """int32 `[count]` of one value on a GPU, in memory of ours: torch's would be of the graph that is captured just
+    then. As much of a tensor as a launch asks for; kept as long as the process lives."""
+
+    dtype = torch.int32
+
+    def __init__(self, device: torch.device, count: int, value: int) -> None:
+        ours: Any = open_device(f"cuda:{device.index}")
+        self.device, self.shape = device, (count,)
+        with ours.relaxed() if _is_capturing(device.index) else nullcontext():
+            self._buffer = ours.array(np.full(count, value, np.int32))
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        return int(self._buffer.pointer)
+
+    def view(self, *_: int) -> "Constant":
+        return self
+
+
 @lru_cache(maxsize=256)
-def constant(device: torch.device, count: int, value: int) -> Tensor:
+def constant(device: torch.device, count: int, value: int) -> Any:
     """int32 `[count]`, kept as long as the process lives."""
-    return torch.full((count,), value, dtype=torch.int32, device=device)
+    if device.type == "cpu":
+        return torch.full((count,), value, dtype=torch.int32)
+    return Constant(device, count, value)

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from ptxgen.transformers import install  # noqa: E402
 
-VOCABULARY = 97
+VOCABULARY = 96
 BASE = dict(
     vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.variant import SINK, PerHead, take_sink
+from ptxgen.attention.variant import SINK, V_SCALE, PerHead, take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
@@ -58,7 +58,7 @@ class Softmax:
         own: Callable[[], Owned],
     ) -> None:
         self.b, self.variant, self.rows, self.scores, self.lanes = b, spec.attention.variant, rows, scores, lanes
-        self.row_steps, self.own = row_steps, own
+        self.row_steps, self.own, self.group = row_steps, own, spec.attention.problem.group
         self._sources: dict[PerHead, Reg] = {}
         count = len(scores)
         self.limit = b.array("raise_above", "f32", count)
@@ -123,6 +123,8 @@ class Softmax:
     def _head_value(self, value: PerHead, first: Reg, skip: int) -> Reg:
         """What the head of a row brings, in a scratch register."""
         b, head = self.b, self.rows.head("vary_head", self._row(first, skip))
+        if value.of_kv_head and self.group > 1:
+            b.op("div.u32", head, head, self.group)
         at, brought = scratch(b, f"{value.name}_at", "u64"), scratch(b, value.name, "f32")
         b.op("mad.wide.u32", at, head, 4, self._source(value))
         b.op("ld.global.nc.f32", brought, at[0])
@@ -136,16 +138,17 @@ class Softmax:
             self._sources[value] = self.b.ld_param(value.param)
         return self._sources[value]
 
-    def mask(self, tile_start: Reg) -> None:
-        """Fragments `look_for_mask`, which sets the predicate `masked`, and `mask`: unseen keys get −inf.
-
-        The keys of a thread's scores start at tile_start + its first column.
-        """
-        b, rows, window = self.b, self.rows, self.variant.window
+    def look_for_mask(self, tile_start: Reg) -> None:
+        """Fragment `look_for_mask`, which sets the predicate `masked`: some row does not see all of the tile's keys."""
+        b, rows = self.b, self.rows
         with b.fragment("look_for_mask"):
             masked = b.op("setp.gt.s32", "masked", tile_start, rows.plain_end)
-            if window:
+            if self.variant.window:
                 b.op("setp.lt.or.s32", masked, tile_start, rows.plain_begin, masked)
+
+    def mask(self, tile_start: Reg) -> None:
+        """Fragment `mask`: unseen keys get −inf; the keys of a thread start at tile_start + its first column."""
+        b, rows, window = self.b, self.rows, self.variant.window
         with b.fragment("mask", "keys that a row does not see score -inf"):
             own = self.own()
             start = b.op("add.s32", "mask_start", tile_start, own.column)
@@ -252,6 +255,8 @@ class Softmax:
             b.op("rcp.approx.ftz.f32", inverse, total)
             b.op("setp.eq.f32", empty, total, 0.0)
             b.op("selp.f32", inverse, 0.0, inverse, empty)
+            if self.variant.head_scales:
+                b.op("mul.f32", inverse, inverse, self._head_value(V_SCALE, self.own().row, self.row_steps[row]))
             for value in values:
                 b.op("mul.f32", value, value, inverse)
 

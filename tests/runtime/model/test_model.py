@@ -199,3 +199,73 @@ def test_chunks_are_powers_of_two_and_exact() -> None:
     assert list(chunks(21, 8)) == [(8, 0), (8, 8), (4, 16), (1, 20)]
     for count in range(1, 70):
         assert sum(rows for rows, _ in chunks(count, 16)) == count
+
+
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [("llama", "bf16"), ("qwen2", "q8_0"), ("phi3", "f16"), ("qwen3", "f16"), ("olmo2", "q4_0"), ("smollm3", "f16")],
+)
+def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPatch, family: str, format: str) -> None:
+    """Exact: the float64 model's tokens; fast: its logits within what bf16 leaves."""
+    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    file = file_of(family, format)
+    reference = ReferenceModel(file.spec, file.values())
+    exact = Model(file, device, "f32", chunk=8)
+    kernels = {op.spec.kernel_name for op in exact.program("prefill", 8).ops}
+    assert {"pack_tokens", "packed_gemm"} <= kernels
+    assert exact.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == reference.generate(PROMPT, N_TOKENS)
+    reference.rollback(0)
+    fast = Model(file, device, "f16", chunk=8, precision="fast", weights=exact.weights)
+    fast.prefill(PROMPT)
+    want = reference.forward(PROMPT)[-1]
+    assert 1e-5 < np.linalg.norm(fast.steps.logits.numpy()[0] - want) / np.linalg.norm(want) < 0.03
+
+
+def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+    model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(spec, file.values())
+    roles = [op.role for op in model.program("prefill", 16).ops]
+    assert "gate_up.pack" in roles
+    assert "down_proj.pack" not in roles
+    prompt = [*PROMPT, *PROMPT][:16]
+    assert model.generate(prompt, 4)[16:] == reference.generate(prompt, 4)
+
+
+def test_layers_with_a_window_in_rings(device: Device) -> None:
+    """Tokens are those of a cache of all positions, past a ring's end too; it takes less, and goes back only so far."""
+    spec = small_spec("gemma2", sliding_window=9, max_position_embeddings=192)
+    file = ArrayFile(spec, random_weights(spec))
+    whole, rings = (Model(file, device, "f32", chunk=8, rings=each) for each in (False, True))
+    assert sorted(set(rings.cache.rings.sizes)) == [0, 64]
+    assert rings.cache.nbytes < whole.cache.nbytes
+    prompt = np.random.default_rng(3).integers(0, spec.shape.vocab, 90).tolist()
+    assert rings.generate(prompt, 50) == whole.generate(prompt, 50)
+    length = rings.length
+    for model in (rings, whole):
+        model.rollback(length - 30)
+    np.testing.assert_allclose(rings.forward(5), whole.forward(5), rtol=0, atol=CLOSE["f32"])
+    kept = rings.snapshot()
+    for early in (lambda: rings.rollback(20), lambda: rings.forward(5, 20), lambda: rings.prefill([5], 20)):
+        with pytest.raises(CapacityError, match="holds 64 positions"):
+            early()
+    assert rings.length == length - 29
+    np.testing.assert_allclose(rings.forward(6), whole.forward(6), rtol=0, atol=CLOSE["f32"])
+    rings.restore(kept)
+    whole.rollback(rings.length)
+    np.testing.assert_allclose(rings.forward(7), whole.forward(7), rtol=0, atol=CLOSE["f32"])
+    assert rings.generate(prompt[:20], 5) == whole.generate(prompt[:20], 5)
+
+
+def test_batches_of_rings(device: Device) -> None:
+    spec = small_spec("gemma2", sliding_window=9, max_position_embeddings=192)
+    file = ArrayFile(spec, random_weights(spec))
+    found = []
+    for model in (Model(file, device, "f32", chunk=8, rings=each) for each in (False, True)):
+        batch = model.batch(2)
+        slots = [batch.join([3, 1, 4, 1, 5] * n) for n in (2, 15)]
+        found.append([slots, *(batch.step() for _ in range(20))])
+    assert found[0] == found[1]
+    with pytest.raises(SpecError, match=r"page_size: needs a Model without rings \(got page_size=16\)"):
+        model.batch(2, page_size=16)

@@ -17,6 +17,7 @@ from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, Shared
 from ptxgen.attention.decode.place import Place
 from ptxgen.attention.decode.plan import Plan
 from ptxgen.attention.problem import Attention
+from ptxgen.attention.variant import V_SCALE
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 
@@ -56,7 +57,7 @@ def build_merges(
             finish.apply_sink(b, elements, merged, rows.sinks, exists)
         if rows.lse is not None:
             finish.store_lse(b, elements, merged, rows.lse, exists)
-        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows.out, exists)
+        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows.out, exists, rows.scale)
     if plan.split:
         _splits(b, plan, where, elements, merged, exchange, walk)
     else:
@@ -69,6 +70,7 @@ class OutputRows(NamedTuple):
     out: Reg
     lse: Reg | None
     sinks: Reg | None
+    scale: Reg | None  # of the KV head's values: the f32 itself
 
 
 def _output_rows(b: Builder, attention: Attention, where: Place, task: Task, *, lse: bool, sinks: bool) -> OutputRows:
@@ -79,11 +81,16 @@ def _output_rows(b: Builder, attention: Attention, where: Place, task: Task, *, 
         b.op("mad.wide.u32", at, index, nbytes, at)
         return at
 
+    def scale() -> Reg:
+        loaded: Reg = b.op("ld.global.f32", V_SCALE.name, row(V_SCALE.param, task.kv_head, 4)[0])
+        return loaded
+
     with b.fragment("output_rows", "the output rows of the KV head"):
         return OutputRows(
             row("out", where.query_index, attention.problem.output_bytes),
             row("lse", where.query_index, 4) if lse else None,
             row("sinks", task.first_head, 4) if sinks else None,
+            scale() if attention.variant.head_scales else None,
         )
 
 
