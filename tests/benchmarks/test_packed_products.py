@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.packed_products import TARGET, cases, table
+from benchmarks.packed_products import TARGET, cases, ratios, table
 from ptxgen.kernel import supports
 from ptxgen.kernels import PackedGemm
 
@@ -29,3 +29,12 @@ def test_a_line_has_the_times_and_their_ratio() -> None:
     ]
     (line,) = table(rows).splitlines()[2:]
     assert line == "| 512 | 64×32 | bf16 | 20.00 |  |  | 3.00 | 25.00 |  | 1.25 | 700 | 1.7e-03 |"
+
+
+def test_ratios_are_those_of_the_faster_launch() -> None:
+    def rows(m: int, **us: float) -> list[dict[str, Any]]:
+        case = {"m": m, "n": 64, "k": 32, "weights": "bf16"}
+        return [{"case": case, "impl": impl, "us": value} for impl, value in us.items()]
+
+    both = [*rows(8, ptxgen=10, programmatic=5, cublas=10), *rows(512, ptxgen=20, cublas=10), *rows(2048, ptxgen=1)]
+    assert ratios(both) == "2.00 for 8 to 64 tokens, 0.50 for 512 tokens"
