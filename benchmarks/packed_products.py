@@ -11,6 +11,7 @@ programmatically; `exact`: the other precision; `pack`: PackTokens. `error`: of 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -147,6 +148,27 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"| {m} | {n}×{k} | {name} | {' | '.join(cells)} | {ratio} | {ours['tflops']:.0f} | {ours['error']:.1e} |"
         )
     return "\n".join(lines)
+
+
+RANGES = ((8, 64), (128, 128), (512, 512), (2048, 4096))  # tokens from, to
+
+
+def ratios(rows: Sequence[dict[str, Any]]) -> str:
+    """Geometric means of cuBLAS ÷ ours for ranges of tokens, of ours launched programmatically where it is."""
+    us: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        us.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["us"]
+    said = []
+    for least, most in RANGES:
+        found = [
+            each["cublas"] / each.get("programmatic", each["ptxgen"])
+            for case, each in us.items()
+            if least <= case[0] <= most and {"cublas", "ptxgen"} <= each.keys()
+        ]
+        if found:
+            tokens = f"{least} to {most}" if least < most else f"{least}"
+            said.append(f"{math.exp(sum(map(math.log, found)) / len(found)):.2f} for {tokens} tokens")
+    return ", ".join(said)
 
 
 OPTIONS = (

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_step, host_time, products, prompt
+from benchmarks import decode_step, host_time, packed_products, products, prompt
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
-from benchmarks.report.rows import RESULTS, load
+from benchmarks.report.rows import RESULTS, load, runs
 from benchmarks.report.sentence import in_a_sentence
 
 HERE = Path(__file__).resolve().parent
@@ -148,7 +148,8 @@ def launches() -> Iterable[str]:
 
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
-    steps, alone, prompts = (_measured(name) for name in ("decode_step", "products", "prompt"))
+    steps, prompts = _measured("decode_step"), _measured("prompt")
+    alone, many = _measured("products", "fma"), _measured("products", "pack")
     yield "## Whole models: µs of a decode step\n"
     yield (
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
@@ -170,11 +171,22 @@ def whole_models() -> Iterable[str]:
         f"relative, against float64. {_commit(alone)}\n"
     )
     yield products.table(alone) + "\n"
+    yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
+    yield (
+        "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
+        "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
+        "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
+        f"{packed_products.ratios(many)}.\n"
+    )
+    yield packed_products.table(many) + "\n"
 
 
-def _measured(bench: str) -> list[dict[str, Any]]:
-    """The rows of the last run that have a time: what was not reached is in the rows alone."""
-    return [row for row in load(bench) if "us" in row]
+def _measured(bench: str, impl: str = "") -> list[dict[str, Any]]:
+    """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
+    that has rows of it."""
+    whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
+    chosen = next(rows for rows in reversed(whole) if not impl or any(row["impl"] == impl for row in rows))
+    return [row for row in chosen if "us" in row]
 
 
 def generation() -> Iterable[str]:
