@@ -81,15 +81,17 @@ class Epilogue:
         with b.fragment("first_result"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
             self.has_result = b.op("setp.lt.u32", "has_result", self.result, self.results)
+            inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.result, 0)
+            self.out_row = b.op("mov.u32", "out_row", 0)
         with b.fragment("locate_result", "the unit of the CTA, the row, and their slots"):
             self.owner, self.row = split(b, "result_owner", "result_row", self.result, TILE_ROWS)
             units = stream.units_of_cta()
-            inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.owner, units)
+            b.op("setp.lt.u32", inside, self.owner, units)
             last = b.op("sub.u32", "last_owner", units, 1) if isinstance(units, Reg) else units - 1
             b.op("min.u32", self.owner, self.owner, last)
             self.run_slots.find(stream, self.owner, self.row)
             record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
-            self.out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
+            b.op("mad.lo.u32", self.out_row, record, TILE_ROWS, self.row)
             b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
         self.begin()
         turns = stream.build(requests, stage.digits, slots)
@@ -179,8 +181,7 @@ class Epilogue:
             return
         with b.fragment("read_early", "the residual stream"):
             self._locate_out()
-            wants = b.op("and.pred", "wants_before", self.has_result, self.inside)
-            self.before = b.op("ld.global.f32", "before", self.out[0], pred=wants)
+            self.before = b.op("ld.global.f32", "before", self.out[0], pred=self.inside)
 
     def place(self, out_row: Reg, inside: Reg) -> None:
         """Where the result goes, `values[0]` of row `out_row`; `inside`: the matrix has it. All threads that have a
