@@ -75,6 +75,23 @@ def test_more_heads_than_a_launch_has(where: str, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(continued(model, "ptxgen", ids, mask)[0], continued(model, "eager", ids, mask)[0])
 
 
+@pytest.mark.gpu
+def test_the_shape_of_a_model_of_1b() -> None:
+    """Llama 3.2 1B's, in f32."""
+    sizes = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32)
+    with torch.device("cuda"):
+        model = build("llama", "cuda", **sizes, num_key_value_heads=8, head_dim=64, vocab_size=128256)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(1.0 if "embed" in name or "lm_head" in name else 0.2)
+    ids, mask = prompts("cuda", "left")
+    wanted, _ = continued(model, "eager", ids, mask)
+    assert len(set(wanted[:, ids.shape[1] :].flatten().tolist())) > 20
+    for cache in (None, "static"):
+        assert torch.equal(continued(model, "ptxgen", ids, mask, cache_implementation=cache)[0], wanted), cache
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_half_precision(kind: str, where: str) -> None:
     """As near to f32 as torch's own attention is, but for a factor."""
