@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ class Resources:
     def clean(self) -> bool:
         """No spill and no local memory."""
         return not (self.spill_stores or self.spill_loads or self.stack)
+
+
+@dataclass(frozen=True, slots=True)
+class Unheeded(Resources):
+    """What nvJitLink says of a text whose `setmaxnreg` it left out, where there is no ptxas to ask: registers and
+    spills of code that no driver loads, so they say nothing against the text."""
+
+    @property
+    def clean(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,10 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "") -
     made = _run_one(chosen, text, where, name)
     if not chosen.path and sets_registers(text) and not all(taken.clean for taken in made.resources.values()):
         whole = next((a for a in found if a.path and where in supported_targets(a)), None)
-        return made if whole is None else _run_one(whole, text, where, name)
+        if whole is not None:
+            return _run_one(whole, text, where, name)
+        unheeded = {entry: Unheeded(**asdict(taken)) for entry, taken in made.resources.items()}
+        return replace(made, resources=unheeded)
     return made
 
 

@@ -173,10 +173,11 @@ class PackedGemm(KernelType):
         tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
         split, share = at.shape.split, at.shape.share
         grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_turns})"
-        cluster = split * share
         if share > 1:
             grid = f"{grid} * {share}"
-        return Launch((grid, 1, 1), (at.threads, 1, 1), at.shared, (cluster, 1, 1), programmatic=self.programmatic)
+        block, cluster = (at.threads, 1, 1), (split * share, 1, 1)
+        resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
+        return Launch((grid, 1, 1), block, at.shared, cluster, programmatic=self.programmatic, resident=resident)
 
     def build(self, b: Builder) -> None:
         at = Geometry.of(self)

@@ -54,7 +54,7 @@ def choose(spec: PackedGemm, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > COLUMNS else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
     share = 2 if tokens > 128 and rows > tile_rows and split == 1 else 1
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if few else 1, share)
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if few and groups == 1 else 1, share)
 
 
 def _split(tiles: int, steps: int) -> int:

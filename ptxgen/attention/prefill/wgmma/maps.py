@@ -45,7 +45,7 @@ class Maps:
             values = b.ld_param("v")
             b.op("selp.b64", array, values, array, copies_v)
             row = cache.k.row_bytes
-            wide = b.reg("map_stride", "u64")
+            stride = b.reg("map_stride", "u64")
 
             def put(field: str, *operands: object, wide: bool = False) -> None:
                 kind = "b64" if wide else "b32"
@@ -63,15 +63,15 @@ class Maps:
                 put("global_dim", n, extent)
             for n in range(DIMENSIONS):
                 put("element_stride", n, 1)
-            b.op("mov.u64", wide, cache.rows_per_position * row)
-            put("global_stride", 0, wide, wide=True)
+            b.op("mov.u64", stride, cache.rows_per_position * row)
+            put("global_stride", 0, stride, wide=True)
             if cache.by_token:
-                b.op("mov.u64", wide, row)
+                b.op("mov.u64", stride, row)
             elif cache.max_len:
-                b.op("mov.u64", wide, cache.rows * row)
+                b.op("mov.u64", stride, cache.rows * row)
             else:
-                b.op("mul.wide.u32", wide, b.ld_param("kv_rows"), row)
-            put("global_stride", 1, wide, wide=True)
+                b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
+            put("global_stride", 1, stride, wide=True)
         with b.fragment("publish_maps"):
             at = b.op("mov.u64", "map_at", slots)
             slot = b.op("mov.u32", "multiprocessor", b.special("smid"))

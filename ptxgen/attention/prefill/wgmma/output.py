@@ -85,7 +85,7 @@ def _store(consumer: Consumer, base: Reg) -> None:
         row, chunk = b.reg("out_pass_row", "s32"), b.reg("out_chunk", "u32")
         column, within, source = b.reg("out_column", "u32"), b.reg("out_within", "u32"), b.reg("out_source", "u32")
         place, exists, each = b.reg("out_place", "u32"), b.reg("out_exists", "pred"), b.reg("out_row", "s32")
-        rows = Rows(consumer, out, chunk, WARP // chunks if same_chunk else 0, passes)
+        pieces = Pieces(consumer, out, chunk, WARP // chunks if same_chunk else 0, passes)
         for i in range(passes):
             if i and same_chunk:
                 b.op("add.s32", row, row, WARP // chunks)
@@ -104,13 +104,13 @@ def _store(consumer: Consumer, base: Reg) -> None:
             convert.load_words(b, words, place, tile.out_at, space="shared")
             b.op("add.s32", each, row, first)
             b.op("setp.lt.s32", exists, each, items.n_rows)
-            at, offset = rows.place(i, each)
+            at, offset = pieces.place(i, each)
             convert.store_words(b, at, words, offset, pred=exists)
         b.note("read before the next item's rows come there")
         b.op("bar.warp.sync", -1)
 
 
-class Rows:
+class Pieces:
     """Where a lane's piece of every pass goes: from the first pass on by constants, where heads and tokens allow it.
 
     `rows`: from a pass to the next, 0 where that differs among lanes.

@@ -106,7 +106,7 @@ class WgmmaTile:
 _Row = tuple[int, int, int, bool, int, int, bool]
 _BY_MAPS: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
-    (64, 3, 96, True, 32, 160, False),
+    (64, 3, 96, True, 56, 152, False),
     (96, 3, 96, False, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
     (192, 2, 112, False, 72, 216, True),
@@ -115,7 +115,7 @@ _BY_MAPS: tuple[_Row, ...] = (
 _BY_COPIES: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 80, True, 56, 152, False),
-    (96, 3, 80, False, 56, 152, False),
+    (96, 3, 64, False, 56, 152, False),
     (128, 2, 128, False, 72, 216, False),
     (192, 2, 112, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
