@@ -45,14 +45,13 @@ def layer(config: dict[str, Any], weights: str) -> tuple[Gemv, ...]:
 @contextmanager
 def chosen(given: str) -> Iterator[None]:
     """A geometry for all products, instead of the table's."""
-    before = geometry.RUN
     if given:
-        geometry.RUN = geometry.Shape(*map(int, given.split("x")))
+        geometry.GIVEN = geometry.Shape(*map(int, given.split("x")))
     clear_cache()
     try:
         yield
     finally:
-        geometry.RUN = before
+        geometry.GIVEN = None
         clear_cache()
 
 

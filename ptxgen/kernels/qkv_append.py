@@ -127,8 +127,9 @@ class QkvAppend(KernelType):
         if len(own) == 1:
             return tuple(own)
         if len(runs) == len(own):
-            record_bytes = [product.kind.record_bytes(product.k) for product in self.products]
-            return side_by_side(runs, record_bytes, since_sm_90=target.includes_any(("sm_90",)))
+            kinds = [product.kind for product in self.products]
+            units = [at.units for at in runs]
+            return side_by_side(units, kinds, self.k, since_sm_90=target.includes_any(("sm_90",)))
         groups = [at for at in own if isinstance(at, Geometry)]
         if runs:  # the other has no tensor cores
             return tuple(replace(at, warps=groups[0].warps) if isinstance(at, Runs) else at for at in own)

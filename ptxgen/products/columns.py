@@ -14,6 +14,8 @@ from ptxgen.products.digits import (
     DIGIT_BYTES,
     DIGITS,
     FACTOR_BYTES,
+    MAGIC,
+    MAGIC_BITS,
     QUAD,
     UNIT,
     UNIT_BYTES,
@@ -185,7 +187,8 @@ class IntegerColumns(Columns):
         for i, owns in enumerate(self.owns):
             b.op("setp.eq.and.u32", owns, parity, i, has_digit)
         convert.clear(b, self.digit)
-        self.zero = b.op("mov.s32", "zero_sum", 0)
+        self.magic = b.op("mov.u32", "magic_bits", MAGIC_BITS)
+        self.parts = b.array("digit_sum", "f32", 2)
         self.products = b.array("product", "s32", 4)
         self.values = b.array("block_sum_", "f32", 2 * self.unit_groups * self.units)
         sums = 0 if not kind.x_sum_factor else self.unit_groups if kind.x_sums_each else 1
@@ -222,7 +225,7 @@ class IntegerColumns(Columns):
         """Two blocks; blocks of 32 columns one after the other, blocks of 16 as the halves of a fragment."""
         b, kind, x = self.b, self.kind, self.digit
         chunk = (UNIT * unit + 2 * kind.x_block * group) // 16
-        sums: Sequence[Reg] = (self.zero,) * 4
+        sums: Sequence[Reg] = (self.magic,) * 4
         fragments: list[tuple[int, Sequence[Reg]]]
         if kind.x_block == 16:
             fragments = [(chunk, (x[group], x[4 + group]))]
@@ -234,12 +237,14 @@ class IntegerColumns(Columns):
             sums = self.products.regs
 
     def _sum_digits(self, values: Sequence[Reg], factor: Reg) -> None:
-        """Both digits' sums of rows g and g + 8."""
+        """Both digits' sums of rows g and g + 8: they are integers in the low bits of a float, which takes them out at
+        the full rate, where a conversion runs at a quarter of it."""
         b = self.b
         for half, value in enumerate(values):
-            upper, lower = self.products[2 * half : 2 * half + 2]
-            b.op("mad.lo.s32", upper, upper, 256, lower)
-            b.op("cvt.rn.f32.s32", value, upper)
+            for part, product in zip(self.parts, self.products[2 * half : 2 * half + 2], strict=True):
+                b.op("mov.b32", part, product)
+                b.op("sub.f32", part, part, MAGIC)
+            b.op("fma.rn.f32", value, self.parts[0], 256.0, self.parts[1])
             b.op("mul.f32", value, value, factor)
 
 

@@ -107,16 +107,29 @@ class Thirds(Digits):
 
 
 class InBlocks(Digits):
-    """Digits of blocks with a power of two: four threads have a block."""
+    """Digits of blocks with a power of two. A long x has both chunks of a block in one thread, which is less work; a
+    short one in two, which takes less time."""
 
     def __init__(self, b: Builder, kind: WeightFormat, padded_k: int, threads: int) -> None:
         self.block = kind.x_block
-        self.pieces = (0, CHUNK) if self.block > CHUNK else (0,)
+        both = self.block > CHUNK and padded_k > 2 * OWN * threads
+        self.pieces = (0, CHUNK) if both else (0,)
+        self.apart = self.block > CHUNK and not both  # chunks of a block
+        self.distances = (1, 2, 4) if self.apart else (1, 2)  # between the lanes of a block
         super().__init__(b, kind, padded_k, threads)
 
-    def _declare(self, quad: Reg) -> None:
+    def _locate(self, group: Reg, quad: Reg) -> tuple[Reg, Reg | None]:
+        """The block of a thread, and its chunk where chunks are apart."""
         b = self.b
         self.is_first = b.op("setp.eq.u32", "is_first_of_block", quad, 0)
+        if not self.apart:
+            return group, None
+        block, chunk = split(b, "stage_block", "stage_chunk", group, 2)
+        b.op("setp.eq.and.u32", self.is_first, chunk, 0, self.is_first)
+        return block, chunk
+
+    def _declare(self) -> None:
+        b = self.b
         self.largest, self.size = b.reg("block_largest", "f32"), b.reg("one_size", "f32")
         self.bits = b.reg("largest_bits", "u32")
         self.up, self.down = b.reg("block_up", "f32"), b.reg("block_down", "f32")
@@ -129,7 +142,7 @@ class InBlocks(Digits):
         for value in values[1:]:
             b.op("abs.f32", self.size, value)
             b.op(f"{most}.f32", self.largest, self.largest, self.size)
-        over_lanes(b, f"{most}.f32", self.largest, (1, 2))
+        over_lanes(b, f"{most}.f32", self.largest, self.distances)
         b.note(f"a power of two takes the largest to 2^{least} at least")
         b.op("mov.b32", self.bits, self.largest)
         b.op("shr.u32", self.bits, self.bits, 23)
@@ -155,13 +168,16 @@ class Blocks(InBlocks):
 
     def begin(self, group: Reg, quad: Reg) -> None:
         b = self.b
+        group, chunk = self._locate(group, quad)
         self.factors_at = 4 * self.padded_k  # from the beginning
         self.to = b.op("mov.u32", "stage_to", self.vector)
         self.factors_to = b.op("add.u32", "factors_to", self.to, self.factors_at)
         b.op("mad.lo.u32", self.factors_to, group, FACTOR_BYTES, self.factors_to)
         b.op("mad.lo.u32", self.to, group, 4 * self.block, self.to)
         b.op("mad.lo.u32", self.to, quad, self.block // 2, self.to)
-        self._declare(quad)
+        if chunk is not None:
+            b.op("mad.lo.u32", self.to, chunk, 2 * OWN, self.to)
+        self._declare()
         self.words = b.array("staged_digit", "b32", self.columns)
         self.back = b.array("digit_back", "f32", OWN)
 
@@ -183,12 +199,17 @@ class Blocks(InBlocks):
             digit = self.words[half * i : half * (i + 1)]
             convert.store_words(b, self.to, digit, at + 2 * self.block * i, space="shared", pred=pred)
         b.op("and.pred", self.keeps, pred, self.is_first)
-        b.op("st.shared.f32", self.factors_to[load * FACTOR_BYTES * self.threads // OWN], self.down, pred=self.keeps)
+        b.op("st.shared.f32", self.factors_to[load * self._factors], self.down, pred=self.keeps)
 
     def next(self, loads: int) -> None:
         b = self.b
         b.op("add.u32", self.to, self.to, loads * 4 * self.columns * self.threads)
-        b.op("add.u32", self.factors_to, self.factors_to, loads * FACTOR_BYTES * self.threads // OWN)
+        b.op("add.u32", self.factors_to, self.factors_to, loads * self._factors)
+
+    @property
+    def _factors(self) -> int:
+        """Bytes of factors of a load of all threads."""
+        return FACTOR_BYTES * self.columns * self.threads // self.block
 
 
 class Integers(InBlocks):
@@ -202,6 +223,7 @@ class Integers(InBlocks):
         b, kind = self.b, self.kind
         self.factors_at = self.padded_k // UNIT * UNIT_BYTES
         self.factor_bytes = factor_bytes(kind)
+        group, chunk = self._locate(group, quad)
         unit, index = split(b, "stage_unit", "block_of_unit", group, UNIT // self.block)
         pair, parity = split(b, "pair_of_unit", "block_parity", index, 2)
         self.to = b.op("mov.u32", "stage_to", self.vector)
@@ -209,13 +231,15 @@ class Integers(InBlocks):
         b.op("mad.lo.u32", self.to, unit, UNIT_BYTES, self.to)
         b.op("mad.lo.u32", self.to, parity, UNIT_BYTES // 2, self.to)
         b.op("mad.lo.u32", self.to, quad, 16, self.to)
-        b.op("mad.lo.u32", self.to, pair, 4 * len(self.pieces), self.to)
+        b.op("mad.lo.u32", self.to, pair, 4 * self.block // CHUNK, self.to)
+        if chunk is not None:
+            b.op("mad.lo.u32", self.to, chunk, 4, self.to)
         b.op("mad.lo.u32", self.factors_to, unit, QUAD * self.factor_bytes, self.factors_to)
         b.op("mad.lo.u32", self.factors_to, parity, 2 * self.factor_bytes, self.factors_to)
         if self._half_of_sums:
             self.sums_to = b.op("mad.lo.u32", "sums_to", pair, self.factor_bytes, self.factors_to)
         b.op("mad.lo.u32", self.factors_to, pair, 4, self.factors_to)
-        self._declare(quad)
+        self._declare()
         self.whole = b.array("whole", "b32", OWN)
         self.pairs, self.planes = b.array("digit_pairs", "b32", 2), b.array("staged_digit", "b32", 3 * len(self.pieces))
         if kind.x_sum_factor:
@@ -274,7 +298,7 @@ class Integers(InBlocks):
         total, lower, least = self.counts
         b.op("mad.lo.s32", total, total, 256, lower)
         b.op("mad.lo.s32", total, total, 256, least)
-        over_lanes(b, "add.s32", total, (1, 2))
+        over_lanes(b, "add.s32", total, self.distances)
         b.op("cvt.rn.f32.s32", self.total, total)
         b.op("mul.f32", self.total, self.total, self.down)
         b.op("mul.f32", self.total, self.total, self.kind.x_sum_factor)

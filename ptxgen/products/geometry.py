@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
@@ -97,34 +101,51 @@ class Shape(NamedTuple):
     ctas: int
 
 
-RUN = Shape(16, 2, 132)  # a CTA for each multiprocessor of an H100
+RUN = Shape(16, 3, 132)  # a CTA for each multiprocessor of an H100
 RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # and of an A100
+# Tiles of 256 columns take more registers. From so many of them a CTA on, so many warps: few are begun sooner.
+WIDE = 256
+WIDE_STAGES = 2
+WIDE_WARPS = ((37, 16), (17, 12), (0, 8))
+GIVEN: Shape | None = None  # instead of these: for measurements
 
 
-def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0) -> Runs:
+def _shape(tile_k: int, tiles: int, since_sm_90: bool) -> Shape:
+    """The shape for so many tiles a CTA."""
+    if GIVEN is not None:
+        return GIVEN
+    if not since_sm_90:
+        return RUN_BEFORE_SM_90
+    if tile_k < WIDE:
+        return RUN
+    return Shape(next(warps for least, warps in WIDE_WARPS if tiles >= least), WIDE_STAGES, RUN.ctas)
+
+
+def share_runs(
+    units: int, parts: int, kind: WeightFormat, k: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0
+) -> Runs:
     """The geometry of a product with one token on tensor cores: at most the warps and stages that have a tile.
 
     `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs.
     """
-    shape = RUN if since_sm_90 else RUN_BEFORE_SM_90
-    ctas = most_ctas or shape.ctas
+    tiles = kind.tiles(k)
+    ctas = most_ctas or _shape(kind.tile_k, tiles, since_sm_90).ctas
     ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
     most_tiles = -(-units // ctas) * parts * tiles
+    shape = _shape(kind.tile_k, most_tiles, since_sm_90)
     warps = warps or min(shape.warps, most_tiles)
     return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas)
 
 
-def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int], *, since_sm_90: bool) -> tuple[Runs, ...]:
+def side_by_side(units: Sequence[int], kinds: Sequence[WeightFormat], k: int, *, since_sm_90: bool) -> tuple[Runs, ...]:
     """Products of one launch: CTAs of the same shape, in proportion to the bytes that each reads."""
-    nbytes = [at.units * each for at, each in zip(runs, record_bytes, strict=True)]
-    most = max(at.ctas for at in runs)
+    share = functools.partial(share_runs, parts=1, k=k, since_sm_90=since_sm_90)
+    nbytes = [count * kind.record_bytes(k) for count, kind in zip(units, kinds, strict=True)]
+    most = max(share(count, kind=kind).ctas for count, kind in zip(units, kinds, strict=True))
     ctas = [max(1, round(most * each / sum(nbytes))) for each in nbytes]
-    own = [share_runs(at.units, at.parts, at.tiles, since_sm_90=since_sm_90, most_ctas=count)
-           for at, count in zip(runs, ctas, strict=True)]  # fmt: skip
-    warps = max(at.warps for at in own)
-    return tuple(
-        share_runs(at.units, at.parts, at.tiles, since_sm_90=since_sm_90, most_ctas=at.ctas, warps=warps) for at in own
-    )
+    each = list(zip(units, kinds, ctas, strict=True))
+    warps = max(share(count, kind=kind, most_ctas=own).warps for count, kind, own in each)
+    return tuple(share(count, kind=kind, most_ctas=own, warps=warps) for count, kind, own in each)
 
 
 def choose(records: int, tiles: int, tokens: int, token_bytes: int, shared_limit: int) -> Geometry:

@@ -118,7 +118,7 @@ class Product(KernelType):
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
-            return share_runs(records, self.parts, tiles, since_sm_90=target.includes_any(("sm_90",)))
+            return share_runs(records, self.parts, kind, self.k, since_sm_90=target.includes_any(("sm_90",)))
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
         # sums of two matrices leave registers for half of the tokens
