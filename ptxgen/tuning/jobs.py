@@ -145,7 +145,7 @@ def ways(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
 
 def divisions(job: Job, target: Target, base: Choice) -> Iterator[Choice]:
     """Clusters, and CTAs of the grid: one cluster a unit, and around so many waves."""
-    chip, units = chip_of(target), _units(job, target, base)
+    chip, units, base = chip_of(target), _units(job, target, base), replace(base, room=0)
     cluster = 1
     while cluster <= chip.cluster:
         if not job.batches:

@@ -41,6 +41,31 @@ def test_long_sequences_of_a_batch_are_split_whatever_the_batch() -> None:
     assert [launch.at({"batch": batch}).grid[0] for batch in (1, 16, 1000)] == [66, 4, 4]
 
 
+@pytest.mark.parametrize("n_heads", [24, 40])
+def test_the_units_of_a_batch_fill_the_chip(n_heads: int) -> None:
+    """Two splits while there is room for them; beyond it, at least three quarters of the rounds that CTAs take."""
+    one = spec(max_len=4096, head_dim=64, n_heads=n_heads, n_kv_heads=n_heads, batched=True)
+    plan, launch, room = one.plan(parse_target("sm_90")), one.launch(parse_target("sm_90")), 4 * 132
+    assert (plan.shape.warps, plan.shape.stages) == (4, 2)
+    for batch in range(1, 60):
+        units = n_heads * batch
+        ctas = launch.at({"batch": batch}).grid[0] * units
+        assert ctas <= 4 * room or ctas == units
+        if units <= room // 2:
+            assert ctas >= 2 * units
+        if room < units <= 2 * room:
+            assert ctas / room / -(-ctas // room) > 0.7
+
+
+def test_long_and_short_sequences_among_many_units(device: Device) -> None:
+    one = spec(max_len=8192, head_dim=8, n_heads=16, n_kv_heads=16, batched=True)
+    assert one.plan(parse_target("sm_90")).room
+    given = one.example(np.random.default_rng(8), batch=3)
+    given["seq_lens"] = np.array([8000, 0, 900], np.int32)
+    poison(one, given)
+    trial(one, device, target="sm_90", arguments=given, batch=3).require()
+
+
 @pytest.mark.parametrize("batch", [1, 5])
 def test_long_and_short_sequences_in_one_batch(device: Device, batch: int) -> None:
     one = spec(max_len=16384, head_dim=8, n_heads=2, n_kv_heads=1, batched=True)
