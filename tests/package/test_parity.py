@@ -93,3 +93,8 @@ def test_what_is_exactly_at_a_limit_passes() -> None:
         got = want.copy()
         got[9] += factor * 2.0**-10 * 128.0
         assert compare("x", got, want, 2.0**-10).ok is fine, "of the largest magnitude, 128"
+
+
+def test_integers_that_differ_have_the_share_that_does_as_their_error() -> None:
+    verdict = compare("x", np.array([1, 2, 3, 5]), np.array([1, 2, 3, 4]), 0.1)
+    assert (verdict.ok, verdict.error, verdict.limit, verdict.worst) == (False, 0.25, 0.0, (3,))

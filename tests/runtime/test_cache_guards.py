@@ -185,11 +185,8 @@ def test_a_library_of_support_functions_changes_under_its_lock_only(monkeypatch)
     library = support_objects.Library(this_host(), False)
     seen = []
 
-    def owned():
-        return vars(type(library._lock))["_is_owned"](library._lock)
-
     def held(name):
-        assert owned(), f"{name} without the lock"
+        assert library._lock._is_owned(), f"{name} without the lock"  # type: ignore[attr-defined]
         seen.append(name)
 
     class Watched(dict):
@@ -205,7 +202,7 @@ def test_a_library_of_support_functions_changes_under_its_lock_only(monkeypatch)
     library.quick(["fault"])
     library.distrust()
     assert seen == ["core", "fault", "fault", "clear", "clear"]
-    assert not owned()
+    assert not library._lock._is_owned()  # type: ignore[attr-defined]
 
 
 def test_objects_that_are_no_object_code_are_forgotten_and_compiled_again(monkeypatch):
