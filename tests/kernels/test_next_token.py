@@ -86,4 +86,4 @@ def test_an_illegal_spec_is_refused_with_the_reason() -> None:
 
 def test_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
     text = generate(NextToken(4000, 256, "q4_k", norm="rms", programmatic=True), "sm_90").text
-    assert text.index("ld.global.nc.L1::no_allocate") < text.index("griddepcontrol.wait")
+    assert text.index("ld.global.L1::no_allocate") < text.index("griddepcontrol.wait")

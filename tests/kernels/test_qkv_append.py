@@ -93,7 +93,7 @@ def test_weights_are_asked_for_before_the_producer_is_waited_for_in_both_bodies(
     spec = QkvAppend(**SHAPE, weights="q4_k", v_weights="q6_k", norm="rms", programmatic=True)
     text = generate(spec, "sm_90").text
     before, of_v, of_qk = text.split("    griddepcontrol.wait")
-    assert "ld.global.nc.L1::no_allocate" in before
+    assert "ld.global.L1::no_allocate" in before
     assert "%qk_tile" in of_v.partition("$matrix_otherwise")[2]
     assert "ld.global.s32 %v_row_position" in of_v
     assert "ld.global.s32 %qk_row_position" in of_qk
