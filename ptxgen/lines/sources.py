@@ -163,6 +163,11 @@ def sets_registers(text: str) -> bool:
     return re.search(r"(?m)^[ \t]*setmaxnreg\.", text) is not None
 
 
+def is_of_warpgroups(text: str) -> bool:
+    """Whether a text has `wgmma`, which reads shared memory aligned further than code to be linked has it."""
+    return re.search(r"(?m)^[ \t]*wgmma\.", text) is not None
+
+
 _HAS_LOC = r"(?m)^[ \t]*\.loc\s"
 _NAMED = r"\bline\s+(\d+)"
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.model.batch import Batch
     from ptxgen.runtime.model.profile import Profile
 
-CHUNK = 64  # positions of a prompt that one step takes
+CHUNK = 512  # positions of a prompt that one step takes
 
 
 class Model:
@@ -41,9 +41,11 @@ class Model:
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
-    another model's of the same source, which lie on the device already; then `source` is not read. `rings`: layers with
-    a window keep the last window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`.
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `precision`
+    of prompts and batches: "exact", as one token is; "fast": on GPUs with wgmma their activations are rounded to bf16
+    before each product, a relative error of 2⁻⁹ in each, as in other engines. `weights`: another model's of the same
+    source, which lie on the device already; then `source` is not read. `rings`: layers with a window keep the last
+    window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -56,6 +58,7 @@ class Model:
         *,
         chunk: int = CHUNK,
         deterministic: bool | None = None,
+        precision: str = "exact",
         progress: Progress | None = None,
         weights: Mapping[str, Buffer] | None = None,
         rings: bool = False,
@@ -71,7 +74,9 @@ class Model:
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
-        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights, rings)
+        self.steps = Steps(
+            device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights, precision, rings
+        )
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()
