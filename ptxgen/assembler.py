@@ -94,7 +94,7 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "") -
         whole = next((a for a in found if a.path and where in supported_targets(a)), None)
         if whole is not None:
             return _run_one(whole, text, where, name)
-        unheeded = {entry: Unheeded(**asdict(taken)) for entry, taken in made.resources.items()}
+        unheeded: dict[str, Resources] = {entry: Unheeded(**asdict(taken)) for entry, taken in made.resources.items()}
         return replace(made, resources=unheeded)
     return made
 
