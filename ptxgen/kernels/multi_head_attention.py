@@ -66,8 +66,9 @@ class MultiHeadAttention(KernelType):
     sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
     −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
     through FMA in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of
-    16 up to 256. `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches
-    carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
+    16 up to 256 (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`,
+    `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32
+    values.
     """
 
     head_dim: int

@@ -37,6 +37,16 @@ def test_first_by_the_driver_then_from_the_cache(tmp_path: Path, caplog: pytest.
     ], "one line a load"
 
 
+def test_a_text_that_sets_registers_is_loaded_as_it_is() -> None:
+    """The driver's linker would leave setmaxnreg out."""
+    device, binding = fake_device()
+    text = TEXT.replace("ret;", "setmaxnreg.dec.sync.aligned.u32 72;\n    ret;", 1)
+    assert text != TEXT
+    assert device.module(text).origin == "driver"
+    assert "cuModuleLoadData" in binding.log
+    assert "cuLinkCreate" not in binding.log
+
+
 def test_the_key_names_all_that_machine_code_depends_on() -> None:
     device, _ = fake_device()
     other_gpu, _ = fake_device(Binding(capability=(8, 0)))

@@ -35,10 +35,8 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
     items.find()
     if maps:
-        boxes, copies = Boxes(b, tile, items, ring, dtype), QueryCopies(b, spec, tile, items, ring, dtype, queries)
-        boxes.build(smem)
-        copies.build(smem)
-        boxes.announce(copies.thread)
+        Boxes(b, tile, items, ring, dtype).build(smem)
+        QueryCopies(b, spec, tile, items, ring, dtype, queries).build(smem)
     else:
         Producer(b, spec, tile, items, ring, dtype).build(smem)
     consumer = Consumer(b, spec, tile, items, ring, dtype)

@@ -116,11 +116,9 @@ _BY_COPIES: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
     (64, 3, 80, True, 56, 152, False),
     (96, 3, 64, False, 56, 152, False),
-    (128, 2, 128, False, 72, 216, False),
-    (192, 2, 112, False, 72, 216, True),
-    (256, 2, 64, False, 40, 232, True),
+    (128, 2, 128, False, 104, 200, False),
+    (192, 2, 96, False, 72, 216, True),
 )
-WIDEST = _BY_MAPS[-1][0]
 
 
 @lru_cache(maxsize=64)
@@ -145,6 +143,6 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         and problem.q_dtype.bits == 16
         and problem.q_dtype == cache.dtype
         and prefill.dim % 16 == 0
-        and prefill.dim <= WIDEST
+        and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and not variant.steps
     )
