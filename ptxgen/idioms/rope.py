@@ -195,7 +195,7 @@ def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DTy
     wide = b.op("cvt.s64.s32", "wide_position", position)
     if r.style == "norm":
         for pair, turn in enumerate(rotor.turns):
-            cos, sin = _cos_sin(b, r, wide, turn)
+            cos, sin = cos_sin(b, r, wide, turn)
             first, second = values[2 * pair], values[2 * pair + 1]
             b.op("mul.f32", rotor.partners[0], second, sin)
             b.op("mul.f32", rotor.partners[1], first, sin)
@@ -210,12 +210,12 @@ def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DTy
         suffix = f"_{part}" if len(rotor.upper) > 1 else ""
         signed = b.op("selp.b64", f"signed_position{suffix}", wide, back, is_upper)
         for index in range(part * r.unit, (part + 1) * r.unit):
-            cos, sin = _cos_sin(b, r, signed, rotor.turns[index])
+            cos, sin = cos_sin(b, r, signed, rotor.turns[index])
             b.op("mul.f32", rotor.partners[index], rotor.partners[index], sin)
             b.op("fma.rn.f32", values[index], values[index], cos, rotor.partners[index])
 
 
-def _cos_sin(b: Builder, r: Rotation, position: Reg, turn: Reg) -> tuple[Reg, Reg]:
+def cos_sin(b: Builder, r: Rotation, position: Reg, turn: Reg) -> tuple[Reg, Reg]:
     """Cosine and sine of a pair's angle, in scratch registers."""
     scratch = convert.scratch
     phase, low, high = scratch(b, "phase", "b64"), scratch(b, "phase_lo", "b32"), scratch(b, "phase_hi", "b32")

@@ -1,0 +1,159 @@
+"""x of a product, which other CTAs publish: polled value by value, normed, and left in shared memory as bf16 digits.
+
+A word of the exchange is 0 until it is written; what is written is the complement of the value's bits, so that 0 stands
+for a NaN that no instruction makes. So a reader sees by the value itself that it is there, and nobody counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.dtypes import bf16
+from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_warp
+from ptxgen.persistent.begin import Begin, Share
+from ptxgen.persistent.plan import DIGIT_BYTES, DIGITS, ROUND, ROUND_COLUMNS, WARPS, Plan
+from ptxgen.weights.format import CHUNK, OWN
+
+if TYPE_CHECKING:
+    from ptxgen.persistent.steps import Steps
+
+POLLS = 1 << 20  # of one value, about a second, before the kernel gives up
+LOAD = "ld.relaxed.gpu.global"
+
+
+def count_poll(b: Builder) -> None:
+    """Give up where a value does not come; part of an open fragment."""
+    left = b.registers.get("polls_left") or b.reg("polls_left", "u32")
+    over = convert.scratch(b, "polled_out", "pred")
+    b.op("sub.u32", left, left, 1)
+    b.op("setp.eq.u32", over, left, 0)
+    b.op("trap", pred=over)
+
+
+def allow_polls(b: Builder) -> None:
+    """Begin to count; part of an open fragment."""
+    left = b.registers.get("polls_left") or b.reg("polls_left", "u32")
+    b.op("mov.u32", left, POLLS)
+
+
+def split(b: Builder, values: Sequence[Reg], digits: Sequence[Sequence[Reg]]) -> None:
+    """Four f32 into digits, two registers each: every digit is the nearest bf16 of what those before it leave."""
+    back = [convert.scratch(b, f"digit_back{i}", "f32") for i in range(OWN)]
+    for index, digit in enumerate(digits):
+        convert.pack(b, digit, values, bf16)
+        if index + 1 < len(digits):
+            convert.unpack(b, back, digit, bf16)
+            for value, less in zip(values, back, strict=True):
+                b.op("sub.f32", value, value, less)
+
+
+class Inputs:
+    """Fragments `begin_x`, `ask_norm`, `ask_x`, `keep_x`, `next_x`, `keep_squares`.
+
+    A warp takes the columns of its own tiles, four neighbours a lane, and waits for no other warp.
+    """
+
+    def __init__(self, b: Builder, plan: Plan, begin: Begin, digits: Reg) -> None:
+        self.b, self.plan, self.at, self.digits = b, plan, begin, digits
+        kind = plan.kind
+        per_tile = kind.tile_k // OWN  # lanes that a tile needs
+        # of the loads of a round: their column past the lane's first
+        self.columns = []
+        for load in range(ROUND):
+            part, within = divmod(32 * load, per_tile)
+            self.columns.append(part * WARPS * kind.tile_k + within * OWN)
+
+    def build(self, steps: Steps) -> None:
+        """All fragments; `steps` says where x is."""
+        b, plan, at, kind = self.b, self.plan, self.at, self.plan.kind
+        share: Share = steps.share
+        with b.fragment("locate_x", "the lane's first columns of every x, and where their digits go"):
+            per_tile = kind.tile_k // OWN
+            part, within = b.reg("x_part", "u32"), b.reg("x_within", "u32")
+            if per_tile >= 32:
+                b.op("mov.u32", part, 0)
+                b.op("mov.u32", within, at.lane)
+            else:
+                b.op("div.u32", part, at.lane, per_tile)
+                b.op("rem.u32", within, at.lane, per_tile)
+            first = b.op("mad.lo.u32", "x_first", part, WARPS, at.warp)
+            b.op("mul.lo.u32", first, first, kind.tile_k)
+            b.op("mad.lo.u32", first, within, OWN, first)
+            chunk, quarter = b.op("shr.u32", "x_chunk", first, 4), b.op("and.b32", "x_quarter", within, 3)
+            self.place = b.op("mad.lo.u32", "x_place", chunk, DIGITS * DIGIT_BYTES, self.digits)
+            b.op("mad.lo.u32", self.place, quarter, 2 * OWN, self.place)
+            self.first = first
+        words, norms = b.array("x_word", "b32", OWN * ROUND), b.array("x_norm", "f32", OWN * ROUND)
+        inside, padded = b.array("x_inside", "pred", ROUND), b.array("x_padded", "pred", ROUND)
+        total = b.reg("square_sum", "f32")
+        with b.fragment("begin_x", "where x is read from, and how far"):
+            column, done = b.op("mov.u32", "x_column", self.first), b.op("mov.u32", "x_done", 0)
+            source = b.op("mad.wide.u32", "x_from", column, 4, steps.x)
+            weights = b.op("mad.wide.u32", "norm_from", column, 4, steps.norm)
+            target = b.op("mov.u32", "x_to", self.place)
+            b.op("mov.f32", total, 0.0)
+            b.op("add.u32", steps.squares, steps.squares, steps.other_squares)
+            b.op("sub.u32", steps.other_squares, 0, steps.other_squares)
+            allow_polls(b)
+        with b.fragment("ask_norm", "the columns of this round, and the norm's weights"):
+            here = b.reg("x_here", "u32")
+            for load, offset in enumerate(self.columns):
+                b.op("add.u32", here, column, offset)
+                b.op("setp.lt.u32", inside[load], here, share.cols)
+                b.op("setp.lt.u32", padded[load], here, share.padded)
+            for value in norms:
+                b.op("mov.f32", value, 1.0)
+            asks = b.reg("asks_norm", "pred")
+            for load, offset in enumerate(self.columns):
+                b.op("and.pred", asks, inside[load], steps.normed)
+                own = norms[OWN * load : OWN * (load + 1)]
+                b.op("ld.global.nc.v4.f32", own, weights[4 * offset], pred=asks)
+        with b.fragment("ask_x", "read until nothing is missing"):
+            for word in words:
+                b.op("mov.b32", word, -1)
+            for load, offset in enumerate(self.columns):
+                own = words[OWN * load : OWN * (load + 1)]
+                b.op(f"{LOAD}.v4.b32", own, source[4 * offset], pred=inside[load])
+            for load in range(ROUND):
+                for word in words[OWN * load : OWN * (load + 1)]:
+                    b.op("xor.b32", word, word, steps.plain, pred=inside[load])
+            least = b.reg("x_least", "u32")
+            b.op("min.u32", least, words[0], words[1])
+            for word in words[2:]:
+                b.op("min.u32", least, least, word)
+            b.op("setp.ne.u32", "x_is_there", least, 0)
+            b.op("vote.sync.all.pred", "x_arrived", b.registers["x_is_there"], -1)
+            count_poll(b)
+        values, digit = b.array("x_value", "f32", OWN), b.array("x_new_digit", "b32", 2 * DIGITS)
+        with b.fragment("keep_x", "squares into the sum, the norm's weights, and digits to shared memory"):
+            pairs = [digit[2 * i : 2 * i + 2] for i in range(DIGITS)]
+            for load, offset in enumerate(self.columns):
+                for j, value in enumerate(values):
+                    word = words[OWN * load + j]
+                    b.op("not.b32", word, word)
+                    b.op("mov.b32", value, word)
+                    b.op("fma.rn.f32", total, value, value, total)
+                    factor = norms[OWN * load + j]
+                    if plan.spec.norm_offset:
+                        b.op("add.f32", factor, factor, plan.spec.norm_offset, pred=steps.normed)
+                    b.op("mul.f32", value, value, factor)
+                split(b, values.regs, pairs)
+                for number, pair in enumerate(pairs):
+                    to = offset // CHUNK * DIGITS * DIGIT_BYTES + DIGIT_BYTES * number
+                    b.op("st.shared.v2.b32", target[to], pair, pred=padded[load])
+        with b.fragment("next_x", "on to the next round"):
+            b.op("add.u32", column, column, ROUND_COLUMNS)
+            b.op("add.u64", source, source, 4 * ROUND_COLUMNS)
+            b.op("add.u64", weights, weights, 4 * ROUND_COLUMNS)
+            b.op("add.u32", target, target, ROUND_COLUMNS // CHUNK * DIGITS * DIGIT_BYTES)
+            b.op("add.u32", done, done, ROUND_COLUMNS)
+            b.op("setp.lt.u32", "more_x", done, share.padded)
+        with b.fragment("keep_squares", "the warp's sum of squares to shared memory"):
+            over_warp(b, "add.f32", total)
+            place = b.op("mad.lo.u32", "squares_at", at.warp, 4, steps.squares)
+            b.op("st.shared.f32", place[0], total, pred=steps.first_lane)
+            b.op("bar.warp.sync", -1)
