@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import rules
@@ -117,7 +116,7 @@ class PersistentStep(KernelType):
         if len(self.params()) > MOST_PARAMS:
             yield f"n_layers: at most {MOST_PARAMS} parameters are passed (got {len(self.params())})"
 
-    @cached_property
+    @property
     def plan(self) -> Plan:
         """Its numbers."""
         return Plan(self)

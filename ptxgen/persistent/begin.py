@@ -64,7 +64,7 @@ class Begin:
             self.leads = b.op("setp.eq.u32", "leads", self.thread, 0)
             b.op("setp.eq.u32", "fills_ops", self.thread, 32)
             b.op("setp.eq.u32", "fills_shares", self.thread, 64)
-            turner = b.op("sub.u32", "angle", self.thread, 96)
+            turner = b.op("sub.u32", "angle_number", self.thread, 96)
             b.op("setp.lt.u32", "finds_angle", turner, plan.spec.rotation.half)
             b.op("setp.ge.u32", "brings", self.thread, THREADS)
             self.angle = turner

@@ -83,7 +83,7 @@ class Rows:
                 at_word += piece.words
         with b.fragment("release", "the slot is free when all warps have read it"):
             b.op("bar.warp.sync", -1)
-            b.op("mbarrier.arrive.shared::cta.b64", SINK, steps.bell[8], pred=steps.first_lane)
+            b.op("mbarrier.arrive.shared::cta.b64", SINK, steps.bell[8], 1, pred=steps.first_lane)
         with b.fragment("multiply", "digits of x stand in columns of their own; small sums, then the record's"):
             for chunk in range(kind.chunks):
                 offset = DIGITS * DIGIT_BYTES * chunk
@@ -142,6 +142,7 @@ class Rows:
             b.op("rsqrt.approx.f32", mean, mean)
             b.op("mul.f32", self.value, self.value, mean, pred=steps.normed)
             record = b.op("add.u32", "row_record", self.first, steps.result_record)
+            b.op("min.u32", record, record, 2 * max(product.records(plan.kind) for product in plan.products))
             self.out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, steps.result_row)
             half = b.op("shr.u32", "pair_record", record, 1)
             b.op("mad.lo.u32", self.out_row, half, TILE_ROWS, steps.result_row, pred=steps.gated)
@@ -177,8 +178,8 @@ class Rows:
         with b.fragment("publish", "to every copy; the same place of the next layer is cleared"):
             bits = b.op("mov.b32", "row_bits", self.value)
             b.op("not.b32", bits, bits)
-            offset = b.op("mad.lo.u32", "row_offset", self.out_row, 4, share.out)
-            wide = b.op("cvt.u64.u32", "row_offset_wide", offset)
+            wide = b.op("cvt.u64.u32", "row_offset", share.out)
+            b.op("mad.wide.u32", wide, self.out_row, 4, wide)
             out, clear = b.op("add.u64", "row_out", steps.now, wide), b.op("add.u64", "row_clear", steps.next, wide)
             step = b.op("cvt.u64.u32", "copy_step", share.copy_bytes)
             for copy in range(plan.copies):
