@@ -375,6 +375,7 @@ class Attend:
         b, plan = self.b, self.plan
         pitch = -(-plan.part_words // 4) * 4
         index = b.op("mad.lo.u32", f"{name}_index", self.head, plan.splits, split)
+        b.op("min.u32", index, index, plan.attending - 1)
         place: Reg = b.op("mad.wide.u32", name, index, 4 * pitch, slot)
         b.op("add.u64", place, place, 4 * plan.regions["parts"][0])
         return place
