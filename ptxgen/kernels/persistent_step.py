@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import rules
@@ -34,9 +35,10 @@ MOST_PARAMS = 500  # 4 KB of a launch's parameters
 
 @kernel_type
 class PersistentStep(KernelType):
-    """From the residual stream of one token to its logits, all layers in one launch of CTAs that wait for each other.
+    """One token's step in one launch of CTAs that wait for each other: all layers, logits, the likeliest next token.
 
-    x f32 `[dim]` is the token's embedding, logits f32 `[vocab]`. Of every layer i: qkv_i, o_i, gate_up_i and down_i
+    x f32 `[dim]` is the token's embedding (`embeds`: a row of `table` instead, packed `[vocab, dim]`), logits f32
+    `[vocab]`, `chosen` the index of the largest, as `ArgMax` finds it; position and length are counted, as by `Advance`. Of every layer i: qkv_i, o_i, gate_up_i and down_i
     are packed weights as `Gemv` has them (q, k and v below one another), norm_i and mlp_norm_i f32 `[dim]` weights of
     RMS norms, bias_i f32 of q, k and v; k_cache_i and v_cache_i `[n_kv_heads, max_len, head_dim]`, which get a row at
     `position`. A position outside of the cache is not appended. `exchange` belongs to launches one after the other.
@@ -58,6 +60,7 @@ class PersistentStep(KernelType):
     eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
     norm_offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the norms' weights")
     activation: str = field(default="silu", doc="of the gate")
+    embeds: bool = field(default=False, doc="the token's row of `table` is read here, and not given as x")
     bias: bool = field(default=False, doc="q, k and v have a bias")
     style: str = field(default="neox", like=STYLE)
     rope: ClassVar[Spread] = ROPE_FIELDS
@@ -76,6 +79,7 @@ class PersistentStep(KernelType):
         ),
     )  # fmt: skip
     sizes = {"position": -1}
+    may_alias = MappingProxyType({"chosen": "token"})
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n_layers", self.n_layers, 1, 128)
@@ -142,7 +146,11 @@ class PersistentStep(KernelType):
         return buffer(name, u8, parts * product.records(kind), kind.record_bytes(product.cols))
 
     def params(self) -> tuple[Param, ...]:
-        plan, found = self.plan, [buffer("x", f32, self.dim)]
+        plan, kind = self.plan, self.plan.kind
+        found = [buffer("x", f32, self.dim)]
+        if self.embeds:
+            found = [buffer("token", s32, 1, align=4)]
+            found.append(buffer("table", u8, kind.records(self.vocab), kind.record_bytes(self.dim)))
         qkv, o, gate_up, down, head = plan.products
         cache = (self.n_kv_heads, self.max_len, self.head_dim)
         for i in range(self.n_layers):
@@ -153,7 +161,8 @@ class PersistentStep(KernelType):
             found += [self._weight(f"o_{i}", o), buffer(f"mlp_norm_{i}", f32, self.dim)]
             found += [self._weight(f"gate_up_{i}", gate_up), self._weight(f"down_{i}", down)]
         found += [buffer("norm", f32, self.dim), self._weight("head", head)]
-        found.append(buffer("position", s32, 1, align=4))
+        found += [buffer(name, s32, 1, access="inout", align=4) for name in ("position", "length")]
+        found.append(buffer("chosen", s32, 1, access="out", align=4))
         found.append(buffer("logits", f32, self.vocab, access="out", align=4))
         found.append(workspace("exchange", u32, plan.exchange_words, zeroed=True))
         return tuple(found)
@@ -172,7 +181,7 @@ class PersistentStep(KernelType):
         Inputs(b, plan, begin, digits).build(steps)
         Rows(b, plan, begin, steps, digits).build()
         Attend(b, plan, begin, steps, digits).build()
-        Finish(b, plan, begin)
+        Finish(b, plan, begin, steps)
         b.expose(plan=plan, threads=THREADS)
 
     # -- example and reference -----------------------------------------------------------------------------------------
@@ -195,7 +204,12 @@ class PersistentStep(KernelType):
             whole = interleave(packs[0], packs[1], records) if product.gated else packs[0]
             found[self.op_params(index)[0]] = whole.reshape(len(packs) * records, -1)
         at = sizes["position"] if sizes["position"] >= 0 else int(rng.integers(self.max_len))
-        return {**found, "position": np.array([at], np.int32)}
+        if self.embeds:
+            table = rng.standard_normal((self.vocab, self.dim), np.float32)
+            packed = kind.pack(kind.quantise(table), self.vocab, self.dim)
+            found["table"] = packed.reshape(kind.records(self.vocab), -1)
+            found["token"] = np.array([rng.integers(self.vocab)], np.int32)
+        return {**found, "position": np.array([at], np.int32), "length": np.array([at + 1], np.int32)}
 
     def past(self, arguments: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
         at = int(arguments["position"][0])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
@@ -118,9 +118,6 @@ class Inputs:
             for load, offset in enumerate(self.columns):
                 own = words[OWN * load : OWN * (load + 1)]
                 b.op(f"{LOAD}.v4.b32", own, source[4 * offset], pred=inside[load])
-            for load in range(ROUND):
-                for word in words[OWN * load : OWN * (load + 1)]:
-                    b.op("xor.b32", word, word, steps.plain, pred=inside[load])
             least = b.reg("x_least", "u32")
             b.op("min.u32", least, words[0], words[1])
             for word in words[2:]:
@@ -128,6 +125,7 @@ class Inputs:
             b.op("setp.ne.u32", "x_is_there", least, 0)
             b.op("vote.sync.all.pred", "x_arrived", b.registers["x_is_there"], -1)
             count_poll(b)
+        self._ask_first(steps, words, inside, column)
         values, digit = b.array("x_value", "f32", OWN), b.array("x_new_digit", "b32", 2 * DIGITS)
         with b.fragment("keep_x", "squares into the sum, the norm's weights, and digits to shared memory"):
             pairs = [digit[2 * i : 2 * i + 2] for i in range(DIGITS)]
@@ -157,3 +155,39 @@ class Inputs:
             place = b.op("mad.lo.u32", "squares_at", at.warp, 4, steps.squares)
             b.op("st.shared.f32", place[0], total, pred=steps.first_lane)
             b.op("bar.warp.sync", -1)
+
+    def _ask_first(self, steps: Steps, words: RegArray, inside: RegArray, column: Reg) -> None:
+        """The first op's x is there already; it is brought to the form of what is published."""
+        b, plan = self.b, self.plan
+        with b.fragment("ask_first", "the token's embedding, in the form of what is published"):
+            for word in words:
+                b.op("mov.b32", word, 0)
+            for load, offset in enumerate(self.columns):
+                own = words[OWN * load : OWN * (load + 1)]
+                if plan.spec.embeds:
+                    self._embed(steps, own, column, offset, inside[load])
+                else:
+                    source = convert.scratch(b, "first_from", "u64")
+                    b.op("mad.wide.u32", source, column, 4, steps.source)
+                    b.op("ld.global.v4.b32", own, source[4 * offset], pred=inside[load])
+            for word in words:
+                b.op("not.b32", word, word)
+
+    def _embed(self, steps: Steps, own: Sequence[Reg], column: Reg, offset: int, inside: Reg) -> None:
+        """Four neighbours of the token's row, which one lane of a tile owns."""
+        b = self.b
+        place, chunk, quarter = (convert.scratch(b, f"embed_{n}", t) for n, t in (("at", "u64"), ("chunk", "u32"), ("quarter", "u32")))
+        b.op("add.u32", chunk, column, offset)
+        b.op("shr.u32", quarter, chunk, 2)
+        b.op("and.b32", quarter, quarter, 3)
+        b.op("shr.u32", chunk, chunk, 4)
+        b.op("mad.wide.u32", place, chunk, 512, steps.source)
+        b.op("mad.wide.u32", place, quarter, 16, place)
+        pair = convert.scratch_array(b, "embed_word", "b32", 2)
+        values = convert.scratch_array(b, "embed_value", "f32", OWN)
+        convert.clear(b, pair)
+        for word, at in zip(pair, (0, 8), strict=True):
+            b.op("ld.global.nc.b32", word, place[at], pred=inside)
+        convert.unpack(b, values.regs, pair.regs, bf16)
+        for word, value in zip(own, values, strict=True):
+            b.op("mov.b32", word, value)

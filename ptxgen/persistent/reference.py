@@ -31,7 +31,10 @@ def reference(spec: PersistentStep, a: dict[str, Any]) -> dict[str, np.ndarray]:
         scaled = x / np.sqrt(np.mean(x**2) + spec.eps)
         return np.asarray(scaled * (a[name].astype(np.float64) + spec.norm_offset))
 
-    x = a["x"].astype(np.float64)
+    if spec.embeds:
+        x = kind.values(a["table"].reshape(-1), spec.vocab, spec.dim)[int(a["token"][0])].astype(np.float64)
+    else:
+        x = a["x"].astype(np.float64)
     for i in range(spec.n_layers):
         (qkv,) = product(0, f"qkv_{i}", normed(x, f"norm_{i}"))
         if spec.bias:
@@ -57,4 +60,6 @@ def reference(spec: PersistentStep, a: dict[str, Any]) -> dict[str, np.ndarray]:
         gate, up = product(2, f"gate_up_{i}", normed(x, f"mlp_norm_{i}"))
         x = x + product(3, f"down_{i}", activations.reference(spec.activation, gate) * up)[0]
     logits = product(4, "head", normed(x, "norm"))[0]
-    return {**out, "logits": logits.astype(np.float32)}
+    counted = int(0 <= position < spec.max_len)
+    out |= {name: a[name] + np.int32(counted) for name in ("position", "length")}
+    return {**out, "logits": logits.astype(np.float32), "chosen": np.array([logits.argmax()], np.int32)}

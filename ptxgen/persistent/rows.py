@@ -6,6 +6,7 @@ from ptxgen.builder import SINK, Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
+from ptxgen.idioms.order import ordered_key
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
 from ptxgen.persistent.plan import BATCH, DIGIT_BYTES, DIGITS, SUM_BYTES, WARPS, Plan
@@ -171,6 +172,11 @@ class Rows:
             logits = b.ld_param("logits")
             b.op("mad.wide.u32", logits, self.out_row, 4, logits)
             b.op("st.global.f32", logits[0], self.value)
+            key = b.reg("logit_key", "u32")
+            ordered_key(b, key, self.value)
+            better = b.op("setp.gt.u32", "is_better", key, steps.best)
+            b.op("mov.u32", steps.best, key, pred=better)
+            b.op("mov.u32", steps.best_row, self.out_row, pred=better)
 
     def _publish(self) -> None:
         b, plan, steps = self.b, self.plan, self.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.persistent.begin import Begin
 from ptxgen.persistent.feed import next_op
 from ptxgen.persistent.plan import WARPS, Plan
@@ -24,7 +25,7 @@ class Steps:
             self.kind_at = b.op("mov.u32", "kind_at", at.kinds)
             self.op_at, self.done = b.op("mov.u32", "op_at", at.ops), b.op("mov.u32", "ops_done", 0)
             self.layer_at = b.op("mov.u32", "layer_at", at.caches)
-            self.source = b.ld_param("x")
+            self.source = self._row() if plan.spec.embeds else b.ld_param("x")
             self.first_lane = b.op("setp.eq.u32", "first_lane", at.lane, 0)
             b.note("the CTA's rows of the residual stream stay in registers, a row a thread")
             self.result_record = b.op("shr.u32", "result_record", at.thread, 4)
@@ -37,9 +38,9 @@ class Steps:
             row = b.op("mad.lo.u32", "own_row", record, TILE_ROWS, self.result_row)
             has = b.op("setp.lt.u32", "has_own", self.result_record, own[1])
             b.op("setp.lt.and.u32", has, row, plan.spec.dim, has)
-            from_x = b.op("mad.wide.u32", "own_x", row, 4, self.source)
-            b.op("ld.global.f32", self.residual, from_x[0], pred=has)
+            self._own_row(row, has)
             self.slot, self.bell = b.op("mov.u32", "slot_at", at.ring), b.op("mov.u32", "bell_at", at.bell)
+            self.best, self.best_row = b.op("mov.u32", "best_key", 0), b.op("mov.u32", "best_row", 0)
             self.phase = b.op("mov.u32", "ring_phase", 0)
             self.squares = b.op("mov.u32", "squares_base", at.squares)
             self.other_squares = b.op("mov.u32", "to_other_squares", 4 * WARPS)
@@ -62,15 +63,46 @@ class Steps:
             self.x = b.op("selp.b64", "x_base", self.prev, self.now, turns)
             wide = b.op("cvt.u64.u32", "x_offset", self.share.x)
             b.op("add.u64", self.x, self.x, wide)
-            first = b.op("setp.eq.u32", "is_first_op", self.done, 0)
-            b.op("mov.b64", self.x, self.source, pred=first)
-            self.plain = b.op("selp.b32", "x_is_plain", -1, 0, first)
+            b.op("setp.eq.u32", "is_first_op", self.done, 0)
             b.op("setp.ne.u32", "has_rows", self.share.count, 0)
             if plan.spec.bias:
                 self._ask_bias()
         with b.fragment("next_step"):
             b.op("add.u32", self.layer_at, self.layer_at, 16, pred=self.is_qkv)
             next_op(b, "step", self.done, self.op_at, self.kind_at, plan, at)
+
+    def _row(self) -> Reg:
+        """The address of the token's row in the packed table: its lanes' first word of a record's first tile."""
+        b, kind = self.b, self.plan.kind
+        token = b.op("ld.global.u32", "token_now", b.ld_param("token")[0])
+        b.op("min.u32", token, token, self.plan.spec.vocab - 1)
+        table = b.ld_param("table")
+        record, place = b.op("shr.u32", "token_record", token, 4), b.op("and.b32", "token_lane", token, 7)
+        b.op("mad.wide.u32", table, record, kind.record_bytes(self.plan.spec.dim), table)
+        b.op("mad.wide.u32", table, place, 4 * 16, table)
+        b.op("shr.u32", place, token, 3)
+        b.op("and.b32", place, place, 1)
+        b.op("mad.wide.u32", table, place, 4, table)
+        return table
+
+    def _own_row(self, row: Reg, has: Reg) -> None:
+        """The thread's element of the embedding."""
+        b = self.b
+        if not self.plan.spec.embeds:
+            from_x = b.op("mad.wide.u32", "own_x", row, 4, self.source)
+            b.op("ld.global.f32", self.residual, from_x[0], pred=has)
+            return
+        part = b.op("shr.u32", "own_chunk", row, 4)
+        place = b.op("mad.wide.u32", "own_x", part, 512, self.source)
+        for shift, mask, stride in ((2, 3, 16), (1, 1, 8), (0, 1, 2)):
+            b.op("shr.u32", part, row, shift)
+            b.op("and.b32", part, part, mask)
+            b.op("mad.wide.u32", place, part, stride, place)
+        bits, wide = b.op("mov.b16", "own_bits", 0), b.reg("own_wide", "b32")
+        b.op("ld.global.nc.b16", bits, place[0], pred=has)
+        b.op("cvt.u32.u16", wide, bits)
+        b.op("shl.b32", wide, wide, 16)
+        b.op("mov.b32", self.residual, wide)
 
     def _ask_bias(self) -> None:
         """The bias of the thread's row of q, k and v, long before its sum."""
