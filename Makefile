@@ -14,7 +14,7 @@ QUICK := tests/builder tests/parser tests/isa/test_isa.py tests/checks tests/gol
 	tests/models/test_models.py \
 	tests/package/test_requires.py tests/package/test_targets.py tests/package/test_parity.py \
 	tests/docs/test_links.py tests/benchmarks/test_rows.py \
-	tests/runtime/test_kvcache.py tests/cpu/test_control.py tests/cpu/test_calls.py
+	tests/runtime/kv/test_kvcache.py tests/cpu/test_control.py tests/cpu/test_calls.py
 
 .PHONY: test quick sweep mutants coverage lint golden demo ci clean
 

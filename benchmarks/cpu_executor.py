@@ -1,5 +1,5 @@
 """The CPU executor: opening, first launch, launch from the object cache, run, check mode, growth with the CTAs, and
-the interpreter of tests/oracle beside it.
+the interpreter of tests/evidence/oracle beside it.
 
 python -m benchmarks.cpu_executor [--json] [--rounds 25]      measure, append rows, print them
 python -m benchmarks.cpu_executor --report                    the table of the last run
@@ -137,7 +137,7 @@ def first(name: str) -> dict[str, float]:
 
 def checks(run: Run, rounds: int) -> Iterator[dict[str, Any]]:
     """Kernels of other kinds than `CASES`, fast and in check mode, on one thread."""
-    from tests.corpus.cases import CASES as CORPUS
+    from tests.evidence.corpus.cases import CASES as CORPUS
 
     for name in CHECKED:
         case = CORPUS[name]
@@ -163,7 +163,7 @@ def growth(run: Run, rounds: int) -> Iterator[dict[str, Any]]:
 
 def oracle(run: Run) -> Iterator[dict[str, Any]]:
     """The interpreter in NumPy over the whole grid, which the tests hold the executor against."""
-    from tests.oracle import Oracle
+    from tests.evidence.oracle import Oracle
 
     for name, make in CASES.items():
         case, device = make(), Oracle()

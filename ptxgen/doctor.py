@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import AssembleError, SpecError, TargetError
-from ptxgen.manifest import driver_text
+from ptxgen.export.manifest import driver_text
 from ptxgen.targets import ptx_of_driver, target_of_capability
 
 _PARTS = {

@@ -43,7 +43,7 @@ class Ptx:
 
     def manifest(self) -> dict[str, Any]:
         """The launch contract as plain data, for any language."""
-        from ptxgen.manifest import manifest
+        from ptxgen.export.manifest import manifest
 
         return manifest(self)
 

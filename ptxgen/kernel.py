@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ptxgen.dtypes import DType
 from ptxgen.errors import SpecError
@@ -175,15 +175,14 @@ _REGISTRY: dict[str, type[KernelType]] = {}
 K = TypeVar("K", bound=KernelType)
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """In a kernel type's body, `name: ClassVar[Spread] = Spread(Group)`: the fields of the dataclass stand here.
 
     `defaults` replaces defaults of the group; a default of None admits None.
     """
 
     group: type
-    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, object] = MappingProxyType({})
 
 
 def _spread(cls: type) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptxgen.errors import SpecError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from pathlib import Path
 
     from ptxgen.kernel import KernelType
 
@@ -39,6 +39,8 @@ def admit(cls: type[KernelType], name: str, known: type[KernelType] | None) -> N
 
     Raises `SpecError` where the name, or that of a template, is taken.
     """
+    from pathlib import Path  # slow to import, and needed by packages alone
+
     from ptxgen.kernels import module_names
 
     where = f"{cls.__module__}.{cls.__qualname__}"

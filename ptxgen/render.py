@@ -19,21 +19,26 @@ from jinja2 import (
     TemplateNotFound,
     Undefined,
     UndefinedError,
+    pass_context,
 )
 from jinja2 import TemplateError as JinjaError
+from jinja2.runtime import Context
 
 from ptxgen.builder import MARK, Builder, Fragment
 from ptxgen.builder.values import Not, Reg, RegArray, Table, immediate
 from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
+from ptxgen.lines.macros import MacroFile
 from ptxgen.lines.marks import LineMarks, marked_lines
 from ptxgen.lines.sources import Place, Placed, Run, shown_path
+from ptxgen.lines.words import counted
 from ptxgen.packages import OURS, package_of, template_folders
-from ptxgen.words import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 _WIDTH = 110
-_SHARED = ("entry", "flow", "module")
+_SHARED = ("entry.ptx.j2", "module.ptx.j2")
+_FLOW = "flow.ptx.j2"
+_OFTEN = ("when", "loop", "barrier")  # macros
 
 
 def templates_folder() -> Path:
@@ -47,10 +52,23 @@ def _beside_a_module(name: str) -> tuple[str, str, None] | None:
     return (found.read_text(encoding="utf-8"), str(found), None) if found else None
 
 
+class _Environment(Environment):
+    """Jinja's, which compiles the macros of flow.ptx.j2 one by one."""
+
+    flow: MacroFile | None = None
+
+    def get_template(self, name: Any, parent: str | None = None, globals: Any = None) -> Any:
+        if name != _FLOW:
+            return super().get_template(name, parent, globals)
+        if self.flow is None:
+            self.flow = MacroFile(self, name, lambda: super(_Environment, self).get_template(name))
+        return self.flow
+
+
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The one environment: strict, no autoescape (PTX is not HTML), block lines vanish."""
-    env = Environment(
+    env = _Environment(
         loader=ChoiceLoader([FileSystemLoader(templates_folder()), FunctionLoader(_beside_a_module)]),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -60,23 +78,37 @@ def environment() -> Environment:
         auto_reload=False,
         cache_size=-1,  # all of them, without a lock, which a fork could find held
         finalize=_place,
-        extensions=[LineMarks],
+        extensions=[LineMarks],  # type: ignore[list-item]
     )
     env.filters["counted"] = counted
     env.globals["guard"] = _guard
     env.globals["unless"] = _unless
+    env.globals["body_of"] = _body_of
     return env
 
 
 def prepare() -> None:
     """Compile the templates that every kernel has, which the first `generate` of a process would have to."""
     for name in _SHARED:
-        environment().get_template(f"{name}.ptx.j2")
+        environment().get_template(name)
+    flow = environment().get_template(_FLOW).module
+    for macro in _OFTEN:
+        getattr(flow, macro)
 
 
 def _place(value: object) -> object:
     """What an expression of a skeleton prints."""
     return value.place() if isinstance(value, Fragment) else value
+
+
+@pass_context
+def _body_of(context: Context, template: str, prefix: str) -> str:
+    """The body of another skeleton, around the builder's body of that prefix; labels begin with it, too."""
+    env = environment()
+    found, flow = env.get_template(template), env.get_template("flow.ptx.j2").module
+    macros = {name: value for name, value in vars(flow).items() if not name.startswith("_")}
+    names = found.new_context({**context.get_all(), **macros, **context["bodies"][prefix]})
+    return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(found.blocks["body"](names)))
 
 
 def _predicate(value: object) -> Reg | Not:
@@ -117,6 +149,7 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
         **b.exposed,
         **b.fragments,
         **b.absent,
+        "bodies": b.bodies,
         "spec": b.spec,
         "target": b.target,
         "entry": entry,
@@ -268,7 +301,7 @@ def _nearest(message: str, context: Mapping[str, object]) -> str:
     named = re.match(r"'(\w+)' is undefined", message)
     if not named:
         return ""
-    if hasattr(environment().get_template("flow.ptx.j2").module, named[1]):
+    if hasattr(environment().get_template(_FLOW).module, named[1]):
         return f'; import it: {{% from "flow.ptx.j2" import {named[1]} %}}'
     close = difflib.get_close_matches(named[1], context, 1)
     absent = f"; build() makes no fragment or register of this name, exposes none, and has no b.without({named[1]!r})"

@@ -18,7 +18,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.kernels import ArgMax, IncrementalAttention, KvCacheScatter, Rope
 from ptxgen.models.attention import program_of
 from ptxgen.runtime import BoundKernel, Device, open_device
-from ptxgen.runtime.model.step import Step
+from ptxgen.runtime.core.step import Step
 
 _lock = threading.Lock()
 _cpu: list[Device] = []

@@ -25,7 +25,7 @@ _WHERE = {
     "Sampling": "model.sampling",
     "Snapshot": "kv.snapshot",
     "Stream": "core.stream",
-    "TensorMap": "arrays.tensormap",
+    "TensorMap": "core.tensor_map",
     "compile_cuda": "cuda.nvrtc",
     "open_device": "opening",
 }

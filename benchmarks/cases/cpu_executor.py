@@ -116,7 +116,7 @@ SCALED: dict[str, Callable[[int], Case]] = {  # by a factor on the number of CTA
     "attention of 16 positions": lambda factor: foreign_attention(HEADS * factor, 16),
     "sgemm of more rows": lambda factor: sgemm(SIZE * factor),
 }
-# Cases of tests/corpus whose time in check mode is measured beside fast mode's, and what they spend it on.
+# Cases of tests/evidence/corpus whose time in check mode is measured beside fast mode's, and what they spend it on.
 CHECKED = {
     "insertion_sort": "branches, local memory", "histogram": "atomics in shared memory",
     "gemm_tiled": "tiles in shared memory", "gemm_mma": "cp.async, mma",

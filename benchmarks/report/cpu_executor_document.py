@@ -1,4 +1,4 @@
-"""The figures of docs/cpu-executor.md, from the rows of one run of `benchmarks.cpu_executor` and of `tests.fuzz`."""
+"""The figures of docs/cpu-executor.md, from a run of `benchmarks.cpu_executor` and of `tests.evidence.fuzz`."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _checking(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"Check mode takes {min(lines)[0]:.1f} to {max(lines)[0]:.1f} times as long as fast mode in these kernels: "
         "little more where a kernel computes, most where shared memory, barriers and asynchronous copies are all it "
-        "does. The kernels in brackets are those of `tests/corpus`, whose launches are short: part of their time is "
-        "what any launch takes.\n"
+        "does. The kernels in brackets are those of `tests/evidence/corpus`, whose launches are short: part of "
+        "their time is what any launch takes.\n"
     )
     cells = [(name, f"{fast:.3g}", f"{check:.3g}", f"{ratio:.1f}") for ratio, name, fast, check in sorted(lines)]
     yield table(["kernel, one thread", "fast", "check mode", "check ÷ fast"], cells)
@@ -114,7 +114,7 @@ def section(rows: Sequence[Row]) -> str:
 
 
 def fuzz_rows() -> list[Row]:
-    """Every row of `tests.fuzz`, oldest first."""
+    """Every row of `tests.evidence.fuzz`, oldest first."""
     return [row for rows in runs("fuzz").values() for row in rows]
 
 

@@ -5,67 +5,19 @@ Owns strides and the shapes of the parameters; the instructions that find a row 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ptxgen import rules
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.launch import Extent, Param, buffer
 from ptxgen.scales import scale_groups
-from ptxgen.spec.fields import Said
 
 if TYPE_CHECKING:
     import numpy as np
 
-KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
-PAGE_LAYOUTS = ("hnd", "nhd")
-RING = 64  # a ring holds a multiple of so many rows: of every tile
 
-
-def _rings(drawn: Mapping[str, Any]) -> Sequence[object]:
-    window = drawn.get("window") or (0 if "window" in drawn else 1)
-    rows = -(-window // RING) * RING
-    return (0,) if drawn.get("page_size") or not window else (0, rows, rows + 2 * RING)
-
-
-# What is known of fields of kernel types on a cache.
-CAPACITY = Said(local=True, silent="no result depends on it within the capacity")
-KV_HEADS = Said(local=True)
-INDIRECT = Said(doc="lengths or positions are read from device memory")
-PAGE_SIZE = Said(doc="positions of a page of the cache; 0: no pages", draws=(0, 16, 48, 64), refuses=(-1,))
-PAGE_LAYOUT = Said(
-    doc="order of a page's axes: hnd (head, position, element) or nhd (position, head, element)", later=True,
-    draws=lambda drawn: PAGE_LAYOUTS if drawn.get("page_size") else PAGE_LAYOUTS[:1], refuses=("?",),
-)  # fmt: skip
-RING_ROWS = Said(
-    doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions", later=True,
-    draws=_rings, refuses=(-1, 63),
-)  # fmt: skip
-
-
-def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:
-    """Reasons against pages in this layout, or a ring, for layers with this window."""
-    yield from rules.one_of("page_layout", page_layout, PAGE_LAYOUTS)
-    if page_layout != PAGE_LAYOUTS[0] and page_layout in PAGE_LAYOUTS and not page_size:
-        yield f"page_layout: needs a page_size (got {page_layout!r}; nearest: {PAGE_LAYOUTS[0]!r})"
-    if ring:
-        yield from rules.multiple_of("ring", ring, RING, RING, 1 << 24)
-        if page_size:
-            yield f"ring: pages that come again in the table are one (got ring={ring}, page_size={page_size})"
-        if not window or ring < window:
-            yield f"ring: must hold the window, so there must be one (got ring={ring}, window={window}; nearest: 0)"
-
-
-def ring_rows(window: int, appended: int, max_len: int) -> int:
-    """Rows of the ring of layers with a window, where up to `appended` positions join at a time before their queries
-    read; 0 where there is no window, or a ring would be no smaller than the cache."""
-    rows = -(-(window + appended - 1) // RING) * RING
-    return rows if window and appended and rows < max_len else 0
-
-
-@dataclass(frozen=True)
-class RowLayout:
+class RowLayout(NamedTuple):
     """Rows of K, or of V: `dim` elements, `pitch` elements from a row to the next, `heads` rows of a position side by
     side; int8 has scales beside them."""
 

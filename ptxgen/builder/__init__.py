@@ -41,6 +41,8 @@ class Builder:
         self.shared_variables: dict[str, Shared] = {}
         self.tables: dict[str, Table] = {}
         self.exposed: dict[str, object] = {}
+        self.bodies: dict[str, dict[str, object]] = {}  # prefix -> what a body's skeleton knows, by names without it
+        self._prefix = ""  # of the open body
         self._types: dict[str, str] = {}  # of every declared register, those of arrays included
         self._current: Fragment | None = None
         self._written: set[str] = set()
@@ -61,13 +63,15 @@ class Builder:
         """
         if self._current is not None:
             raise self._error(f"fragment {name!r} opened inside {self._current.name!r}; fragments do not nest")
-        if name in self.fragments:
-            raise self._error(f"fragment {name!r} is built twice")
-        if name in self.absent:
-            raise self._error(f"fragment {name!r} is built, and declared to be absent")
+        full = self._prefix + name
+        if full in self.fragments:
+            raise self._error(f"fragment {full!r} is built twice")
+        if full in self.absent:
+            raise self._error(f"fragment {full!r} is built, and declared to be absent")
         if what:
-            self._check_note(what, f"fragment {name!r}: what it does")
-        self._current = self.fragments[name] = Fragment(name, self._site(), what)
+            self._check_note(what, f"fragment {full!r}: what it does")
+        self._current = self.fragments[full] = Fragment(full, self._site(), what)
+        self._tell(name, self._current)
         caller = sys._getframe(2)  # behind this generator and its context manager
         self._outermost = self._outer(caller)
         try:
@@ -78,34 +82,69 @@ class Builder:
     def without(self, *names: str) -> None:
         """Declare fragments that this text lacks: a skeleton places nothing for them, and may ask `{% if name %}`."""
         for name in names:
-            if name in self.fragments:
-                raise self._error(f"fragment {name!r} is built, and declared to be absent")
-            self.absent[name] = ABSENT
+            full = self._prefix + name
+            if full in self.fragments:
+                raise self._error(f"fragment {full!r} is built, and declared to be absent")
+            self.absent[full] = ABSENT
+            self._tell(name, ABSENT)
+
+    @contextmanager
+    def body(self, prefix: str) -> Iterator[None]:
+        """What is declared inside is of one body of several in a text: its names begin with `prefix_`, and a skeleton
+        that is placed by `body_of(template, prefix)` knows them without. Dynamic shared memory is the same for all."""
+        if self._prefix or self._current is not None or prefix in self.bodies:
+            raise self._error(f"body {prefix!r} opened twice, or inside another one or a fragment")
+        self.bodies[prefix], self._prefix = {}, f"{prefix}_"
+        try:
+            yield
+        finally:
+            self._prefix = ""
+
+    def _tell(self, name: str, value: object) -> None:
+        """The open body's skeleton knows a value by this name."""
+        if self._prefix:
+            self.bodies[self._prefix[:-1]][name] = value
+
+    def known(self, name: str) -> Reg | None:
+        """The register of that name, if it is declared."""
+        return self.registers.get(self._prefix + name)
+
+    def known_array(self, name: str) -> RegArray | None:
+        """The array of that name, if it is declared."""
+        return self.arrays.get(self._prefix + name)
 
     def reg(self, name: str, type: str) -> Reg:
         """Declare one register; `name` without the `%`."""
         self._check_name(name)
+        given, name = name, self._prefix + name
         if name in self._types or name in self.arrays:
             raise self._error(f"register %{name} is already declared; pass the register itself to write it again")
         if special_register(f"%{name}") or special_register(f"%{name}.x"):
             raise self._error(f"register %{name}: PTX has a special register of that name; choose another")
         self.registers[name] = Reg(name, type)
         self._types[name] = type
+        self._tell(given, self.registers[name])
         return self.registers[name]
 
     def array(self, name: str, type: str, count: int) -> RegArray:
         """Declare `%name<count>`."""
         self._check_name(name)
+        given, name = name, self._prefix + name
         made = RegArray(name, type, count)
         taken = [n for n in (name, *(reg.name for reg in made)) if n in self._types or n in self.arrays]
         if taken:
             raise self._error(f"register %{taken[0]} is already declared")
         self.arrays[name] = made
         self._types.update((reg.name, type) for reg in made)
+        self._tell(given, made)
         return made
 
     def shared(self, name: str, nbytes: int, align: int = 16, *, dynamic: bool = False) -> Shared:
         """Declare a shared-memory variable of `nbytes`; the one dynamic variable takes its size from the launch."""
+        if not dynamic:
+            name = self._prefix + name
+        elif self._prefix and name in self.shared_variables and self.shared_variables[name].dynamic:
+            nbytes = max(nbytes, self.shared_variables.pop(name).bytes)
         if name in self.shared_variables:
             raise self._error(f"shared variable {name} is already declared")
         self.shared_variables[name] = Shared(name, nbytes, align, dynamic)
@@ -120,7 +159,9 @@ class Builder:
 
     def expose(self, **values: object) -> None:
         """Give the template values under these names (unroll counts to print, names of variants)."""
-        self.exposed.update(values)
+        for name, value in values.items():
+            self.exposed[self._prefix + name] = value
+            self._tell(name, value)
 
     # -- instructions -------------------------------------------------------------------------------------------
 

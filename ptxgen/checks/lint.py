@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.checks.largest import ANY, HALF, RULES, SPECIAL
 from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol
@@ -91,8 +90,7 @@ def _quick(largest: Mapping[str, int], operand: Operand) -> int:
     return value if isinstance(value, int) and value >= 0 else ANY
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
+class _Mark(NamedTuple):
     """A product that may be large, and what was known of its factors there."""
 
     item: Instruction

@@ -12,11 +12,11 @@ import click
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
+from ptxgen.export.manifest import spec_fields
 from ptxgen.files.listing import merged
 from ptxgen.files.output import write_files
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
-from ptxgen.manifest import spec_fields
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 

@@ -10,7 +10,7 @@ import click
 
 from ptxgen.cli._output import emit_json, json_option
 from ptxgen.errors import IsaError, TargetError
-from ptxgen.manifest import driver_text
+from ptxgen.export.manifest import driver_text
 from ptxgen.parser import parse
 from ptxgen.requires import LoadVerdict, explain_load, requirements, spare_suffix
 from ptxgen.targets import ALL_TARGETS, cuda_of_driver, driver_for_ptx, target

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import SpecError
+from ptxgen.export.manifest import driver_text, parameter_layout
 from ptxgen.generator import generate
-from ptxgen.manifest import driver_text, parameter_layout
 from ptxgen.models.arena import ALIGN, plan_arena
 from ptxgen.models.decode import step_program
 from ptxgen.models.packing import WeightSource, formats_of, packed

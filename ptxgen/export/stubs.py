@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ptxgen.export.manifest import plain
 from ptxgen.kernel import find_kernel_type
 from ptxgen.launch import Extent, capacities_of
-from ptxgen.manifest import plain
 from ptxgen.render import environment
 
 _C_TYPES = {

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptxgen.errors import PtxgenError, SpecError
+from ptxgen.export.manifest import manifest
 from ptxgen.files.output import check_below, write_files
 from ptxgen.generator import Ptx, generate
 from ptxgen.golden.compare import RESOURCES, Finding, Snapshot, compare
 from ptxgen.golden.record import by_folder, measured, read_record, record_text
 from ptxgen.kernel import KernelType, kernel_types, make_spec, supports
-from ptxgen.manifest import manifest
 from ptxgen.packages import package_of
 from ptxgen.targets import Target, target
 

@@ -38,6 +38,16 @@ def store_words(b: Builder, base: Base, words: Sequence[Reg], offset: int = 0, *
         b.op(f"st.{space}{_suffix(vector)}.{type}", Addr(base, offset + 4 * first), source, pred=pred)
 
 
+def store_one(b: Builder, base: Reg, value: Reg, dtype: DType, *, pred: Guard = None) -> None:
+    """Store one f32 as an element, rounded as `pack` does."""
+    if dtype.name == "f32":
+        b.op("st.global.f32", base[0], value, pred=pred)
+        return
+    word = scratch(b, "one_word", "b32")
+    pack(b, (word,), (value,) * (4 // dtype.bytes), dtype)
+    b.op(f"st.global.b{8 * dtype.bytes}", base[0], word, pred=pred)
+
+
 def word_array(b: Builder, name: str, values: RegArray, dtype: DType) -> RegArray:
     """Registers for the packed form of `values`: an array of that name, or for f32 the values themselves."""
     return values if dtype.name == "f32" else b.array(name, "b32", words_of(dtype, len(values)))
@@ -82,13 +92,13 @@ def vectors(count: int) -> list[tuple[int, int]]:
 
 def scratch(b: Builder, name: str, type: str) -> Reg:
     """A register used and forgotten within an idiom; declared once a kernel."""
-    found = b.registers.get(name)
+    found = b.known(name)
     return found if found is not None else b.reg(name, type)
 
 
 def scratch_array(b: Builder, name: str, type: str, count: int) -> RegArray:
     """The same of an array."""
-    found = b.arrays.get(name)
+    found = b.known_array(name)
     return found if found is not None else b.array(name, type, count)
 
 

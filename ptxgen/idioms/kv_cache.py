@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
-from ptxgen.attention.cache import place_rules
+from ptxgen.attention.cache_fields import place_rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, f16, s8, s32
@@ -67,12 +67,12 @@ class CacheSpec(Protocol):
         """Rows of a ring; 0: a row for every position."""
 
 
-def cache_rules(spec: CacheSpec) -> Iterator[str]:
-    """Reasons against a cache of these fields."""
+def cache_rules(spec: CacheSpec, dtypes: Sequence[str] = KV_DTYPES) -> Iterator[str]:
+    """Reasons against a cache of these fields; `dtypes`: what its elements may be."""
     yield from rules.between("max_len", spec.max_len, 1, 1 << 30)
     yield from rules.multiple_of("head_dim", spec.head_dim, 8, 8, 512)
     yield from rules.between("n_kv_heads", spec.n_kv_heads, 1, 1024)
-    yield from rules.one_of("kv_dtype", spec.kv_dtype.name, KV_DTYPES)
+    yield from rules.one_of("kv_dtype", spec.kv_dtype.name, dtypes)
     yield from rules.between("page_size", spec.page_size, 0, 1 << 16)
     yield from place_rules(spec.page_size, spec.page_layout, spec.ring, spec.ring)
 

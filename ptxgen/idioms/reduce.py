@@ -6,7 +6,7 @@ Straight-line parts are fragments; the macro `reduce` of flow.ptx.j2 places them
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
@@ -65,8 +65,7 @@ def over_warp(b: Builder, operation: str, values: Reg | Sequence[Reg]) -> None:
             over_lanes(b, operation, value)
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """What the macro `reduce` places: a warp's part, the CTA's with a barrier before it, then the cluster's.
 
     `repeats`: it stands in a loop, so no thread may write the next parts before all have read these.

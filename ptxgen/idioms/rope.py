@@ -216,7 +216,7 @@ def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DTy
 
 
 def cos_sin(b: Builder, r: Rotation, position: Reg, turn: Reg) -> tuple[Reg, Reg]:
-    """Cosine and sine of a pair's angle, in scratch registers."""
+    """Cosine and sine of a pair's angle at an s64 position, in scratch registers."""
     scratch = convert.scratch
     phase, low, high = scratch(b, "phase", "b64"), scratch(b, "phase_lo", "b32"), scratch(b, "phase_hi", "b32")
     angle, cos, sin = scratch(b, "angle", "f32"), scratch(b, "cos", "f32"), scratch(b, "sin", "f32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -38,8 +38,7 @@ def chunk_address(b: Builder, buffer: Reg, row: Reg, row_bytes: int, chunk: Reg,
     return buffer
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What a thread got: a head of a part (one of `part_heads`), a chunk of it, and whether it has one at all.
 
     `since` has a predicate for every part but the first: the CTA belongs to that part or a later one.
@@ -52,8 +51,7 @@ class Place:
     since: tuple[Reg, ...]
 
 
-@dataclass(frozen=True)
-class HeadMap:
+class HeadMap(NamedTuple):
     """Rows of heads over CTAs, part by part (q, k, v): whole heads to a CTA, a chunk of 8 elements to a thread.
 
     `grouped`: the chunks of a head are padded to groups of four lanes, which share an int8 scale.

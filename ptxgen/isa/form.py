@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ptxgen.targets import Target
@@ -62,8 +62,7 @@ _ADDRESS_REGISTERS = frozenset({"b32", "u32", "s32", "b64", "u64", "s64"})
 _WIDE_ADDRESS_REGISTERS = frozenset({"b64", "u64", "s64"})
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(NamedTuple):
     """Which values a literal may have. `text` is the row's: `24..256/8` (a multiple of 8), `1..`, `4|8|16`."""
 
     text: str

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, Cache, place_rules
+from ptxgen.attention.cache import Cache
+from ptxgen.attention.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
 from ptxgen.attention.decode.chunks import MAX_CHUNKS, STEP, Cut
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose

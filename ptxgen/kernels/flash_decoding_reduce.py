@@ -17,7 +17,7 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.programmatic import programmatic_rules
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3
-from ptxgen.words import counted
+from ptxgen.lines.words import counted
 
 if TYPE_CHECKING:
     import numpy as np

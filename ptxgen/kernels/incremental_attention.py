@@ -7,16 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import (
-    CAPACITY,
-    KV_DTYPES,
-    KV_HEADS,
-    PAGE_LAYOUT,
-    PAGE_SIZE,
-    RING_ROWS,
-    Cache,
-    place_rules,
-)
+from ptxgen.attention.cache import Cache
+from ptxgen.attention.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS, place_rules
 from ptxgen.attention.decode import place as locate
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.attention.cache import CAPACITY, KV_HEADS
+from ptxgen.attention.cache_fields import CAPACITY, KV_HEADS
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.kv_cache import KV_DTYPES

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import (
+from ptxgen.attention.cache import Cache
+from ptxgen.attention.cache_fields import (
     CAPACITY,
     INDIRECT,
     KV_DTYPES,
@@ -14,7 +15,6 @@ from ptxgen.attention.cache import (
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
-    Cache,
     place_rules,
 )
 from ptxgen.attention.prefill import tiles

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import CAPACITY, INDIRECT, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
+from ptxgen.attention.cache_fields import CAPACITY, INDIRECT, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, starmap
-from pathlib import Path
 from types import CodeType
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A line of a file. `str()` shortens the file's path for reading."""
 
     file: str
@@ -30,8 +27,7 @@ class Place:
         return f"{shown_path(self.file)}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where one line comes from. `code` emitted it (a kernel type's line, or an idiom's); `caller` is the line of the
     kernel type's `build` that called the idiom, None where that is the same; `template` is the line of the kernel's own
     template that placed it, `macro` the line inside of what that called, None where it called nothing."""
@@ -85,6 +81,8 @@ class SourceMap:
         """The origin of a line; None where it has none."""
         if not 0 < line <= self.lines:
             return None
+        from bisect import bisect_right
+
         index = bisect_right(self._starts, line) - 1
         placed, fragment, sites = self._runs[index]
         template, macro = [*starmap(Place, placed), None, None][:2]
@@ -132,33 +130,35 @@ def origin(text: str, line: int) -> Origin | None:
     return known.at(line) if known is not None else _by_loc(text, line)
 
 
-_FILE = re.compile(r'^[ \t]*\.file\s+(\d+)\s+"([^"\n]*)"', re.MULTILINE)
-_LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
-_ENDS = re.compile(r"\s*[})]|.*\.(?:entry|func)\b")
+# compiled when they are asked for: few texts have such lines
+_FILE = r'(?m)^[ \t]*\.file\s+(\d+)\s+"([^"\n]*)"'
+_LOC = r"\s*\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?"
+_ENDS = r"\s*[})]|.*\.(?:entry|func)\b"
 
 
 def _by_loc(text: str, line: int) -> Origin | None:
     if ".loc" not in text:
         return None
+    loc, ends = re.compile(_LOC), re.compile(_ENDS)
     for before in reversed(lines_of(text)[: line - 1]):
-        found = _LOC.match(before)
+        found = loc.match(before)
         if found:
-            files = dict(_FILE.findall(text))
+            files = dict(re.findall(_FILE, text))
             code, caller = ((files.get(found[i]), found[i + 1]) for i in (1, 3))
             places = [Place(file, int(number)) if file else None for file, number in (code, caller)]
             return Origin("", *places) if places[0] else None
-        if _ENDS.match(before):
+        if ends.match(before):
             return None
     return None
 
 
 def has_line_info(text: str) -> bool:
     """Whether a text has `.loc`, which assemblers keep when they are asked to."""
-    return _HAS_LOC.search(text) is not None
+    return re.search(_HAS_LOC, text) is not None
 
 
-_HAS_LOC = re.compile(r"^[ \t]*\.loc\s", re.MULTILINE)
-_NAMED = re.compile(r"\bline\s+(\d+)")
+_HAS_LOC = r"(?m)^[ \t]*\.loc\s"
+_NAMED = r"\bline\s+(\d+)"
 
 
 def quoted(text: str, said: str) -> str:
@@ -167,7 +167,7 @@ def quoted(text: str, said: str) -> str:
     shown = []
     for sentence in said.splitlines():
         shown.append(f"  {sentence.strip()}")
-        found = _NAMED.search(sentence)
+        found = re.search(_NAMED, sentence)
         if found and 0 < int(found[1]) <= len(lines):
             number = int(found[1])
             shown.append(f"    {number} | {lines[number - 1].strip()}{in_brackets(origin(text, number))}")
@@ -181,10 +181,8 @@ def in_brackets(source: Origin | None) -> str:
 
 def shown_path(file: str) -> str:
     """The path as messages show it: from the package's folder on, else from the working directory on, else whole."""
-    path = Path(file)
-    if path.is_relative_to(_PACKAGE / "templates"):
-        return path.relative_to(_PACKAGE).as_posix()
-    for root in (_PACKAGE.parent, Path.cwd()):
-        if path.is_relative_to(root):
-            return path.relative_to(root).as_posix()
-    return os.fspath(path)
+    beside = os.path.dirname(_PACKAGE)
+    for root, inside in ((_PACKAGE, os.path.join(_PACKAGE, "templates")), (beside, beside), (os.getcwd(), os.getcwd())):
+        if file.startswith(inside + os.sep):
+            return file[len(root) + 1 :].replace(os.sep, "/")
+    return file

@@ -7,6 +7,7 @@ below 0 takes no part. "prefill": `rows` positions of one sequence from `positio
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.draft import Draft, Formats
-from ptxgen.models.program import Part, Program, Ref
+from ptxgen.models.program import Pairs, Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.scales import scale_groups
 from ptxgen.weights import weight_format
@@ -23,6 +24,7 @@ from ptxgen.weights import weight_format
 CHOICES = ("greedy", "sample", "penalise")
 STEPS = ("decode", "batch", "prefill")
 QKV = ("q_proj", "k_proj", "v_proj")
+BLOCK = 128  # rows of a scale of e4m3_block
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
 
 
@@ -82,11 +84,21 @@ class _Step(Draft):
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
-        return Part(self.at(name), self.model.products()[name][0])
+        return Part(self.at(name), self.model.products()[name][0], self._pairs(name))
 
     def _bias(self, name: str) -> Part:
         """Its bias."""
-        return Part(f"{self.at(name)}.bias", self.model.products()[name][0])
+        return Part(f"{self.at(name)}.bias", self.model.products()[name][0], self._pairs(name))
+
+    def _pairs(self, name: str = "q_proj") -> Pairs | None:
+        """How rows of q and k lie other than in the file: what rotates together is neighbours, so that a product can
+        rotate its own results. Not where a norm of heads or scales of blocks know the file's order."""
+        model, rope = self.model, self.model.layer(self.layer).rope
+        if name not in ("q_proj", "k_proj") or rope is None or model.rope_style == "norm" or model.block.qk_norm:
+            return None
+        head = model.shape.head_dim
+        in_blocks = "e4m3_block" in (self.format_of(self.at(each)) for each in ("q_proj", "k_proj"))
+        return None if in_blocks and BLOCK % head else Pairs(head, rope.rotary_dim)
 
     def _norm_weight(self, name: str) -> str:
         width = self.model.norms()[name] if self.layer >= 0 else self.model.dim
@@ -101,12 +113,16 @@ class _Step(Draft):
         held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
         given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
         if norm and rows == 1:
-            fields |= {"norm": "rms", "eps": self.model.norm_eps, "norm_offset": self.model.block.norm_offset}
+            fields |= self._norm_fields()
             given["norm_weight"] = self._norm_weight(norm)
         if bias:
             given["bias"] = bias
         kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+
+    def _norm_fields(self) -> dict[str, Any]:
+        """Fields of a product that norms its inputs."""
+        return {"norm": "rms", "eps": self.model.norm_eps, "norm_offset": self.model.block.norm_offset}
 
     def _rms(self, role: str, norm: str, x: str | Ref, out: str | Ref, rows: int = 0, **fields: Any) -> None:
         weight = self._norm_weight(norm)
@@ -211,21 +227,57 @@ class _Step(Draft):
 
     def _attention(self, x: str) -> None:
         model = self.model
-        q, k, v = self._qkv(x)
         kind = model.layer(self.layer)
         ring = CacheForm(rings=self.rings).ring(model.shape, kind)
-        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=model.rope_style, precise=True, ring=ring)
-        self._append(attention, q, k, v)
+        style = "norm" if self._pairs() else model.rope_style
+        attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=style, precise=True, ring=ring)
+        if self._fuses(attention):
+            q = self._qkv_append(x, attention)
+        else:
+            q, k, v = self._qkv(x)
+            self._append(attention, q, k, v)
         out = self.scratch("attention.out", model.q_width)
         self._attend(attention, q, out)
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
+    def _fuses(self, attention: Attention) -> bool:
+        """Whether one launch makes q, k and v, rotates and appends."""
+        alone = self.rows == 1 and self.step != "batch" and not self.model.block.qk_norm
+        rotates = attention.rope is not None and attention.style == "norm"
+        fits = attention.head_dim % STACK == 0 and self.kv_dtype != s8
+        return alone and rotates and fits and self._stacks()[0] != QKV[:1] and len(self._biased()) in (0, len(QKV))
+
+    def _biased(self) -> list[str]:
+        """Which of the three have a bias."""
+        return [name for name in QKV if name in self.model.biases]
+
+    def _qkv_append(self, x: str, attention: Attention) -> Ref:
+        """The queries; keys and values are in the cache."""
+        model, norm = self.model, self.model.block.attention_norm
+        weights = [self._stacked(names) for names in self._stacks()]
+        q = self.scratch("q.out", model.q_width)
+        given: dict[str, str | Ref] = {"x": x, "q": q, **self._caches(attention), **self._position()}
+        given |= dict(zip(("weight", "v_weight"), weights, strict=False))
+        kinds = dict(zip(("weights", "v_weights"), (self.tensors[each].format for each in weights), strict=False))
+        fields: dict[str, Any] = {"k": model.dim, "bias": bool(self._biased()), **kinds}
+        if self._biased():
+            given["bias"] = self._qkv_bias()
+        if norm:
+            fields |= self._norm_fields()
+            given["norm_weight"] = self._norm_weight(norm)
+        self.op("qkv_append", "qkv_append", given, {}, **attention.fields("qkv_append", **fields))
+        return Ref(q)
+
+    def _qkv_bias(self) -> str:
+        """The biases of all three."""
+        return self.vector(self.at("qkv.bias"), *map(self._bias, QKV))
+
     def _qkv(self, x: str) -> list[Ref]:
         """Queries, keys and values of a layer, normed where the family norms them."""
         model, shape = self.model, self.model.shape
         source, norm = self._normed(model.block.attention_norm, x)
-        found = self._stacked_qkv(source, norm) if self._stacks() else self._single_qkv(source, norm)
+        found = [ref for names in self._stacks() for ref in self._products_of(names, source, norm)]
         if model.block.qk_norm:
             for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
                 rows = self.rows * (n_heads if model.block.qk_norm == "head" else 1)
@@ -234,44 +286,47 @@ class _Step(Draft):
                 found[i] = Ref(out)
         return found
 
-    def _stacks(self) -> bool:
-        """Whether the three matrices make one: of one format, of whole records, all or none with a bias."""
-        widths = [self.model.products()[name][0] for name in QKV]
-        one_format = len({self.format_of(self.at(name)) for name in QKV}) == 1
-        biased = len(set(QKV) & set(self.model.biases))
-        return one_format and biased in (0, len(QKV)) and all(width % STACK == 0 for width in widths)
+    def _stacks(self) -> list[tuple[str, ...]]:
+        """Which of the three matrices make one: of one format, of whole records, all or none with a bias."""
+        if len(self._biased()) in (0, len(QKV)):
+            for names in (QKV, QKV[:2]):
+                whole = all(self.model.products()[name][0] % STACK == 0 for name in names)
+                if whole and len({self.format_of(self.at(name)) for name in names}) == 1:
+                    return [names, QKV[len(names) :]] if names != QKV else [QKV]
+        return [(name,) for name in QKV]
 
-    def _stacked_qkv(self, x: str, norm: str) -> list[Ref]:
-        """One product where one row reads the matrix; else one for each third of it, so that rows lie together."""
-        dim = self.model.dim
-        parts = [self._part(name) for name in QKV]
-        whole = self.matrix(self.at("qkv"), parts, dim)
-        bias = self.vector(self.at("qkv.bias"), *map(self._bias, QKV)) if "q_proj" in self.model.biases else ""
-        width = sum(part.rows for part in parts)
-        before = [sum(part.rows for part in parts[:i]) for i in range(len(QKV))]
-        if self.rows == 1:
-            out = self.scratch("qkv.out", width)
-            self._product("qkv", whole, width, dim, x, out, norm=norm, bias=bias)
-            return [Ref(out, rows * f32.bytes) for rows in before]
-        format = weight_format(self.tensors[whole].format)
-        found = []
-        for name, part, rows in zip(QKV, parts, before, strict=True):
-            out = self.scratch(f"{name}.out", part.rows)
-            own_bias = Ref(bias, rows * f32.bytes) if bias else ""
-            third = Ref(whole, format.nbytes(rows, dim) if rows else 0)
-            self._product(name, third, part.rows, dim, x, out, norm=norm, bias=own_bias)
-            found.append(Ref(out))
-        return found
+    def _stacked(self, names: tuple[str, ...]) -> str:
+        """The matrix of some of the three."""
+        name = names[0] if len(names) == 1 else "".join(each[0] for each in names)
+        return self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
 
-    def _single_qkv(self, x: str, norm: str) -> list[Ref]:
-        found = []
-        for name in QKV:
-            part, out = self._part(name), self.scratch(f"{name}.out", self.model.products()[name][0])
-            bias = self.vector(self.at(f"{name}.bias"), self._bias(name)) if name in self.model.biases else ""
-            weight = self.matrix(self.at(name), [part], self.model.dim)
-            self._product(name, weight, part.rows, self.model.dim, x, out, norm=norm, bias=bias)
-            found.append(Ref(out))
-        return found
+    def _products_of(self, names: tuple[str, ...], x: str, norm: str) -> Iterator[Ref]:
+        """One product where one row reads the matrix; else one for each part of it, so that rows lie together."""
+        dim, whole = self.model.dim, self._stacked(names)
+        widths = {name: self.model.products()[name][0] for name in QKV}
+        kind = weight_format(self.tensors[whole].format)
+        taken = [names] if self.rows == 1 else [(name,) for name in names]
+        for group in taken:
+            before = names[: names.index(group[0])]
+            weight: str | Ref = whole
+            if group != names:
+                weight = Ref(whole, kind.nbytes(sum(widths[name] for name in before), dim) if before else 0)
+            role, width = whole.rpartition(".")[2] if group == names else group[0], sum(widths[n] for n in group)
+            out = self.scratch(f"{role}.out", width)
+            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group))
+            for name in group:
+                at = sum(widths[each] for each in group[: group.index(name)])
+                yield Ref(out, at * f32.bytes) if len(group) > 1 else Ref(out)
+
+    def _bias_of(self, names: tuple[str, ...]) -> str | Ref:
+        """The bias of some of the three, or ""."""
+        if len(self._biased()) == len(QKV):
+            whole = self._qkv_bias()
+            before = QKV[: QKV.index(names[0])]
+            rows = sum(self.model.products()[name][0] for name in before)
+            return whole if names == QKV else Ref(whole, rows * f32.bytes)
+        biased = [name for name in names if name in self.model.biases]
+        return self.vector(self.at(f"{names[0]}.bias"), self._bias(names[0])) if biased else ""
 
     def _caches(self, attention: Attention) -> dict[str, str]:
         """The layer's cache, by parameter name."""

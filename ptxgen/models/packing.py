@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ptxgen.models.program import Tensor
+from ptxgen.models.program import Part, Tensor
 from ptxgen.models.spec import ModelSpec
 from ptxgen.weights import weight_format
 from ptxgen.weights.format import interleave
@@ -44,11 +44,20 @@ def formats_of(source: WeightSource) -> dict[str, str]:
 def packed(tensor: Tensor, source: WeightSource) -> Iterator[np.ndarray]:
     """The bytes of a weight in pieces, in order; f32 of a vector. Matrices below one another come one at a time."""
     if not tensor.format:
-        yield np.concatenate([np.ravel(source.read(part.name)["weight"]) for part in tensor.parts], dtype=np.float32)
+        yield np.concatenate([np.ravel(_read(source, part)["weight"]) for part in tensor.parts], dtype=np.float32)
         return
     format = weight_format(tensor.format)
-    matrices = (format.pack(source.read(part.name), part.rows, tensor.cols) for part in tensor.parts)
+    matrices = (format.pack(_read(source, part), part.rows, tensor.cols) for part in tensor.parts)
     if tensor.gated:
         yield interleave(next(matrices), next(matrices), format.records(tensor.parts[0].rows))
     else:
         yield from matrices
+
+
+def _read(source: WeightSource, part: Part) -> Mapping[str, np.ndarray]:
+    """A tensor's arrays, their rows in the part's order. What belongs to all rows, or to blocks of 128, stays."""
+    arrays = source.read(part.name)
+    if part.pairs is None:
+        return arrays
+    order = part.pairs.order(part.rows)
+    return {name: np.asarray(a)[order] if np.shape(a)[:1] == (part.rows,) else a for name, a in arrays.items()}

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxgen.errors import SpecError
+from ptxgen.export.manifest import FORMAT, spec_fields
 from ptxgen.generator import generate
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType, find_kernel_type, supports
-from ptxgen.manifest import FORMAT, spec_fields
 from ptxgen.models import LayerKind, ModelShape
 from ptxgen.models.attention import Attention, program_of
 from ptxgen.models.caches import CacheForm

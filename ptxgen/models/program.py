@@ -10,21 +10,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import DType, u64
 from ptxgen.errors import SpecError
 from ptxgen.kernel import KernelType
 from ptxgen.launch import Param, evaluate
 
+if TYPE_CHECKING:
+    import numpy as np
+
 KINDS = ("weight", "state", "input", "output", "scratch")
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Rows of heads of `head_dim`, whose first `rotary_dim` rotate in pairs: the two of a pair lie side by side, where
+    the file has them half of `rotary_dim` apart."""
+
+    head_dim: int
+    rotary_dim: int
+
+    def order(self, rows: int) -> np.ndarray:
+        """The file's row of every row, of heads of `rows` rows in all."""
+        import numpy as np
+
+        half = self.rotary_dim // 2
+        head = np.arange(self.head_dim)
+        head[: self.rotary_dim] = head[: self.rotary_dim].reshape(2, half).T.reshape(-1)
+        return (np.arange(0, rows, self.head_dim)[:, None] + head).reshape(-1)
+
+
+@dataclass(frozen=True)
 class Part:
-    """A tensor of a file with its rows (a vector: its elements)."""
+    """A tensor of a file with its rows (a vector: its elements); `pairs`: in another order than the file's."""
 
     name: str
     rows: int
+    pairs: Pairs | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry
@@ -37,6 +38,8 @@ class Epilogue:
     def build(self, loop: TileLoop, norm: Stage | Squares | None, tokens: Tokens | None) -> None:
         """All fragments. `norm` has the sums of squares."""
         self.tokens = tokens
+        self.loop = loop
+        self.begin()
         self._locate(loop)
         self._publish(loop)
         self._find_result(loop)
@@ -107,28 +110,50 @@ class Epilogue:
             record = b.op("min.u32", "out_record", record, spec.kind.records(spec.n))
             out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
             inside = b.op("setp.lt.u32", "row_in_matrix", out_row, spec.n)
-            out = b.ld_param("out")
-            if self.tokens is not None and self.token is not None:
-                token = b.op("add.u32", "out_token", self.tokens.first, self.token)
-                b.op("setp.lt.and.u32", inside, token, self.tokens.rows, inside)
-                wide = b.op("mul.wide.u32", "out_offset", token, 4 * spec.n)
-                b.op("add.u64", out, out, wide)
-            b.op("mad.wide.u32", out, out_row, 4, out)
+            self.place(out_row, inside)
         with b.fragment("store", "store the result"):
-            result = self.values[0]
-            if spec.bias:
-                bias = b.ld_param("bias")
-                b.op("mad.wide.u32", bias, out_row, 4, bias)
-                value = b.op("ld.global.nc.f32", "bias_value", bias[0])
-                b.op("add.f32", result, result, value)
-            if spec.activation:
-                activate(b, spec.activation, (result,))
-            if spec.gated:
-                b.op("mul.f32", result, result, self.values[1])
-            if spec.residual:
-                before = b.op("ld.global.f32", "before", out[0])
-                b.op("add.f32", result, result, before)
-            b.op("st.global.f32", out[0], result)
+            self.store(out_row)
+
+    # -- what becomes of a result: other kinds of epilogue say it otherwise --------------------------------------------
+
+    def begin(self) -> None:
+        """Fragment `read_early`: what is asked for before x."""
+        self.b.without("read_early")
+
+    def place(self, out_row: Reg, inside: Reg) -> None:
+        """Where the result goes, `values[0]` of row `out_row`; `inside`: the matrix has it. All threads that have a
+        result are here, so that they may exchange."""
+        b, spec = self.b, self.spec
+        self.out = out = b.ld_param("out")
+        if self.tokens is not None and self.token is not None:
+            token = b.op("add.u32", "out_token", self.tokens.first, self.token)
+            b.op("setp.lt.and.u32", inside, token, self.tokens.rows, inside)
+            wide = b.op("mul.wide.u32", "out_offset", token, 4 * spec.n)
+            b.op("add.u64", out, out, wide)
+        b.op("mad.wide.u32", out, out_row, 4, out)
+
+    def store(self, out_row: Reg) -> None:
+        """Bias, activation, gate, residual, and the store, by threads whose row the matrix has."""
+        b, spec, out = self.b, self.spec, self.out
+        result = self.values[0]
+        if spec.bias:
+            self.add_bias(out_row)
+        if spec.activation:
+            activate(b, spec.activation, (result,))
+        if spec.gated:
+            b.op("mul.f32", result, result, self.values[1])
+        if spec.residual:
+            before = b.op("ld.global.f32", "before", out[0])
+            b.op("add.f32", result, result, before)
+        b.op("st.global.f32", out[0], result)
+
+    def add_bias(self, out_row: Reg, inside: Reg | None = None) -> None:
+        """The row's bias; where there may be none, `inside` says whether there is."""
+        b = self.b
+        bias = b.ld_param("bias")
+        b.op("mad.wide.u32", bias, out_row, 4, bias)
+        value = b.op("ld.global.nc.f32", "bias_value", bias[0], pred=inside)
+        b.op("add.f32", self.values[0], self.values[0], value, pred=inside)
 
     def _divide_by_root(self, norm: Stage | Squares) -> None:
         """The squares of all warps in order, and the results over their root."""

@@ -61,8 +61,9 @@ class TileLoop(ABC):
         """Whether a tile is asked for when the one before is multiplied, not before: for want of registers."""
         return False
 
-    def locate(self, cta: str) -> None:
-        """Which tiles are this warp's; the first is asked for. `cta`: the special register that counts groups."""
+    def locate(self, cta: str, first_cta: int = 0, weight: str = "weight") -> None:
+        """Which tiles are this warp's; the first is asked for. `cta`: the special register that counts groups, from
+        `first_cta` on; `weight`: the parameter."""
         b, at = self.b, self.at
         with b.fragment("locate", "the warp's record and tiles, and the lane's place in a tile"):
             self.thread = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -73,9 +74,11 @@ class TileLoop(ABC):
             self.row = b.op("shr.u32", "row_of_lane", self.lane, 2)
             self.quad = b.op("and.b32", "lane_of_row", self.lane, 3)
             self.group = b.op("mov.u32", "group", b.special(cta))
+            if first_cta:
+                b.op("sub.u32", self.group, self.group, first_cta)
             self.step = b.op("mov.u32", "tile", self.k_warp)
             self.record, self.wanted = b.reg("record", "u32"), b.reg("wanted_record", "u32")
-            self.reader.locate(b, b.ld_param("weight"), self.lane, self.row, self.k_warp)
+            self.reader.locate(b, b.ld_param(weight), self.lane, self.row, self.k_warp)
             self._go_to_group()
         with b.fragment("request_first", "load the words of the first tile"):
             self.reader.load(b, self.next)

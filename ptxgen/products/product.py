@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,21 @@ if TYPE_CHECKING:
 KEPT_FREE = 4096  # of shared memory, for sums
 
 
+def input_rules(
+    k: int, weights: str, norm: str, eps: float, norm_offset: float, name: str = "weights"
+) -> Iterator[str]:
+    """Reasons against the inputs of a product, their norm and the format of the weights, the field `name`."""
+    yield from rules.between("k", k, 1, 1 << 17)
+    known = list(rules.one_of(name, weights, tuple(weight_formats())))
+    yield from known
+    if not known and k % weight_format(weights).block_cols:
+        step = weight_format(weights).block_cols
+        yield from rules.multiple_of("k", k, step, step, 1 << 17)
+    yield from rules.one_of("norm", norm, ("", "rms"))
+    yield from rules.between("eps", eps, 0.0, 1.0)
+    yield from rules.between("norm_offset", norm_offset, -16.0, 16.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Product(KernelType):
     """out = x · weightᵀ with what stands around it; see Gemv."""
@@ -54,15 +69,7 @@ class Product(KernelType):
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("n", self.n, 1, 1 << 20)
-        yield from rules.between("k", self.k, 1, 1 << 17)
-        known = list(rules.one_of("weights", self.weights, tuple(weight_formats())))
-        yield from known
-        if not known and self.k % self.kind.block_cols:
-            step = self.kind.block_cols
-            yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
-        yield from rules.one_of("norm", self.norm, ("", "rms"))
-        yield from rules.between("eps", self.eps, 0.0, 1.0)
-        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from input_rules(self.k, self.weights, self.norm, self.eps, self.norm_offset)
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
@@ -132,18 +139,29 @@ class Product(KernelType):
         return (at.ctas, 1, 1)
 
     def launch(self, target: Target) -> Launch:
-        at, tensor = self.geometry(target), self.on_tensor_cores(target)
-        shared = at.tokens * self.staged_bytes(tensor) if self.stages(target) else 0
-        return Launch(self.grid(at), (at.threads, 1, 1), shared, programmatic=self.programmatic)
+        at = self.geometry(target)
+        return Launch(self.grid(at), (at.threads, 1, 1), self.shared(target, at), programmatic=self.programmatic)
+
+    def shared(self, target: Target, at: Geometry) -> int:
+        """Bytes of dynamic shared memory."""
+        return at.tokens * self.staged_bytes(self.on_tensor_cores(target)) if self.stages(target) else 0
 
     def template(self, target: Target) -> str:
         return "product"
 
     def build(self, b: Builder) -> None:
-        at, tensor = self.geometry(b.target), self.on_tensor_cores(b.target)
+        self.build_with(b, Epilogue)
+
+    def build_with(
+        self, b: Builder, make_epilogue: Callable[[Builder, Product, Geometry], Epilogue], at: Geometry | None = None,
+        first_cta: int = 0, weight: str = "weight",
+    ) -> None:  # fmt: skip
+        """All fragments, with a kind of epilogue; where this is a part of a launch, with its geometry `at`, from a CTA
+        on, and with the parameter `weight`."""
+        at, tensor = at or self.geometry(b.target), self.on_tensor_cores(b.target)
         stage = Stage(b, self, at, digits=tensor) if self.stages(b.target) else None
         loop = self._loop(b, at, stage)
-        loop.locate(self.group_axis)
+        loop.locate(self.group_axis, first_cta, weight)
         if self.programmatic:
             with b.fragment("depends"):
                 depend(b)
@@ -158,7 +176,7 @@ class Product(KernelType):
             norm = Squares(b, self, at, tokens)
             inputs = norm.build(loop.lane, loop.warp)
         loop.build(tokens, inputs)
-        epilogue = Epilogue(b, self, at)
+        epilogue = make_epilogue(b, self, at)
         epilogue.build(loop, norm, tokens)
         x_part = "staged" if stage is not None else "squares" if self.norm else ""
         b.expose(

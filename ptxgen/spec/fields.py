@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ptxgen.dtypes import DTYPES, dtype
 from ptxgen.spec.legality import bounds, choices, draft, numbers
@@ -24,8 +24,7 @@ MOST_DRAWN = 1 << 18  # of a size whose rule sets no closer bound
 _UNLIKELY = -12345  # a number that no rule lists
 
 
-@dataclass(frozen=True)
-class Domain:
+class Domain(NamedTuple):
     """What is known of a field."""
 
     draws: Values = ()

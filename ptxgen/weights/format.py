@@ -287,7 +287,7 @@ def pair_of_bf16(value: float) -> int:
 
 def constant(b: Builder, name: str, bits: int) -> Reg:
     """A register that holds a constant from its first use on."""
-    known = b.registers.get(name)
+    known = b.known(name)
     return known if known is not None else b.op("mov.b32", name, bits)
 
 

@@ -1,49 +1,18 @@
-"""Arrays of other libraries as buffers, without importing any of them. The opposite is `export.py`."""
+"""Arrays of other libraries as memory, without importing any of them; knows no buffers."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ptxgen.dtypes import DType
-from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
 from ptxgen.runtime.arrays import dlpack
-from ptxgen.runtime.core.allocation import Allocation
-from ptxgen.runtime.core.buffer import Buffer
 
-if TYPE_CHECKING:
-    from ptxgen.runtime.core.device import Device
-
-_REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # of `__dlpack__`, whatever the library
-_WITH_CURRENT_STREAM = frozenset({"torch", "cupy"})  # libraries that work on a current stream per device
-
-
-def import_buffer(device: Device, source: object) -> Buffer:
-    """See `Device.wrap`."""
-    if isinstance(source, Buffer):
-        source.check_device("wrap", device)
-        return source
-    device.check()
-    if isinstance(source, np.ndarray):
-        return _from_numpy(device, source)
-    if hasattr(source, "__dlpack__"):
-        return _from_dlpack(device, source)
-    if device.kind == "cuda" and hasattr(source, "__cuda_array_interface__"):
-        return _from_cuda_interface(device, source)
-    protocols = "__dlpack__ or __cuda_array_interface__" if device.kind == "cuda" else "__dlpack__"
-    raise SpecError(f"wrap: must be a Buffer, or have {protocols} (got {type(source).__name__})")
-
-
-def argument(device: Device, label: str, source: object) -> Buffer:
-    """`Device.wrap` of an argument; what is wrong with it is said under its name."""
-    try:
-        return import_buffer(device, source)
-    except SpecError as wrong:
-        raise SpecError(f"{label}: {str(wrong).removeprefix('wrap: ')}") from None
+REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # of `__dlpack__`, whatever the library
 
 
 def host_array(source: Any) -> np.ndarray | None:
@@ -51,45 +20,17 @@ def host_array(source: Any) -> np.ndarray | None:
     if not hasattr(source, "__dlpack_device__") or source.__dlpack_device__()[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
         return None
     try:
-        taken = _take(source, None)
-    except _REFUSALS as refused:
+        taken = take(source, None)
+    except REFUSALS as refused:
         raise SpecError(f"array: {type(source).__name__} gives no memory: {refused}") from refused
-    dtype, _ = _checked("array", source, taken)
+    dtype, _ = checked("array", source, taken)
     nbytes = math.prod(taken.shape) * dtype.bytes
     memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(taken.pointer)
     memory.keep = taken
     return np.frombuffer(memoryview(memory).cast("B"), np.uint8)[:nbytes].view(dtype.numpy).reshape(taken.shape)
 
 
-def _from_numpy(device: Device, array: np.ndarray) -> Buffer:
-    if device.kind != "cpu":
-        raise SpecError(f"wrap: must be memory of {device.name} (got a NumPy array; device.array(x) copies it)")
-    if not array.flags.c_contiguous:
-        raise SpecError(f"wrap: must be C-contiguous (got shape {array.shape}, strides {array.strides})")
-    return _buffer(device, array, array.ctypes.data, array.shape, to_dtype(array.dtype), not array.flags.writeable)
-
-
-def _from_dlpack(device: Device, source: Any) -> Buffer:
-    kind, index = source.__dlpack_device__()
-    wanted = (dlpack.CUDA, dlpack.CUDA_MANAGED) if device.kind == "cuda" else (dlpack.CPU,)
-    if kind not in wanted or (device.kind == "cuda" and index != device.index):
-        where = {dlpack.CPU: "host memory", dlpack.CUDA: f"cuda:{index}"}.get(kind, f"DLPack device {kind}:{index}")
-        raise SpecError(f"wrap: must be memory of {device.name} (got {type(source).__name__} in {where})")
-    stream = None
-    if device.kind == "cuda":  # -1: no synchronisation, for libraries whose current stream is used or waited for
-        stream = -1 if _library(source) in _WITH_CURRENT_STREAM else device.default_stream.handle
-    try:
-        taken = _take(source, stream)
-    except _REFUSALS as refused:
-        return _from_pointer(device, source, refused)
-    dtype, _ = _checked("wrap", source, taken)
-    buffer = _buffer(device, source, taken.pointer, taken.shape, dtype, taken.readonly, taken)
-    if stream not in (None, -1):
-        buffer.allocation.used_on(device.default_stream)  # it waits for the producer, and readers wait for it
-    return buffer
-
-
-def _take(source: Any, stream: int | None) -> dlpack.Taken:
+def take(source: Any, stream: int | None) -> dlpack.Taken:
     """Ask for a versioned capsule, then, from producers that know no versions, for a plain one."""
     keywords: dict[str, object] = {} if stream is None else {"stream": stream}
     try:
@@ -98,7 +39,7 @@ def _take(source: Any, stream: int | None) -> dlpack.Taken:
         return dlpack.Taken(source.__dlpack__(**keywords))
 
 
-def _checked(verb: str, source: object, taken: dlpack.Taken) -> tuple[DType, tuple[int, ...]]:
+def checked(verb: str, source: object, taken: dlpack.Taken) -> tuple[DType, tuple[int, ...]]:
     """Element type and shape, if the memory is contiguous."""
     if taken.dtype is None:
         raise SpecError(f"{verb}: element type must be known (got DLPack {taken.type_words})")
@@ -107,56 +48,8 @@ def _checked(verb: str, source: object, taken: dlpack.Taken) -> tuple[DType, tup
     return taken.dtype, taken.shape
 
 
-def _from_pointer(device: Device, source: Any, refused: Exception) -> Buffer:
-    """A tensor whose library has no DLPack code for its element type, but says address, shape and type (torch fp8)."""
-    if not hasattr(source, "data_ptr") or getattr(source, "requires_grad", False):
-        raise SpecError(f"wrap: {type(source).__name__} gives no memory: {refused}") from refused
-    if not source.is_contiguous():
-        raise SpecError(f"wrap: must be C-contiguous (got shape {tuple(source.shape)}, strides {source.stride()})")
-    dtype = to_dtype(str(source.dtype).rpartition(".")[2])
-    return _buffer(device, source, source.data_ptr(), tuple(source.shape), dtype, False)
-
-
-def _from_cuda_interface(device: Device, source: Any) -> Buffer:
-    """CUDA Array Interface, versions 2 and 3 (Numba documentation)."""
-    said = source.__cuda_array_interface__
-    if said.get("mask") is not None:
-        raise SpecError("wrap: must have no mask (got a __cuda_array_interface__ with one)")
-    dtype, shape = to_dtype(np.dtype(said["typestr"])), tuple(said["shape"])
-    strides = said.get("strides")
-    if strides is not None and not contiguous(shape, tuple(s // dtype.bytes for s in strides)):
-        raise SpecError(f"wrap: must be C-contiguous (got shape {shape}, strides {strides} bytes)")
-    pointer, readonly = said["data"]
-    if pointer and 0 not in shape:
-        device._check_memory(type(source).__name__, pointer)
-    buffer = _buffer(device, source, pointer or 0, shape, dtype, bool(readonly))
-    stream = said.get("stream")
-    if stream is not None and _library(source) not in _WITH_CURRENT_STREAM:
-        device.default_stream.wait(device.stream(stream))
-        buffer.allocation.used_on(device.default_stream)
-    return buffer
-
-
-def _buffer(
-    device: Device,
-    source: object,
-    pointer: int,
-    shape: tuple[int, ...],
-    dtype: DType,
-    readonly: bool,
-    keep: object = None,
-) -> Buffer:
-    nbytes = max(math.prod(shape) * dtype.bytes, 1)
-    allocation = Allocation(device, pointer, nbytes, (source, keep), readonly)
-    device._adopt(pointer, nbytes, readonly)
-    library = _library(source)
-    if device.kind == "cuda" and library in _WITH_CURRENT_STREAM:
-        allocation.library = library
-        allocation.used_on(device._current_stream_of(library))
-    return Buffer(allocation, pointer, tuple(int(n) for n in shape), dtype)
-
-
-def _library(source: object) -> str:
+def library(source: object) -> str:
+    """The library whose type an array has."""
     return type(source).__module__.partition(".")[0]
 
 

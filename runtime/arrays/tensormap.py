@@ -9,15 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import DType
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import SpecError
-
-if TYPE_CHECKING:
-    from ptxgen.runtime.core.buffer import Buffer
-    from ptxgen.runtime.core.device import Device
 
 MAP_BYTES = 128
 MOST_DIMENSIONS = 5
@@ -63,45 +58,6 @@ class Tiling:
         return self.element_bytes * math.prod(-(-b // s) for b, s in zip(self.box, steps, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMap:
-    """128 bytes to pass by value (`const __grid_constant__ CUtensorMap`), or to keep in a buffer.
-
-    `Device.tensor_map` makes them; they keep their array alive.
-    """
-
-    array: Buffer
-    tiling: Tiling
-    data: bytes
-
-    @property
-    def box_bytes(self) -> int:
-        """Bytes of a box in shared memory: what `mbarrier.arrive.expect_tx` has to expect."""
-        return self.tiling.box_bytes
-
-    def __bytes__(self) -> bytes:
-        return self.data
-
-
-def tensor_map(
-    device: Device,
-    array: object,
-    box: Sequence[int],
-    *,
-    shape: Sequence[int] | None = None,
-    dtype: object = None,
-    **options: Any,
-) -> TensorMap:
-    """A tensor map of an array of this device; see `Device.tensor_map`."""
-    from ptxgen.runtime.core.buffer import Buffer
-
-    buffer = array if isinstance(array, Buffer) else device.wrap(array)
-    kind = to_dtype(buffer.dtype if dtype is None else dtype)
-    made = tiling(buffer.pointer, buffer.shape if shape is None else shape, kind, box, **options)
-    _within(buffer, made)
-    return TensorMap(buffer, made, device._encode(made))
-
-
 def tiling(
     address: int,
     shape: Sequence[int],
@@ -122,7 +78,7 @@ def tiling(
     for name, given, count in (
         ("box", box, len(dims)), ("element_strides", steps, len(dims)), ("strides", pitches, len(dims) - 1),
     ):  # fmt: skip
-        _require(len(given) == count, name, f"must have {count} numbers, for an array of shape {list(dims)}", given)
+        require(len(given) == count, name, f"must have {count} numbers, for an array of shape {list(dims)}", given)
     made = Tiling(
         address, _AS_BITS.get(kind.name, kind.name), dims[::-1], pitches[::-1], tuple(int(n) for n in box)[::-1],
         steps[::-1], interleave, swizzle, l2_promotion, oob_fill,
@@ -135,7 +91,8 @@ def _contiguous(dims: tuple[int, ...], kind: DType) -> tuple[int, ...]:
     return tuple(kind.bytes * math.prod(dims[n + 1 :]) for n in range(len(dims) - 1))
 
 
-def _require(holds: bool, field: str, rule: str, got: object) -> None:
+def require(holds: bool, field: str, rule: str, got: object) -> None:
+    """Raise `SpecError` for a field of a tensor map unless the rule holds."""
     if not holds:
         shown = list(got) if isinstance(got, tuple) else got
         raise SpecError(f"TensorMap.{field}: {rule} (got {shown!r})")
@@ -143,43 +100,36 @@ def _require(holds: bool, field: str, rule: str, got: object) -> None:
 
 def check(t: Tiling, kind: DType) -> None:
     """Raise `SpecError` for the first rule that a tiling breaks. Lists are shown outermost dimension first."""
-    _require(t.dtype in DATA_TYPES, "dtype", f"must be one of {', '.join([*DATA_TYPES, *_AS_BITS])}", kind.name)
+    require(t.dtype in DATA_TYPES, "dtype", f"must be one of {', '.join([*DATA_TYPES, *_AS_BITS])}", kind.name)
     for field, value, legal in (
         ("swizzle", t.swizzle, SWIZZLES), ("interleave", t.interleave, INTERLEAVES),
         ("l2_promotion", t.promotion, PROMOTIONS), ("oob_fill", t.fill, FILLS),
     ):  # fmt: skip
-        _require(value in legal, field, f"must be one of {', '.join(map(str, legal))}", value)
+        require(value in legal, field, f"must be one of {', '.join(map(str, legal))}", value)
     least = 3 if t.interleave else 1
-    _require(least <= t.rank <= MOST_DIMENSIONS, "shape", f"must have {least} … {MOST_DIMENSIONS} dimensions", t.rank)
-    _require(all(1 <= n <= 1 << 32 for n in t.dims), "shape", "each dimension must be 1 … 2^32", t.dims[::-1])
+    require(least <= t.rank <= MOST_DIMENSIONS, "shape", f"must have {least} … {MOST_DIMENSIONS} dimensions", t.rank)
+    require(all(1 <= n <= 1 << 32 for n in t.dims), "shape", "each dimension must be 1 … 2^32", t.dims[::-1])
     align = 32 if t.interleave == 32 else 16
-    _require(t.address % align == 0, "array", f"must begin at a multiple of {align} bytes", hex(t.address))
-    _require(
+    require(t.address % align == 0, "array", f"must begin at a multiple of {align} bytes", hex(t.address))
+    require(
         all(0 < n < 1 << 40 and n % align == 0 for n in t.strides), "strides",
         f"must be multiples of {align} bytes, below 2^40", t.strides[::-1],
     )  # fmt: skip
-    _require(all(1 <= n <= 256 for n in t.box), "box", "each dimension must be 1 … 256 elements", t.box[::-1])
-    _require(all(1 <= n <= 8 for n in t.element_strides), "element_strides", "must be 1 … 8", t.element_strides[::-1])
-    _require(t.fill == "zero" or (kind.is_float and kind.bits > 8), "oob_fill", "must be zero for integers", t.fill)
+    require(all(1 <= n <= 256 for n in t.box), "box", "each dimension must be 1 … 256 elements", t.box[::-1])
+    require(all(1 <= n <= 8 for n in t.element_strides), "element_strides", "must be 1 … 8", t.element_strides[::-1])
+    require(t.fill == "zero" or (kind.is_float and kind.bits > 8), "oob_fill", "must be zero for integers", t.fill)
     _check_rows(t)
 
 
 def _check_rows(t: Tiling) -> None:
     row = t.box[0] * t.element_bytes
     if t.interleave:
-        _require(t.interleave != 32 or t.swizzle == 32, "swizzle", "must be 32 for an interleave of 32", t.swizzle)
+        require(t.interleave != 32 or t.swizzle == 32, "swizzle", "must be 32 for an interleave of 32", t.swizzle)
         return
-    _require(t.element_strides[0] == 1, "element_strides", "must be 1 in the last dimension", t.element_strides[::-1])
-    _require(row % 16 == 0, "box", "must be a multiple of 16 bytes in the last dimension", f"{row} bytes")
+    require(t.element_strides[0] == 1, "element_strides", "must be 1 in the last dimension", t.element_strides[::-1])
+    require(row % 16 == 0, "box", "must be a multiple of 16 bytes in the last dimension", f"{row} bytes")
     rule = f"must be {t.swizzle} bytes in the last dimension, as the swizzle"
-    _require(t.swizzle in (0, row), "box", rule, f"{row} bytes")
+    require(t.swizzle in (0, row), "box", rule, f"{row} bytes")
 
 
-def _within(buffer: Buffer, t: Tiling) -> None:
-    """The map may not reach beyond the buffer: a GPU would not notice."""
-    end = t.element_bytes * t.dims[0] + sum((n - 1) * s for n, s in zip(t.dims[1:], t.strides, strict=True))
-    _require(t.interleave != 0 or end <= buffer.nbytes, "shape",
-             f"must end within the array's {buffer.nbytes} bytes", f"{end} bytes")  # fmt: skip
-
-
-__all__ = ["DATA_TYPES", "FILLS", "INTERLEAVES", "MAP_BYTES", "PROMOTIONS", "SWIZZLES", "TensorMap", "Tiling", "tiling"]
+__all__ = ["DATA_TYPES", "FILLS", "INTERLEAVES", "MAP_BYTES", "PROMOTIONS", "SWIZZLES", "Tiling", "tiling"]

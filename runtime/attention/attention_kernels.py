@@ -11,8 +11,8 @@ from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention, program_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.step import Step, own_buffers
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.model.step import Step, own_buffers
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType

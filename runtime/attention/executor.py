@@ -10,16 +10,16 @@ import numpy as np
 from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.errors import CudaError, SpecError, brief
 from ptxgen.models.attention import Attention
-from ptxgen.runtime.arrays.interop import argument
 from ptxgen.runtime.attention.attention_kernels import AttentionKernels
 from ptxgen.runtime.attention.flash_decoding import FlashDecoding
 from ptxgen.runtime.attention.staging import Arguments, row_count, take_back
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.core.stream_order import after_others
+from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows
-from ptxgen.runtime.model.step import Step
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device

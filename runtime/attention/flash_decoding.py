@@ -5,9 +5,9 @@ from __future__ import annotations
 from ptxgen.models.attention import Attention, program_of
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.graph import Graph, Node
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream import Stream
 from ptxgen.runtime.kv.kvcache import KvCache
-from ptxgen.runtime.model.step import Step
 
 _POINTERS = {"k_cache": "k_ptrs", "v_cache": "v_ptrs", "k_scales": "k_scale_ptrs", "v_scales": "v_scale_ptrs"}
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from ptxgen.errors import SpecError
 from ptxgen.launch import Extent, Param, evaluate
-from ptxgen.runtime.arrays.tensormap import TensorMap
 from ptxgen.runtime.core.backend import Slot
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from ptxgen.nodes import Variable

@@ -193,20 +193,20 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        from ptxgen.runtime.arrays import export
+        from ptxgen.runtime.core import export
 
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError(f"__dlpack__: gives its own memory only (got copy={copy}, dl_device={dl_device})")
         return export.export_dlpack(self, stream, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from ptxgen.runtime.arrays import export
+        from ptxgen.runtime.core import export
 
         return export.dlpack_device(self.device)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        from ptxgen.runtime.arrays import export
+        from ptxgen.runtime.core import export
 
         return export.export_cuda_interface(self)
 

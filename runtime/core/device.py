@@ -22,12 +22,13 @@ from ptxgen.targets import Target
 
 if TYPE_CHECKING:
     from ptxgen.kernel import KernelType
-    from ptxgen.runtime.arrays.tensormap import TensorMap, Tiling
+    from ptxgen.runtime.arrays.tensormap import Tiling
     from ptxgen.runtime.core.arguments import ParamBlock
     from ptxgen.runtime.core.graph import Graph
     from ptxgen.runtime.core.kernel import Kernel
     from ptxgen.runtime.core.module import Module
     from ptxgen.runtime.core.modulecache import ModuleCache
+    from ptxgen.runtime.core.tensor_map import TensorMap
 
 
 class Device(ABC):
@@ -97,7 +98,7 @@ class Device(ABC):
         Takes a `Buffer`, `__dlpack__`, `__cuda_array_interface__`, and on the CPU device NumPy arrays. The memory must
         be this device's and C-contiguous; `SpecError` says what was expected and what came.
         """
-        from ptxgen.runtime.arrays.interop import import_buffer
+        from ptxgen.runtime.core.wrap import import_buffer
 
         return import_buffer(self, source)
 
@@ -128,7 +129,7 @@ class Device(ABC):
         element is copied. `swizzle` and `interleave` in bytes (0: none); `oob_fill`: "zero" or "nan" outside of the
         array; `l2_promotion`: bytes (a hint). The same `SpecError`s on every device; see cuTensorMapEncodeTiled.
         """
-        from ptxgen.runtime.arrays.tensormap import tensor_map
+        from ptxgen.runtime.core.tensor_map import tensor_map
 
         return tensor_map(
             self, array, box, shape=shape, strides=strides, element_strides=element_strides, dtype=dtype,

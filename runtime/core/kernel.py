@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ptxgen.errors import SpecError
 from ptxgen.launch import Param, capacities_of
 from ptxgen.lengths import MOST
-from ptxgen.runtime.arrays.interop import argument
 from ptxgen.runtime.core.arguments import Capacities, ParamBlock, check_alignment, check_buffer, check_overlaps
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
 from ptxgen.runtime.core.bound import BoundKernel, Packed
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.scalars import pack_scalar
+from ptxgen.runtime.core.wrap import argument
 
 if TYPE_CHECKING:
     from ptxgen.generator import Ptx

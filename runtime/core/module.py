@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.errors import ModuleLoadError, SpecError, brief
-from ptxgen.runtime.arrays.interop import argument
-from ptxgen.runtime.arrays.tensormap import TensorMap
 from ptxgen.runtime.core.arguments import ParamBlock, pack_raw
 from ptxgen.runtime.core.backend import Function, Geometry, Resources
 from ptxgen.runtime.core.bound import BoundKernel, Packed
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.tensor_map import TensorMap
+from ptxgen.runtime.core.wrap import argument
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ptxgen.attention.cache import PAGE_LAYOUTS
+from ptxgen.attention.cache_fields import PAGE_LAYOUTS
 from ptxgen.errors import CapacityError, CudaError, SpecError, brief
 from ptxgen.models.attention import program_of
-from ptxgen.runtime.arrays.interop import argument
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream_order import after_others
+from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv.kvcache import KvCache, as_rows, scatter
 from ptxgen.runtime.kv.layers import KvLayers, check_kind, from_zero, positive, within
 from ptxgen.runtime.kv.pages import PageTable
 from ptxgen.runtime.kv.sizing import bytes_per_sequence, overhead
 from ptxgen.runtime.kv.slot_copies import blocks_of_slot
-from ptxgen.runtime.model.step import Step
 
 log = logging.getLogger("ptxgen.runtime")
 

@@ -11,16 +11,16 @@ from ptxgen.dtypes import DType
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.kernel import KernelType
 from ptxgen.models.attention import Attention, program_of
-from ptxgen.runtime.arrays.interop import argument
-from ptxgen.runtime.arrays.strided import Blocks
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.core.stream_order import after_others
+from ptxgen.runtime.core.wrap import argument
 from ptxgen.runtime.kv import sizing
 from ptxgen.runtime.kv.layers import KvLayers, from_zero, kv_dtype, positive, within
 from ptxgen.runtime.kv.rings import Rings
 from ptxgen.runtime.kv.snapshot import Layer, Snapshot
-from ptxgen.runtime.model.step import Step
+from ptxgen.runtime.kv.strided import Blocks
 from ptxgen.scales import scale_groups
 
 _SHORT = 8  # rows of an append whose bound kernel is kept

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ptxgen.attention.cache import ring_rows
+from ptxgen.attention.cache_fields import ring_rows
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.runtime.kv.layers import as_index
 

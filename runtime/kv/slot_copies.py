@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ptxgen.runtime.arrays.strided import Blocks
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.strided import Blocks
 
 Pair = tuple[Blocks, Blocks]
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from ptxgen.dtypes import f32, s32
 from ptxgen.errors import CapacityError, SpecError
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.batched import BatchedKvCache
 from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.model.sampling import GREEDY, Sampling, Settings
-from ptxgen.runtime.model.step import Step
 from ptxgen.runtime.model.steps import layer_buffers
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
 from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.model.sampling import Sampling
-from ptxgen.runtime.model.step import Step
 from ptxgen.runtime.model.steps import Steps
 from ptxgen.runtime.model.weights import Progress
 

@@ -11,9 +11,9 @@ from ptxgen.models.decode import step_program
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.core.step import Step
 from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.model.sampling import Sampling, Settings
-from ptxgen.runtime.model.step import Step
 from ptxgen.runtime.model.weights import Progress, load_weights
 
 if TYPE_CHECKING:

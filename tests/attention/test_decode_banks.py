@@ -10,9 +10,9 @@ import pytest
 from ptxgen.generator import generate
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.launch import evaluate
+from tests.evidence.oracle import Oracle
+from tests.evidence.oracle.machine import HANDLERS
 from tests.golden.test_oracle_goldens import argument
-from tests.oracle import Oracle
-from tests.oracle.machine import HANDLERS
 
 SHAPES = [
     (32, "f16"), (64, "f16"), (96, "f16"), (128, "f16"), (192, "bf16"), (224, "f16"), (32, "s8"), (96, "e4m3"),

@@ -402,3 +402,26 @@ def test_a_literal_that_the_instruction_cannot_have() -> None:
     assert "cp.async.cg.shared.global: operand 3 must be 16 (got 8)" in refused(copy)
     limit = "setmaxnreg.dec.sync.aligned.u32: operand 1 must be a multiple of 8 from 24 to 256 (got 41)"
     assert limit in refused(lambda b: b.op("setmaxnreg.dec.sync.aligned.u32", 41), "sm_90a")
+
+
+def test_a_body_has_names_of_its_own_and_shares_dynamic_memory() -> None:
+    b = builder()
+    for name, nbytes in (("one", 64), ("two", 128)):
+        with b.body(name):
+            with b.fragment("work") as work:
+                x = b.op("mov.u32", "x", 1)
+                assert b.known("x") == x == Reg(f"{name}_x", "u32")
+            values = b.array("value", "f32", 2)
+            assert b.known_array("value") is values
+            assert b.shared("kept", 16).name == f"{name}_kept"
+            assert b.shared("vector", nbytes, dynamic=True).name == "vector"
+            b.without("absent")
+            b.expose(count=name)
+            assert b.bodies[name].keys() == {"work", "x", "value", "absent", "count"}
+            assert b.bodies[name]["work"] is work
+    assert b.known("x") is None
+    assert b.shared_variables["vector"].bytes == 128
+    with pytest.raises(IsaError, match="body 'one' opened twice"), b.body("one"):
+        pass
+    with pytest.raises(IsaError, match="inside another one"), b.body("three"), b.body("four"):
+        pass

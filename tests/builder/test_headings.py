@@ -13,8 +13,8 @@ from ptxgen.builder.fragment import title
 from ptxgen.errors import IsaError
 from ptxgen.generator import _generate
 from ptxgen.kernels import IncrementalAttention
+from ptxgen.lines.words import counted
 from ptxgen.targets import target
-from ptxgen.words import counted
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
 
 GOLDENS = Path(__file__).resolve().parents[2] / "golden_ptx"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import Environment
 
 from ptxgen.builder import Builder
 from ptxgen.errors import IsaError, SpecError, TemplateError
 from ptxgen.generator import _generate
 from ptxgen.kernel import KernelType
 from ptxgen.launch import Launch
-from ptxgen.render import _SHARED, TEMPLATES, render_entry
+from ptxgen.render import _FLOW, _OFTEN, _SHARED, TEMPLATES, environment, render_entry
 from ptxgen.targets import Target, target
 from tests.support import demo_kernel
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
@@ -44,7 +47,22 @@ def line_of(template: str, part: str) -> int:
 def test_what_is_compiled_ahead_is_what_skeletons_share() -> None:
     texts = [path.read_text() for path in TEMPLATES.rglob("*.ptx.j2")]
     shared = {name for each in texts for name in re.findall(r'{% (?:extends|from) "(\w+)\.ptx\.j2"', each)}
-    assert sorted(shared | {"module"}) == sorted(_SHARED)
+    assert {f"{name}.ptx.j2" for name in (*shared, "module")} == {*_SHARED, _FLOW}
+    imports = re.findall(r'"flow\.ptx\.j2" import ([\w, ]+)', "\n".join(texts))
+    often = Counter(name.strip() for names in imports for name in names.split(","))
+    assert {name for name, _ in often.most_common(len(_OFTEN))} == {*_OFTEN}
+
+
+def test_macros_are_compiled_one_by_one() -> None:
+    flow: Any = environment().get_template(_FLOW).module
+    whole = Environment(trim_blocks=True, lstrip_blocks=True)
+    names = [name for name in vars(whole.from_string((TEMPLATES / _FLOW).read_text()).module) if name[0] != "_"]
+    assert {"when", "reduce", "arrival"} <= {*names}
+    assert [name for name in names if getattr(flow, name).name != name] == []
+    assert not hasattr(flow, "whence")
+    assert "bar.sync 0;" in flow.arrival(False), "it calls another macro"
+    with pytest.raises(TemplateError, match="does not export the requested name 'whence'"):
+        text('{% from "flow.ptx.j2" import whence %}\n' + TEMPLATE.replace("call when(", "call whence("))
 
 
 def test_a_skeleton_places_its_fragments() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ptxgen.cli._main import invoke
 from ptxgen.errors import SpecError
 from ptxgen.runtime.tools.arguments import Argument, from_arrays
-from tests.known_races.pair import pairs
+from tests.evidence.known_races.pair import pairs
 
 RACE = pairs()["broadcast_without_barrier"]
 LINES = ["--block", "64", "--arg", "u32[64]=0", "--seeds", "1"]

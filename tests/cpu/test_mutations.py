@@ -22,7 +22,7 @@ SHARE = 0.95  # of the order faults that matter: noticed in check mode
 FINDINGS = 0.9  # and by a finding, not only by a wrong result
 FAULTS = 8  # of a kernel type that are tried, besides those that are not reported
 TEXT = figures.DOCUMENT.read_text(encoding="utf-8")
-CORPUS = "tests/corpus"
+CORPUS = "tests/evidence/corpus"
 # What is noted beside a kernel's results is noted of a spoiled one too.
 pytestmark = pytest.mark.filterwarnings("ignore::ptxgen.errors.ExecutionNote")
 

@@ -15,8 +15,8 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime import open_device
-from tests.oracle import Oracle
-from tests.oracle.memory import OracleFault
+from tests.evidence.oracle import Oracle
+from tests.evidence.oracle.memory import OracleFault
 from tests.support.tensor_copy import BODIES, numbers, run
 
 ROOT = Path(__file__).resolve().parents[2]

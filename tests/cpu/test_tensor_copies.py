@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ptxgen.errors import CudaError, ExecutionError, ModuleLoadError
 from ptxgen.runtime import open_device
-from tests.oracle import Oracle
-from tests.oracle.memory import OracleFault
+from tests.evidence.oracle import Oracle
+from tests.evidence.oracle.memory import OracleFault
 from tests.support.tensor_copy import (
     FENCE,
     INTEGERS,

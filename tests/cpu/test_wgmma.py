@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptxgen.errors import ExecutionError
-from tests.corpus.cases import CASES
+from tests.evidence.corpus.cases import CASES
 from tests.support.cpu_run import run
 from tests.support.devices import ExecutorDevice
 

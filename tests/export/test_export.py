@@ -16,13 +16,13 @@ import pytest
 
 from ptxgen.cli._main import invoke
 from ptxgen.export import export
+from ptxgen.export.manifest import FORMAT, parameter_layout, product, total
 from ptxgen.export.stubs import formula
 from ptxgen.generator import Ptx, generate
 from ptxgen.golden import Case, Goldens
 from ptxgen.kernel import make_spec
 from ptxgen.kernels import KvCacheScatter
 from ptxgen.launch import evaluate
-from ptxgen.manifest import FORMAT, parameter_layout, product, total
 from ptxgen.parser import parse
 from tests.support.kernels import GOLDENS, NAMES, TYPES
 

@@ -20,7 +20,7 @@ from ptxgen.golden import Case
 from ptxgen.kernel import KernelType
 from ptxgen.launch import evaluate
 from ptxgen.parity import compare, limit_of
-from tests.oracle import Array, Oracle
+from tests.evidence.oracle import Array, Oracle
 from tests.support.goldens import body, different
 
 CASES = {case.file: case for case in different()}

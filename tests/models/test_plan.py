@@ -161,7 +161,7 @@ def test_with_a_weight_format_it_is_every_kernel_of_the_model(tmp_path: Path) ->
     assert kinds >= {"embedding", "gemv", "gemm", "rms_norm", "rope_kv_append", "kv_cache_scatter", "arg_max"}
     in_step = [s for s in steps if s.in_step]
     assert len(in_step) <= 20
-    served = sorted(layer for s in in_step if s.role in ("rope_append", "append") for layer in s.step_layers)
+    served = sorted(layer for s in in_step if s.role in ("qkv_append", "append") for layer in s.step_layers)
     assert served == list(range(36))
     config = str(CONFIGS / "tinyllama-1.1b.json")
     options = ["--config", config, "--weights", "q8_0", "--target", "sm_80", "--max-len", "512", "-o", str(tmp_path)]

@@ -75,7 +75,7 @@ def test_one_product_takes_q_k_and_v_and_its_thirds_serve_many_rows() -> None:
     spec = small_spec("qwen2")
     one, many = step_program(spec, "f16"), step_program(spec, "f16", "prefill", rows=8)
     assert one.tensors["layers.0.qkv"] == many.tensors["layers.0.qkv"]
-    assert [op.role for op in one.ops[1:3]] == ["qkv", "rope_append"]
+    assert [op.role for op in one.ops[1:3]] == ["qkv_append", "attention"]
     thirds = [op.tensors["weight"] for op in many.ops if op.role in ("q_proj", "k_proj", "v_proj")][:3]
     bytes_of = lambda rows: weight_format("f16").nbytes(rows, spec.dim)  # noqa: E731
     assert thirds == [Ref("layers.0.qkv", bytes_of(rows)) for rows in (0, spec.q_width, spec.q_width + spec.kv_width)]
@@ -86,7 +86,10 @@ def test_matrices_of_several_formats_stay_apart_and_a_gate_needs_its_up_alike() 
     formats = dict.fromkeys(spec.tensors(), "f16") | {"layers.1.v_proj": "q8_0"}
     program = step_program(spec, formats)
     assert program.tensors["layers.1.v_proj"].format == "q8_0"
-    assert {"layers.0.qkv", "layers.1.q_proj"} <= program.tensors.keys()
+    assert {"layers.0.qkv", "layers.1.qk"} <= program.tensors.keys()
+    assert [op.role for op in program.ops if op.layer == 1][:2] == ["qkv_append", "attention"]
+    apart = step_program(spec, formats | {"layers.1.k_proj": "q4_0"})
+    assert [op.role for op in apart.ops if op.layer == 1][:4] == ["q_proj", "k_proj", "v_proj", "rope_append"]
     with pytest.raises(SpecError, match=r"its parts must have one format .got layers\.0\.gate_proj in f16, .* in q8_0"):
         step_program(spec, formats | {"layers.0.up_proj": "q8_0"})
     with pytest.raises(SpecError, match=r"layers\.2\.down_proj: is not in the file"):

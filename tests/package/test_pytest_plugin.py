@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.known_races.pair import pairs
+from tests.evidence.known_races.pair import pairs
 
 pytest_plugins = "pytester"
 PLUGIN = ("-p", "ptxgen.testing.pytest_plugin", "-p", "no:cacheprovider")

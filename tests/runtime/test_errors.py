@@ -12,9 +12,9 @@ from ptxgen.errors import CudaError, ModuleLoadError, SpecError, TargetError
 from ptxgen.kernels import IncrementalAttention, KvCacheScatter
 from ptxgen.parity import LIMITS, compare
 from ptxgen.runtime import BatchedKvCache, Device, Executor, KvCache, open_device
-from ptxgen.runtime.arrays.strided import Blocks
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
+from ptxgen.runtime.kv.strided import Blocks
 from tests.support.kv_caches import spoil
 from tests.support.kv_oracle import attention
 

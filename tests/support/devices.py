@@ -24,7 +24,7 @@ def open_device(name: str) -> Any:
     if name in MODES:
         return ExecutorDevice(name)
     if name == "oracle":
-        from tests.oracle import Oracle
+        from tests.evidence.oracle import Oracle
 
         return Oracle()
     from ptxgen.runtime import open_device as runtime_device

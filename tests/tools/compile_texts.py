@@ -1,4 +1,4 @@
-"""Compiles the collection of tests/compilers for three targets: `python -m tests.tools.compile_texts [COMPILER …]`.
+"""Compiles tests/evidence/compilers for three targets: `python -m tests.tools.compile_texts [COMPILER …]`.
 
 Needs triton, numba-cuda and the NVRTC wheel, no GPU. What an assembler here does not take is left out, and said.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from ptxgen.assembler import assemble
 from ptxgen.errors import AssembleError
-from tests.compilers.case import CASES, TEXTS, Case
+from tests.evidence.compilers.case import CASES, TEXTS, Case
 
 CUDA = TEXTS.parent / "cuda" / "kernels.cu"
 _TYPES: dict[Any, str] = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "i32": "int32"}
@@ -24,13 +24,13 @@ def _triton(case: Case, target: str) -> dict[str, Any]:
     import triton.language as tl
 
     from ptxgen.testing.triton_compile import compile_kernel
-    from tests.compilers import kernels_triton
+    from tests.evidence.compilers.triton_kernels import named
 
     how = case.how
     signature = dict(part.split(":") for part in how["signature"].split())
     constants = {name: _TYPES.get(value, value) for name, value in how["constants"].items()}
     constants = {name: getattr(tl, value) if value in _TYPES.values() else value for name, value in constants.items()}
-    made = compile_kernel(getattr(kernels_triton, how["kernel"]), signature, constants, target,
+    made = compile_kernel(named(how["kernel"]), signature, constants, target,
                           num_warps=how["warps"], num_stages=how["stages"])  # fmt: skip
     return dict(ptx=made.ptx, entry=made.entry, warps=made.warps, shared=made.shared, hidden=made.hidden,
                 scratch=made.scratch)  # fmt: skip
@@ -48,7 +48,7 @@ def _numba(case: Case, target: str) -> dict[str, Any]:
     import numpy as np
 
     from ptxgen.testing.numba_kernel import compile_numba
-    from tests.compilers import kernels_numba
+    from tests.evidence.compilers import kernels_numba
 
     types = []
     for word in case.how["signature"].split():
@@ -90,7 +90,7 @@ def _made(compiler: str, target: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def main(compilers: list[str]) -> int:
     """Writes the texts of these compilers, or of all."""
-    import tests.compilers.all_cases  # noqa: F401
+    import tests.evidence.compilers.all_cases  # noqa: F401
 
     TEXTS.mkdir(exist_ok=True)
     for compiler in compilers or _MAKERS:

@@ -1,7 +1,7 @@
 """Counts of other compilers' texts: taken, right in each mode, false findings; the table of docs/compilers.md.
 
-`python -m tests.tools.compilers_report [--docs] [--seeds N] [COMPILER …]`: every text of tests/compilers, in fast mode,
-in random order with N seeds (10), and in check mode. What is not right is listed. `--docs` writes the table.
+`python -m tests.tools.compilers_report [--docs] [--seeds N] [COMPILER …]`: every text of tests/evidence/compilers, in
+fast mode, in random order with N seeds (10), and in check mode. What is not right is listed. `--docs` writes the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from ptxgen.errors import ExecutionError, ModuleLoadError, PtxgenError
 from ptxgen.runtime import open_device
-from tests.compilers.case import CASES, TARGETS, Case, texts
+from tests.evidence.compilers.case import CASES, TARGETS, Case, texts
 
 
 def _outcome(case: Case, text: dict[str, Any], mode: str, seed: int = 0) -> str:
@@ -57,7 +57,7 @@ def _counted(compiler: str, target: str, seeds: int, only: str) -> Iterator[tupl
 
 def main(arguments: list[str]) -> int:
     """Prints the table and what is not right; exits 1 where something is not."""
-    import tests.compilers.all_cases  # noqa: F401
+    import tests.evidence.compilers.all_cases  # noqa: F401
 
     options = argparse.ArgumentParser()
     options.add_argument("compilers", nargs="*")

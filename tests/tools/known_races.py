@@ -1,5 +1,5 @@
-"""The known races (tests/known_races) under compute-sanitizer's racecheck and synccheck, beside check mode: recall and
-false positives.
+"""tests/evidence/known_races under compute-sanitizer's racecheck and synccheck, beside check mode: recall
+and false positives.
 
 python -m tests.tools.known_races --gpu ROWS.json [--jobs 12] [--seconds 60]    on a GPU: run, and write what was seen
 python -m tests.tools.known_races --docs [ROWS.json]                            write the table of docs/checking.md
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import PtxgenError
-from tests.known_races.pair import Pair, pairs
+from tests.evidence.known_races.pair import Pair, pairs
 from tests.tools.sanitize import SUMMARY
 
 TOOLS = ("racecheck", "synccheck")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from tests.corpus.cases import CASES
+from tests.evidence.corpus.cases import CASES
 from tests.support.goldens import different
 from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject, Subject, far_off
 
@@ -154,7 +154,10 @@ def main() -> None:
     """Write both tables of the document: a line for every kernel type that has goldens, and the corpus."""
     names = sorted({subject.spec.kernel_name for subject in unique()})
     seen = {name: tuple(noticed_of(faults_of(goldens_of(name)))) for name in names}
-    order = [*(order_row(*found) for found in seen.items()), order_row("tests/corpus", noticed_of(faults_of(corpus())))]
+    order = [
+        *(order_row(*found) for found in seen.items()),
+        order_row("tests/evidence/corpus", noticed_of(faults_of(corpus()))),
+    ]
     other = [other_row(*found) for found in seen.items()]
     text = DOCUMENT.read_text(encoding="utf-8")
     for marks, made in ((ORDER_MARKS, table(ORDER_HEAD, order)), (OTHER_MARKS, table(OTHER_HEAD, other))):

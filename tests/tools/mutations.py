@@ -23,7 +23,7 @@ from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import bind_example
 from ptxgen.spec.fields import domain
 from ptxgen.targets import Target
-from tests.corpus.case import Case
+from tests.evidence.corpus.case import Case
 from tests.support.devices import ExecutorDevice
 from tests.support.draws import trials
 

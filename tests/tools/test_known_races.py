@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.known_races.pair import pairs
+from tests.evidence.known_races.pair import pairs
 from tests.tools import known_races
 from tests.tools.known_races import DOCUMENT, ROWS, Job, jobs, renamed, run, table, write_docs
 

@@ -117,7 +117,7 @@ def test_neighbours_share_a_process() -> None:
 
 
 def test_goldens_and_soak_come_first_and_some_tests_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = sanitize.suite("tests/cuda", "tests/corpus")
+    listed = sanitize.suite("tests/cuda", "tests/evidence/corpus")
     monkeypatch.setattr(sanitize, "suite", lambda: listed)
     found = items(["memcheck", "synccheck"], 500)
     names = [item.name.rpartition("-")[0] or item.name for item in found if item.tool == "memcheck"]

@@ -9,7 +9,7 @@ from ptxgen.attention.decode.plan import Plan
 from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.words import counted
+from ptxgen.lines.words import counted
 
 
 @dataclass(frozen=True)

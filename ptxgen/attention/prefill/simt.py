@@ -17,7 +17,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
-from ptxgen.words import counted
+from ptxgen.lines.words import counted
 
 QUAD = 4  # f32 values of a 16-byte access
 

@@ -16,7 +16,7 @@ from ptxgen.attention.prefill.tiles import TensorTile, dynamic
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
-from ptxgen.words import counted
+from ptxgen.lines.words import counted
 
 
 class TensorLoop(TensorRegisters):

@@ -127,8 +127,8 @@ class Operands(Values):
             return splat("i64", function)
         if not isinstance(found, Var):
             raise self.error(f"operand {symbol}: has no address here")
-        if found.words:
-            return splat("i64", LOCAL_WINDOW + self._home_of(found) + symbol.offset)
+        if found.words or found.frame is not None:
+            return self._on_the_stack(found, symbol.offset)
         if found.space == "param":
             scalar = self.c(f"ptrtoint ptr {self.c.load('ptr', self.launch, LAUNCH['params'])} to i64")
             return self.c.spread("i64", self.c(f"add i64 {scalar}, {found.offset + symbol.offset}"))
@@ -140,17 +140,29 @@ class Operands(Values):
             return self.c.spread("i64", scalar)
         return splat("i64", found.offset + symbol.offset)
 
+    def _on_the_stack(self, variable: Var, offset: int) -> str:
+        """Address of a variable in an activation's memory, or of a copy of a call's parameter, which has one
+        otherwise only in registers: a callee only reads it. The copy's is generic."""
+        i32, i64 = vec("i32"), vec("i64")
+        begin, home = f"{i32} zeroinitializer", variable.offset
+        if variable.frame is not None:
+            begin = f"{i32} {self.read(variable.frame, i32)}"
+        else:
+            home = self._home_of(variable)
+        for n, word in enumerate(variable.words):
+            head = f"ptr %w, {begin}, i64 {home + 4 * n}, i32 {self.exec_mask()}, i32 {self.new_site()}"
+            self.c.do(f"call void @st.local.v1.b32({head}, {i32} {self.read(word, i32)})")
+        place = (LOCAL_WINDOW if variable.words else 0) + home + offset
+        if variable.frame is None:
+            return splat("i64", place)
+        return self.c(f"add {i64} {self.c(f'zext {begin} to {i64}')}, {splat('i64', place)}")
+
     def _home_of(self, variable: Var) -> int:
-        """A call's parameter in local memory, where it has an address: a copy, as a callee only reads it."""
+        """A place in local memory for a call's parameter that has an address."""
         if id(variable) not in self._homes:
             self._homes[id(variable)] = round_up(self.flow.local_bytes, 16)
             self.flow.local_bytes = self._homes[id(variable)] + 4 * len(variable.words)
-        home, i32 = self._homes[id(variable)], vec("i32")
-        for n, word in enumerate(variable.words):
-            value = self.read(word, i32)
-            head = f"ptr %w, {i32} zeroinitializer, i64 {home + 4 * n}, i32 {self.exec_mask()}, i32 {self.new_site()}"
-            self.c.do(f"call void @st.local.v1.b32({head}, {i32} {value})")
-        return home
+        return self._homes[id(variable)]
 
     def first_lane(self, value: str, kind: str, mask: str | None = None) -> str:
         """The element of the lowest executing lane (0 where none executes), as a scalar of LLVM type `kind`."""

@@ -54,6 +54,17 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
+class Activation:
+    """What a call of a function takes from the stack: where the stack ended before, where its own memory begins, and
+    how much that is."""
+
+    before: Reg
+    begin: Reg
+    size: int = 0
+    align: int = 16
+
+
+@dataclass(slots=True, eq=False)
 class Called:
     """A function of the flow: its blocks and what calls and returns of it move."""
 
@@ -65,3 +76,4 @@ class Called:
     blocks: list[Block] = field(default_factory=list)
     sites: list[tuple[int, str]] = field(default_factory=list)
     calls: set[str] = field(default_factory=set)
+    activation: Activation | None = None  # of a function that may call itself, or that has `alloca`

@@ -57,7 +57,7 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
         yield from (_compared(flow, op, target, callee, lanes) for callee, lanes in callees if lanes is not None)
     back = flow.fresh_key()
     again = any(_reaches(flow, callee.function.name, caller.function.name) for callee, _ in callees)
-    frame = keep(flow, op, caller, [callee for callee, _ in callees]) if again else None
+    frame = keep(flow, op, [callee for callee, _ in callees]) if again else None
     if frame is not None:
         yield frame.push
     for callee, lanes in callees:
@@ -114,7 +114,7 @@ def _candidates(
     """The functions that a pointer may name, each with a hidden predicate for the lanes whose pointer does."""
     found: list[tuple[Called, Reg | None]] = []
     shape = ([_size(x) for x in given], [_size(x) for x in taken])
-    for function in _address_taken(flow.module):
+    for function in address_taken(flow.module):
         called = _callee(flow, function, caller, op) if _shape(function) == shape else None
         if called is not None:
             found.append((called, flow.hidden(f"$calls {function.name}", 1)))
@@ -136,8 +136,8 @@ def _shape(function: nodes.Function) -> tuple[list[int], list[int]]:
     return params, returns
 
 
-def _address_taken(module: nodes.Module) -> list[nodes.Function]:
-    """Functions that stand as an operand of something other than a call, or in an initialiser."""
+def address_taken(module: nodes.Module) -> list[nodes.Function]:
+    """The functions that stand as an operand of something other than a call, or in an initialiser."""
     named: set[str] = set()
     for item in module.items:
         if isinstance(item, nodes.Variable):

@@ -15,7 +15,15 @@ from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
 from ptxgen.runtime.cpu.flow.calls import call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
-from ptxgen.runtime.cpu.flow.recursion import Frame, fill_in
+from ptxgen.runtime.cpu.flow.recursion import (
+    ON_THE_STACK,
+    Frame,
+    activation_of,
+    enter,
+    fill_in,
+    leave,
+    stack_operation,
+)
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
@@ -33,6 +41,7 @@ class Flow(Names):
         self.functions: dict[str, Called] = {}
         self.frames: list[Frame] = []  # of calls that may lead back to their caller
         self.stack_base = 0
+        self._stack: Reg | None = None
         site = self.hidden("$return", 32)
         self.functions[entry.name] = Called(entry, [], [], site, self.fresh_key())
         self._build(self.functions[entry.name], self.root)
@@ -48,7 +57,10 @@ class Flow(Names):
     def _build(self, called: Called, scope: Scope) -> None:
         body = called.function.body
         assert body is not None
+        called.activation = activation_of(self, called)
         items = list(self._flatten(body, scope, called))
+        if called.activation is not None:
+            items.insert(0, enter(self, Op((), (), scope, called.function.line), called.activation))
         block = Block(called.first)
         called.blocks.append(block)
         for item in items:
@@ -78,7 +90,7 @@ class Flow(Names):
         self._labels_of(items, scope)
         for item in items:
             if isinstance(item, nodes.Variable):
-                self.declare(item, scope)
+                self.declare(item, scope, called.activation)
             elif isinstance(item, nodes.Label):
                 yield (scope.number, item.name)
             elif isinstance(item, nodes.Scope):
@@ -104,7 +116,10 @@ class Flow(Names):
         if words[0] == "call":
             yield from self._guarded(op, instruction.guard, call(self, op, called), called)
             return
-        op.family = family_of(words)
+        if words[0] in ON_THE_STACK:
+            op = stack_operation(self, op)
+        else:
+            op.family = family_of(words)
         if op.family is None:
             raise IsaError(self.where(instruction.line, f"instruction {instruction.opcode}"))
         if op.family.blocks or op.family.converges or op.family.retries:
@@ -139,6 +154,8 @@ class Flow(Names):
         if op.words[0] in ("bra", "brx"):
             self._jump(op)
         elif op.words[0] == "ret" and called.function.kind != "entry":
+            if called.activation is not None:
+                yield leave(self, op, called.activation)
             op.words = ("$back", called.function.name)
             op.family = family_of(op.words)
             op.reads.append(called.site)
@@ -179,6 +196,13 @@ class Flow(Names):
         self._build(called, scope)
         return called
 
+    @property
+    def stack(self) -> Reg:
+        """Where the stack ends, counted from `stack_base`: made when something is put there."""
+        if self._stack is None:
+            self._stack = self.hidden("$stack", 32)
+        return self._stack
+
     # blocks -----------------------------------------------------------------------------------------------------
     @property
     def first(self) -> Block:
@@ -197,7 +221,7 @@ class Flow(Names):
         link(self)
         self.blocks = number(self)
         self.loose = liveness(self.blocks, len(self.registers), self.first)
-        if self.frames:
+        if self.frames or self._stack is not None:
             fill_in(self)
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         if simplify(self):

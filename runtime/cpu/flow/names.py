@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.isa.registers import special_register
-from ptxgen.runtime.cpu.flow.blocks import Op, Source
+from ptxgen.runtime.cpu.flow.blocks import Activation, Op, Source
 from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var, bits_of, round_up, variable_align, variable_bytes
 from ptxgen.runtime.cpu.native.layout import SHARED_BASE
 
@@ -60,8 +60,8 @@ class Names:
             offset += size
         return offset
 
-    def declare(self, variable: nodes.Variable, scope: Scope) -> None:
-        """Enter a variable of a function body into its scope."""
+    def declare(self, variable: nodes.Variable, scope: Scope, activation: Activation | None = None) -> None:
+        """Enter a variable of a function body into its scope; local memory is the function's, or an activation's."""
         from ptxgen.parser.limits import MOST_BYTES, MOST_REGISTERS  # what is in the object cache needs no parser
 
         if variable.space == "reg":
@@ -77,6 +77,8 @@ class Names:
         var = Var(variable.name, variable.space, variable.type, size, align)
         if variable.space == "shared":
             self._place_shared(var, variable)
+        elif variable.space == "local" and activation is not None:
+            self.place_in(activation, var)
         elif variable.space == "local":
             self.local_bytes = round_up(self.local_bytes, align)
             var.offset = self.local_bytes
@@ -89,6 +91,12 @@ class Names:
         else:
             raise IsaError(self.where(variable.line, f"a .{variable.space} variable inside a function"))
         scope.names[variable.name] = var
+
+    def place_in(self, activation: Activation, var: Var) -> None:
+        """Give a variable its place in the memory of each activation."""
+        var.frame, var.offset = activation.begin, round_up(activation.size, var.align)
+        activation.size = var.offset + var.size
+        activation.align = max(activation.align, var.align)
 
     @property
     def dynamic_start(self) -> int:
@@ -177,8 +185,9 @@ class Names:
                 assert isinstance(found, Var)
                 self._place_shared(found, variable)
             named = op.scope.find(operand.name)
-            if isinstance(named, Var):  # of a call's parameter
-                op.reads.extend(named.words)
+            if isinstance(named, Var):
+                op.reads.extend(named.words)  # of a call's parameter
+                op.reads.extend([named.frame] if named.frame is not None else [])
         elif isinstance(operand, nodes.Address):
             self.touch(op, operand.base, op.reads)
             if isinstance(operand.base, nodes.Symbol):

@@ -1,23 +1,27 @@
-"""Recursion: a call that may lead back to its caller keeps the registers that the caller still needs, in local memory.
+"""The stack of each thread, in local memory: what recursion keeps there, and `alloca`.
 
-Registers are the same in every activation of a function, so what lives behind such a call is pushed before it and
-popped after it, but for the results. Local variables have one place too, so a function with some is refused.
+Registers are the same in every activation of a function, so what lives behind a call that may lead back to its caller
+is pushed before it and popped after it, but for the results. A function that may call itself has its local variables on
+the stack, too, as has one with `alloca` what that gives; both end with the function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxgen import nodes
-from ptxgen.errors import IsaError
+from ptxgen.runtime.cpu.flow.blocks import Activation, Op
+from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Reg, Var, round_up
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op
+    from ptxgen.runtime.cpu.flow.blocks import Block, Called
     from ptxgen.runtime.cpu.flow.flow import Flow
 
 STACK_BYTES = 32 << 10  # of a lane
+ON_THE_STACK = frozenset({"alloca", "stacksave", "stackrestore"})
 
 
 @dataclass(slots=True, eq=False)
@@ -29,12 +33,8 @@ class Frame:
     results: frozenset[int]
 
 
-def keep(flow: Flow, op: Op, caller: Called, callees: list[Called]) -> Frame:
+def keep(flow: Flow, op: Op, callees: list[Called]) -> Frame:
     """The two instructions around a call, to be filled in when it is known what lives behind it."""
-    name = caller.function.name
-    local = [item for item in nodes.flat(caller.function.body or ()) if isinstance(item, nodes.Variable)]
-    if any(item.space == "local" for item in local):
-        raise IsaError(flow.where(op.line, f"recursion through {name}, which has variables in local memory,"))
     returned = [place for callee in callees for place in callee.returns]
     words = [word for place in returned for word in (place.words if isinstance(place, Var) else [place])]
     frame = Frame(op.with_words(("$push",), ()), op.with_words(("$pop",), ()), frozenset(word.index for word in words))
@@ -44,22 +44,96 @@ def keep(flow: Flow, op: Op, caller: Called, callees: list[Called]) -> Frame:
 
 def fill_in(flow: Flow) -> None:
     """Say what each frame holds, once `live_out` is known, and give the stack its place."""
-    pointer = flow.hidden("$stack", 32)
+    pointer = flow.stack
     flow.stack_base = round_up(flow.local_bytes, 16)
     flow.local_bytes = flow.stack_base + STACK_BYTES
     live: dict[int, list[Reg]] = {}
     for block in flow.blocks:
         _look(flow, block, live)
     for frame in flow.frames:
-        kept = [reg for reg in live.get(id(frame.pop), []) if reg.index not in frame.results]
+        kept = [reg for reg in live.get(id(frame.pop), []) if reg.index not in frame.results and reg is not pointer]
         for op in (frame.push, frame.pop):
             op.operands = (pointer, *kept)
         frame.push.reads, frame.push.writes = [pointer, *kept], [pointer]
         frame.pop.reads, frame.pop.writes = [pointer], [pointer, *kept]
-    first = flow.first
-    start = first.ops[0].with_words(("$move",), (pointer, nodes.Immediate("0")))
+    start = Op(("$move",), (pointer, nodes.Immediate("0")), flow.root, flow.entry.line, family_of(("$move",)))
     start.writes = [pointer]
-    first.ops.insert(0, start)
+    flow.first.ops.insert(0, start)
+
+
+def activation_of(flow: Flow, called: Called) -> Activation | None:
+    """Registers for what an activation has on the stack, if it has something there, and its parameters' places."""
+    function = called.function
+    if function.kind == "entry" or function.body is None:
+        return None
+    opcodes = {instruction.opcode.partition(".")[0] for instruction in nodes.instructions(function.body)}
+    local = any(isinstance(item, nodes.Variable) and item.space == "local" for item in nodes.flat(function.body))
+    copied = [place for place in called.params if isinstance(place, Var) and _has_an_address(function, place.name)]
+    if not opcodes & ON_THE_STACK and not ((local or copied) and _may_call_itself(flow, function)):
+        return None
+    name = function.name
+    made = Activation(flow.hidden(f"$stack before {name}", 32), flow.hidden(f"$memory of {name}", 32))
+    for place in copied:
+        flow.place_in(made, place)
+    return made
+
+
+def _has_an_address(function: nodes.Function, name: str) -> bool:
+    """Whether a parameter's address is taken: it stands elsewhere than in calls and in brackets."""
+    return any(
+        isinstance(operand, nodes.Symbol) and operand.name == name
+        for instruction in nodes.instructions(function.body or ())
+        for operand in instruction.operands
+    )
+
+
+def enter(flow: Flow, op: Op, activation: Activation) -> Op:
+    """The instruction with which a function begins: it takes its memory."""
+    operands = (flow.stack, activation.before, activation.begin)
+    begun = op.with_words(("$enter", str(activation.size), str(activation.align)), operands)
+    begun.reads, begun.writes = [flow.stack], list(operands)
+    return begun
+
+
+def leave(flow: Flow, op: Op, activation: Activation) -> Op:
+    """The instruction before each return: the stack ends where it did."""
+    left = op.with_words(("$move",), (flow.stack, activation.before))
+    left.guard, left.negated = op.guard, op.negated
+    left.reads, left.writes = [activation.before, *([op.guard] if op.guard is not None else [])], [flow.stack]
+    return left
+
+
+def stack_operation(flow: Flow, op: Op) -> Op:
+    """`alloca`, `stacksave` or `stackrestore`, with the stack's end as an operand of its own."""
+    done = op.with_words((f"${op.words[0]}", *op.words[1:]), (flow.stack, *op.operands))
+    return done
+
+
+def _may_call_itself(flow: Flow, function: nodes.Function) -> bool:
+    """Whether calls lead from a function back to it; a call through a pointer leads to all whose address is taken."""
+    seen: set[str] = set()
+    todo = list(_called_by(flow, function))
+    while todo:
+        name = todo.pop()
+        if name == function.name:
+            return True
+        if name not in seen and name in flow.module.functions:
+            seen.add(name)
+            todo += _called_by(flow, flow.module.functions[name])
+    return False
+
+
+def _called_by(flow: Flow, function: nodes.Function) -> Iterable[str]:
+    from ptxgen.runtime.cpu.flow.calls import address_taken
+
+    for instruction in nodes.instructions(function.body or ()):
+        if instruction.opcode.partition(".")[0] == "call":
+            operands = instruction.operands
+            target = operands[1 if isinstance(operands[0], nodes.Group) else 0]
+            if isinstance(target, nodes.Symbol):
+                yield target.name
+            else:
+                yield from (other.name for other in address_taken(flow.module))
 
 
 def _look(flow: Flow, block: Block, live: dict[int, list[Reg]]) -> None:

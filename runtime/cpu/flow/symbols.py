@@ -27,7 +27,9 @@ class Reg:
 @dataclass(slots=True, eq=False)
 class Var:
     """A variable. `offset` is its place in the shared or local window or in the parameter block; for global and
-    const variables `symbol` is its number in the table of addresses. A `.param` variable of a call is `words`."""
+    const variables `symbol` is its number in the table of addresses. A `.param` variable of a call is `words`. In a
+    function that may call itself `frame` holds where the activation's local memory begins, and `offset` counts from
+    there."""
 
     name: str
     space: str
@@ -37,6 +39,7 @@ class Var:
     offset: int = 0
     symbol: int = -1
     words: list[Reg] = field(default_factory=list)
+    frame: Reg | None = None
 
 
 @dataclass(slots=True, eq=False)

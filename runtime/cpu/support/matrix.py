@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ptxgen.runtime.cpu.native.ir import Code, indices, vec
 from ptxgen.runtime.cpu.support import support
 
-_COMPUTE = {"f32": "float", "s32": "i32", "f64": "double"}
+_COMPUTE = {"f32": "float", "s32": "i32", "f64": "double", "and": "i32", "xor": "i32"}
 _FMA = {"float": "llvm.fma.v64f32", "double": "llvm.fma.v64f64"}
 
 
@@ -14,13 +16,13 @@ def mma(kind: str, depth: str) -> str:
     """`mma.KIND.kDEPTH(c, a, b)`: c + a·bᵀ, an 8×8 tile; a and b are 8 rows of `depth` elements, k along the row.
 
     Products of f16, bf16, tf32 and fp8 are exact in f32; the sum over k runs in f32 in ascending order, where the
-    hardware adds with an order and a truncation of its own. Integers wrap.
+    hardware adds with an order and a truncation of its own. Integers wrap. `and` and `xor` count the bits of words.
     """
     element, k = _COMPUTE[kind], int(depth[1:])
     acc, tile = vec(element, 64), vec(element, 8 * k)
     c = Code(f"define internal {acc} @mma.{kind}.{depth}({acc} %c, {tile} %a, {tile} %b) noinline")
-    if kind == "s32":
-        return _integer_tile(c, k, acc, tile)
+    if element == "i32":
+        return _integer_tile(c, kind, k, acc, tile)
     total = "%c"
     for step in range(k):
         a, b = _columns(c, tile, k, step)
@@ -39,11 +41,14 @@ def _columns(c: Code, tile: str, k: int, step: int) -> tuple[str, str]:
     )
 
 
-def _integer_tile(c: Code, k: int, acc: str, tile: str) -> str:
+def _integer_tile(c: Code, kind: str, k: int, acc: str, tile: str) -> str:
     total = "%c"
     for step in range(k):
         a, b = _columns(c, tile, k, step)
-        total = c(f"add {acc} {total}, {c(f'mul {acc} {a}, {b}')}")
+        part = c(f"{'mul' if kind == 's32' else kind} {acc} {a}, {b}")
+        if kind != "s32":
+            part = c(f"call {acc} @llvm.ctpop.v64i32({acc} {part})")
+        total = c(f"add {acc} {total}, {part}")
     c.ret(f"{acc} {total}")
     return c.text()
 
@@ -51,7 +56,7 @@ def _integer_tile(c: Code, k: int, acc: str, tile: str) -> str:
 @support("mma_widen")
 def widen(kind: str) -> str:
     """`mma_widen.KIND(register)`: all elements of a fragment register, f32 or i32, in the order of their bits."""
-    element = "i32" if kind in ("s8", "u8") else "float"
+    element = "i32" if kind[0] in "su" else "float"
     count = {"tf32": 32, "f16": 64, "bf16": 64}.get(kind, 128)
     whole = vec(element, count)
     c = Code(f"define internal {whole} @mma_widen.{kind}({vec('i32')} %r) noinline")
@@ -113,6 +118,18 @@ def _u8(c: Code) -> str:
     return _bytes(c, "zext")
 
 
+def _nibbles(odd: bool, extend: str) -> Callable[[Code], str]:
+    """The even or the odd four bits of each byte."""
+
+    def widened(c: Code) -> str:
+        i8 = vec("i8", 128)
+        parts, shift = _parts(c, "i8", 128), "ashr" if extend == "sext" else "lshr"
+        high = parts if odd else c(f"shl {i8} {parts}, splat (i8 4)")
+        return c(f"{extend} {i8} {c(f'{shift} {i8} {high}, splat (i8 4)')} to {vec('i32', 128)}")
+
+    return widened
+
+
 def _hex_float(value: float) -> str:
     import struct
 
@@ -121,5 +138,6 @@ def _hex_float(value: float) -> str:
 
 _WIDEN = {
     "f16": _f16, "bf16": _bf16, "tf32": _tf32, "e4m3": _e4m3, "e5m2": _e5m2,
-    "s8": _s8, "u8": _u8,
+    "s8": _s8, "u8": _u8, "s4even": _nibbles(False, "sext"), "s4odd": _nibbles(True, "sext"),
+    "u4even": _nibbles(False, "zext"), "u4odd": _nibbles(True, "zext"),
 }  # fmt: skip

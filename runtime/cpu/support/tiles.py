@@ -10,17 +10,26 @@ from ptxgen.runtime.cpu.support import support
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An operand type of mma: what its tiles are computed in, how many k a register holds, the register's type."""
+    """An operand type of mma: what its tiles are computed in, how many k a register holds, the register's type.
+
+    `depth` is the elements of a row that a tile of a register has, `tiles` the widenings that give its tiles: of
+    nibbles the even ones and the odd ones. Bits stay in words.
+    """
 
     compute: str
     per_register: int
+    depth: int
+    tiles: tuple[str, ...]
     register: str = "b32"
 
 
 ELEMENTS = {
-    "f16": Element("float", 8), "bf16": Element("float", 8), "tf32": Element("float", 4),
-    "e4m3": Element("float", 16), "e5m2": Element("float", 16), "s8": Element("i32", 16), "u8": Element("i32", 16),
-    "f64": Element("double", 4, "f64"),
+    "f16": Element("float", 8, 8, ("f16",)), "bf16": Element("float", 8, 8, ("bf16",)),
+    "tf32": Element("float", 4, 4, ("tf32",)), "e4m3": Element("float", 16, 16, ("e4m3",)),
+    "e5m2": Element("float", 16, 16, ("e5m2",)), "s8": Element("i32", 16, 16, ("s8",)),
+    "u8": Element("i32", 16, 16, ("u8",)), "s4": Element("i32", 32, 16, ("s4even", "s4odd")),
+    "u4": Element("i32", 32, 16, ("u4even", "u4odd")), "b1": Element("i32", 128, 4, ("",)),
+    "f64": Element("double", 4, 4, ("",), "f64"),
 }  # fmt: skip
 # accumulators: the type of their registers, the LLVM type of one
 ACCUMULATORS = {"f32": ("f32", "float"), "f16": ("b32", "i32"), "s32": ("b32", "i32"), "f64": ("f64", "double")}
@@ -31,9 +40,10 @@ _EVEN, _ODD = indices(list(range(0, 64, 2))), indices(list(range(1, 64, 2)))
 
 @support("tiles")
 def tiles(d: str, a: str, b: str, c_type: str, shape: str, *options: str) -> str:
-    """`tiles.D.A.B.C.mMkK[.satfinite][.minus](a…, b…, c…, d…)`: pointers to the registers of all lanes.
+    """`tiles.D.A.B.C.mMkK[.satfinite][.minus][.and|.xor](a…, b…, c…, d…)`: pointers to the registers of all lanes.
 
     `minus` takes a·b away. Eight rows of a by eight columns of b at a time; a saturating sum of integers adds c last.
+    `and` and `xor` are what bits are combined by, and then counted.
     """
     m, k = map(int, shape[1:].split("k"))
     element = ELEMENTS[a]
@@ -43,17 +53,19 @@ def tiles(d: str, a: str, b: str, c_type: str, shape: str, *options: str) -> str
     head = ", ".join(f"ptr {pointer}" for group in pointers for pointer in group)
     c = Code(f"define internal void @{'.'.join(['tiles', d, a, b, c_type, shape, *options])}({head}) noinline")
     b_tiles = [_widened(c, b, pointer) for pointer in pointers[1]]
-    sums, tile = vec(element.compute, 64), vec(element.compute, 8 * element.per_register)
+    sums, tile = vec(element.compute, 64), vec(element.compute, 8 * element.depth)
+    how = next((option for option in options if option in ("and", "xor")), _FUNCTION[element.compute])
     results = []
     for half in range(halves):
         start = _accumulator(c, c_type, half, pointers[2])
         total = "zeroinitializer" if "satfinite" in options else start
-        for step, b_tile in enumerate(b_tiles):
-            a_tile = _widened(c, a, pointers[0][halves * step + half])
-            if "minus" in options:
-                a_tile = c(f"fneg {tile} {a_tile}")
-            arguments = f"{sums} {total}, {tile} {a_tile}, {tile} {b_tile}"
-            total = c(f"call {sums} @mma.{_FUNCTION[element.compute]}.k{element.per_register}({arguments})")
+        for step in range(steps):
+            a_tiles = _widened(c, a, pointers[0][halves * step + half])
+            for a_tile, b_tile in zip(a_tiles, b_tiles[step], strict=True):
+                if "minus" in options:
+                    a_tile = c(f"fneg {tile} {a_tile}")
+                arguments = f"{sums} {total}, {tile} {a_tile}, {tile} {b_tile}"
+                total = c(f"call {sums} @mma.{how}.k{element.depth}({arguments})")
         if "satfinite" in options:
             total = c(f"call {sums} @llvm.sadd.sat.v64i32({sums} {total}, {sums} {start})")
         results.append(total)
@@ -63,13 +75,12 @@ def tiles(d: str, a: str, b: str, c_type: str, shape: str, *options: str) -> str
     return c.text()
 
 
-def _widened(c: Code, kind: str, pointer: str) -> str:
-    """A register's elements in the type of the computation."""
+def _widened(c: Code, kind: str, pointer: str) -> list[str]:
+    """A register's elements in the type of the computation, tile by tile."""
     element = ELEMENTS[kind]
-    if kind == "f64":
-        return c.load(vec("double"), pointer, align=64)
-    raw = c.load(vec("i32"), pointer, align=64)
-    return c(f"call {vec(element.compute, 8 * element.per_register)} @mma_widen.{kind}({vec('i32')} {raw})")
+    raw = c.load(vec("double" if kind == "f64" else "i32"), pointer, align=64)
+    whole = vec(element.compute, 8 * element.depth)
+    return [c(f"call {whole} @mma_widen.{tile}({vec('i32')} {raw})") if tile else raw for tile in element.tiles]
 
 
 def _accumulator(c: Code, kind: str, half: int, pointers: list[str]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ptxgen import nodes
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.llvm_types import integer_vector
 from ptxgen.runtime.cpu.flow.calls import ASSERTION
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.recursion import STACK_BYTES
 from ptxgen.runtime.cpu.flow.registry import emits
-from ptxgen.runtime.cpu.flow.symbols import Reg
+from ptxgen.runtime.cpu.flow.symbols import Reg, bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
 from ptxgen.runtime.cpu.native.layout import WARP
 from ptxgen.runtime.cpu.support.faults import FAULT_TRAP
@@ -99,6 +100,62 @@ def push(e: Emitter, op: Op) -> None:
         head = f"ptr %w, {_I32} {top}, i64 {e.flow.stack_base + 4 * place}, i32 {room}, i32 {e.new_site()}"
         e.c.do(f"call void @st.local.v1.b32({head}, {_I32} {_word(e, reg, n)})")
     e.write(pointer, e.c(f"add {_I32} {top}, {splat('i32', 4 * len(words))}"), _I32)
+
+
+@emits("$enter", outputs=0)
+def enter(e: Emitter, op: Op) -> None:
+    """Memory of an activation: the stack's end is kept, and moves up."""
+    stack, before, begin = (reg for reg in op.operands if isinstance(reg, Reg))
+    e.write(before, e.read(stack, _I32), _I32)
+    place = _taken(e, stack, splat("i64", int(op.words[1])), int(op.words[2]))
+    e.write(begin, place, _I32)
+
+
+def _taken(e: Emitter, stack: Reg, size: str, align: int) -> str:
+    """The address in local memory of so many bytes more (i64) on the stack."""
+    i64, base = vec("i64"), e.flow.stack_base
+    top = e.c(f"zext {_I32} {e.read(stack, _I32)} to {i64}")
+    up = e.c(f"add {i64} {top}, {splat('i64', base + align - 1)}")
+    place = e.c(f"and {i64} {up}, {splat('i64', -align)}")
+    short = e.c(f"call {i64} @llvm.umin.v32i64({i64} {size}, {i64} {splat('i64', 2 * STACK_BYTES)})")
+    end = e.c(f"sub {i64} {e.c(f'add {i64} {place}, {short}')}, {splat('i64', base)}")
+    full = e.bits(e.c(f"icmp ugt {i64} {end}, {splat('i64', STACK_BYTES)}"))
+    remark = f"the stack is full: it has {STACK_BYTES:,} bytes a thread"
+    e.fault_if(e.c(f"and i32 {e.exec_mask()}, {full}"), FAULT_TRAP, remark=remark)
+    e.write(stack, e.c(f"trunc {i64} {end} to {_I32}"), _I32)
+    return e.c(f"trunc {i64} {place} to {_I32}")
+
+
+@emits("$alloca", outputs=2, inout=(0,))
+def alloca(e: Emitter, op: Op) -> None:
+    """Bytes of local memory until the function returns, aligned to 8 where nothing is said."""
+    stack, target, size, *align = op.operands
+    assert isinstance(stack, Reg)
+    wanted = align[0].value if align and isinstance(align[0], nodes.Immediate) else 8
+    if wanted < 1 or wanted & (wanted - 1) or wanted > STACK_BYTES:
+        raise e.error(f"operand {align[0]}: must be a power of two up to {STACK_BYTES:,}")
+    kind = op.words[1]
+    bytes_ = e.resize(e.src(size, kind), integer_vector(bits_of(kind)), "u64")
+    place = _taken(e, stack, bytes_, int(wanted))
+    e.dst(target, e.resize(place, _I32, kind), kind)
+
+
+@emits("$stacksave", outputs=2, inout=(0,))
+def stacksave(e: Emitter, op: Op) -> None:
+    """Where the stack ends, as an address of local memory."""
+    stack, target = op.operands
+    assert isinstance(stack, Reg)
+    end = e.c(f"add {_I32} {e.read(stack, _I32)}, {splat('i32', e.flow.stack_base)}")
+    e.dst(target, e.resize(end, _I32, op.words[1]), op.words[1])
+
+
+@emits("$stackrestore", outputs=1)
+def stackrestore(e: Emitter, op: Op) -> None:
+    """The stack ends where it did when that address was saved."""
+    stack, saved = op.operands
+    assert isinstance(stack, Reg)
+    low = e.src(saved, "u32")
+    e.write(stack, e.c(f"sub {_I32} {low}, {splat('i32', e.flow.stack_base)}"), _I32)
 
 
 def _word(e: Emitter, reg: Reg, n: int) -> str:

@@ -12,10 +12,11 @@ from ptxgen.runtime.cpu.emit.families.half import half_arithmetic
 from ptxgen.runtime.cpu.emit.llvm_types import splat_float, vector_of
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
-from ptxgen.runtime.cpu.native.ir import splat, vec
+from ptxgen.runtime.cpu.native.ir import indices, splat, vec
 
 _FLOAT_KINDS = frozenset({"f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2"})
 _I32, _LANES = vec("i32"), vec("i1")
+_WOVEN = indices([32 * (n % 2) + n // 2 for n in range(64)])
 
 
 def is_float_op(op: Op) -> bool:
@@ -51,23 +52,44 @@ def saturate(e: Emitter, value: str, kind: str = "f32") -> str:
 def arithmetic(e: Emitter, op: Op) -> None:
     """One float instruction of any type."""
     form = FloatForm(op)
+    if form.kind == "f32x2":
+        _pairs(e, op, form)
+        return
     if form.kind not in ("f32", "f64"):
         half_arithmetic(e, op, form)
         return
     values = [e.src(o, form.kind) for o in op.operands[1:]]
+    result = _rounded(e, form, values)
+    if form.kind == "f64" and form.name in ("abs", "neg"):  # a NaN stays as it is
+        nan = e.c(f"fcmp uno {vec('double')} {values[0]}, {values[0]}")
+        result = e.c(f"select {_LANES} {nan}, {vec('double')} {values[0]}, {vec('double')} {result}")
+    e.dst(op.operands[0], result, form.kind)
+
+
+def _rounded(e: Emitter, form: FloatForm, values: list[str]) -> str:
+    """The result of an f32 or f64 instruction with its `.ftz` and `.sat`."""
     if form.ftz:
         values = [flush(e, v) for v in values]
     result = compute(e, form, values)
     if form.ftz and form.name not in ("abs", "neg"):
         result = flush(e, result)
     if form.sat:
-        result = saturate(e, result, form.kind)
-    elif form.kind == "f32":
-        result = e.result(result)
-    elif form.name in ("abs", "neg"):  # f64: a NaN stays as it is
-        nan = e.c(f"fcmp uno {vec('double')} {values[0]}, {values[0]}")
-        result = e.c(f"select {_LANES} {nan}, {vec('double')} {values[0]}, {vec('double')} {result}")
-    e.dst(op.operands[0], result, form.kind)
+        return saturate(e, result, form.kind)
+    return e.result(result) if form.kind == "f32" else result
+
+
+def _pairs(e: Emitter, op: Op, form: FloatForm) -> None:
+    """Two f32 in 64 bits: the instruction of f32 on the low halves and on the high ones."""
+    form.kind = "f32"
+    words, single, wide = vec("float", 64), vec("float"), vec("i64")
+    pairs = [e.c(f"bitcast {wide} {e.src(o, 'b64')} to {words}") for o in op.operands[1:]]
+    halves = []
+    for first in (0, 1):
+        picked = indices(list(range(first, 64, 2)))
+        values = [e.c(f"shufflevector {words} {pair}, {words} poison, {picked}") for pair in pairs]
+        halves.append(e.cast(_rounded(e, form, values), single, _I32))
+    woven = e.c(f"shufflevector {_I32} {halves[0]}, {_I32} {halves[1]}, {_WOVEN}")
+    e.dst(op.operands[0], e.c(f"bitcast {vec('i32', 64)} {woven} to {wide}"), "b64")
 
 
 _BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}

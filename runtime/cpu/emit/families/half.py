@@ -53,8 +53,6 @@ def flush_half(e: Emitter, value: str, kind: str) -> str:
 def half_arithmetic(e: Emitter, op: Op, form: FloatForm) -> None:
     """add, sub, mul, fma, min, max, abs, neg of 16-bit floats and their pairs."""
     kind = form.kind
-    if kind == "f32x2":
-        raise e.unsupported()
     values = [e.src(o, kind) for o in op.operands[1:]]
     if form.ftz:
         values = [flush_half(e, v, kind) for v in values]

@@ -101,8 +101,8 @@ def stmatrix(e: Emitter, op: Op) -> None:
 
 @emits("mma.sync.aligned", converges=True)
 def mma(e: Emitter, op: Op) -> None:
-    """d = a·b + c."""
-    words = [w for w in op.words[3:] if w not in ("row", "col", "satfinite", "kind::f8f6f4")]
+    """d = a·b + c; of bits, how many are left of `a and b`, or of `a xor b`."""
+    words = [w for w in op.words[3:] if w not in ("row", "col", "satfinite", "kind::f8f6f4", "and", "xor", "popc")]
     shape, d_type, a_type, b_type, c_type = _shape(e, op, words)
     a_regs, b_regs, c_regs = (items_of(operand) for operand in op.operands[1:4])
     element = ELEMENTS[a_type]
@@ -113,7 +113,7 @@ def mma(e: Emitter, op: Op) -> None:
     held = [(reg, element.register) for reg in (*a_regs, *b_regs)]
     held += [(reg, ACCUMULATORS[c_type][0]) for reg in c_regs]
     pointers = [lanes_in_memory(e, reg, kind, 256 * n) for n, (reg, kind) in enumerate(held)]
-    options = ".satfinite" if "satfinite" in op.words else ""
+    options = "".join(f".{word}" for word in ("satfinite", "and", "xor") if word in op.words)
     name = f"tiles.{d_type}.{a_type}.{b_type}.{c_type}.m{shape[0]}k{shape[2]}{options}"
     product(e, name, pointers, items_of(op.operands[0]))
 

@@ -49,7 +49,7 @@ def wgmma(e: Emitter, op: Op) -> None:
         e.defined.products.issue(op)
     shape = op.words[4]
     columns = int(shape.partition("n")[2].partition("k")[0])
-    d_type, a_type, b_type = [w for w in op.words[5:] if w != "satfinite"]
+    d_type, a_type, b_type = [w for w in op.words[5:] if w not in ("satfinite", "and", "popc")]
     if a_type not in ELEMENTS or b_type not in ELEMENTS or "sp" in op.words:
         raise e.unsupported()
     a, b, scale_d, sign, transposed = _operands(e, op)
@@ -64,7 +64,7 @@ def wgmma(e: Emitter, op: Op) -> None:
         e.c.do(f"call void @wgmma_later.{majors[0]}.{majors[1]}.{columns}(ptr %w, i32 {e.new_site(LATE_READ)}, "
                f"i64 {a_descriptor or 0}, i64 {descriptor})")  # fmt: skip
     name = f"tiles.{d_type}.{a_type}.{b_type}.{d_type}.m16k{2 * element.per_register}"
-    name += (".satfinite" if "satfinite" in op.words else "") + (".minus" if sign < 0 else "")
+    name += "".join(f".{word}" for word in ("satfinite", "and") if word in op.words) + (".minus" if sign < 0 else "")
     per_group = 2 if d_type == "f16" else 4
     keep = "false" if isinstance(scale_d, nodes.Immediate) else e.c(f"icmp ne i32 {e.pred(scale_d)}, 0")
     if isinstance(scale_d, nodes.Immediate) and scale_d.value:

@@ -21,8 +21,8 @@ from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
+from ptxgen.lines.words import counted
 from ptxgen.targets import Target
-from ptxgen.words import counted
 
 _LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 64, 128  # registers
 _LEAST_OF_STAGE = 2 * UNIT_REGISTERS  # where what is in flight is in shared memory

@@ -16,8 +16,8 @@ from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
+from ptxgen.lines.words import counted
 from ptxgen.targets import Target
-from ptxgen.words import counted
 
 MOST_WARPS = 8  # for which `layout.py` counts registers
 _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps

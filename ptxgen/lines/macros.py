@@ -1,0 +1,70 @@
+"""A file of macros whose macros are compiled one by one, when they are first used: a text needs few of them.
+
+Every line keeps its number, so that messages and source maps name the file's own lines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+_BEGIN, _END = "{% macro ", "{% endmacro %}"
+
+
+class MacroFile:
+    """What `{% import %}` and `{% from … import … %}` take for the template; everything else is the template's own."""
+
+    def __init__(self, env: Environment, name: str, whole: Any) -> None:
+        self._module = Macros(env, name)
+        self._whole = whole  # compiles all of it
+
+    @property
+    def module(self) -> Macros:
+        """The macros as attributes."""
+        return self._module
+
+    def _get_default_module(self, context: object = None) -> Macros:
+        return self._module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole(), name)
+
+
+class Macros:
+    """Attributes are the file's macros."""
+
+    def __init__(self, env: Environment, name: str) -> None:
+        assert env.loader is not None
+        source, self._file, _ = env.loader.get_source(env, name)
+        self._env, self.__name__ = env, name
+        self._lines = source.split("\n")
+        self._spans: dict[str, range] = {}
+        for first, line in enumerate(self._lines):
+            if line.startswith(_BEGIN):
+                last = next(n for n in range(first, len(self._lines)) if _END in self._lines[n])
+                self._spans[line[len(_BEGIN) : line.index("(")]] = range(first, last + 1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._spans:
+            raise AttributeError(f"{self.__name__} has no macro {name!r}")
+        macro = getattr(self._compiled(name).module, name)
+        setattr(self, name, macro)
+        return macro
+
+    def _compiled(self, name: str) -> Template:
+        """The file with this macro and those that it calls; its other lines are empty."""
+        kept: dict[str, range] = {}
+        todo = [name]
+        while todo:
+            each = todo.pop()
+            kept[each] = self._spans[each]
+            called = re.findall(r"\b(\w+)\(", "\n".join(self._lines[n] for n in kept[each]))
+            todo += [other for other in called if other in self._spans and other not in kept]
+        alive = {n for span in kept.values() for n in span}
+        source = "\n".join(line if n in alive else "" for n, line in enumerate(self._lines))
+        env = self._env
+        code = env.compile(source, self.__name__, self._file)
+        return env.template_class.from_code(env, code, env.make_globals(None))

@@ -1,0 +1,91 @@
+"""An epilogue for products whose rows are heads of q, k and v: q and k rotate, k and v go to the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert, kv_cache
+from ptxgen.idioms import rope as rotary
+from ptxgen.idioms.threads import split
+from ptxgen.products.epilogue import Epilogue
+from ptxgen.products.geometry import Geometry
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.qkv_append import QkvAppend
+    from ptxgen.products.product import Product
+
+
+class HeadsEpilogue(Epilogue):
+    """Row r is element r % head_dim of head r / head_dim: of q, then of k, then of v; the product's row 0 is row
+    `first`. The two of a pair that rotates are neighbours, so that neighbouring lanes have them."""
+
+    def __init__(self, b: Builder, spec: Product, at: Geometry, heads: QkvAppend, first: int = 0) -> None:
+        super().__init__(b, spec, at)
+        self.heads, self.first = heads, first
+        self.q_end = heads.n_heads * heads.head_dim
+        self.k_end = (heads.n_heads + heads.n_kv_heads) * heads.head_dim
+
+    @property
+    def _lanes(self) -> int:
+        """The lanes of a warp that have results: all or none of 16."""
+        return -1 if self.results % 32 == 0 else 0xFFFF
+
+    def begin(self) -> None:
+        b = self.b
+        with b.fragment("read_early", "the token's position"):
+            position = b.ld_param("position")
+            self.position = b.op("ld.global.s32", "row_position", position[0])
+
+    def place(self, out_row: Reg, inside: Reg) -> None:
+        b, heads = self.b, self.heads
+        if self.first:
+            b.op("add.u32", out_row, out_row, self.first)
+        if self.spec.bias:
+            self.add_bias(out_row, inside)
+        self.head, self.element = split(b, "head", "element", out_row, heads.head_dim)
+        if self.first < self.k_end:
+            self._rotate(out_row)
+        b.note("one unsigned comparison refuses negative positions too")
+        b.op("setp.lt.and.u32", inside, self.position, heads.max_len, inside)
+
+    def _rotate(self, out_row: Reg) -> None:
+        """x cos - y sin for the first of a pair, y cos + x sin for the second: the first takes the opposite angle."""
+        b, value, rotation = self.b, self.values[0], self.heads.rotation
+        b.note("pairs of q and k rotate by the angle of their place in the head")
+        rotates = b.op("setp.lt.u32", "rotates", out_row, self.k_end)
+        if rotation.rotary_dim < rotation.head_dim:
+            b.op("setp.lt.and.u32", rotates, self.element, rotation.rotary_dim, rotates)
+        pair = b.op("shr.u32", "pair", self.element, 1)
+        turns = b.op("mov.u64", "turns_row", rotary.turns_table(b, rotation))
+        b.op("mad.wide.u32", turns, pair, 8, turns)
+        turn = b.op("mov.b64", "turn_of_pair", 0)
+        b.op("ld.global.nc.b64", turn, turns[0], pred=rotates)
+        other = b.reg("other_of_pair", "f32")
+        b.op("shfl.sync.bfly.b32", other, value, 1, 31, self._lanes)
+        wide, odd = b.op("cvt.s64.s32", "wide_position", self.position), b.op("and.b32", "second", self.row, 1)
+        is_second = b.op("setp.ne.u32", "is_second", odd, 0)
+        back = b.op("neg.s64", "minus_position", wide)
+        b.op("selp.b64", wide, wide, back, is_second)
+        cos, sin = rotary.cos_sin(b, rotation, wide, turn)
+        b.op("mul.f32", other, other, sin)
+        b.op("fma.rn.f32", value, value, cos, other, pred=rotates)
+
+    def store(self, out_row: Reg) -> None:
+        b, heads, value = self.b, self.heads, self.values[0]
+        kv_head = b.op("sub.u32", "kv_head", self.head, heads.n_heads)
+        appends = b.op("setp.ge.u32", "appends", out_row, self.q_end)
+        if self.first < self.q_end:
+            query = b.ld_param("q")
+            b.op("mad.wide.u32", query, out_row, 4, query)
+            b.op("st.global.f32", query[0], value, pred=~appends)
+        b.note("the head of k or v, and its row of the cache")
+        is_v = b.op("setp.ge.u32", "is_v", out_row, self.k_end)
+        b.op("sub.u32", kv_head, kv_head, heads.n_kv_heads, pred=is_v)
+        index = kv_cache.cache_row(b, heads, self.row, kv_head, self.position, appends)
+        k_cache, v_cache = b.ld_param("k_cache"), b.ld_param("v_cache")
+        cache = b.op("selp.b64", "cache", v_cache, k_cache, is_v)
+        b.op("mad.lo.u64", cache, index, heads.head_dim * heads.kv_dtype.bytes, cache)
+        b.op("mad.wide.u32", cache, self.element, heads.kv_dtype.bytes, cache)
+        convert.store_one(b, cache, value, heads.kv_dtype, pred=appends)

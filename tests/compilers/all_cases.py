@@ -1,3 +1,0 @@
-"""Importing this registers every case of every compiler."""
-
-from tests.compilers import cuda_cases, numba_cases, triton_cases  # noqa: F401

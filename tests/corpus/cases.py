@@ -1,6 +1,0 @@
-"""All cases of the corpus, by name: `CASES`."""
-
-from tests.corpus import cases_control, cases_hopper, cases_numeric, cases_warp  # noqa: F401
-from tests.corpus.case import CASES
-
-__all__ = ["CASES"]

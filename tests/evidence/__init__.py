@@ -1,0 +1,1 @@
+"""Evidence from elsewhere: other compilers, a GPU's results, another interpreter, random programs, known bugs."""

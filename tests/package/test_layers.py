@@ -1,0 +1,31 @@
+"""The runtime's rooms import one another in one direction."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
+ROOMS = ("arrays", "core", "kv", "attention", "model", "tools")  # each knows those before it
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Rooms that a module imports when it runs; annotations alone do not count."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        for each in ast.walk(node):
+            if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("ptxgen.runtime."):
+                yield (each.module or "").split(".")[2]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_those_before_it(room: str) -> None:
+    later = ROOMS[ROOMS.index(room) + 1 :]
+    modules = sorted((RUNTIME / room).rglob("*.py"))
+    assert len(modules) > 2
+    wrong = [(path.name, name) for path in modules for name in imported(ast.parse(path.read_text())) if name in later]
+    assert wrong == []
