@@ -42,7 +42,8 @@ class Model:
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
     PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
-    another model's of the same source, which lie on the device already; then `source` is not read.
+    another model's of the same source, which lie on the device already; then `source` is not read. `persistent`: a token
+    that is not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -57,6 +58,7 @@ class Model:
         deterministic: bool | None = None,
         progress: Progress | None = None,
         weights: Mapping[str, Buffer] | None = None,
+        persistent: bool = False,
     ) -> None:
         if device is None:
             from ptxgen.runtime.opening import open_device
@@ -69,7 +71,7 @@ class Model:
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
-        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights)
+        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights, persistent)
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()

@@ -25,7 +25,7 @@ class Steps:
     """Weights, the cache of one sequence, scratch memory, `counters` (position, length), `tokens` and `logits`.
 
     A prompt's steps take `chunk` positions or a power of two below. `overlaps`: kernels may start before the one ahead
-    has ended, where the device can.
+    has ended, where the device can. `persistent`: a greedy decode step is one launch (`resident.py`).
     """
 
     def __init__(
@@ -37,10 +37,15 @@ class Steps:
         overlaps: bool,
         progress: Progress | None,
         weights: Mapping[str, Buffer] | None = None,
+        persistent: bool = False,
     ) -> None:
         self.device, self.source, self.spec = device, source, source.spec
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
+        if persistent:
+            from ptxgen.runtime.model.resident import resident
+
+            decode = resident(device, decode)
         self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.spec.shape
         self.cache = KvCache(
