@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache import CAPACITY, RING_ROWS
+from ptxgen.attention.cache_fields import CAPACITY, RING_ROWS
 from ptxgen.dtypes import DType, f32
 from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
