@@ -52,6 +52,7 @@ class Attend:
         with b.fragment("locate_attention", "the CTA's KV head, and its part of the positions"):
             b.op("setp.lt.u32", "has_head", at.cta, plan.attending)
             self.head = b.op("div.u32", "kv_head", at.cta, plan.splits)
+            b.op("min.u32", self.head, self.head, plan.spec.n_kv_heads - 1)
             self.split = b.op("rem.u32", "split", at.cta, plan.splits)
             past = b.op("min.u32", "past", at.position, plan.spec.max_len)
             share = b.op("add.u32", "split_positions", past, plan.splits - 1)
@@ -450,14 +451,15 @@ class Attend:
             b.op("div.rn.f32", self.out, self.out, self.total)
             bits = b.op("mov.b32", "head_bits", self.out)
             b.op("not.b32", bits, bits)
+            b.op("min.u32", self.element, self.element, elements - 1)
             index = b.op("mad.lo.u32", "head_element", self.head, elements, self.element)
             offset, width = plan.regions["attended"]
             to = b.op("mad.wide.u32", "head_to", index, 4, steps.now)
             clear = b.op("mad.wide.u32", "head_clear", index, 4, steps.next)
             pitch = -(-width // 4) * 4
             for copy in range(plan.copies):
-                b.op("st.relaxed.gpu.global.b32", to[4 * (offset + copy * pitch)], bits)
                 b.op("st.relaxed.gpu.global.b32", clear[4 * (offset + copy * pitch)], 0)
+                b.op("st.relaxed.gpu.global.b32", to[4 * (offset + copy * pitch)], bits)
         with b.fragment("next_merged"):
             b.op("add.u32", self.element, self.element, THREADS)
             b.op("setp.lt.u32", "merges_more", self.element, elements)

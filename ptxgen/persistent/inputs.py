@@ -96,8 +96,6 @@ class Inputs:
             weights = b.op("mad.wide.u32", "norm_from", column, 4, steps.norm)
             target = b.op("mov.u32", "x_to", self.place)
             b.op("mov.f32", total, 0.0)
-            b.op("add.u32", steps.squares, steps.squares, steps.other_squares)
-            b.op("sub.u32", steps.other_squares, 0, steps.other_squares)
             allow_polls(b)
         with b.fragment("ask_norm", "the columns of this round, and the norm's weights"):
             here = b.reg("x_here", "u32")
@@ -105,6 +103,8 @@ class Inputs:
                 b.op("add.u32", here, column, offset)
                 b.op("setp.lt.u32", inside[load], here, share.cols)
                 b.op("setp.lt.u32", padded[load], here, share.padded)
+            left = b.op("sub.u32", "x_left", share.padded, done)
+            b.op("setp.gt.u32", "x_goes_on", left, ROUND_COLUMNS // 2)
             for value in norms:
                 b.op("mov.f32", value, 1.0)
             asks = b.reg("asks_norm", "pred")
@@ -127,22 +127,31 @@ class Inputs:
             count_poll(b)
         self._ask_first(steps, words, inside, column)
         values, digit = b.array("x_value", "f32", OWN), b.array("x_new_digit", "b32", 2 * DIGITS)
+        pairs = [digit[2 * i : 2 * i + 2] for i in range(DIGITS)]
+
+        def keep(load: int) -> None:
+            for j, value in enumerate(values):
+                word = words[OWN * load + j]
+                b.op("not.b32", word, word)
+                b.op("mov.b32", value, word)
+                b.op("fma.rn.f32", total, value, value, total)
+                factor = norms[OWN * load + j]
+                if plan.spec.norm_offset:
+                    b.op("add.f32", factor, factor, plan.spec.norm_offset, pred=steps.normed)
+                b.op("mul.f32", value, value, factor)
+            split(b, values.regs, pairs)
+            for number, pair in enumerate(pairs):
+                to = self.columns[load] // CHUNK * DIGITS * DIGIT_BYTES + DIGIT_BYTES * number
+                b.op("st.shared.v2.b32", target[to], pair, pred=padded[load])
+
         with b.fragment("keep_x", "squares into the sum, the norm's weights, and digits to shared memory"):
-            pairs = [digit[2 * i : 2 * i + 2] for i in range(DIGITS)]
-            for load, offset in enumerate(self.columns):
-                for j, value in enumerate(values):
-                    word = words[OWN * load + j]
-                    b.op("not.b32", word, word)
-                    b.op("mov.b32", value, word)
-                    b.op("fma.rn.f32", total, value, value, total)
-                    factor = norms[OWN * load + j]
-                    if plan.spec.norm_offset:
-                        b.op("add.f32", factor, factor, plan.spec.norm_offset, pred=steps.normed)
-                    b.op("mul.f32", value, value, factor)
-                split(b, values.regs, pairs)
-                for number, pair in enumerate(pairs):
-                    to = offset // CHUNK * DIGITS * DIGIT_BYTES + DIGIT_BYTES * number
-                    b.op("st.shared.v2.b32", target[to], pair, pred=padded[load])
+            for load in range(ROUND // 2):
+                keep(load)
+            b.op("bar.warp.sync", -1)
+        with b.fragment("keep_more", "the second half of a round"):
+            for load in range(ROUND // 2, ROUND):
+                keep(load)
+            b.op("bar.warp.sync", -1)
         with b.fragment("next_x", "on to the next round"):
             b.op("add.u32", column, column, ROUND_COLUMNS)
             b.op("add.u64", source, source, 4 * ROUND_COLUMNS)
@@ -154,7 +163,6 @@ class Inputs:
             over_warp(b, "add.f32", total)
             place = b.op("mad.lo.u32", "squares_at", at.warp, 4, steps.squares)
             b.op("st.shared.f32", place[0], total, pred=steps.first_lane)
-            b.op("bar.warp.sync", -1)
 
     def _ask_first(self, steps: Steps, words: RegArray, inside: RegArray, column: Reg) -> None:
         """The first op's x is there already; it is brought to the form of what is published."""

@@ -13,6 +13,7 @@ from ptxgen.persistent.plan import BATCH, DIGIT_BYTES, DIGITS, SUM_BYTES, WARPS,
 from ptxgen.persistent.steps import Steps
 from ptxgen.weights.format import OWN, TILE_ROWS
 
+CHAINS = 2  # of products that wait for no other
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 
 
@@ -37,8 +38,8 @@ class Rows:
     def _begin(self) -> None:
         b, plan, at, share = self.b, self.plan, self.at, self.steps.share
         self.totals = b.array("total", "f32", 4)
-        self.products, self.zeros = b.array("product", "f32", 4), b.array("zero", "f32", 4)
-        self.digit = b.array("x_digit", "b32", 2)
+        self.products, self.zeros = b.array("product", "f32", 4 * CHAINS), b.array("zero", "f32", 4)
+        self.digit = b.array("x_digit", "b32", 2 * CHAINS)
         with b.fragment("locate_units", "the lane's words of a tile, its digit of x, its rows' sums"):
             convert.clear(b, self.zeros)
             convert.clear(b, self.totals)
@@ -59,9 +60,12 @@ class Rows:
             b.op("mad.lo.u32", self.theirs, at.thread, SUM_BYTES, self.theirs)
             self.to_other = b.op("mov.u32", "to_other_sums", BATCH * TILE_ROWS * SUM_BYTES)
         with b.fragment("begin_rows", "from the first of the CTA's records on"):
+            b.op("add.u32", self.steps.squares, self.steps.squares, self.steps.other_squares)
+            b.op("sub.u32", self.steps.other_squares, 0, self.steps.other_squares)
             self.left = b.op("mov.u32", "records_left", share.count)
             self.first = b.op("mov.u32", "batch_first", share.first)
         with b.fragment("begin_batch"):
+            b.op("setp.eq.u32", "first_batch", self.first, share.first)
             self.count = b.op("min.u32", "batch_records", self.left, BATCH)
             self.units = b.op("mul.lo.u32", "units_left", self.count, share.units)
             self.part_tile = b.op("mov.u32", "part_tile", at.warp)
@@ -86,14 +90,19 @@ class Rows:
             b.op("bar.warp.sync", -1)
             b.op("mbarrier.arrive.shared::cta.b64", SINK, steps.bell[8], 1, pred=steps.first_lane)
         with b.fragment("multiply", "digits of x stand in columns of their own; small sums, then the record's"):
+            begun: set[int] = set()
             for chunk in range(kind.chunks):
                 offset = DIGITS * DIGIT_BYTES * chunk
-                convert.load_words(b, self.digit, self.x_at, offset, space="shared", pred=self.has_digit)
-                for index, a in enumerate(kind.fragments(b, words, chunk)):
-                    sums = self.zeros if chunk == index == 0 else self.products
-                    b.op(MMA, self.products.regs, tuple(a), self.digit.regs, sums.regs)
-            for total, product in zip(self.totals, self.products, strict=True):
-                b.op("add.f32", total, total, product)
+                digit = self.digit[2 * chunk % len(self.digit) :][:2]
+                convert.load_words(b, digit, self.x_at, offset, space="shared", pred=self.has_digit)
+                for a in kind.fragments(b, words, chunk):
+                    own = self.products[4 * (chunk % CHAINS) :][:4]
+                    sums = own if chunk % CHAINS in begun else self.zeros.regs
+                    begun.add(chunk % CHAINS)
+                    b.op(MMA, own, tuple(a), digit, sums)
+            for chain in sorted(begun):
+                for total, product in zip(self.totals, self.products[4 * chain :][:4], strict=True):
+                    b.op("add.f32", total, total, product)
         with b.fragment("next_unit", "on to the next slot; behind a record's last unit its sums are whole"):
             b.op("add.u32", steps.slot, steps.slot, plan.unit_bytes)
             b.op("add.u32", steps.bell, steps.bell, MBARRIER_BYTES)
@@ -190,8 +199,8 @@ class Rows:
             step = b.op("cvt.u64.u32", "copy_step", share.copy_bytes)
             for copy in range(plan.copies):
                 many = None if copy == 0 else ~steps.is_qkv
-                b.op("st.relaxed.gpu.global.b32", out[0], bits, pred=many)
                 b.op("st.relaxed.gpu.global.b32", clear[0], 0, pred=many)
+                b.op("st.relaxed.gpu.global.b32", out[0], bits, pred=many)
                 if copy + 1 < plan.copies:
                     b.op("add.u64", out, out, step)
                     b.op("add.u64", clear, clear, step)

@@ -6,7 +6,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.persistent.begin import Begin
 from ptxgen.persistent.feed import next_op
-from ptxgen.persistent.plan import WARPS, Plan
+from ptxgen.persistent.plan import KIND_BYTES, WARPS, Plan
 from ptxgen.weights.format import TILE_ROWS
 
 
@@ -32,13 +32,16 @@ class Steps:
             self.result_row = b.op("and.b32", "result_row", at.thread, TILE_ROWS - 1)
             self.residual = b.op("mov.f32", "residual", 0.0)
             own = b.array("own_share", "u32", 2)
-            b.op("ld.shared.v2.u32", own.regs, at.kinds[48])
+            b.op("ld.shared.v2.u32", own.regs, at.kinds[KIND_BYTES])
             record = b.op("add.u32", "own_record", own[0], self.result_record)
             b.op("min.u32", record, record, plan.spec.dim)
             row = b.op("mad.lo.u32", "own_row", record, TILE_ROWS, self.result_row)
             has = b.op("setp.lt.u32", "has_own", self.result_record, own[1])
             b.op("setp.lt.and.u32", has, row, plan.spec.dim, has)
             self._own_row(row, has)
+            b.note("a CTA without rows of the gate could run ahead of what is cleared: it reads along")
+            gates = b.op("ld.shared.u32", "gate_count", at.kinds[2 * KIND_BYTES + 4])
+            self.follows = b.op("setp.eq.u32", "follows", gates, 0)
             self.slot, self.bell = b.op("mov.u32", "slot_at", at.ring), b.op("mov.u32", "bell_at", at.bell)
             self.best, self.best_row = b.op("mov.u32", "best_key", 0), b.op("mov.u32", "best_row", 0)
             self.phase = b.op("mov.u32", "ring_phase", 0)
@@ -65,6 +68,7 @@ class Steps:
             b.op("add.u64", self.x, self.x, wide)
             b.op("setp.eq.u32", "is_first_op", self.done, 0)
             b.op("setp.ne.u32", "has_rows", self.share.count, 0)
+            b.op("setp.ne.or.u32", "reads_x", self.share.count, 0, self.follows)
             if plan.spec.bias:
                 self._ask_bias()
         with b.fragment("next_step"):
