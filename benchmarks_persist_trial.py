@@ -12,6 +12,52 @@ SHAPES = {
  "qwen2.5-1.5b": dict(n_layers=28,dim=1536,hidden=8960,n_heads=12,n_kv_heads=2,head_dim=128,max_len=4608,vocab=151936,theta=1e6,bias=True),
  "llama-3-8b": dict(n_layers=32,dim=4096,hidden=14336,n_heads=32,n_kv_heads=8,head_dim=128,max_len=4608,vocab=128256,theta=500000.0),
 }
+from ptxgen.kernel import kernel_type
+from ptxgen.launch import buffer
+from ptxgen.dtypes import u64
+from ptxgen.kernels.persistent_step import EVENTS
+@kernel_type
+class TracedStep(PersistentStep):
+    """Traced."""
+    def template(self, target): return "persistent_step"
+    def params(self): return (*super().params(), buffer("times", u64, self.plan.ops, self.ctas, 8, access="out"))
+    def mark(self, b, begin, steps):
+        for i, event in enumerate(EVENTS):
+            with b.fragment(f"mark_{event}", event):
+                now = b.op("mov.u64", f"time_{event}", b.special("globaltimer"))
+                to = b.ld_param("times") if i == 0 else b.registers["times"]
+                if i: b.op("ld.param.u64", to, __import__("ptxgen.builder.values", fromlist=["Addr"]).Addr("times_param"))
+                at = b.registers.get("time_index") or b.reg("time_index", "u32")
+                b.op("mad.lo.u32", at, steps.done, self.ctas, begin.cta)
+                b.op("min.u32", at, at, self.plan.ops * self.ctas)
+                b.op("mad.wide.u32", to, at, 64, to)
+                b.op("st.global.u64", to[8 * i], now, pred=begin.leads)
+def trace(name, depth, **more):
+    dev=runtime.open_device("cuda"); spec=TracedStep(**SHAPES[name],ctas=132,**more); a=make(spec)
+    a["times"]=torch.zeros((spec.plan.ops,132,8),dtype=torch.int64,device="cuda").view(torch.uint64)
+    bound=dev.load(spec).bind(**a); st=dev.default_stream
+    for _ in range(3): a["position"].fill_(depth); torch.cuda.synchronize(); bound.launch(st); st.synchronize()
+    t=a["times"].view(torch.int64).cpu().numpy().astype(float); pl=spec.plan; n=spec.n_layers
+    t[t==0]=np.nan
+    names=["qkv","o","gate_up","down"]
+    prev=lambda l,k: np.nanmax(t[4*l+k,:,3])
+    print(f"{name} depth {depth}: total {np.nanmax(t[:,:,3])-np.nanmin(t[0]):.0f} ns; ns after the last CTA published the op before: median, 90 %, last; mean over layers")
+    def row(label, get, base):
+        cols=[]
+        for ev in get:
+            v=np.array([[np.nanmedian(t[4*l+k,:,ev])-base(l),np.nanpercentile(t[4*l+k,:,ev],90)-base(l),np.nanmax(t[4*l+k,:,ev])-base(l)] for l in range(2,n-1)]).mean(0)
+            cols.append(f"{EVENTS[ev]} "+" ".join(f"{x:.0f}" for x in v))
+        print(f"  {label:10} "+" | ".join(cols),flush=True)
+    att=lambda l: np.nanmax(t[4*l,:,5])
+    k=0; row("qkv",(0,1,2,3),lambda l: prev(l-1,3))
+    k=0; row("attention",(4,5),lambda l: prev(l,0))
+    k=1; row("o",(0,1,2,3),att)
+    k=2; row("gate_up",(0,1,2,3),lambda l: prev(l,1))
+    k=3; row("down",(0,1,2,3),lambda l: prev(l,2))
+    lay=np.mean([prev(l,3)-prev(l-1,3) for l in range(2,n-1)])
+    head=np.nanmax(t[4*n,:,3])-prev(n-1,3)
+    print(f"  layer {lay:.0f}, head {head:.0f}, start to first publish {np.nanmax(t[0,:,3])-np.nanmin(t[0]):.0f}; one CTA's (40) ops of layer 5, ns:", flush=True)
+    o=np.nanmin(t[20]); print(np.round(t[20:25,40,:6]-o).tolist(), np.round(t[20:25,0,:6]-o).tolist())
 def unpack(p, rows, cols):
     rec=-(-rows//16)
     v=p.view(torch.bfloat16).view(rec, -1, 4, 8, 4, 2, 2, 2)
@@ -54,7 +100,7 @@ def reference(spec,a,pos):
         y=norm(x,f"mlp_norm_{i}"); gt=mv(W(f"gate_up_{i}",spec.hidden,spec.dim,0,True),y); up=mv(W(f"gate_up_{i}",spec.hidden,spec.dim,1,True),y)
         x=x+mv(W(f"down_{i}",spec.dim,spec.hidden),gt/(1+torch.exp(-gt))*up)
     return mv(W("head",spec.vocab,spec.dim),norm(x,"norm"))
-def spec_of(name,i=0,**more): return PersistentStep(**SHAPES[name],ctas=132,split_rows=256+i,**more)
+def spec_of(name,i=0,**more): return PersistentStep(**SHAPES[name],ctas=132,**{"split_rows":256+i,**more})
 def run(name,depths,variants,check=True):
     dev=runtime.open_device("cuda"); a=None
     for i,(label,patch,more) in enumerate(variants):
@@ -87,9 +133,14 @@ if __name__=="__main__":
     base=[("base",[],{})]
     if what=="small": run("small",(0,5,300,599),base)
     if what=="1b": run("llama-3.2-1b",(0,128,511,4096),base)
-    if what=="1b-early":
-        vs=[(f"early {e}",[(feed,"EARLY",e)],{}) for e in (1,2,3,4,6,9)]
-        vs+=[(f"early 2 copies {c}",[(feed,"EARLY",2),(planmod,"COPIES",c)],{}) for c in (1,2,4,16)]
-        run("llama-3.2-1b",(128,),vs,check=False)
-    if what=="qwen": run("qwen2.5-1.5b",(128,4096),base)
+    if what=="trace": trace("llama-3.2-1b",128); trace("llama-3.2-1b",511)
+    if what=="1b-more":
+        vs=[("base",[],{})]+[(f"chains {e}",[(rows,"CHAINS",e)],{}) for e in (1,4,2)]
+        vs+=[(f"copies {c}",[(planmod,"COPIES",c)],{}) for c in (2,4,8)]
+        vs+=[(f"early {e}",[(feed,"EARLY",e)],{}) for e in (3,2)]
+        vs+=[(f"ring {n}",[],{"shared_bytes":n}) for n in (200000,170000)]
+        run("llama-3.2-1b",(128,511),vs,check=False)
+    if what=="split":
+        run("llama-3.2-1b",(128,511,4096),[(f"split {n}",[],{"split_rows":n}) for n in (64,128,512,1024)],check=False)
+    if what=="qwen": run("qwen2.5-1.5b",(0,128,4096),base)
     if what=="8b": run("llama-3-8b",(128,4096),base)

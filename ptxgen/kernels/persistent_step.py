@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = ("bf16",)
+EVENTS = ("begin", "x", "units", "rows", "taken", "heads")  # of an op
 MOST_PARAMS = 500  # 4 KB of a launch's parameters
 
 
@@ -182,7 +183,12 @@ class PersistentStep(KernelType):
         Rows(b, plan, begin, steps, digits).build()
         Attend(b, plan, begin, steps, digits).build()
         Finish(b, plan, begin, steps)
+        self.mark(b, begin, steps)
         b.expose(plan=plan, threads=THREADS)
+
+    def mark(self, b: Builder, begin: Begin, steps: Steps) -> None:
+        """Fragments that note when an op has come where; none but in benchmarks."""
+        b.without(*(f"mark_{event}" for event in EVENTS))
 
     # -- example and reference -----------------------------------------------------------------------------------------
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:

@@ -211,7 +211,22 @@ class Attend:
         self.queries = b.array("query", "f32", group * CHUNK)
         self.outs = b.array("out", "f32", group * CHUNK)
         self.maxima, self.totals = b.array("maximum", "f32", group), b.array("weight_sum", "f32", group)
-        with b.fragment("begin_positions", "the lane's eight elements of every query, and the warp's first rows"):
+        with b.fragment("begin_ahead", "the warp's first rows, asked for before the queries come; the others to L2"):
+            warp_at = b.op("mad.lo.u32", "warp_position", at.warp, warp_rows, self.first)
+            row = b.op("add.u32", "lane_position", warp_at, self.row_group)
+            row_bytes = self.dim * plan.kv_dtype.bytes
+            sources = b.array("kv_from", "u64", 2)
+            for place, base in zip(sources, self.caches, strict=True):
+                b.op("mad.wide.u32", place, row, row_bytes, base)
+                b.op("mad.wide.u32", place, self.sub, CHUNK * plan.kv_dtype.bytes, place)
+            ahead = b.op("sub.u32", "rows_ahead", self.end, self.first)
+            fetches = b.op("setp.gt.and.u32", "fetches_ahead", ahead, WARPS * warp_rows, at.leads)
+            size = b.op("mul.lo.u32", "ahead_bytes", ahead, row_bytes)
+            ahead_from = b.reg("ahead_from", "u64")
+            for base in self.caches:
+                b.op("mad.wide.u32", ahead_from, self.first, row_bytes, base)
+                b.op("cp.async.bulk.prefetch.L2.global", ahead_from[0], size, pred=fetches)
+        with b.fragment("begin_positions", "the lane's eight elements of every query"):
             source = b.op("mov.u32", "query_from", self.heads)
             b.op("mad.lo.u32", source, self.sub, 4 * CHUNK, source)
             for head in range(group):
@@ -223,13 +238,6 @@ class Attend:
             convert.clear(b, self.totals)
             for maximum in self.maxima:
                 b.op("mov.f32", maximum, NOTHING)
-            warp_at = b.op("mad.lo.u32", "warp_position", at.warp, warp_rows, self.first)
-            row = b.op("add.u32", "lane_position", warp_at, self.row_group)
-            row_bytes = self.dim * plan.kv_dtype.bytes
-            sources = b.array("kv_from", "u64", 2)
-            for place, base in zip(sources, self.caches, strict=True):
-                b.op("mad.wide.u32", place, row, row_bytes, base)
-                b.op("mad.wide.u32", place, self.sub, CHUNK * plan.kv_dtype.bytes, place)
             b.op("setp.lt.u32", "has_positions", warp_at, self.end)
         words = [b.array(f"{side}_word", "b32", unroll * self.words) for side in "kv"]
         seen = b.array("is_seen", "pred", unroll)
