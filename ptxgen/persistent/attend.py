@@ -7,6 +7,7 @@ goes over the positions before this one, and publishes the result. The new posit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
@@ -208,7 +209,7 @@ class Attend:
         b, plan, at = self.b, self.plan, self.at
         group, unroll = self.group, plan.unroll
         warp_rows = unroll * plan.rows_at_once
-        self.queries = b.array("query", "f32", group * CHUNK)
+        self.queries = b.array("query", "f32", (1 if self.plan.crowded else group) * CHUNK)
         self.outs = b.array("out", "f32", group * CHUNK)
         self.maxima, self.totals = b.array("maximum", "f32", group), b.array("weight_sum", "f32", group)
         with b.fragment("begin_ahead", "the warp's first rows, asked for before the queries come; the others to L2"):
@@ -229,11 +230,9 @@ class Attend:
         with b.fragment("begin_positions", "the lane's eight elements of every query"):
             source = b.op("mov.u32", "query_from", self.heads)
             b.op("mad.lo.u32", source, self.sub, 4 * CHUNK, source)
-            for head in range(group):
-                own = self.queries[head * CHUNK : (head + 1) * CHUNK]
-                convert.load_words(b, own, source, 4 * head * self.dim, space="shared")
-            for query in self.queries:
-                b.op("mul.f32", query, query, self._factor())
+            self.query_from = source
+            for head in range(0 if plan.crowded else group):
+                self._ask_query(head, head)
             convert.clear(b, self.outs)
             convert.clear(b, self.totals)
             for maximum in self.maxima:
@@ -265,15 +264,23 @@ class Attend:
         wide = b.array("kv_value", "f32", CHUNK)
         scores = b.array("score", "f32", unroll * group)
         with b.fragment("score_rows", "scores of the rows that the lane's group has"):
-            for step in range(unroll):
-                self._widen(wide, words[0], step)
+            if plan.crowded:  # queries come head by head, and rows stay
+                keys = b.array("key_value", "f32", unroll * CHUNK)
+                for step in range(unroll):
+                    self._widen(keys[step * CHUNK : (step + 1) * CHUNK], words[0], step)
                 for head in range(group):
-                    score = scores[step * group + head]
-                    for j, (x, y) in enumerate(zip(self.queries[head * CHUNK :], wide, strict=False)):
-                        b.op("mul.f32", score, x, y) if j == 0 else b.op("fma.rn.f32", score, x, y, score)
+                    self._ask_query(head, 0)
+                    for step in range(unroll):
+                        self._dot(scores[step * group + head], self.queries.regs, keys[step * CHUNK : (step + 1) * CHUNK])
+            for step in range(0 if plan.crowded else unroll):
+                self._widen(wide.regs, words[0], step)
+                for head in range(group):
+                    own = self.queries[head * CHUNK : (head + 1) * CHUNK]
+                    self._dot(scores[step * group + head], own, wide.regs)
             over_lanes(b, "add.f32", scores.regs, halves(plan.row_lanes))
             for step in range(unroll):
                 for score in scores[step * group : (step + 1) * group]:
+                    b.op("mul.f32", score, score, self._factor())
                     b.op("selp.f32", score, score, float("-inf"), seen[step])
         with b.fragment("weigh_rows", "softmax as it goes: maxima, totals, weighted sums of V"):
             top, less = b.reg("new_maximum", "f32"), b.reg("shrink", "f32")
@@ -294,14 +301,26 @@ class Attend:
                     b.op("ex2.approx.ftz.f32", score, score)
                     b.op("add.f32", total, total, score)
             for step in range(unroll):
-                self._widen(wide, words[1], step)
+                self._widen(wide.regs, words[1], step)
                 for head in range(group):
                     for j, value in enumerate(wide):
                         out = self.outs[head * CHUNK + j]
                         b.op("fma.rn.f32", out, scores[step * group + head], value, out)
 
-    def _widen(self, wide: RegArray, words: RegArray, step: int) -> None:
-        convert.unpack(self.b, wide.regs, words[step * self.words : (step + 1) * self.words], self.plan.kv_dtype)
+    def _ask_query(self, head: int, place: int) -> None:
+        """The lane's eight elements of a query."""
+        own = self.queries[place * CHUNK : (place + 1) * CHUNK]
+        convert.load_words(self.b, own, self.query_from, 4 * head * self.dim, space="shared")
+
+    def _dot(self, score: Reg, query: Sequence[Reg], key: Sequence[Reg]) -> None:
+        for j, (x, y) in enumerate(zip(query, key, strict=True)):
+            if j:
+                self.b.op("fma.rn.f32", score, x, y, score)
+            else:
+                self.b.op("mul.f32", score, x, y)
+
+    def _widen(self, wide: Sequence[Reg], words: RegArray, step: int) -> None:
+        convert.unpack(self.b, wide, words[step * self.words : (step + 1) * self.words], self.plan.kv_dtype)
 
     def _meet(self) -> None:
         """The groups of lanes of a warp."""

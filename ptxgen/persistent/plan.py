@@ -201,7 +201,12 @@ class Plan:
     @property
     def unroll(self) -> int:
         """Loads of K that a lane has under way."""
-        return 4 if self.group <= 4 else 2
+        return 2 if self.crowded else 4
+
+    @property
+    def crowded(self) -> bool:
+        """Whether registers are short for all queries of a KV head."""
+        return self.group > 4
 
     @property
     def kv_dtype(self) -> DType:
