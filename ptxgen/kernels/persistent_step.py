@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = ("bf16",)
+HEAD_DIMS = (16, 32, 64, 128, 256)
 EVENTS = ("begin", "x", "units", "rows", "taken", "heads")  # of an op
 MOST_PARAMS = 500  # 4 KB of a launch's parameters
 
@@ -51,14 +52,16 @@ class PersistentStep(KernelType):
     n_layers: int = field(draws=(1, 2, 3), doc="layers")
     dim: int = field(draws=(64, 96, 192), doc="width of the residual stream")
     hidden: int = field(draws=(64, 160), doc="width of the feed-forward part")
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    max_len: int
+    n_heads: int = field(draws=(8,), refuses=(0,))
+    n_kv_heads: int = field(draws=(1, 2, 4), refuses=(-1,))
+    head_dim: int = field(draws=HEAD_DIMS, refuses=(100,))
+    max_len: int = field(draws=(1, 17, 64, 300), refuses=(-1,))
     vocab: int = field(draws=(50, 256), doc="logits")
     kv_dtype: DType = f16
     weights: str = field(default="bf16", doc="the format of all matrices")
-    eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
+    eps: float = field(
+        default=1e-6, doc="added to the mean square", silent="beside squares about 1 it is less than a comparison tells"
+    )
     norm_offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the norms' weights")
     activation: str = field(default="silu", doc="of the gate")
     embeds: bool = field(default=False, doc="the token's row of `table` is read here, and not given as x")
@@ -75,8 +78,8 @@ class PersistentStep(KernelType):
     golden_lines = 2500
     goldens = (
         dict(
-            n_layers=2, dim=64, hidden=96, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,
-            split_rows=256, shared_bytes=100000,
+            n_layers=1, dim=64, hidden=96, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,
+            shared_bytes=100000,
         ),
     )  # fmt: skip
     sizes = {"position": -1}
@@ -89,7 +92,7 @@ class PersistentStep(KernelType):
         yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 256)
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
-        yield from rules.one_of("head_dim", self.head_dim, (16, 32, 64, 128, 256))
+        yield from rules.one_of("head_dim", self.head_dim, HEAD_DIMS)
         yield from rules.between("max_len", self.max_len, 1, 1 << 20)
         yield from rules.between("vocab", self.vocab, 1, 1 << 20)
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, ("f32", "f16", "bf16"))
@@ -101,12 +104,13 @@ class PersistentStep(KernelType):
         yield from rules.between("split_rows", self.split_rows, 1, 1 << 20)
         yield from rules.between("shared_bytes", self.shared_bytes, 1 << 14, 232448)
         yield from self.rotation.rules()
-        if min(self.dim, self.hidden, self.n_heads, self.n_kv_heads, self.ctas) < 1 or self.weights not in FORMATS:
-            return
         yield from self._room()
 
     def _room(self) -> Iterator[str]:
-        """What does not fit."""
+        """What does not fit, where the fields themselves are legal."""
+        sizes = (self.dim, self.hidden, self.vocab, self.n_layers, self.n_heads, self.n_kv_heads, self.ctas)
+        if min(*sizes, self.max_len, self.split_rows) < 1 or self.weights not in FORMATS or self.head_dim not in HEAD_DIMS:
+            return
         plan = self.plan
         if self.n_heads % self.n_kv_heads == 0 and plan.group > 8:
             yield f"n_heads: at most 8 of a KV head have registers (got {plan.group})"
