@@ -139,7 +139,8 @@ if __name__=="__main__":
         vs+=[(f"copies {c}",[(planmod,"COPIES",c)],{}) for c in (2,4,8)]
         vs+=[(f"early {e}",[(feed,"EARLY",e)],{}) for e in (3,2)]
         vs+=[(f"ring {n}",[],{"shared_bytes":n}) for n in (200000,170000)]
-        run("llama-3.2-1b",(128,511),vs,check=False)
+        vs+=[("alone",[(inputs,"ALONE",True)],{}),("alone copies 2",[(planmod,"COPIES",2)],{}),("alone copies 2 early 3",[(feed,"EARLY",3)],{})]
+        run("llama-3.2-1b",(128,),vs,check=False)
     if what=="split":
         run("llama-3.2-1b",(128,511,4096),[(f"split {n}",[],{"split_rows":n}) for n in (64,128,512,1024)],check=False)
     if what=="qwen": run("qwen2.5-1.5b",(0,128,4096),base)
