@@ -50,14 +50,14 @@ def trace(name, depth, **more):
         print(f"  {label:10} "+" | ".join(cols),flush=True)
     att=lambda l: np.nanmax(t[4*l,:,5])
     k=0; row("qkv",(0,1,2,3),lambda l: prev(l-1,3))
-    k=0; row("attention",(4,5),lambda l: prev(l,0))
+    k=0; row("attention",(4,6,7,5),lambda l: prev(l,0))
     k=1; row("o",(0,1,2,3),att)
     k=2; row("gate_up",(0,1,2,3),lambda l: prev(l,1))
     k=3; row("down",(0,1,2,3),lambda l: prev(l,2))
     lay=np.mean([prev(l,3)-prev(l-1,3) for l in range(2,n-1)])
     head=np.nanmax(t[4*n,:,3])-prev(n-1,3)
     print(f"  layer {lay:.0f}, head {head:.0f}, start to first publish {np.nanmax(t[0,:,3])-np.nanmin(t[0]):.0f}; one CTA's (40) ops of layer 5, ns:", flush=True)
-    o=np.nanmin(t[20]); print(np.round(t[20:25,40,:6]-o).tolist(), np.round(t[20:25,0,:6]-o).tolist())
+    o=np.nanmin(t[20]); print(np.round(t[20:25,40]-o).tolist(), np.round(t[20:25,0]-o).tolist())
 def unpack(p, rows, cols):
     rec=-(-rows//16)
     v=p.view(torch.bfloat16).view(rec, -1, 4, 8, 4, 2, 2, 2)
@@ -134,14 +134,18 @@ if __name__=="__main__":
     if what=="small": run("small",(0,5,300,599),base)
     if what=="1b": run("llama-3.2-1b",(0,128,511,4096),base)
     if what=="trace": trace("llama-3.2-1b",128); trace("llama-3.2-1b",511)
-    if what=="1b-more":
-        vs=[("base",[],{})]+[(f"chains {e}",[(rows,"CHAINS",e)],{}) for e in (1,4,2)]
-        vs+=[(f"copies {c}",[(planmod,"COPIES",c)],{}) for c in (2,4,8)]
-        vs+=[(f"early {e}",[(feed,"EARLY",e)],{}) for e in (3,2)]
-        vs+=[(f"ring {n}",[],{"shared_bytes":n}) for n in (200000,170000)]
-        vs+=[("alone",[(inputs,"ALONE",True)],{}),("alone copies 2",[(planmod,"COPIES",2)],{}),("alone copies 2 early 3",[(feed,"EARLY",3)],{})]
+    if what=="flight":
+        vs=[(f"early {e} late {l}",[(feed,"EARLY",e),(feed,"LATE",l)],{}) for e,l in ((2,9),(2,7),(2,6),(2,5),(2,4),(2,3),(3,4),(3,5),(1,4),(3,6))]
+        vs+=[("2/5 seven slots",[(feed,"EARLY",2),(feed,"LATE",5)],{"shared_bytes":200000})]
         run("llama-3.2-1b",(128,),vs,check=False)
+    if what=="poll":
+        vs=[]
+        for l in (4,8):
+            for alone in (False,True):
+                for c in (2,8):
+                    vs.append((f"loads {l} alone {alone} copies {c}",[(planmod,"LOADS",l),(inputs,"ALONE",alone),(planmod,"COPIES",c)],{}))
+        run("llama-3.2-1b",(128,511),vs,check=False)
     if what=="split":
         run("llama-3.2-1b",(128,511,4096),[(f"split {n}",[],{"split_rows":n}) for n in (64,128,512,1024)],check=False)
     if what=="qwen": run("qwen2.5-1.5b",(0,128,4096),base)
-    if what=="8b": run("llama-3-8b",(128,4096),base)
+    if what=="8b": run("llama-3-8b",(128,4096),base+[("late 4",[(feed,"LATE",4)],{}),("late 5",[(feed,"LATE",5)],{})],check=False)

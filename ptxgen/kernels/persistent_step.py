@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("bf16",)
 HEAD_DIMS = (16, 32, 64, 128, 256)
-EVENTS = ("begin", "x", "units", "rows", "taken", "heads")  # of an op
+EVENTS = ("begin", "x", "units", "rows", "taken", "heads", "rotated", "scored")  # of an op
 MOST_PARAMS = 500  # 4 KB of a launch's parameters
 
 

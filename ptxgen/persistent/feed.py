@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen.builder import SINK, Builder
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
-from ptxgen.persistent.plan import EARLY, KIND_BYTES, OP_BYTES, Plan
+from ptxgen.persistent.plan import EARLY, KIND_BYTES, LATE, OP_BYTES, Plan
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
 
@@ -38,7 +38,7 @@ class Feed:
             b.op("mbarrier.try_wait.parity.shared::cta.b64", "is_empty", bell[8], phase)
         with b.fragment("count_flight", "few bytes while an op's first units are fetched: others' values must pass"):
             is_early = b.op("setp.lt.u32", "is_early", fresh, plan.stages)
-            most = b.op("selp.u32", "most_flying", EARLY, plan.stages, is_early)
+            most = b.op("selp.u32", "most_flying", EARLY, min(LATE, plan.stages), is_early)
             b.op("setp.ge.u32", "too_many", flying, most)
         with b.fragment("oldest_landed"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", "has_landed", oldest[0], oldest_phase)

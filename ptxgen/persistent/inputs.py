@@ -15,7 +15,7 @@ from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.persistent.begin import Begin, Share
-from ptxgen.persistent.plan import DIGIT_BYTES, DIGITS, ROUND, ROUND_COLUMNS, WARPS, Plan
+from ptxgen.persistent.plan import DIGIT_BYTES, DIGITS, LOAD_COLUMNS, WARPS, Plan
 from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ class Inputs:
         kind = plan.kind
         per_tile = kind.tile_k // OWN  # lanes that a tile needs
         # of the loads of a round: their column past the lane's first
+        self.half = max(1, plan.loads // 4)  # the loads that always count, 2048 columns
         self.columns = []
-        for load in range(ROUND):
+        for load in range(plan.loads):
             part, within = divmod(32 * load, per_tile)
             self.columns.append(part * WARPS * kind.tile_k + within * OWN)
 
@@ -88,8 +89,9 @@ class Inputs:
             self.place = b.op("mad.lo.u32", "x_place", chunk, DIGITS * DIGIT_BYTES, self.digits)
             b.op("mad.lo.u32", self.place, quarter, 2 * OWN, self.place)
             self.first = first
-        words, norms = b.array("x_word", "b32", OWN * ROUND), b.array("x_norm", "f32", OWN * ROUND)
-        inside, padded = b.array("x_inside", "pred", ROUND), b.array("x_padded", "pred", ROUND)
+        reach = plan.loads * LOAD_COLUMNS
+        words, norms = b.array("x_word", "b32", OWN * plan.loads), b.array("x_norm", "f32", OWN * plan.normed_loads)
+        inside, padded = b.array("x_inside", "pred", plan.loads), b.array("x_padded", "pred", plan.loads)
         total = b.reg("square_sum", "f32")
         with b.fragment("begin_x", "where x is read from, and how far"):
             column, done = b.op("mov.u32", "x_column", self.first), b.op("mov.u32", "x_done", 0)
@@ -105,11 +107,11 @@ class Inputs:
                 b.op("setp.lt.u32", inside[load], here, share.cols)
                 b.op("setp.lt.u32", padded[load], here, share.padded)
             left = b.op("sub.u32", "x_left", share.padded, done)
-            b.op("setp.gt.u32", "x_goes_on", left, ROUND_COLUMNS // 2)
+            b.op("setp.gt.u32", "x_goes_on", left, self.half * LOAD_COLUMNS)
             for value in norms:
                 b.op("mov.f32", value, 1.0)
             asks = b.reg("asks_norm", "pred")
-            for load, offset in enumerate(self.columns):
+            for load, offset in enumerate(self.columns[: plan.normed_loads]):
                 b.op("and.pred", asks, inside[load], steps.normed)
                 own = norms[OWN * load : OWN * (load + 1)]
                 b.op("ld.global.nc.v4.f32", own, weights[4 * offset], pred=asks)
@@ -149,7 +151,10 @@ class Inputs:
                 word = words[OWN * load + j]
                 b.op("not.b32", word, word)
                 b.op("mov.b32", value, word)
-                b.op("fma.rn.f32", total, value, value, total)
+                if load < plan.normed_loads:
+                    b.op("fma.rn.f32", total, value, value, total)
+                if load >= plan.normed_loads:
+                    continue
                 factor = norms[OWN * load + j]
                 if plan.spec.norm_offset:
                     b.op("add.f32", factor, factor, plan.spec.norm_offset, pred=steps.normed)
@@ -160,19 +165,19 @@ class Inputs:
                 b.op("st.shared.v2.b32", target[to], pair, pred=padded[load])
 
         with b.fragment("keep_x", "squares into the sum, the norm's weights, and digits to shared memory"):
-            for load in range(ROUND // 2):
+            for load in range(self.half):
                 keep(load)
             b.op("bar.warp.sync", -1)
         with b.fragment("keep_more", "the second half of a round"):
-            for load in range(ROUND // 2, ROUND):
+            for load in range(self.half, plan.loads):
                 keep(load)
             b.op("bar.warp.sync", -1)
         with b.fragment("next_x", "on to the next round"):
-            b.op("add.u32", column, column, ROUND_COLUMNS)
-            b.op("add.u64", source, source, 4 * ROUND_COLUMNS)
-            b.op("add.u64", weights, weights, 4 * ROUND_COLUMNS)
-            b.op("add.u32", target, target, ROUND_COLUMNS // CHUNK * DIGITS * DIGIT_BYTES)
-            b.op("add.u32", done, done, ROUND_COLUMNS)
+            b.op("add.u32", column, column, reach)
+            b.op("add.u64", source, source, 4 * reach)
+            b.op("add.u64", weights, weights, 4 * reach)
+            b.op("add.u32", target, target, reach // CHUNK * DIGITS * DIGIT_BYTES)
+            b.op("add.u32", done, done, reach)
             b.op("setp.lt.u32", "more_x", done, share.padded)
         with b.fragment("keep_squares", "the warp's sum of squares to shared memory"):
             over_warp(b, "add.f32", total)

@@ -24,13 +24,14 @@ BATCH = THREADS // TILE_ROWS  # records whose sums lie in shared memory at a tim
 SUM_BYTES = 48  # of a row's sums, one a warp, and what keeps rows from falling on the same banks
 DIGITS = 3  # bf16 numbers that add up to an f32
 DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk
-ROUND = 4  # loads of 16 bytes that a lane has under way for x
-ROUND_COLUMNS = THREADS * OWN * ROUND
+LOADS = 8  # of 16 bytes that a lane has under way for x, at most
+LOAD_COLUMNS = THREADS * OWN  # of one load of all threads
 COPIES = 8  # of what all CTAs read: fewer of them wait at one line
 SLOTS = 3  # layers whose values lie in memory at a time: read, written, cleared
 HEADER = 4  # words before them: turn, ticket, and the best logit's key (two)
 EARLY = 2  # units under way while an op's first ones are fetched: others' values must pass
 OP_BYTES = 32  # of an op in the table: weight, norm, bias
+LATE = 6  # units under way after that: a longer queue of the memory is a slower one
 KIND_BYTES = 48
 
 
@@ -168,6 +169,16 @@ class Plan:
     def outputs_bytes(self) -> int:
         """Of what the warps' attention leaves, which lies where the digits do."""
         return WARPS * self.group * self.spec.head_dim * 4
+
+    @property
+    def loads(self) -> int:
+        """Loads of x that a lane has under way; the norms' weights need the first half of them alone."""
+        return min(LOADS, 8 if self.spec.dim <= 4 * LOAD_COLUMNS else 4)
+
+    @property
+    def normed_loads(self) -> int:
+        """Of these, those that may be of a normed x."""
+        return min(self.loads, -(-self.spec.dim // LOAD_COLUMNS)) if self.spec.dim <= self.loads * LOAD_COLUMNS else self.loads
 
     @property
     def static_bytes(self) -> int:
