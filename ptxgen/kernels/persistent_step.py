@@ -21,7 +21,6 @@ from ptxgen.persistent.inputs import Inputs
 from ptxgen.persistent.plan import BATCH, BLOCK, THREADS, Plan, Product
 from ptxgen.persistent.rows import Rows
 from ptxgen.persistent.steps import Steps
-from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,10 +39,10 @@ class PersistentStep(KernelType):
     """One token's step in one launch of CTAs that wait for each other: all layers, logits, the likeliest next token.
 
     x f32 `[dim]` is the token's embedding (`embeds`: a row of `table` instead, packed `[vocab, dim]`), logits f32
-    `[vocab]`, `chosen` the index of the largest, as `ArgMax` finds it; position and length are counted, as by `Advance`. Of every layer i: qkv_i, o_i, gate_up_i and down_i
-    are packed weights as `Gemv` has them (q, k and v below one another), norm_i and mlp_norm_i f32 `[dim]` weights of
-    RMS norms, bias_i f32 of q, k and v; k_cache_i and v_cache_i `[n_kv_heads, max_len, head_dim]`, which get a row at
-    `position`. A position outside of the cache is not appended. `exchange` belongs to launches one after the other.
+    `[vocab]`, `chosen` the index of the largest, as `ArgMax` finds it; position and length are counted, as by
+    `Advance`. Of every layer i: qkv_i, o_i, gate_up_i and down_i are packed weights as `Gemv` has them (q, k and v
+    below one another), norm_i and mlp_norm_i f32 `[dim]` weights of RMS norms, bias_i f32 of q, k and v; k_cache_i and
+    v_cache_i `[n_kv_heads, max_len, head_dim]`, which get a row at `position`. A position outside of the cache is not appended. `exchange` belongs to launches one after the other.
 
     Products are as exact as f32 (x is split into three bf16), sums are in a fixed order. Every CTA must be resident:
     a wait that lasts a second ends the launch in a trap.
@@ -109,7 +108,11 @@ class PersistentStep(KernelType):
     def _room(self) -> Iterator[str]:
         """What does not fit, where the fields themselves are legal."""
         sizes = (self.dim, self.hidden, self.vocab, self.n_layers, self.n_heads, self.n_kv_heads, self.ctas)
-        if min(*sizes, self.max_len, self.split_rows) < 1 or self.weights not in FORMATS or self.head_dim not in HEAD_DIMS:
+        if (
+            min(*sizes, self.max_len, self.split_rows) < 1
+            or self.weights not in FORMATS
+            or self.head_dim not in HEAD_DIMS
+        ):
             return
         plan = self.plan
         if self.n_heads % self.n_kv_heads == 0 and plan.group > 8:
@@ -117,9 +120,10 @@ class PersistentStep(KernelType):
         if plan.attending > self.ctas:
             yield f"n_kv_heads: at most one a CTA (got {self.n_kv_heads}, ctas={self.ctas})"
         for product in plan.products[:2]:
-            most = -(-product.records(plan.kind) // (self.ctas - (plan.attending if product is plan.products[0] and plan.apart else 0)))
+            alone = plan.apart and product.name == "qkv"
+            most = -(-product.records(plan.kind) // (self.ctas - plan.attending if alone else self.ctas))
             if most > BATCH:
-                yield f"ctas: {product.name} has {most} records of 16 rows a CTA; at most {BATCH} (got ctas={self.ctas})"
+                yield f"ctas: at most {BATCH} records of {product.name} a CTA (got {most} with ctas={self.ctas})"
         if plan.stages < 2:
             yield f"shared_bytes: too few for two slots of weights (got {self.shared_bytes})"
         if len(self.params()) > MOST_PARAMS:
@@ -231,6 +235,3 @@ class PersistentStep(KernelType):
         from ptxgen.persistent.reference import reference
 
         return reference(self, a)
-
-
-__all__ = ["PersistentStep", "TILE_ROWS"]

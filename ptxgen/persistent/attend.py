@@ -174,7 +174,7 @@ class Attend:
 
     def _score_new(self) -> None:
         """Of a query head by a warp."""
-        b, plan, at = self.b, self.plan, self.at
+        b, at = self.b, self.at
         with b.fragment("begin_new"):
             head = b.op("mov.u32", "new_head", at.warp)
             b.op("setp.lt.u32", "scores_new", head, self.group)
@@ -271,7 +271,9 @@ class Attend:
                 for head in range(group):
                     self._ask_query(head, 0)
                     for step in range(unroll):
-                        self._dot(scores[step * group + head], self.queries.regs, keys[step * CHUNK : (step + 1) * CHUNK])
+                        self._dot(
+                            scores[step * group + head], self.queries.regs, keys[step * CHUNK : (step + 1) * CHUNK]
+                        )
             for step in range(0 if plan.crowded else unroll):
                 self._widen(wide.regs, words[0], step)
                 for head in range(group):
@@ -419,7 +421,7 @@ class Attend:
             b.op("st.relaxed.gpu.global.b32", place[4 * first], 0, pred=here)
 
     def _merge_splits(self) -> None:
-        b, plan, steps = self.b, self.plan, self.steps
+        b, steps = self.b, self.steps
         elements = self.group * self.dim
         with b.fragment("begin_parts", "the other splits' parts, in order"):
             other = b.op("mov.u32", "other_split", 1)
@@ -490,4 +492,3 @@ class Attend:
         with b.fragment("next_merged"):
             b.op("add.u32", self.element, self.element, THREADS)
             b.op("setp.lt.u32", "merges_more", self.element, elements)
-

@@ -8,7 +8,16 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import rope
 from ptxgen.persistent.plan import (
-    BATCH, HEADER, KIND_BYTES, OP_BYTES, SLOTS, SUM_BYTES, THREADS, WARPS, Plan, Product,
+    BATCH,
+    HEADER,
+    KIND_BYTES,
+    OP_BYTES,
+    SLOTS,
+    SUM_BYTES,
+    THREADS,
+    WARPS,
+    Plan,
+    Product,
 )  # fmt: skip
 from ptxgen.weights.format import TILE_ROWS
 

@@ -204,7 +204,9 @@ class Inputs:
     def _embed(self, steps: Steps, own: Sequence[Reg], column: Reg, offset: int, inside: Reg) -> None:
         """Four neighbours of the token's row, which one lane of a tile owns."""
         b = self.b
-        place, chunk, quarter = (convert.scratch(b, f"embed_{n}", t) for n, t in (("at", "u64"), ("chunk", "u32"), ("quarter", "u32")))
+        place, chunk, quarter = (
+            convert.scratch(b, f"embed_{n}", t) for n, t in (("at", "u64"), ("chunk", "u32"), ("quarter", "u32"))
+        )
         b.op("add.u32", chunk, column, offset)
         b.op("shr.u32", quarter, chunk, 2)
         b.op("and.b32", quarter, quarter, 3)

@@ -178,7 +178,11 @@ class Plan:
     @property
     def normed_loads(self) -> int:
         """Of these, those that may be of a normed x."""
-        return min(self.loads, -(-self.spec.dim // LOAD_COLUMNS)) if self.spec.dim <= self.loads * LOAD_COLUMNS else self.loads
+        return (
+            min(self.loads, -(-self.spec.dim // LOAD_COLUMNS))
+            if self.spec.dim <= self.loads * LOAD_COLUMNS
+            else self.loads
+        )
 
     @property
     def static_bytes(self) -> int:
@@ -212,7 +216,7 @@ class Plan:
     @property
     def unroll(self) -> int:
         """Loads of K that a lane has under way."""
-        return 2 if self.crowded else 4
+        return 4 if not self.crowded else 2 if self.group <= 5 else 1
 
     @property
     def crowded(self) -> bool:

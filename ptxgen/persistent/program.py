@@ -71,7 +71,9 @@ def _layer_facts(layers: list[dict[str, Op]]) -> tuple[dict[str, Any], dict[str,
         heads = layer.get("qkv_append") or layer.get("rope_append")
         product = layer.get("qkv_append") or layer.get("qkv")
         if heads is None or product is None:
-            raise _refusal(f"layers.{number}", f"q, k and v must be one product that rotates (it has {', '.join(layer)})")
+            raise _refusal(
+                f"layers.{number}", f"q, k and v must be one product that rotates (it has {', '.join(layer)})"
+            )
         extra = layer.keys() - {*ROLES, heads.role, product.role}
         for role in ROLES:
             if role not in layer:
@@ -101,7 +103,16 @@ def _facts(layer: Mapping[str, Op], heads: Op, product: Op) -> dict[str, Any]:
     if getattr(product.spec, "v_weights", ""):
         raise _refusal(product.name, f"v must have the format of q and k (got v_weights={product.spec.v_weights!r})")  # type: ignore[attr-defined]
     _spec(heads, heads.spec.kernel_name, ring=0, precise=True)
-    _spec(layer["attention"], "incremental_attention", scale=None, soft_cap=0.0, window=0, alibi=False, sinks=False, ring=0)
+    _spec(
+        layer["attention"],
+        "incremental_attention",
+        scale=None,
+        soft_cap=0.0,
+        window=0,
+        alibi=False,
+        sinks=False,
+        ring=0,
+    )
     _spec(layer["o_proj"], "gemv", bias=False, activation="", norm="", residual=True)
     gate = _spec(layer["gate_up"], "gemv", bias=False, gated=True, norm="rms", residual=False)
     down = _spec(layer["down_proj"], "gemv", bias=False, activation="", norm="", residual=True)

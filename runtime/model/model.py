@@ -42,8 +42,8 @@ class Model:
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
     PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
-    another model's of the same source, which lie on the device already; then `source` is not read. `persistent`: a token
-    that is not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
+    another model's of the same source, which lie on the device already; then `source` is not read. `persistent`: a
+    token that is not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """

@@ -27,8 +27,13 @@ def resident(device: Device, program: Program) -> Program:
         launch = made.ops[-1].spec.launch(device.target)
         function = device.load(made.ops[-1].spec).function
         fits = device.call(  # type: ignore[attr-defined]
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor", function.raw, launch.threads, launch.shared  # type: ignore[attr-defined]
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+            function.raw,
+            launch.threads,
+            launch.shared,  # type: ignore[attr-defined]
         )
         if int(fits) * ctas < ctas:
-            raise SpecError(f"persistent: {ctas} CTAs of {launch.shared} bytes must run at once (the device holds none)")
+            raise SpecError(
+                f"persistent: {ctas} CTAs of {launch.shared} bytes must run at once (the device holds none)"
+            )
     return made

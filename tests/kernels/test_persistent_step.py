@@ -48,7 +48,9 @@ class Steps:
         self.given = spec.example(self.rng, position=0)
         self.buffers = {name: device.array(value) for name, value in self.given.items()}
         ptx = generate(spec, "sm_90")
-        self.bound = Kernel(device, ptx, device._load(text or ptx.text, "step").function(ptx.entry)).bind(**self.buffers)
+        self.bound = Kernel(device, ptx, device._load(text or ptx.text, "step").function(ptx.entry)).bind(
+            **self.buffers
+        )
 
     def step(self, position: int) -> None:
         """One launch at a position, held against the reference."""
@@ -98,7 +100,7 @@ def test_logits_are_as_exact_as_f32(device: Device) -> None:
         assert np.abs(steps.buffers["logits"].numpy() - want).max() < 2e-6 * np.abs(want).max()
 
 
-# waits that are left out -----------------------------------------------------------------------------------------------
+# waits that are left out --------------------------------------------------------------------------------------------
 WAITS = ("x_comes", "head_comes", "part_comes", "unit_comes", "slot_free")
 
 
@@ -150,7 +152,7 @@ def test_a_value_that_never_comes_ends_in_a_trap() -> None:
         Steps(CpuDevice(), spec, text.replace(f"%polls_left, {POLLS};", "%polls_left, 20000;")).step(5)
 
 
-# Programs --------------------------------------------------------------------------------------------------------------
+# Programs -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
