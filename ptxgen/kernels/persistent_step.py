@@ -42,7 +42,8 @@ class PersistentStep(KernelType):
     `[vocab]`, `chosen` the index of the largest, as `ArgMax` finds it; position and length are counted, as by
     `Advance`. Of every layer i: qkv_i, o_i, gate_up_i and down_i are packed weights as `Gemv` has them (q, k and v
     below one another), norm_i and mlp_norm_i f32 `[dim]` weights of RMS norms, bias_i f32 of q, k and v; k_cache_i and
-    v_cache_i `[n_kv_heads, max_len, head_dim]`, which get a row at `position`. A position outside of the cache is not appended. `exchange` belongs to launches one after the other.
+    v_cache_i `[n_kv_heads, max_len, head_dim]`, which get a row at `position`. A position outside of the
+    cache is not appended. `exchange` belongs to launches one after the other.
 
     Products are as exact as f32 (x is split into three bf16), sums are in a fixed order. Every CTA must be resident:
     a wait that lasts a second ends the launch in a trap.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import SpecError
 from ptxgen.models.program import Program
@@ -24,16 +24,15 @@ def resident(device: Device, program: Program) -> Program:
     ctas = getattr(device, "multiprocessors", ON_THE_EXECUTOR)
     made = persistent(program, ctas)
     if device.kind == "cuda":
-        launch = made.ops[-1].spec.launch(device.target)
-        function = device.load(made.ops[-1].spec).function
-        fits = device.call(  # type: ignore[attr-defined]
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            function.raw,
-            launch.threads,
-            launch.shared,  # type: ignore[attr-defined]
-        )
-        if int(fits) * ctas < ctas:
-            raise SpecError(
-                f"persistent: {ctas} CTAs of {launch.shared} bytes must run at once (the device holds none)"
-            )
+        _held(device, made, ctas)
     return made
+
+
+def _held(device: Any, program: Program, ctas: int) -> None:
+    """Ask the driver whether a multiprocessor holds a CTA."""
+    spec = program.ops[-1].spec
+    launch = spec.launch(device.target)
+    raw = device.load(spec).function.raw
+    held = int(device.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", raw, launch.threads, launch.shared))
+    if held * device.multiprocessors < ctas:
+        raise SpecError(f"persistent: {ctas} CTAs must run at once (the device holds {held * device.multiprocessors})")
