@@ -273,9 +273,35 @@ def run(name, depths, variants, check=True):
             raise
 
 
+def model_trial(name):
+    import functools
+    from benchmarks.cases.models import MODELS, open_random, fill_cache
+    from benchmarks.decode_step import at_depth, graph_us, tokens_us
+    from ptxgen.runtime import Model
+    dev = runtime.open_device("cuda")
+    one = open_random(MODELS[name], "bf16", 4608, dev)
+    two = Model(one.source, dev, "f16", weights=one.weights, persistent=True)
+    for layer in range(one.shape.n_layers): fill_cache(two.cache.buffers(layer))
+    prompt = list(range(5, 14))
+    a, b = one.generate(prompt, 60), two.generate(prompt, 60)
+    print(name, "tokens equal", a == b, a[9:19], b[9:19], len(two.steps.decode.program.ops), flush=True)
+    for layer in range(one.shape.n_layers):
+        for m in (one, two): fill_cache(m.cache.buffers(layer))
+    for depth in (0, 128, 511, 4096):
+        us = []
+        for m in (one, two, one, two):
+            us.append(round(graph_us(dev, m.steps.decode.graph, functools.partial(at_depth, m, depth), 32, 5), 1))
+        host = []
+        for m in (one, two):
+            at_depth(m, depth); host.append(round(tokens_us(m, 32), 1))
+        print(json.dumps(dict(model=name, depth=depth, graph=us[0::2], persistent=us[1::2], host=host)), flush=True)
+
+
 if __name__ == "__main__":
     what = sys.argv[1]
     base = [("base", [], {})]
+    if what.startswith("model:"):
+        model_trial(what[6:])
     if what == "small":
         run("small", (0, 5, 300, 599), base)
     if what == "1b":

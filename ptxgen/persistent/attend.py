@@ -287,10 +287,10 @@ class Attend:
         with b.fragment("weigh_rows", "softmax as it goes: maxima, totals, weighted sums of V"):
             top, less = b.reg("new_maximum", "f32"), b.reg("shrink", "f32")
             for head in range(group):
-                own = [scores[step * group + head] for step in range(unroll)]
+                mine = [scores[step * group + head] for step in range(unroll)]
                 maximum, total = self.maxima[head], self.totals[head]
-                b.op("max.f32", top, maximum, own[0])
-                for score in own[1:]:
+                b.op("max.f32", top, maximum, mine[0])
+                for score in mine[1:]:
                     b.op("max.f32", top, top, score)
                 b.op("sub.f32", less, maximum, top)
                 b.op("ex2.approx.ftz.f32", less, less)
@@ -298,7 +298,7 @@ class Attend:
                 b.op("mul.f32", total, total, less)
                 for out in self.outs[head * CHUNK : (head + 1) * CHUNK]:
                     b.op("mul.f32", out, out, less)
-                for score in own:
+                for score in mine:
                     b.op("sub.f32", score, score, top)
                     b.op("ex2.approx.ftz.f32", score, score)
                     b.op("add.f32", total, total, score)
