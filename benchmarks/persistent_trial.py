@@ -5,7 +5,7 @@ import numpy as np, torch
 import ptxgen
 from ptxgen import runtime
 from ptxgen.kernels.persistent_step import PersistentStep
-from ptxgen.persistent import feed, plan as planmod, inputs, begin, rows, attend
+from ptxgen.persistent import feed, plan as planmod, inputs, begin, rows, attend, steps as stepsmod
 
 SHAPES = {
     "small": dict(n_layers=3, dim=256, hidden=704, n_heads=8, n_kv_heads=2, head_dim=64, max_len=600, vocab=1000),
@@ -316,19 +316,13 @@ if __name__ == "__main__":
         ]
         vs += [("2/5 seven slots", [(feed, "EARLY", 2), (feed, "LATE", 5)], {"shared_bytes": 200000})]
         run("llama-3.2-1b", (128,), vs, check=False)
-    if what == "poll":
-        vs = []
-        for l in (4, 8):
-            for alone in (False, True):
-                for c in (2, 8):
-                    vs.append(
-                        (
-                            f"loads {l} alone {alone} copies {c}",
-                            [(planmod, "LOADS", l), (inputs, "ALONE", alone), (planmod, "COPIES", c)],
-                            {},
-                        )
-                    )
-        run("llama-3.2-1b", (128, 511), vs, check=False)
+    if what=="poll":
+        vs=[]
+        for l in (4,8):
+            for alone in (False,True):
+                vs.append((f"loads {l} alone {alone}",[(planmod,"LOADS",l),(inputs,"ALONE",alone),(planmod,"COPIES",4)],{}))
+        vs += [("loads 8 norms ahead",[(inputs,"ALONE",False),(stepsmod,"NORMS_AHEAD",True)],{}),("loads 8 norms ahead late 5",[(feed,"LATE",5)],{}),("loads 8 norms ahead late 4",[(feed,"LATE",4)],{})]
+        run("llama-3.2-1b",(128,511),vs,check=False)
     if what == "split":
         run(
             "llama-3.2-1b",
