@@ -121,8 +121,8 @@ class PersistentStep(KernelType):
         if plan.attending > self.ctas:
             yield f"n_kv_heads: at most one a CTA (got {self.n_kv_heads}, ctas={self.ctas})"
         for product in plan.products[:2]:
-            alone = plan.apart and product.name == "qkv"
-            most = -(-product.records(plan.kind) // (self.ctas - plan.attending if alone else self.ctas))
+            ctas = self.ctas - (plan.alone if product.name == "qkv" else 0)
+            most = -(-product.records(plan.kind) // ctas)
             if most > BATCH:
                 yield f"ctas: at most {BATCH} records of {product.name} a CTA (got {most} with ctas={self.ctas})"
         if plan.stages < 2:

@@ -20,6 +20,7 @@ from ptxgen.persistent.plan import THREADS, WARPS, Plan
 from ptxgen.persistent.steps import Steps
 
 NOTHING = -1e30  # a maximum of no scores, in units of log2
+PARTS = 4  # of other splits that are asked for together
 CHUNK = 8  # elements of a row of K or V that a lane has
 
 
@@ -52,9 +53,8 @@ class Attend:
         row_bytes = self.dim * plan.kv_dtype.bytes
         with b.fragment("locate_attention", "the CTA's KV head, and its part of the positions"):
             b.op("setp.lt.u32", "has_head", at.cta, plan.attending)
-            self.head = b.op("div.u32", "kv_head", at.cta, plan.splits)
-            b.op("min.u32", self.head, self.head, plan.spec.n_kv_heads - 1)
-            self.split = b.op("rem.u32", "split", at.cta, plan.splits)
+            self.head = b.op("rem.u32", "kv_head", at.cta, plan.spec.n_kv_heads)
+            self.split = b.op("div.u32", "split", at.cta, plan.spec.n_kv_heads)
             past = b.op("min.u32", "past", at.position, plan.spec.max_len)
             share = b.op("add.u32", "split_positions", past, plan.splits - 1)
             b.op("div.u32", share, share, plan.splits)
@@ -80,11 +80,20 @@ class Attend:
         b, plan, at, steps = self.b, self.plan, self.at, self.steps
         quads = (self.group + 2) * self.dim // 4
         q = self.group * self.dim
-        with b.fragment("begin_take", "where the head's queries, its key and its value come"):
+        row_bytes = self.dim * plan.kv_dtype.bytes
+        with b.fragment("fetch_cache", "the head's keys and values; those that are not asked for at once come to L2"):
             self.caches = b.array("cache_base", "u64", 2)
             b.op("ld.shared.v2.u64", self.caches.regs, steps.layer_at[0])
             for base in self.caches:
                 b.op("add.u64", base, base, self.cache_row)
+            ahead = b.op("sub.u32", "rows_ahead", self.end, self.first)
+            b.op("setp.gt.and.u32", "fetches_ahead", ahead, 0, at.leads)
+            size = b.op("mul.lo.u32", "ahead_bytes", ahead, row_bytes)
+            ahead_from = b.reg("ahead_from", "u64")
+            for base in self.caches:
+                b.op("mad.wide.u32", ahead_from, self.first, row_bytes, base)
+                b.op("cp.async.bulk.prefetch.L2.global", ahead_from[0], size, pred=b.registers["fetches_ahead"])
+        with b.fragment("begin_take", "where the head's queries, its key and its value come"):
             if plan.splits > 1:
                 self._clear_part()
             element = b.op("mul.lo.u32", "take_element", at.thread, 4)
@@ -220,13 +229,6 @@ class Attend:
             for place, base in zip(sources, self.caches, strict=True):
                 b.op("mad.wide.u32", place, row, row_bytes, base)
                 b.op("mad.wide.u32", place, self.sub, CHUNK * plan.kv_dtype.bytes, place)
-            ahead = b.op("sub.u32", "rows_ahead", self.end, self.first)
-            fetches = b.op("setp.gt.and.u32", "fetches_ahead", ahead, WARPS * warp_rows, at.leads)
-            size = b.op("mul.lo.u32", "ahead_bytes", ahead, row_bytes)
-            ahead_from = b.reg("ahead_from", "u64")
-            for base in self.caches:
-                b.op("mad.wide.u32", ahead_from, self.first, row_bytes, base)
-                b.op("cp.async.bulk.prefetch.L2.global", ahead_from[0], size, pred=fetches)
         with b.fragment("begin_positions", "the lane's eight elements of every query"):
             source = b.op("mov.u32", "query_from", self.heads)
             b.op("mad.lo.u32", source, self.sub, 4 * CHUNK, source)
@@ -402,13 +404,18 @@ class Attend:
 
     def _part_place(self, name: str, slot: Reg, split: Reg) -> Reg:
         """Address of a split's part of the CTA's head."""
+        place = self.b.reg(name, "u64")
+        self._find_part(place, slot, split)
+        return place
+
+    def _find_part(self, place: Reg, slot: Reg, split: Reg) -> None:
         b, plan = self.b, self.plan
         pitch = -(-plan.part_words // 4) * 4
-        index = b.op("mad.lo.u32", f"{name}_index", self.head, plan.splits, split)
+        index = convert.scratch(b, "part_index", "u32")
+        b.op("mad.lo.u32", index, self.head, plan.splits, split)
         b.op("min.u32", index, index, plan.attending - 1)
-        place: Reg = b.op("mad.wide.u32", name, index, 4 * pitch, slot)
+        b.op("mad.wide.u32", place, index, 4 * pitch, slot)
         b.op("add.u64", place, place, 4 * plan.regions["parts"][0])
-        return place
 
     def _clear_part(self) -> None:
         """Every split clears its part of the next layer, whether it takes part now or not."""
@@ -426,34 +433,50 @@ class Attend:
         with b.fragment("begin_parts", "the other splits' parts, in order"):
             other = b.op("mov.u32", "other_split", 1)
             b.op("setp.lt.u32", "has_parts", other, self.active)
+        parts = [b.array(f"part_word_{i}", "b32", 3) for i in range(PARTS)]
+        places = b.array("part_place", "u64", PARTS), b.array("part_tail_at", "u64", PARTS)
+        there = b.array("part_counts", "pred", PARTS)
         with b.fragment("locate_part"):
-            place = self._part_place("part_from", steps.now, other)
-            extremes = b.op("mad.wide.u32", "part_extremes", self.merged_head, 8, place)
-            b.op("mad.wide.u32", place, self.element, 4, place)
+            one = b.reg("one_split", "u32")
+            for i, (place, extremes) in enumerate(zip(*places, strict=True)):
+                b.op("add.u32", one, other, i)
+                b.op("setp.lt.u32", there[i], one, self.active)
+                self._find_part(place, steps.now, one)
+                b.op("mad.wide.u32", extremes, self.merged_head, 8, place)
+                b.op("mad.wide.u32", place, self.element, 4, place)
             allow_polls(b)
-        words = b.array("part_word", "b32", 3)
         with b.fragment("try_part", "read until nothing is missing"):
-            b.op(f"{LOAD}.b32", words[0], place[0])
-            b.op(f"{LOAD}.b32", words[1], extremes[4 * elements])
-            b.op(f"{LOAD}.b32", words[2], extremes[4 * elements + 4])
-            least = b.op("min.u32", "part_least", words[0], words[1])
-            b.op("min.u32", least, least, words[2])
+            least = b.reg("part_least", "u32")
+            b.op("mov.u32", least, -1)
+            for words in parts:
+                for word in words:
+                    b.op("mov.b32", word, -1)
+            for words, place, extremes, counts in zip(parts, *places, there, strict=True):
+                b.op(f"{LOAD}.b32", words[0], place[0], pred=counts)
+                b.op(f"{LOAD}.b32", words[1], extremes[4 * elements], pred=counts)
+                b.op(f"{LOAD}.b32", words[2], extremes[4 * elements + 4], pred=counts)
+            for words in parts:
+                for word in words:
+                    b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "part_is_there", least, 0)
             count_poll(b)
         with b.fragment("add_part"):
             out, top, total = b.array("part_value", "f32", 3)
-            for value, word in zip((out, top, total), words, strict=True):
-                b.op("not.b32", word, word)
-                b.op("mov.b32", value, word)
-            both = b.op("max.f32", "both_top", self.top, top)
-            mine, theirs = b.op("sub.f32", "mine_shrink", self.top, both), b.op("sub.f32", "part_shrink", top, both)
-            for factor in (mine, theirs):
-                b.op("ex2.approx.ftz.f32", factor, factor)
-            b.op("mov.f32", self.top, both)
-            for whole, part in ((self.total, total), (self.out, out)):
-                b.op("mul.f32", whole, whole, mine)
-                b.op("fma.rn.f32", whole, part, theirs, whole)
-            b.op("add.u32", other, other, 1)
+            both, mine, theirs = (b.reg(name, "f32") for name in ("both_top", "mine_shrink", "part_shrink"))
+            for words, counts in zip(parts, there, strict=True):
+                for value, word in zip((out, top, total), words, strict=True):
+                    b.op("not.b32", word, word)
+                    b.op("mov.b32", value, word)
+                b.op("selp.f32", top, top, NOTHING, counts)
+                b.op("max.f32", both, self.top, top)
+                for factor, maximum in ((mine, self.top), (theirs, top)):
+                    b.op("sub.f32", factor, maximum, both)
+                    b.op("ex2.approx.ftz.f32", factor, factor)
+                b.op("mov.f32", self.top, both)
+                for whole, part in ((self.total, total), (self.out, out)):
+                    b.op("mul.f32", whole, whole, mine)
+                    b.op("fma.rn.f32", whole, part, theirs, whole)
+            b.op("add.u32", other, other, PARTS)
             b.op("setp.lt.u32", "more_parts", other, self.active)
         with b.fragment("leave_part", "sums, maximum and total to the first split"):
             to = self._part_place("part_to", steps.now, self.split)

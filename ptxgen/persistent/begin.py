@@ -113,12 +113,12 @@ class Begin:
             copy = b.op("rem.u32", "copy", self.cta, plan.copies)
             apart, first, end = (b.reg(name, "u32") for name in ("cta_apart", "share_first", "share_end"))
             reads, words = b.reg("share_reads", "u32"), b.array("share_word", "u32", 4)
-            b.op("max.u32", apart, self.cta, plan.attending)
-            b.op("sub.u32", apart, apart, plan.attending)
-            none = b.op("setp.lt.u32", "has_no_qkv", self.cta, plan.attending)
+            b.op("max.u32", apart, self.cta, plan.alone)
+            b.op("sub.u32", apart, apart, plan.alone)
+            none = b.op("setp.lt.u32", "has_no_qkv", self.cta, plan.alone)
             for number, product in enumerate(plan.products):
-                alone = plan.apart and product.name == "qkv"
-                mine, ctas = (apart, plan.spec.ctas - plan.attending) if alone else (self.cta, plan.spec.ctas)
+                alone = plan.alone and product.name == "qkv"
+                mine, ctas = (apart, plan.spec.ctas - plan.alone) if alone else (self.cta, plan.spec.ctas)
                 records = product.records(plan.kind)
                 b.note(f"{product.name}: {records} {'pairs of ' if product.gated else ''}records of 16 rows")
                 b.op("mul.lo.u32", first, mine, records)

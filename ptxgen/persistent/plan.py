@@ -98,20 +98,20 @@ class Plan:
     # -- who does what -------------------------------------------------------------------------------------------------
     @property
     def splits(self) -> int:
-        """CTAs that share the positions of a KV head."""
+        """CTAs that share the positions of a KV head, at most."""
         at = self.spec
-        room = max(1, at.ctas // 4 // at.n_kv_heads)
-        return min(room, -(-at.max_len // at.split_rows))
+        return min(max(1, at.ctas // at.n_kv_heads), -(-at.max_len // at.split_rows))
 
     @property
     def attending(self) -> int:
-        """CTAs that have a KV head's attention, the first ones."""
+        """CTAs that have a part of a KV head's attention: the first parts of all heads, then the second ones, …"""
         return self.spec.n_kv_heads * self.splits
 
     @property
-    def apart(self) -> bool:
-        """Whether they take no rows of q, k and v."""
-        return 2 * self.attending <= self.spec.ctas
+    def alone(self) -> int:
+        """Of these, those that take no rows of q, k and v: they ask for keys and values meanwhile."""
+        at = self.spec
+        return at.n_kv_heads * min(self.splits, at.ctas // 4 // at.n_kv_heads)
 
     # -- what CTAs exchange --------------------------------------------------------------------------------------------
     @property
