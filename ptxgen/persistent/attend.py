@@ -433,7 +433,7 @@ class Attend:
         with b.fragment("begin_parts", "the other splits' parts, in order"):
             other = b.op("mov.u32", "other_split", 1)
             b.op("setp.lt.u32", "has_parts", other, self.active)
-        parts = [b.array(f"part_word_{i}", "b32", 3) for i in range(PARTS)]
+        parts = [b.array(f"part_{name}", "b32", 3) for name in "abcd"[:PARTS]]
         places = b.array("part_place", "u64", PARTS), b.array("part_tail_at", "u64", PARTS)
         there = b.array("part_counts", "pred", PARTS)
         with b.fragment("locate_part"):
