@@ -83,17 +83,15 @@ class Attend:
         row_bytes = self.dim * plan.kv_dtype.bytes
         with b.fragment("fetch_cache", "the head's keys and values; those that are not asked for at once come to L2"):
             self.caches = b.array("cache_base", "u64", 2)
-            b.op("ld.shared.v2.u64", self.caches.regs, steps.layer_at[0])
-            for base in self.caches:
-                b.op("add.u64", base, base, self.cache_row)
+            self._find_caches()
             ahead = b.op("sub.u32", "rows_ahead", self.end, self.first)
-            b.op("setp.gt.and.u32", "fetches_ahead", ahead, 0, at.leads)
+            fetches = b.op("setp.gt.and.u32", "fetches_ahead", ahead, 0, at.leads)
             size = b.op("mul.lo.u32", "ahead_bytes", ahead, row_bytes)
-            ahead_from = b.reg("ahead_from", "u64")
             for base in self.caches:
-                b.op("mad.wide.u32", ahead_from, self.first, row_bytes, base)
-                b.op("cp.async.bulk.prefetch.L2.global", ahead_from[0], size, pred=b.registers["fetches_ahead"])
+                b.op("mad.wide.u32", base, self.first, row_bytes, base)
+                b.op("cp.async.bulk.prefetch.L2.global", base[0], size, pred=fetches)
         with b.fragment("begin_take", "where the head's queries, its key and its value come"):
+            self._find_caches()
             if plan.splits > 1:
                 self._clear_part()
             element = b.op("mul.lo.u32", "take_element", at.thread, 4)
@@ -126,6 +124,13 @@ class Attend:
             b.op("st.shared.v4.b32", place[0], taken.regs)
             b.op("add.u32", element, element, 4 * THREADS)
             b.op("setp.lt.u32", "takes_more", element, 4 * quads)
+
+    def _find_caches(self) -> None:
+        """The head's rows of K and V in this layer; part of an open fragment."""
+        b = self.b
+        b.op("ld.shared.v2.u64", self.caches.regs, self.steps.layer_at[0])
+        for base in self.caches:
+            b.op("add.u64", base, base, self.cache_row)
 
     def _rotate(self) -> None:
         b, at, rotation = self.b, self.at, self.plan.spec.rotation
@@ -267,7 +272,7 @@ class Attend:
         scores = b.array("score", "f32", unroll * group)
         with b.fragment("score_rows", "scores of the rows that the lane's group has"):
             if plan.crowded:  # queries come head by head, and rows stay
-                keys = b.array("key_value", "f32", unroll * CHUNK)
+                keys = wide if unroll == 1 else b.array("key_value", "f32", unroll * CHUNK)
                 for step in range(unroll):
                     self._widen(keys[step * CHUNK : (step + 1) * CHUNK], words[0], step)
                 for head in range(group):
