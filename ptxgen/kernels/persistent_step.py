@@ -46,7 +46,7 @@ class PersistentStep(KernelType):
     cache is not appended. `exchange` belongs to launches one after the other.
 
     Products are as exact as f32 (x is split into three bf16), sums are in a fixed order. Every CTA must be resident:
-    a wait that lasts a second ends the launch in a trap.
+    a wait that lasts some seconds ends the launch in a trap.
     """
 
     n_layers: int = field(draws=(1, 2, 3), doc="layers")

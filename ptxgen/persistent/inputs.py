@@ -21,7 +21,7 @@ from ptxgen.weights.format import CHUNK, OWN
 if TYPE_CHECKING:
     from ptxgen.persistent.steps import Steps
 
-POLLS = 1 << 20  # of one value, about a second, before the kernel gives up
+POLLS = 1 << 22  # of one value, some seconds, before the kernel gives up
 ALONE = False  # whether the first load of a round is polled before the others are asked for
 LOAD = "ld.relaxed.gpu.global"
 

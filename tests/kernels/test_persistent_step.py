@@ -126,7 +126,7 @@ def faults(text: str) -> Iterator[tuple[str, str]]:
 
 def noticed(spec: PersistentStep, text: str) -> bool:
     """Whether check mode or a random order has anything against a text."""
-    quick = text.replace(f"%polls_left, {POLLS};", "%polls_left, 20000;")
+    quick = text.replace(f"%polls_left, {POLLS};", "%polls_left, 300000;")
     for device in (CpuDevice("check"), CpuDevice("random", 1), CpuDevice("random", 2)):
         try:
             steps = Steps(device, spec, quick)
@@ -149,7 +149,7 @@ def test_a_value_that_never_comes_ends_in_a_trap() -> None:
     spec = PersistentStep(**ALIKE)
     text = re.sub(r"(?m)^.*st\.relaxed\.gpu\.global\.b32 \[%row_out\],.*\n", "", generate(spec, "sm_90").text)
     with pytest.raises(ExecutionError, match="trap"):
-        Steps(CpuDevice(), spec, text.replace(f"%polls_left, {POLLS};", "%polls_left, 20000;")).step(5)
+        Steps(CpuDevice(), spec, text.replace(f"%polls_left, {POLLS};", "%polls_left, 300000;")).step(5)
 
 
 # Programs -----------------------------------------------------------------------------------------------------------
