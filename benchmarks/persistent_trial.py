@@ -309,13 +309,19 @@ if __name__ == "__main__":
     if what == "trace":
         trace("llama-3.2-1b", 128)
         trace("llama-3.2-1b", 511)
-    if what == "flight":
-        vs = [
-            (f"early {e} late {l}", [(feed, "EARLY", e), (feed, "LATE", l)], {})
-            for e, l in ((2, 9), (2, 7), (2, 6), (2, 5), (2, 4), (2, 3), (3, 4), (3, 5), (1, 4), (3, 6))
-        ]
-        vs += [("2/5 seven slots", [(feed, "EARLY", 2), (feed, "LATE", 5)], {"shared_bytes": 200000})]
-        run("llama-3.2-1b", (128,), vs, check=False)
+    if what == "slots":
+        def v(label, stag=True, slots=7, early=2, late=6, window=9, alone=True, ahead=False, copies=8):
+            return (label, [(feed,"STAGGERED",stag),(rows,"STAGGERED",stag),(planmod,"MOST_STAGES",slots),(feed,"EARLY",early),(feed,"LATE",late),(feed,"EARLY_UNITS",window),(inputs,"ALONE",alone),(stepsmod,"NORMS_AHEAD",ahead),(planmod,"COPIES",copies)], {})
+        vs = [v("base")]
+        vs += [v(f"aligned, {n} slots", stag=False, slots=n) for n in (9,7,6,5)]
+        vs += [v(f"staggered, {n} slots", slots=n) for n in (9,8,6,5,4)]
+        vs += [v(f"window {n}", window=n) for n in (7,4,0)]
+        vs += [v("window 16 early 3", window=16, early=3), v("early 3", early=3), v("late 7", late=7), v("late 4", late=4), v("not alone", alone=False), v("norms ahead", ahead=True), v("copies 2", copies=2), v("norms ahead window 7 slots 6", ahead=True, window=7, slots=6)]
+        run("llama-3.2-1b",(128,),vs,check=False)
+    if what == "trace2":
+        for stag, slots in ((True,7),(False,7),(True,9)):
+            for m,k,v_ in ((feed,"STAGGERED",stag),(rows,"STAGGERED",stag),(planmod,"MOST_STAGES",slots)): setattr(m,k,v_)
+            print("staggered", stag, "slots", slots); trace("llama-3.2-1b",128,split_rows=256+slots+20*stag)
     if what=="poll":
         vs=[]
         for l in (4,8):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ptxgen.persistent.steps import Steps
 
 POLLS = 1 << 22  # of one value, some seconds, before the kernel gives up
-ALONE = False  # whether the first load of a round is polled before the others are asked for
+ALONE = True  # whether the first load of a round is polled before the others are asked for
 LOAD = "ld.relaxed.gpu.global"
 
 

@@ -32,6 +32,9 @@ HEADER = 4  # words before them: turn, ticket, and the best logit's key (two)
 EARLY = 2  # units under way while an op's first ones are fetched: others' values must pass
 OP_BYTES = 32  # of an op in the table: weight, norm, bias
 LATE = 6  # units under way after that: a longer queue of the memory is a slower one
+MOST_STAGES = 7  # slots of the ring: with more of them the memory is slower
+STAGGERED = True  # whether CTAs begin records at different units, so that they read no addresses alike
+EARLY_UNITS = 9  # of an op
 KIND_BYTES = 48
 
 
@@ -195,7 +198,7 @@ class Plan:
     def stages(self) -> int:
         """Slots of the ring."""
         room = self.spec.shared_bytes - self.static_bytes - self.digit_bytes
-        return min(room // self.unit_bytes, 16)
+        return min(room // self.unit_bytes, MOST_STAGES)
 
     @property
     def dynamic_bytes(self) -> int:
