@@ -83,6 +83,10 @@ class PersistentStep(KernelType):
         ),
     )  # fmt: skip
     sizes = {"position": -1}
+    unreported: ClassVar[Mapping[str, str]] = {
+        r" barrier .*bar\.warp\.sync": "the lanes of a warp run together on the executor",
+        r" fence .*atom\.acq_rel": "the CTA's best is a reduction that comes when the CTA leaves",
+    }
     may_alias = MappingProxyType({"chosen": "token"})
 
     def rules(self) -> Iterator[str]:
