@@ -109,6 +109,10 @@ class KernelType:
     """Outputs that may be bound to the memory of an input, all of it, by the input's name; what else overlaps what a
     kernel writes is refused."""
 
+    error_limit: ClassVar[float | None] = None
+    """The largest relative error (2-norm, over a buffer) of a result; None: what the coarsest element type among the
+    fields gives (`ptxgen.parity`)."""
+
     # -- what tests know besides, of no weight for a text -------------------------------------------------------------
 
     trials: ClassVar[tuple[Mapping[str, int], ...]] = (MappingProxyType({}),)

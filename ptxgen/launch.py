@@ -115,7 +115,8 @@ def workspace(name: str, dtype: DType, *shape: Extent, **more: Any) -> Param:
 class Launch:
     """Geometry of a launch: `grid` in CTAs, `block` in threads, `cluster` in CTAs, `shared` dynamic bytes.
 
-    `programmatic`: the text uses griddepcontrol and may be launched with programmatic stream serialization.
+    `resident`: so many CTAs of a multiprocessor must find registers; the assembler sees to it. `programmatic`: the text
+    uses griddepcontrol and may be launched with programmatic stream serialization.
     """
 
     grid: tuple[Extent, Extent, Extent]
@@ -123,6 +124,7 @@ class Launch:
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     programmatic: bool = False
+    resident: int = 1
 
     @property
     def threads(self) -> int:

@@ -38,7 +38,9 @@ class Verdict:
 
 
 def limit_of(spec: KernelType) -> float:
-    """The limit for a spec: that of the coarsest element type among its fields."""
+    """The limit for a spec: its kernel type's own, else that of the coarsest element type among its fields."""
+    if spec.error_limit is not None:
+        return spec.error_limit
     types = [v for f in dataclasses.fields(spec) if isinstance(v := getattr(spec, f.name), DType)]  # type: ignore[arg-type]
     return max((LIMITS[t.name] for t in types if t.name in LIMITS), default=LIMITS["f32"])
 

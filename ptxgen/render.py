@@ -103,12 +103,13 @@ def _place(value: object) -> object:
 
 @pass_context
 def _body_of(context: Context, template: str, prefix: str) -> str:
-    """The body of another skeleton, around the builder's body of that prefix; labels begin with it, too."""
+    """The body of another skeleton, or a part, around the builder's body of that prefix; labels begin with it, too."""
     env = environment()
     found, flow = env.get_template(template), env.get_template("flow.ptx.j2").module
     macros = {name: value for name, value in vars(flow).items() if not name.startswith("_")}
     names = found.new_context({**context.get_all(), **macros, **context["bodies"][prefix]})
-    return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(found.blocks["body"](names)))
+    lines = found.blocks.get("body", found.root_render_func)(names)
+    return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(lines))
 
 
 def _predicate(value: object) -> Reg | Not:
@@ -144,13 +145,13 @@ def render_entry(b: Builder, entry: str, template: str, launch: Launch) -> tuple
             f"{about}: fragments, registers and exposed values share no names (got {clash[0]!r}); it is {said}"
         )
     context: dict[str, Any] = {
+        "spec": b.spec,
         **b.registers,
         **b.arrays,
         **b.exposed,
         **b.fragments,
         **b.absent,
         "bodies": b.bodies,
-        "spec": b.spec,
         "target": b.target,
         "entry": entry,
         "launch": launch,

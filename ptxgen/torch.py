@@ -7,7 +7,9 @@ shapes on one stream share scratch memory, also where they are captured: do not 
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
 import threading
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from ptxgen.runtime.core.step import Step
 
 _lock = threading.Lock()
 _cpu: list[Device] = []
-_bound: dict[tuple[Any, ...], Step] = {}
+_bound: "dict[tuple[Any, ...], _Prepared]" = {}
 _captured: list[BoundKernel] = []  # what a torch graph was recorded with lives as long as the process
 _REMEMBERED = 512
 
@@ -173,7 +175,12 @@ def _check_rank(operator: str, rank: int, **tensors: Tensor) -> None:
 
 def _kind(tensor: Tensor) -> str:
     """The element type's name, as our dtypes know it."""
-    return str(tensor.dtype).rpartition(".")[2]
+    return _name(tensor.dtype)
+
+
+@lru_cache
+def _name(kind: object) -> str:
+    return str(kind).rpartition(".")[2]
 
 
 def _storage(cache: Tensor, page_table: Tensor | None) -> dict[str, int]:
@@ -184,44 +191,79 @@ def _storage(cache: Tensor, page_table: Tensor | None) -> dict[str, int]:
 
 
 def _launch(
-    spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int], scalars: dict[str, int] | None = None
-) -> None:
-    """One launch on torch's current stream. Bound kernels and their workspaces are kept per stream."""
+    spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int], scalars: dict[str, int] | None = None,
+    growing: tuple[str, ...] = (),
+) -> "_Prepared | None":  # fmt: skip
+    """One launch on torch's current stream. Bound kernels and their workspaces are kept per stream; tensors that are
+    `growing` may have another shape in the next call, within the capacities. On a GPU what was launched, for callers
+    that know when a call is like the one before."""
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
         if tensor.device != first.device or not tensor.is_contiguous():
             want = f"contiguous, on {first.device}"
             raise SpecError(f"{spec.kernel_name}({name}): must be {want} (got {tensor.device}, {tensor.stride()})")
     if first.device.type == "cpu":
-        _step(_on_cpu(), spec, tensors, capacities, scalars).launch()
-        return
+        _step(_on_cpu(), spec, tensors, capacities, scalars or {}).launch()
+        return None
     index = first.device.index
-    stream = torch.cuda.current_stream(index).cuda_stream
-    with torch.cuda.device(index):  # it asks about the current device's stream
-        capturing = torch.cuda.is_current_stream_capturing()
-    layout = tuple((name, t.dtype, t.shape) for name, t in tensors.items())
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    layout = tuple((name, t.dtype, None if name in growing else t.shape) for name, t in tensors.items())
     key = (spec, index, stream, layout, *capacities.items())  # what bind has checked holds for all of the same layout
-    step = _bound.get(key)
-    if step is None:
+    prepared = _bound.get(key)
+    if prepared is None:
         device: Any = open_device(f"cuda:{index}")
-        with _lock, device.relaxed() if capturing else nullcontext():  # what it does is not on captured streams
-            step = _step(device, spec, tensors, capacities, scalars)
+        relaxed = device.relaxed() if _is_capturing(index) else nullcontext()  # what it does is not on captured streams
+        with _lock, relaxed:
+            prepared = _Prepared(device, spec, tensors, capacities, scalars or {}, growing)
             if len(_bound) >= _REMEMBERED:
                 _bound.clear()
-            _bound[key] = step
-    if capturing and step.launches[0] not in _captured:
-        _captured.append(step.launches[0])
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    with _lock:  # another thread may launch the same on this stream
-        step.update(**addresses).launch(stream)
+            _bound[key] = prepared
+    prepared.launch([tensor.data_ptr() for tensor in tensors.values()], (scalars or {}).values(), index, stream)
+    return prepared
+
+
+class _Prepared:
+    """A bound launch, and where its block has the arguments that change from call to call."""
+
+    def __init__(
+        self, device: Device, spec: KernelType, tensors: Mapping[str, Tensor], capacities: dict[str, int],
+        scalars: Mapping[str, int], growing: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        given = {name: t.data_ptr() if name in growing else t for name, t in tensors.items()}
+        step = _step(device, spec, given, capacities, scalars)
+        step.update(**{name: t.data_ptr() for name, t in tensors.items()})  # nobody's memory is kept
+        self.bound = step.launches[0]
+        index = {param.name: i for i, param in enumerate(spec.params())}
+        self._pointers = [self.bound.block.number(index[name]) for name in tensors]
+        self._scalars = [self.bound.block.number(index[name]) for name in scalars]
+
+    def launch(self, addresses: Iterable[int], scalars: Iterable[int], index: int, stream: int) -> None:
+        """With tensors at these addresses, in the order of the first ones (what is left out stays as it was), and
+        scalars within the capacities, on a stream of the device `index`."""
+        if _is_capturing(index) and self.bound not in _captured:
+            _captured.append(self.bound)
+        with _lock:  # another thread may launch the same on this stream
+            for number, value in zip(self._pointers, addresses, strict=False):
+                number.value = value
+            for number, value in zip(self._scalars, scalars, strict=True):
+                number.value = value
+            self.bound.launch(stream)
+
+
+def _is_capturing(index: int) -> bool:
+    """Whether the current stream of a device is being captured; torch answers for the current device alone."""
+    if torch.cuda.current_device() == index:
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(index):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _step(
-    device: Device, spec: KernelType, tensors: dict[str, Tensor], capacities: dict[str, int],
-    scalars: dict[str, int] | None,
+    device: Device, spec: KernelType, tensors: Mapping[str, Tensor | int], capacities: dict[str, int],
+    scalars: Mapping[str, int],
 ) -> Step:  # fmt: skip
     """A kernel over these tensors, as the one launch of a Program."""
-    return Step(device, program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **(scalars or {})})
+    return Step(device, program_of((spec.kernel_name, spec), sizes=capacities), {**tensors, **scalars})
 
 
 def _on_cpu() -> Device:

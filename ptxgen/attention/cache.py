@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptxgen.dtypes import DType, f16, s8, s32
-from ptxgen.launch import Extent, Param, buffer
+from ptxgen.launch import Extent, Param, buffer, scalar
 from ptxgen.scales import scale_groups
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Cache:
     `["pages", page_size, n_kv_heads, dim]`. `ring`: so many rows in place of max_len, position p in row p % ring. A
     `max_len` of 0:
     rows as they come from a projection, `["n_keys", n_kv_heads, dim]` (`by_token`) or `[n_kv_heads, "n_keys", dim]`.
-    `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
+    `strided`: caches `["batch", n_kv_heads, "n_keys", dim]`, n_keys given at launch as kv_rows; sequence s begins in
+    row `starts[s]`. `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
     """
 
     n_kv_heads: int
@@ -75,6 +76,7 @@ class Cache:
     v_in_k: bool = False
     page_layout: str = "hnd"
     ring: int = 0
+    strided: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -104,6 +106,10 @@ class Cache:
     def page_positions(self) -> int:
         """From a page to the next, in steps from a position to its next."""
         return self.page_size * (1 if self.heads_inside else self.n_kv_heads)
+
+    def ragged(self, tile: int) -> bool:
+        """Whether a whole tile of so many positions may reach past the rows that exist."""
+        return self.strided or (self.max_len % tile != 0 and not (self.page_size or self.ring))
 
     @property
     def rows(self) -> int:
@@ -138,7 +144,8 @@ class Cache:
             return ("pages", *axes)
         if self.by_token:
             return ("n_keys", self.n_kv_heads)
-        return (*(("batch",) if self.batched else ()), self.n_kv_heads, self.rows or "n_keys")
+        rows = "n_keys" if self.strided else self.rows or "n_keys"
+        return (*(("batch",) if self.batched else ()), self.n_kv_heads, rows)
 
     def params(self, suffix: str = "_cache") -> Iterator[Param]:
         """K and V, with int8 their scales, with pages the page table."""
@@ -149,6 +156,9 @@ class Cache:
                 yield buffer(f"{name}_scales", f16, *self.extents, rows.scale_groups, align=2)
         if self.page_size:
             yield buffer("page_table", s32, "batch", self.pages, align=4)
+        if self.strided:
+            yield buffer("starts", s32, "batch", align=4, doc="first row of each sequence: its position 0")
+            yield scalar("kv_rows", s32, doc="rows from head to head of the caches: n_keys")
 
     # -- of an example -------------------------------------------------------------------------------------------------
 

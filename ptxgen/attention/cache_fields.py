@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.spec.fields import Said
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 PAGE_LAYOUTS = ("hnd", "nhd")
@@ -32,6 +35,30 @@ RING_ROWS = Said(
     doc="rows of a cache that holds the window's positions in turn, a multiple of 64; 0: all positions", later=True,
     draws=_rings, refuses=(-1, 63),
 )  # fmt: skip
+STRIDED = Said(
+    doc="rows from head to head are the scalar kv_rows, and a sequence's first row is its starts[s]", later=True,
+    draws=lambda drawn: (False, True) if drawn.get("batched") and not (drawn.get("page_size") or drawn.get("ring"))
+    else (False,),
+)  # fmt: skip
+
+
+HEAD_SCALES = Said(
+    doc="e4m3 keys and values count times a scale of each KV head, from parameters", later=True,
+    draws=lambda drawn: (False, True) if str(drawn.get("kv_dtype", "")) == "e4m3" else (False,),
+)  # fmt: skip
+
+
+def given_head_scales(rng: np.random.Generator, n_kv_heads: int) -> dict[str, np.ndarray]:
+    """Scales of an example's KV heads."""
+    import numpy as np
+
+    return {name: rng.uniform(0.5, 2.0, n_kv_heads).astype(np.float32) for name in ("k_scale", "v_scale")}
+
+
+def head_scales_rules(head_scales: bool, kv_dtype: str) -> Iterator[str]:
+    """Reasons against scales of KV heads for elements of this type."""
+    if head_scales and kv_dtype != "e4m3":
+        yield f"head_scales: is of e4m3 caches (got kv_dtype={kv_dtype}; nearest: False)"
 
 
 def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Iterator[str]:
@@ -45,6 +72,16 @@ def place_rules(page_size: int, page_layout: str, ring: int, window: int) -> Ite
             yield f"ring: pages that come again in the table are one (got ring={ring}, page_size={page_size})"
         if not window or ring < window:
             yield f"ring: must hold the window, so there must be one (got ring={ring}, window={window}; nearest: 0)"
+
+
+def strided_rules(batched: bool, page_size: int, ring: int, programmatic: bool) -> Iterator[str]:
+    """Reasons against a strided cache beside these fields."""
+    if not batched:
+        yield "strided: needs batched=True (got batched=False; nearest: False)"
+    if page_size or ring:
+        yield f"strided: rows lie one after the other (got page_size={page_size}, ring={ring}; nearest: False)"
+    if programmatic:
+        yield "strided: needs programmatic=False (got programmatic=True; nearest: False)"
 
 
 def ring_rows(window: int, appended: int, max_len: int) -> int:

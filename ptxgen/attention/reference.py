@@ -78,6 +78,8 @@ def attend(
         seen = seen & (distance > -variant.window)
     group = (problem.n_kv_heads, problem.group)
     wide = q.astype(np.float64).reshape(*group, queries, problem.qk_dim)
+    if variant.head_scales:
+        k, v = (x * arguments[f"{name}_scale"].astype(np.float64)[:, None, None] for name, x in (("k", k), ("v", v)))
     scores = (wide @ k[:, None].swapaxes(-1, -2)).reshape(problem.n_heads, queries, keys) * variant.scale
     if variant.soft_cap:
         scores = variant.soft_cap * np.tanh(scores / variant.soft_cap)

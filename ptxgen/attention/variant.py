@@ -43,9 +43,12 @@ class PerHead:
     param: str
     name: str
     factor: float = 1.0
+    of_kv_head: bool = False  # the parameter is `[n_kv_heads]`
 
 
 SINK = PerHead("sinks", "sink")
+K_SCALE = PerHead("k_scale", "score_k_scale", of_kv_head=True)
+V_SCALE = PerHead("v_scale", "output_v_scale", of_kv_head=True)
 
 
 class Scores(Protocol):
@@ -105,7 +108,8 @@ class Variant:
     """score = scale · q·k, then cap · tanh(score / cap) where `soft_cap` is not 0, then the steps.
 
     Seen are positions below the length; `causal`: up to the query's own; `window`: of these the last so many (0: all).
-    `sinks`: every head has a logit that takes weight and gives no value. `more`: steps behind those of the fields.
+    `sinks`: every head has a logit that takes weight and gives no value. `head_scales`: keys and values count times a
+    scale of their KV head. `more`: steps behind those of the fields.
     """
 
     scale: float
@@ -114,6 +118,7 @@ class Variant:
     causal: bool = True
     alibi: bool = False
     sinks: bool = False
+    head_scales: bool = False
     more: tuple[Step, ...] = ()
 
     @classmethod
@@ -129,26 +134,31 @@ class Variant:
 
     @property
     def per_head(self) -> tuple[PerHead, ...]:
-        """What heads bring to all steps."""
-        return tuple(value for step in self.steps for value in step.per_head)
+        """What heads bring to scores."""
+        return (*((K_SCALE,) if self.head_scales else ()), *(v for step in self.steps for v in step.per_head))
 
     @property
     def plain(self) -> bool:
         """Whether a score is q·k times `factor`, and nothing else."""
-        return not self.soft_cap and not self.steps
+        return not (self.soft_cap or self.head_scales or self.steps)
 
     @property
     def factor(self) -> float:
         """What brings q·k to units of log2; with a cap to twice its argument in these units."""
         return self.scale / self.soft_cap * (2 * LOG2E) if self.soft_cap else self.scale * LOG2E
 
-    def params(self, n_heads: int) -> tuple[Param, ...]:
-        """What steps and sinks read."""
-        names = [value.param for value in (*self.per_head, *((SINK,) if self.sinks else ()))]
-        return tuple(buffer(name, f32, n_heads, align=4) for name in names)
+    def params(self, n_heads: int, n_kv_heads: int = 0) -> tuple[Param, ...]:
+        """What scales, steps and sinks read."""
+        ends = (*((V_SCALE,) if self.head_scales else ()), *((SINK,) if self.sinks else ()))
+        counts = {value.param: n_kv_heads if value.of_kv_head else n_heads for value in (*self.per_head, *ends)}
+        return tuple(buffer(name, f32, count, align=4) for name, count in counts.items())
 
     def apply(self, b: Builder, scores: Scores, *, factored: bool = False) -> None:
         """q·k to scores; part of an open fragment. `factored`: the query has brought `factor`."""
+        if self.head_scales:
+            for scale, registers in scores.heads(K_SCALE):
+                for score in registers:
+                    b.op("mul.f32", score, score, scale)
         if self.soft_cap:
             soften(b, scores.registers, self.soft_cap, None if factored else self.factor)
         elif not factored:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ptxgen.checks.comparisons import Facts, Less, facts_of, mentions, side_of
 from ptxgen.checks.largest import ANY, HALF, LOADED, RULES, SPECIAL
+from ptxgen.checks.lint import written
 from ptxgen.nodes import Guard, Immediate, Instruction, Label, Operand, Register, Symbol
 
 _WIDEN_AFTER = 3  # rounds of a loop before what still grows counts as unbounded
@@ -125,7 +126,7 @@ class Flow:
         for last, head in edges:
             if head <= last:
                 inside = (item for block in self.blocks[head : last + 1] for item in block.items)
-                names = {name for item in inside for name in _written(item)}
+                names = {name for item in inside for name in written(item)}
                 rewritten[head] = rewritten.get(head, frozenset()) | names
                 if not any(head < to <= last and not head <= number <= last for number, to in edges):
                     proper.add((last, head))
@@ -192,7 +193,7 @@ class Flow:
     def _step(self, state: State, item: Instruction) -> None:
         """Take an instruction's results into account."""
         if not item.operands or not isinstance(item.operands[0], Register):
-            for name in _written(item):  # in braces, or a pair
+            for name in written(item):  # in braces, or a pair
                 self._write(state, name, Bound(ANY, item), item.guard)
             return
         name = item.operands[0].name
@@ -264,17 +265,3 @@ def _join(entry: State, state: State, loop: frozenset[str]) -> bool:
     for name in grew:
         entry.bounds[name] = Bound(ANY, entry.bounds[name].since)
     return changed
-
-
-def _written(item: Instruction) -> list[str]:
-    """The registers that an instruction may write."""
-    first = item.operands[0] if item.operands else None
-    if isinstance(first, Register):
-        return [first.name]
-    return _names(first) if first is not None else []
-
-
-def _names(operand: Operand) -> list[str]:
-    """The registers of a destination in braces, or with a predicate beside it."""
-    items = getattr(operand, "items", None) or [getattr(operand, side, None) for side in ("first", "second")]
-    return [item.name for item in items if isinstance(item, Register)]

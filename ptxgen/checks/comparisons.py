@@ -59,7 +59,7 @@ def _compared(word: str, a: str | int, b: str | int, signed: bool) -> Facts:
         "lo": ((less,), (least,)), "ls": ((most,), (more,)), "hi": ((more,), (most,)), "hs": ((least,), (less,)),
         "eq": (both, ()), "ne": ((), both),
     }  # fmt: skip
-    return table.get(word, ((), ()))
+    return table[word]
 
 
 def _of(operand: Operand, known: Mapping[str, Facts]) -> Facts:

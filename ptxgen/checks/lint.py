@@ -57,7 +57,7 @@ def _may_be_large(items: list[Instruction | Label], limits: Mapping[str, int]) -
     whatever order instructions run: a quick look that misses none."""
     largest = {**SPECIAL, **limits}
     own = [item for item in items if isinstance(item, Instruction) and item.operands]
-    written = Counter(item.operands[0].name for item in own if isinstance(item.operands[0], Register))
+    writes = Counter(name for item in own for name in written(item))
     marked: set[str] = set()
     for item in own:
         first, rule = item.operands[0], RULES.get(item.opcode)
@@ -67,7 +67,7 @@ def _may_be_large(items: list[Instruction | Label], limits: Mapping[str, int]) -
             if value >= HALF:
                 if item.opcode in _PRODUCTS:
                     marked.add(first.name)
-            elif written[first.name] == 1:
+            elif writes[first.name] == 1:
                 largest[first.name] = value
     return bool(marked) and _reaches_an_address(own, marked)
 
@@ -171,3 +171,17 @@ def _global_bases(item: Instruction) -> list[str]:
     addresses = [operand.base for operand in item.operands if isinstance(operand, Address)]
     pairs = zip(spaces, addresses, strict=False)  # a copy names its spaces in the operands' order
     return [base.name for space, base in pairs if space == "global" and isinstance(base, Register)]
+
+
+def written(item: Instruction) -> list[str]:
+    """The registers that an instruction may write."""
+    first = item.operands[0] if item.operands else None
+    if isinstance(first, Register):
+        return [first.name]
+    return _names(first) if first is not None else []
+
+
+def _names(operand: Operand) -> list[str]:
+    """The registers of a destination in braces, or with a predicate beside it."""
+    items = getattr(operand, "items", None) or [getattr(operand, side, None) for side in ("first", "second")]
+    return [item.name for item in items if isinstance(item, Register)]

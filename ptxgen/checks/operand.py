@@ -147,7 +147,7 @@ def _based_on(names: Names, base: Symbol, slot: Slot) -> str | None:
     if variable is None:
         return f"names {base.name}, which is not declared"
     space = slot.space.partition("::")[0]
-    if space and isinstance(variable, Variable) and variable.space.partition("[")[0] not in (space, "reg"):
+    if space and isinstance(variable, Variable) and variable.space.partition("[")[0] != space:
         return f"must be in .{space} (got {base.name}, which is in .{variable.space})"
     return None
 

@@ -76,12 +76,10 @@ def asked(
         shape = load_config(config, max_len, strict=strict)
         steps = [step for name in where for step in plan(shape, name, kv_dtype, form)]
         return Asked(shape, steps, {}, form.said(shape, kv_dtype or shape.dtype, batch))
-    if page_size:
-        raise click.UsageError("--page-size: is of attention alone; it does not go with --weights")
     model = load_spec(config, max_len, strict=strict)
-    steps = [step for name in where for step in whole_plan(model, weights, name, kv_dtype, rings)]
+    steps = [step for name in where for step in whole_plan(model, weights, name, kv_dtype, form)]
     names = dict.fromkeys(step.target.name for step in steps)
-    programs = {name: whole_program(model, weights, name, kv_dtype, rings=rings) for name in names}
+    programs = {name: whole_program(model, weights, name, kv_dtype, form=form) for name in names}
     return Asked(model.shape, steps, programs, form.said(model.shape, kv_dtype or model.shape.dtype, batch))
 
 

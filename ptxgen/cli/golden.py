@@ -101,6 +101,9 @@ def update(goldens: Goldens, init: bool) -> None:
     for verb, files in (("wrote", changed), ("removed", removed)):
         for file in files:
             click.echo(f"{verb} {goldens.root / file}")
+    named = {case.spec.kernel_name for case in goldens.cases()}
+    for kernel in sorted({file.split("/")[1] for file in removed} - named):
+        say(f"{kernel} has no goldens any more: all its files were removed")
     if not changed and not removed:
         say("nothing to update")
 

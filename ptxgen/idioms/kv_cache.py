@@ -7,14 +7,14 @@ sequence's page table gives its pages in order. A ring has so many rows in place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen import rules
 from ptxgen.attention.cache_fields import place_rules
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
-from ptxgen.dtypes import DType, f16, s8, s32
+from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.idioms.threads import CHUNK, ceil_div, chunk_address, row_index, split
@@ -93,6 +93,8 @@ def cache_params(spec: CacheSpec) -> list[Param]:
     if spec.kv_dtype == s8:
         groups = scale_groups(spec.head_dim)
         params += [buffer(f"{x}_scales", f16, *rows, groups, access="inout", align=2) for x in "kv"]
+    if getattr(spec, "head_scales", False):
+        params += [buffer(f"{x}_scale", f32, spec.n_kv_heads, align=4) for x in "kv"]
     if spec.page_size:
         table = (*(("rows",) if spec.batched else ()), max_pages(spec))
         params += [buffer("page_table", s32, *table, align=4), scalar("n_pages", s32)]
@@ -173,6 +175,17 @@ def quantise(b: Builder, values: Sequence[Reg]) -> Reg:
     return scale
 
 
+def over_head_scale(b: Builder, is_v: Reg, head: Reg, values: Iterable[Reg], writes: Reg) -> None:
+    """Values over the scale of their KV head, of K or of V."""
+    k_scale, v_scale = b.ld_param("k_scale"), b.ld_param("v_scale")
+    at = b.op("selp.b64", "head_scale_at", v_scale, k_scale, is_v)
+    b.op("mad.wide.u32", at, head, f32.bytes, at)
+    scale = b.op("mov.f32", "head_scale", 1.0)
+    b.op("ld.global.f32", scale, at[0], pred=writes)
+    for value in values:
+        b.op("div.rn.f32", value, value, scale)
+
+
 def store_chunk(b: Builder, spec: CacheSpec, is_v: Reg, index: Reg, chunk: Reg, values: RegArray,
                 writes: Reg) -> None:  # fmt: skip
     """Convert a chunk of 8 values and store it to its row of K's or V's cache."""
@@ -244,7 +257,8 @@ def append_rows(spec: CacheSpec, out: dict[str, np.ndarray], rows: Mapping[str, 
             if spec.kv_dtype == s8:
                 row, out[f"{x}_scales"][where] = quantise_rows(row)
             elif spec.kv_dtype.name == "e4m3":
-                row = np.clip(row, -448, 448)
+                scale = a[f"{x}_scale"][:, None] if f"{x}_scale" in a else np.float32(1)
+                row = np.clip(row / scale, -448, 448)
             with np.errstate(over="ignore"):  # to infinity, as the kernel does
                 out[f"{x}_cache"][where] = row.astype(spec.kv_dtype.numpy)
 

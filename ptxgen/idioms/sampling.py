@@ -6,6 +6,7 @@ Owns the fragments and the order of the steps; what the steps mean is told by th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -23,6 +24,19 @@ from ptxgen.idioms.threshold import search
 MINUS_INFINITY, INFINITY = 0x007FFFFF, 0xFF800000  # as ordered keys; a NaN's is above both
 STEEPEST = 1e30  # of log2(e) / temperature
 Take = Callable[[Reg, "Reg | int", "Reg | None"], None]
+
+
+class Settings(NamedTuple):
+    """A row's parameters, in the order in which they are read; the last two where there is a history."""
+
+    temperature: Reg
+    top_k: Reg
+    top_p: Reg
+    min_p: Reg
+    seed: Reg
+    counter: Reg
+    penalty: Reg | None = None
+    history_len: Reg | None = None
 
 
 class Sampling:
@@ -50,14 +64,12 @@ class Sampling:
             wide = b.op("cvt.u64.u32", "wide_row", row)
             b.op("mad.lo.u64", self.logits, wide, 4 * self.vocab, self.logits)
         with b.fragment("read_row", "the row's settings"):
-            self.read = {
-                name: self._of_row(name, row) for name in b.params if name not in ("logits", "history", "token")
-            }
+            self.read = Settings(*(self._of_row(name, row) for name in Settings._fields if name in b.params))
             if self.history:
                 history = b.ld_param("history")
                 b.op("mad.lo.u64", history, wide, 4 * self.history, history)
-        if self.marks is not None:
-            self.marks.build(self.thread, history, self.read["history_len"], self.history)
+        if self.marks is not None and self.read.history_len is not None:
+            self.marks.build(self.thread, history, self.read.history_len, self.history)
         self._decide(*self._largest())
         self._limits()
         with b.fragment("store", "one thread writes the token"):
@@ -95,7 +107,7 @@ class Sampling:
 
     def _penalise(self, bits: Reg, place: int, value: Reg) -> None:
         """As the class says, where the mark is set."""
-        b, penalty = self.b, self.read["penalty"]
+        b, penalty = self.b, self.read.penalty
         bit, marked = scratch(b, "mark_of_token", "u32"), scratch(b, "is_marked", "pred")
         less, more = scratch(b, "is_negative", "pred"), scratch(b, "penalised", "f32")
         b.op("and.b32", bit, bits, 1 << place)
@@ -110,8 +122,8 @@ class Sampling:
         b = self.b
         best, mine, low = b.reg("best", "u64"), b.reg("candidate", "u64"), b.reg("complement", "u32")
         with b.fragment("largest_start", "nothing found so far; the row's start"):
-            if self.marks is not None:
-                penalty, positive = self.read["penalty"], b.reg("penalty_positive", "pred")
+            if self.read.penalty is not None:
+                penalty, positive = self.read.penalty, b.reg("penalty_positive", "pred")
                 b.op("setp.gt.f32", positive, penalty, 0.0)
                 b.op("selp.f32", penalty, penalty, 1.0, positive)
             b.op("mov.u64", best, 0)
@@ -133,33 +145,33 @@ class Sampling:
             top = b.reg("top_key", "u32")
             b.op("mov.b64", (complement, top), best)
             self.chosen = b.op("not.b32", "chosen", complement)
-            draws = b.op("setp.gt.f32", "draws", read["temperature"], 0.0)
+            draws = b.op("setp.gt.f32", "draws", read.temperature, 0.0)
             b.op("setp.gt.and.u32", draws, top, MINUS_INFINITY, draws)
             b.op("setp.lt.and.u32", draws, top, INFINITY, draws)
         with b.fragment("prepare", "how logits become weights, and the least weight that stays"):
             self.peak = b.op("mov.b32", b.reg("peak", "f32"), ordered_bits(b, "peak_bits", top))
             self.slope = b.op("mov.f32", "slope", LOG2E)
-            b.op("div.rn.f32", self.slope, self.slope, read["temperature"])
+            b.op("div.rn.f32", self.slope, self.slope, read.temperature)
             b.op("min.f32", self.slope, self.slope, STEEPEST)
             self.floor = b.op("mov.u32", "floor_key", 0)
-            least = b.op("max.f32", "least", read["min_p"], 0.0)
+            least = b.op("max.f32", "least", read.min_p, 0.0)
             b.op("min.f32", least, least, 1.0)
             b.op("mul.f32", least, least, float(1 << probabilities.ONE_BITS))
             self.least = b.op("cvt.rpi.u32.f32", "floor_weight", least)
             b.op("max.u32", self.least, self.least, 1)
-            by_count = b.op("setp.gt.s32", "by_count", read["top_k"], 0)
-            b.op("setp.lt.and.s32", by_count, read["top_k"], self.vocab, by_count)
-            by_mass = b.op("setp.lt.f32", "by_mass", read["top_p"], 1.0)
-            share = b.op("max.f32", "share", read["top_p"], 0.0)
+            by_count = b.op("setp.gt.s32", "by_count", read.top_k, 0)
+            b.op("setp.lt.and.s32", by_count, read.top_k, self.vocab, by_count)
+            by_mass = b.op("setp.lt.f32", "by_mass", read.top_p, 1.0)
+            share = b.op("max.f32", "share", read.top_p, 0.0)
             b.op("mul.f32", share, share, float(1 << 32))
             low, high = b.op("mov.u32", "share_low", 0), b.reg("share_high", "u32")
             b.op("cvt.rzi.u32.f32", high, share, pred=by_mass)
             self.wide_share = b.op("mov.b64", "wide_share", (low, high))
         with b.fragment("random", "two random words from counter and seed, by Philox"):
             words = [b.op("mov.u32", f"word{i}", 0) for i in range(4)]
-            b.op("mov.b32", words[0], read["counter"])
+            b.op("mov.b32", words[0], read.counter)
             key = b.reg("seed_low", "u32"), b.reg("seed_high", "u32")
-            b.op("mov.b64", key, read["seed"])
+            b.op("mov.b64", key, read.seed)
             philox.emit(b, words, key)
             self.random_bits = b.op("mov.b64", "random_bits", (words[0], words[1]))
 
@@ -194,7 +206,7 @@ class Sampling:
                 take(place_of, self.weight, valid)
 
         def of_count(goal: Reg, total: Reg) -> None:
-            b.op("cvt.u64.s32", goal, self.read["top_k"])
+            b.op("cvt.u64.s32", goal, self.read.top_k)
 
         def of_mass(goal: Reg, total: Reg) -> None:
             b.op("mul.hi.u64", goal, total, self.wide_share)

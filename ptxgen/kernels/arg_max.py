@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32, s32, u32, u64
+from ptxgen.idioms.best import Best
 from ptxgen.idioms.elements import pieces, widest
 from ptxgen.idioms.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -100,25 +101,9 @@ class ArgMax(KernelType):
         with b.fragment("reduce_warp", "the warp's best, in every lane"):
             low = b.op("not.b32", "index_complement", best_index)
             largest_of_warp(b, best, low)
-        with b.fragment("publish", "the first lane of every warp writes its best to shared memory"):
-            slots = b.shared("warp_best", 8 * WARPS)
-            lane = b.op("and.b32", "lane", thread, 31)
-            is_lane0 = b.op("setp.eq.u32", "is_lane0", lane, 0)
-            slot = b.op("mov.u32", "slot", slots)
-            mine = b.op("shr.u32", "slot_offset", thread, 5)
-            b.op("mad.lo.u32", mine, mine, 8, slot)
-            b.op("st.shared.v2.b32", mine[0], (low, best), pred=is_lane0)
-            b.op("setp.lt.u32", "in_first_warp", thread, 32)
-        with b.fragment("reduce_cta", "the first warp reads the bests of all warps"):
-            has_slot = b.op("setp.lt.u32", "has_slot", thread, WARPS)
-            b.op("mad.lo.u32", slot, thread, 8, slot)
-            b.op("mov.u32", best, 0)
-            b.op("mov.b32", low, 0)
-            b.op("ld.shared.v2.b32", (low, best), slot[0], pred=has_slot)
-            largest_of_warp(b, best, low)
-            b.op("setp.eq.u32", "is_first", thread, 0)
-        if self.splits > 1:
-            self._merge(b, row, best, low)
+        merge = Best(b, best, low, thread, WARPS)
+        merge.over_cta()
+        merge.over_ctas(self.splits, row)
         self._store(b, row, best, low)
 
     def _scan(self, b: Builder, walk: RowWalk, source: Reg, best: Reg, best_index: Reg) -> None:
@@ -145,21 +130,6 @@ class ArgMax(KernelType):
         if self.share.passes > 1:
             with b.fragment("advance", "on to the next pass"):
                 walk.advance("again")
-
-    def _merge(self, b: Builder, row: Reg, best: Reg, low: Reg) -> None:
-        """Fragments `arrive` and `collect`: the row's maximum over CTAs, and who is the last of them."""
-        with b.fragment("arrive", "the CTA's best into the row's, and which CTA is the last"):
-            packed = b.op("mov.b64", "packed", (low, best))
-            row_best, arrivals = b.ld_param("best"), b.ld_param("arrivals")
-            b.op("mad.wide.u32", row_best, row, 8, row_best)
-            b.op("mad.wide.u32", arrivals, row, 4, arrivals)
-            b.op("red.relaxed.gpu.global.max.u64", row_best[0], packed)
-            b.note("counts to splits - 1 and then back to 0; acq_rel: all maxima before it are seen by the last")
-            order = b.op("atom.acq_rel.gpu.global.inc.u32", "order", arrivals[0], self.splits - 1)
-            b.op("setp.eq.u32", "is_last", order, self.splits - 1)
-        with b.fragment("collect"):
-            b.op("atom.relaxed.gpu.global.exch.b64", packed, row_best[0], 0)
-            b.op("mov.b64", (low, best), packed)
 
     def _store(self, b: Builder, row: Reg, best: Reg, low: Reg) -> None:
         with b.fragment("store", f"write the index of the best{', and its value' if self.with_value else ''}"):

@@ -14,6 +14,7 @@ from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge import cta as merge
 from ptxgen.attention.decode.parts import place_loop
+from ptxgen.attention.decode.place import CacheRows
 from ptxgen.attention.decode.plan import CtaPlan, chip_of, cta_plan
 from ptxgen.attention.decode.slots import Slots
 from ptxgen.attention.problem import Attention, Problem
@@ -230,24 +231,27 @@ class FlashDecodingChunk(KernelType):
             rows = self._cache_rows(b, kv_head, sequence)
         task = Task(
             tid=thread, lane=lane, warp=warp, kv_head=kv_head, first_head=first_head, heads_left=heads_left,
-            q_row=q_row, k_rows=rows["k_ptrs"], v_rows=rows["v_ptrs"], k_scales=rows.get("k_scale_ptrs"),
-            v_scales=rows.get("v_scale_ptrs"), page_row=None, per_head={}, length=b.reg("length", "s32"),
+            q_row=q_row, k_rows=rows.k, v_rows=rows.v, k_scales=rows.k_scales, v_scales=rows.v_scales,
+            page_row=None, per_head={}, length=b.reg("length", "s32"),
             start=b.reg("start", "s32") if self.window else None, tile=b.reg("tile", "s32"),
             tile_end=b.reg("tile_end", "s32"), tile_step=b.reg("tile_step", "s32"),
         )  # fmt: skip
         return task, Where(sequence, chunk, query)
 
-    def _cache_rows(self, b: Builder, kv_head: Reg, sequence: Reg) -> dict[str, Reg]:
+    def _cache_rows(self, b: Builder, kv_head: Reg, sequence: Reg) -> CacheRows:
         """Addresses of the KV head's first rows, behind the sequence's pointers."""
         first = b.op("mul.wide.u32", "first_of_cache", kv_head, self.attention.cache.rows)
-        rows = {}
-        for param, width in self._pointers():
+
+        def rows(param: Param, width: int) -> Reg:
             table = b.ld_param(param.name)
             b.op("mad.wide.u32", table, sequence, 8, table)
-            rows[param.name] = b.op("ld.global.u64", f"{param.name}_now", table[0])
-            b.op("cvta.to.global.u64", rows[param.name], rows[param.name])
-            b.op("mad.lo.u64", rows[param.name], first, width * param.dtype.bytes, rows[param.name])
-        return rows
+            now: Reg = b.op("ld.global.u64", f"{param.name}_now", table[0])
+            b.op("cvta.to.global.u64", now, now)
+            b.op("mad.lo.u64", now, first, width * param.dtype.bytes, now)
+            return now
+
+        k, v, *scales = (rows(param, width) for param, width in self._pointers())
+        return CacheRows(k, v, *(scales or (None, None)))
 
     def _bounds(self, b: Builder, plan: CtaPlan, task: Task, where: Where) -> Bounds:
         """Fragment `lengths`: the positions of this chunk, as tiles of its warps."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.products.geometry import Geometry
+    from ptxgen.products.geometry import Geometry, Runs
     from ptxgen.targets import Target
 
 
@@ -56,7 +56,7 @@ class Gemm(Product):
     def on_tensor_cores(self, target: Target) -> bool:
         return self.weights != "f32" and target.includes_any(("sm_80",))
 
-    def grid(self, at: Geometry) -> tuple[Extent, Extent, Extent]:
+    def grid(self, at: Geometry | Runs) -> tuple[Extent, Extent, Extent]:
         """CTAs of the same weights are neighbours."""
         return (f"ceil_div(rows, {at.tokens})", at.ctas, 1)
 

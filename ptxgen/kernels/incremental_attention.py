@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS, place_rules
+from ptxgen.attention.cache_fields import (
+    CAPACITY,
+    HEAD_SCALES,
+    KV_DTYPES,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    STRIDED,
+    given_head_scales,
+    head_scales_rules,
+    place_rules,
+    strided_rules,
+)
 from ptxgen.attention.decode import place as locate
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.compose import build_merges
@@ -44,17 +57,22 @@ class IncrementalAttention(KernelType):
     `seq_lens ["batch"]`; `indirect`: `seq_len` is read from device memory. `page_size`: caches
     `[pages, n_kv_heads, page_size, head_dim]`, in the `page_layout` "nhd" `[pages, page_size, n_kv_heads, head_dim]`,
     with `page_table ["batch", ceil(max_len / page_size)]`. `ring`, with a window: a cache has so many rows in place of
-    max_len, and position p lies in row p % ring; a page table whose pages come again does the same. int8 caches carry
+    max_len, and position p lies in row p % ring; a page table whose pages come again does the same. `strided`: caches
+    `["batch", n_kv_heads, n_keys, head_dim]` of any n_keys, the scalar kv_rows, as libraries hand them over that let
+    caches grow or pad prompts on the left: position 0 of sequence s lies in row `starts[s]`, its positions end before
+    row `seq_lens[s]`, and there are at most max_len of them. int8 caches carry
     `k_scales`, `v_scales` `[…, max_len, ceil(head_dim / 32)]` in f16. A length below 0 counts as 0 and gives zeros,
     one above max_len as max_len; what lies past a length is never used.
 
     `scale` (default 1/√head_dim), `soft_cap` (cap · tanh(score / cap)), `window` (only the last so many positions),
     `alibi` (`alibi_slopes [n_heads]`: + slope · (position − seq_len + 1)), `sinks` (`sinks [n_heads]`: a logit without
-    a value), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`: may start before the kernel ahead of it
-    has ended, and reads lengths, page table and all positions but the newest at once: these must be final before the
-    first kernel of an unbroken chain of programmatic launches. q and the newest position are read after the wait.
-    `batch_invariant`: a sequence's result has the same bytes in every batch, whatever its size and its other members;
-    splits follow the length alone then, which costs time where they do not fill the GPU.
+    a value), `head_scales` (of e4m3 caches: `k_scale`, `v_scale [n_kv_heads]`, f32, which keys and values count times;
+    a scale per tensor is so many times the same), `lse` (also the natural log-sum-exp `[n_heads]`). `programmatic`:
+    may start before the kernel ahead of it has ended, and reads lengths, page table and all positions but the newest
+    at once: these must be final before the first kernel of an unbroken chain of programmatic launches. q and the
+    newest position are read after the wait. `batch_invariant`: a sequence's result has the same bytes in every batch,
+    whatever its size and its other members; splits follow the length alone then, which costs time where they do not
+    fill the GPU.
     """
 
     max_len: int = field(like=CAPACITY)
@@ -76,8 +94,10 @@ class IncrementalAttention(KernelType):
     batch_invariant: bool = False
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    strided: bool = field(default=False, like=STRIDED)
+    head_scales: bool = field(default=False, like=HEAD_SCALES)
 
-    sizes = {"batch": 2, "pages": 8, "seq_len": _WHOLE}
+    sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
     unreported = {
         r" barrier .*tickets_param": "does not matter: every record tells by itself whether it is there",
@@ -99,6 +119,8 @@ class IncrementalAttention(KernelType):
             page_layout="nhd", window=20,
         ),
         dict(max_len=200, head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, window=40, ring=64),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=f16, kv_dtype=f16, batched=True, strided=True),
+        dict(max_len=32, head_dim=16, n_heads=4, n_kv_heads=2, q_dtype=f16, kv_dtype="e4m3", head_scales=True),
     )  # fmt: skip
 
     # -- what is legal -----------------------------------------------------------------------------------------------
@@ -118,6 +140,9 @@ class IncrementalAttention(KernelType):
         if self.page_size and not self.batched:
             yield "page_size: needs batched=True"
         yield from place_rules(self.page_size, self.page_layout, self.ring, self.window)
+        yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
+        if self.strided:
+            yield from strided_rules(self.batched, self.page_size, self.ring, self.programmatic)
         if self.batch_invariant and not self.batched:
             yield "batch_invariant: needs batched=True"
         if self.indirect and self.batched:
@@ -137,7 +162,7 @@ class IncrementalAttention(KernelType):
         dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
         cache = Cache(
             self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
-            page_layout=self.page_layout, ring=self.ring,
+            page_layout=self.page_layout, ring=self.ring, strided=self.strided,
         )  # fmt: skip
         return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
 
@@ -150,7 +175,8 @@ class IncrementalAttention(KernelType):
     def params(self) -> tuple[Param, ...]:
         lead = ("batch",) if self.batched else ()
         rows, attention = (*lead, self.n_heads, self.head_dim), self.attention
-        out = [buffer("q", self.q_dtype, *rows), *attention.cache.params(), *attention.variant.params(self.n_heads)]
+        out = [buffer("q", self.q_dtype, *rows), *attention.cache.params()]
+        out += attention.variant.params(self.n_heads, self.n_kv_heads)
         out.append(buffer("out", self.q_dtype, *rows, access="out"))
         if self.lse:
             out.append(buffer("lse", f32, *lead, self.n_heads, access="out", align=4))
@@ -198,7 +224,8 @@ class IncrementalAttention(KernelType):
         align = 128 if plan.shape.stages else 16  # bulk copies are slow to other places
         arena = b.shared("arena", plan.arena_bytes, align, dynamic=self.launch(b.target).shared > 0)
         # loads before the length is known pay where most CTAs have work: not where a batch's long sequences are split
-        blind = (self.indirect or self.batched) and not (self.window or self.page_size or plan.split_tiles)
+        blind = self.indirect or self.batched
+        blind = blind and not (self.window or self.page_size or self.strided or plan.split_tiles)
         with b.fragment("locate", "split, KV head and sequence, and where their rows lie"):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
@@ -224,8 +251,10 @@ class IncrementalAttention(KernelType):
     # -- behaviour ---------------------------------------------------------------------------------------------------
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        within = dict.fromkeys(("seq_len", "seq_lens"), (0, self.max_len))
-        return {**super().ranges(sizes), **within, "page_table": (-1, sizes["pages"] - 1)}
+        keys = sizes["n_keys"]
+        rows = {"starts": (0, keys), "kv_rows": (1, keys)} if self.strided else {}
+        within = dict.fromkeys(("seq_len", "seq_lens"), (0, keys if self.strided else self.max_len))
+        return {**super().ranges(sizes), **within, **rows, "page_table": (-1, sizes["pages"] - 1)}
 
     def past(self, arguments: Arrays) -> lengths.Past:
         attention = self.attention
@@ -235,6 +264,8 @@ class IncrementalAttention(KernelType):
             yield from lengths.past_pages(caches, arguments["page_table"], arguments["seq_lens"], inside)
         elif self.batched:
             yield from lengths.past_lengths(caches, arguments["seq_lens"])
+            for s, first in enumerate(arguments.get("starts", ())):
+                yield from ((cache, (s, slice(None), slice(0, first))) for cache in caches)
         else:
             length = int(arguments["seq_len"][0] if self.indirect else arguments["seq_len"])
             yield from lengths.past_lengths([cache[None] for cache in caches], [length])
@@ -246,12 +277,19 @@ class IncrementalAttention(KernelType):
         out: dict[str, Any] = {}
         attention = self.attention
         length = self.max_len if sizes["seq_len"] == _WHOLE else sizes["seq_len"]
+        if self.strided:
+            length = min(length, sizes["n_keys"])
+            out["kv_rows"] = sizes["n_keys"]
         if self.batched:
             out["seq_lens"] = rng.integers(0, length, sizes["batch"], np.int32, endpoint=True)
+            if self.strided:
+                out["starts"] = rng.integers(0, out["seq_lens"] // 2, dtype=np.int32, endpoint=True)
         else:
             out["seq_len"] = np.array([length], np.int32) if self.indirect else length
         out |= attention.cache.given_table(rng, sizes, np.asarray(out.get("seq_lens", 0)))
         out |= attention.cache.given_scales(rng, sizes, 0.5 / 73, 1.5 / 73)
+        if self.head_scales:
+            out |= given_head_scales(rng, self.n_kv_heads)
         if self.alibi:
             out["alibi_slopes"] = (2.0 ** -rng.uniform(1, 8, self.n_heads)).astype(np.float32)
         return out
@@ -260,11 +298,15 @@ class IncrementalAttention(KernelType):
         import numpy as np
 
         attention = self.attention
-        lengths = np.clip(np.ravel(a["seq_lens"] if self.batched else a["seq_len"]), 0, self.max_len)
+        ends = np.ravel(a["seq_lens"] if self.batched else a["seq_len"])
+        first = np.maximum(a["starts"], 0) if self.strided else np.zeros_like(ends)
+        if self.strided:
+            ends = np.minimum(ends, a["kv_rows"])
+        lengths = np.clip(ends - first, 0, self.max_len)
         q = a["q"].reshape(len(lengths), self.n_heads, 1, self.head_dim)
         pairs = []
         for s, length in enumerate(map(int, lengths)):
-            k, v = (rows[:, :length] for rows in cached_rows(attention, a, s))
+            k, v = (rows[:, first[s] :][:, :length] for rows in cached_rows(attention, a, s))
             pairs.append(attend(attention, q[s], k, v, length - 1, a))
         outs, lses = (np.stack(part) for part in zip(*pairs, strict=True))
         results = {"out": outs.reshape(a["q"].shape).astype(self.q_dtype.numpy)}

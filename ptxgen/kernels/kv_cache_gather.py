@@ -10,6 +10,7 @@ from ptxgen.attention.cache_fields import CAPACITY, KV_HEADS
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, f16, f32, s8, s32
 from ptxgen.idioms.kv_cache import KV_DTYPES
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import ceil_div, row_index
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
@@ -44,12 +45,14 @@ class KvCacheGather(KernelType):
     kv_dtype: DType = f32
     direction: str = field(default="to_slot", doc="to_slot: single cache to slot; from_slot: the other way")
     indirect: bool = False
+    programmatic: bool = False
 
     sizes = {"batch": 3, "slot": -1, "seq_len": -1}  # -1: one at random
     trials = ({}, {"slot": 1, "seq_len": 23})
     goldens = (
         dict(max_len=64, head_dim=64, n_kv_heads=2),
         dict(max_len=64, head_dim=40, n_kv_heads=3, kv_dtype=s8, direction="from_slot", indirect=True),
+        dict(max_len=64, head_dim=16, n_kv_heads=1, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -58,6 +61,9 @@ class KvCacheGather(KernelType):
         yield from rules.between("n_kv_heads", self.n_kv_heads, 1, 1024)
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.one_of("direction", self.direction, ("to_slot", "from_slot"))
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
 
     @property
     def row_bytes(self) -> int:
@@ -91,9 +97,10 @@ class KvCacheGather(KernelType):
         return (*params, scalar("slot", s32), scalar("n_slots", s32), length)
 
     def launch(self, target: Target) -> Launch:
-        return Launch((self.blocks, self.n_kv_heads, 2), (THREADS, 1, 1))
+        return Launch((self.blocks, self.n_kv_heads, 2), (THREADS, 1, 1), programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
+        wait_for_producer(b, self.programmatic)
         with b.fragment("locate", "this thread's first unit, its head, K or V, and the length"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             block = b.op("mov.u32", "block", b.special("ctaid.x"))

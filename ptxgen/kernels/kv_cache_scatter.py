@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache_fields import CAPACITY, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
+from ptxgen.attention.cache_fields import (
+    CAPACITY,
+    HEAD_SCALES,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    given_head_scales,
+    head_scales_rules,
+)
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -32,7 +41,8 @@ class KvCacheScatter(KernelType):
     head_dim]`, and a page table `[(rows,) ceil(max_len / page_size)]`. `ring`: caches have so many rows in place of
     max_len, and position p goes to row p % ring. A position outside the cache, or in a page outside 0 … n_pages - 1,
     writes nothing. `indirect`: the position is read from device memory. int8 caches carry f16 scales
-    `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448.
+    `[…, ceil(head_dim / 32)]`: max|x| / 127 over 32 values, rounded up; a NaN becomes 0 there. e4m3 saturates at ±448;
+    with `head_scales` it holds values over `k_scale`, `v_scale [n_kv_heads]`, f32.
     """
 
     max_len: int = field(like=CAPACITY)
@@ -46,6 +56,7 @@ class KvCacheScatter(KernelType):
     programmatic: bool = False
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    head_scales: bool = field(default=False, like=HEAD_SCALES)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -57,10 +68,12 @@ class KvCacheScatter(KernelType):
         dict(max_len=96, head_dim=40, n_kv_heads=2, src_dtype=f16, programmatic=True),
         dict(max_len=128, head_dim=8, n_kv_heads=2, kv_dtype=s8, page_size=16, page_layout="nhd"),
         dict(max_len=96, head_dim=8, n_kv_heads=2, kv_dtype=f16, batched=True, ring=64),
+        dict(max_len=96, head_dim=8, n_kv_heads=2, kv_dtype="e4m3", head_scales=True),
     )
 
     def rules(self) -> Iterator[str]:
         yield from kv_cache.cache_rules(self)
+        yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
         yield from kv_cache.position_rules(self.batched, self.indirect)
 
@@ -107,6 +120,8 @@ class KvCacheScatter(KernelType):
                 scale = kv_cache.quantise(b, values)
         with b.fragment("store", "store the chunk to the cache"):
             cache_row = kv_cache.cache_row(b, self, row, place.head, position, place.has_chunk)
+            if self.head_scales:
+                kv_cache.over_head_scale(b, is_v, place.head, values, place.has_chunk)
             kv_cache.store_chunk(b, self, is_v, cache_row, place.chunk, values, place.has_chunk)
         if self.kv_dtype == s8:
             with b.fragment("store_scale"):
@@ -118,7 +133,7 @@ class KvCacheScatter(KernelType):
         return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes, self.ring)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return kv_cache.given(self, rng, sizes)
+        return kv_cache.given(self, rng, sizes) | (given_head_scales(rng, self.n_kv_heads) if self.head_scales else {})
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}

@@ -9,12 +9,15 @@ from ptxgen import lengths, rules
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.cache_fields import (
     CAPACITY,
+    HEAD_SCALES,
     INDIRECT,
     KV_DTYPES,
     KV_HEADS,
     PAGE_LAYOUT,
     PAGE_SIZE,
     RING_ROWS,
+    given_head_scales,
+    head_scales_rules,
     place_rules,
 )
 from ptxgen.attention.prefill import tiles
@@ -25,6 +28,7 @@ from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
@@ -59,7 +63,8 @@ class MultiHeadAttention(KernelType):
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
     −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
-    through FMA in f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
+    through FMA in f32. `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`, f32. int8
+    caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
     """
 
     head_dim: int
@@ -82,6 +87,8 @@ class MultiHeadAttention(KernelType):
     sinks: bool = field(default=False, like=SINKS)
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    programmatic: bool = False
+    head_scales: bool = field(default=False, like=HEAD_SCALES)
 
     # −1: as many as there is room for
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
@@ -113,6 +120,9 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=2, max_len=32, batched=True, page_size=16, page_layout="nhd"),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
+        dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -139,9 +149,11 @@ class MultiHeadAttention(KernelType):
         if self.ring and not self.max_len:
             yield f"ring: needs max_len (got ring={self.ring}, max_len=0; nearest: 0)"
         yield from rules.softmax_factors(self.scale, self.soft_cap)
+        yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from width_rules(self.attention)
+        yield from programmatic_rules(self.programmatic, target)
 
     @property
     def attention(self) -> Attention:
@@ -162,7 +174,7 @@ class MultiHeadAttention(KernelType):
         out = [
             buffer("q", self.q_dtype, *rows, self.head_dim),
             *attention.cache.params(""),
-            *attention.variant.params(self.n_heads),
+            *attention.variant.params(self.n_heads, self.n_kv_heads),
         ]
         out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
         if self.lse:
@@ -204,7 +216,8 @@ class MultiHeadAttention(KernelType):
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
-        return Launch(grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim)))
+        shared = tiles.dynamic(tile.shared_bytes(self.head_dim))
+        return Launch(grid3(ctas), (tile.threads, 1, 1), shared, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         return f"attention/multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
@@ -212,6 +225,7 @@ class MultiHeadAttention(KernelType):
     def build(self, b: Builder) -> None:
         attention, tile = self.attention, self.tile(b.target)
         b.expose(rows=tile.rows, group=attention.problem.group)
+        wait_for_producer(b, self.programmatic)
         prefill = Prefill(attention, self.layout == "tokens", self.indirect, self.lse)
         if isinstance(tile, tiles.TensorTile):
             TensorLoop(b, prefill, tile, self.compute_dtype).build()
@@ -263,6 +277,8 @@ class MultiHeadAttention(KernelType):
             for name, most in room.items():
                 length = most if sizes[name] < 0 else sizes[name]
                 out[name] = np.array([length], np.int32) if self.indirect else length
+        if self.head_scales:
+            out |= given_head_scales(rng, self.n_kv_heads)
         return out | cache.given_scales(rng, sizes, 0.005, 0.02)
 
     def reference(self, **a: Any) -> Arrays:

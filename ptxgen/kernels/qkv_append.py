@@ -17,6 +17,7 @@ from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer
+from ptxgen.products.geometry import Geometry, Runs, side_by_side
 from ptxgen.products.heads import HeadsEpilogue
 from ptxgen.products.product import input_rules
 from ptxgen.spec.fields import field
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ptxgen.builder import Builder
-    from ptxgen.products.geometry import Geometry
     from ptxgen.targets import Target
 
 KV_DTYPES = ("f32", "f16", "bf16", "e4m3")  # int8 takes a scale, which no single row of a product knows
@@ -75,9 +75,8 @@ class QkvAppend(KernelType):
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_90")
 
-    # what a cache's idioms, a rotation and the template ask of a spec
-    batched, indirect, page_size, page_layout = False, True, 0, "hnd"
-    style, gated = "norm", False
+    # what a cache's idioms and a rotation ask of a spec
+    batched, indirect, page_size, page_layout, style = False, True, 0, "hnd", "norm"
 
     def rules(self) -> Iterator[str]:
         yield from kv_cache.cache_rules(self, KV_DTYPES)
@@ -121,16 +120,23 @@ class QkvAppend(KernelType):
         """Which elements rotate, by which angles."""
         return rotary.Rotation.of(self)
 
-    def geometries(self, target: Target) -> tuple[Geometry, ...]:
+    def geometries(self, target: Target) -> tuple[Geometry | Runs, ...]:
         """How the work of each product is shared out: those of two formats have CTAs of the same shape."""
-        if not self.v_weights:
-            return (self.products[0].geometry(target),)
-        whole = [self._product(self.n, each).geometry(target) for each in (self.weights, self.v_weights)]
-        k_warps, row_warps = (min(getattr(at, name) for at in whole) for name in ("k_warps", "row_warps"))
-        groups = [ceil_div(product.kind.records(product.n), row_warps) for product in self.products]
+        own = [product.geometry(target) for product in self.products]
+        runs = [at for at in own if isinstance(at, Runs)]
+        if len(own) == 1:
+            return tuple(own)
+        if len(runs) == len(own):
+            record_bytes = [product.kind.record_bytes(product.k) for product in self.products]
+            return side_by_side(runs, record_bytes, since_sm_90=target.includes_any(("sm_90",)))
+        groups = [at for at in own if isinstance(at, Geometry)]
+        if runs:  # the other has no tensor cores
+            return tuple(replace(at, warps=groups[0].warps) if isinstance(at, Runs) else at for at in own)
+        k_warps, row_warps = (min(getattr(at, name) for at in groups) for name in ("k_warps", "row_warps"))
+        counts = [ceil_div(product.kind.records(product.n), row_warps) for product in self.products]
         return tuple(
             replace(at, k_warps=k_warps, row_warps=row_warps, groups=count, ctas=count)
-            for at, count in zip(whole, groups, strict=True)
+            for at, count in zip(groups, counts, strict=True)
         )
 
     def params(self) -> tuple[Param, ...]:
@@ -148,14 +154,16 @@ class QkvAppend(KernelType):
         parts = list(zip(self.products, self.geometries(target), strict=True))
         shared = max(product.shared(target, at) for product, at in parts)
         ctas, threads = sum(at.ctas for _, at in parts), parts[0][1].threads
-        return Launch((ctas, 1, 1), (threads, 1, 1), shared, programmatic=self.programmatic)
+        resident = min(at.resident for _, at in parts)
+        return Launch((ctas, 1, 1), (threads, 1, 1), shared, programmatic=self.programmatic, resident=resident)
 
     def template(self, target: Target) -> str:
-        return "qkv_append" if self.v_weights else "product"
+        return "qkv_append" if self.v_weights else self.products[0].template(target)
 
     def build(self, b: Builder) -> None:
         heads = partial(HeadsEpilogue, heads=self)
         if not self.v_weights:
+            b.expose(spec=self.products[0])
             self.products[0].build_with(b, heads)
             return
         geometries = self.geometries(b.target)
@@ -163,6 +171,8 @@ class QkvAppend(KernelType):
         with b.fragment("which", "the first CTAs take q and k"):
             cta = b.op("mov.u32", "cta", b.special("ctaid.x"))
             b.op("setp.ge.u32", "takes_v", cta, first_of_v)
+        b.expose(skeletons={name: f"{product.template(b.target)}.ptx.j2"
+                            for name, product in zip(("qk", "v"), self.products, strict=True)})  # fmt: skip
         for name, product, at in zip(("qk", "v"), self.products, geometries, strict=True):
             of_v = name == "v"
             with b.body(name):

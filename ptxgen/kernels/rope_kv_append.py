@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import lengths, rules
-from ptxgen.attention.cache_fields import CAPACITY, INDIRECT, KV_HEADS, PAGE_LAYOUT, PAGE_SIZE, RING_ROWS
+from ptxgen.attention.cache_fields import (
+    CAPACITY,
+    HEAD_SCALES,
+    INDIRECT,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    given_head_scales,
+    head_scales_rules,
+)
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
 from ptxgen.idioms import convert, kv_cache
@@ -48,6 +58,7 @@ class RopeKvAppend(RotatingRows, KernelType):
     programmatic: bool = False
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    head_scales: bool = field(default=False, like=HEAD_SCALES)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
@@ -75,10 +86,12 @@ class RopeKvAppend(RotatingRows, KernelType):
             batched=True,
             programmatic=True,
         ),
+        dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", batched=True, head_scales=True),
     )
 
     def rules(self) -> Iterator[str]:
         yield from kv_cache.cache_rules(self)
+        yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
@@ -129,6 +142,8 @@ class RopeKvAppend(RotatingRows, KernelType):
             b.without("quantise")
         with b.fragment("append"):
             cache_row = kv_cache.cache_row(b, self, row, place.head, position, place.has_chunk)
+            if self.head_scales:
+                kv_cache.over_head_scale(b, is_v, place.head, values, place.has_chunk)
             kv_cache.store_chunk(b, self, is_v, cache_row, place.chunk, values, place.has_chunk)
             if self.kv_dtype == s8:
                 b.note("the first of four lanes stores the scale of their 32 values")
@@ -150,7 +165,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         return {**super().ranges(sizes), **lengths.written_rows(self.max_len, self.batched, sizes, self.ring)}
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return kv_cache.given(self, rng, sizes)
+        return kv_cache.given(self, rng, sizes) | (given_head_scales(rng, self.n_kv_heads) if self.head_scales else {})
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np

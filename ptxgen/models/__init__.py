@@ -75,6 +75,12 @@ class ModelShape:
     sinks: bool = False
     kv_scheme: KvScheme | None = None
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of every layer; 0: none."""
+        found = {layer: kind.window for kind in self.kinds for layer in kind.layers}
+        return tuple(found[layer] for layer in range(self.n_layers))
+
 
 def load_config(path: str | Path, max_len: int | None = None, *, strict: bool = False) -> ModelShape:
     """The shape of the model whose `config.json` lies at `path`; `max_len` replaces its longest context.
@@ -142,7 +148,8 @@ def config_warnings(config: object, shape: ModelShape, source: str = "config") -
     if shape.kv_scheme is not None:
         yield (
             f"{source}: kv_cache_scheme: the model's cache is {shape.kv_scheme.dtype} with a scale for each "
-            f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it"
+            f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it, and takes scales "
+            f"with --kv-dtype {shape.kv_scheme.dtype}, but not with --weights"
         )
 
 

@@ -26,7 +26,7 @@ from ptxgen.targets import Target
 class Attention:
     """A layer's attention. `q_dtype` is the type of q, k, v and of what it gives, `kv_dtype` the cache's; `rope` None:
     queries and keys do not rotate. `precise`: they rotate as exactly as f32 is. `ring`: rows of its caches, where they
-    are rings."""
+    are rings. `head_scales`: kernels take scales of e4m3 keys and values."""
 
     head_dim: int
     n_heads: int
@@ -42,6 +42,7 @@ class Attention:
     style: str = "neox"
     precise: bool = False
     sinks: bool = False
+    head_scales: bool = False
 
     @classmethod
     def of(cls, shape: ModelShape, kind: LayerKind, q_dtype: object, kv_dtype: object, **more: Any) -> Attention:

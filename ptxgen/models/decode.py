@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ptxgen.attention.cache_fields import PAGE_LAYOUTS
 from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
@@ -42,12 +43,14 @@ def step_program(
     rings: int = 0,
     page_size: int = 0,
     pages: int = 0,
+    page_layout: str = "hnd",
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
     tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
-    which are whose. `rings`: layers with a window keep rings with room for appends of up to so many rows.
+    which are whose; `page_layout` is the order of their axes. `rings`: layers with a window keep rings with room for
+    appends of up to so many rows.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -63,7 +66,7 @@ def step_program(
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
         programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
-        pages=pages,
+        pages=pages, page_layout=page_layout,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -81,6 +84,7 @@ class _Step(Draft):
     rings: int
     page_size: int
     pages: int
+    page_layout: str
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
@@ -173,6 +177,9 @@ class _Step(Draft):
         name = "embed_tokens" if model.tied else "lm_head"
         weight = self.matrix(name, [Part(name, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
+        if rows == 1 and self.choice == "greedy" and not model.soft_cap and self.step != "batch":
+            self._next_token(source, weight, logits)
+            return
         self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
         if model.soft_cap:
             self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
@@ -186,6 +193,17 @@ class _Step(Draft):
                 given |= {"tokens": self._tokens(), "history": self._history()}
                 fields["history"] = model.shape.max_len
             self.op("advance", "advance", given, {"rows": rows}, **fields)
+
+    def _next_token(self, x: str | Ref, weight: str, logits: str) -> None:
+        """Logits, their likeliest token, and in a decode step the next position: one launch."""
+        model = self.model
+        given = {"x": x, "weight": weight, "norm_weight": self._norm_weight("norm"), "out": logits}
+        given |= {"token": self._tokens()}
+        fields = {"n": model.shape.vocab, "k": model.dim, "weights": self.tensors[weight].format, **self._norm_fields()}
+        if self.step == "decode":
+            given |= {**self._position(), "length": self._length()}
+            fields["max_len"] = model.shape.max_len
+        self.op("next_token", "lm_head", given, {}, **fields)
 
     def _choose(self, logits: str, rows: int) -> None:
         """The token of every row. A draw is counted by the length of the sequence, prompt and all."""
@@ -334,7 +352,8 @@ class _Step(Draft):
         lead = (self.rows,) if self.step == "batch" else ()
         rows = (*lead, shape.n_kv_heads, attention.ring or shape.max_len)
         if self.page_size:
-            rows = (self.pages, shape.n_kv_heads, self.page_size)
+            axes = (shape.n_kv_heads, self.page_size)
+            rows = (self.pages, *(axes if self.page_layout == PAGE_LAYOUTS[0] else axes[::-1]))
         wanted = [(name, shape.head_dim, self.kv_dtype) for name in ("k_cache", "v_cache")]
         if self.kv_dtype == s8:
             wanted += [(name, scale_groups(shape.head_dim), f16) for name in ("k_scales", "v_scales")]
@@ -357,8 +376,12 @@ class _Step(Draft):
         given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(attention), **self._position()}
         if attention.rope is not None:
             given["q"] = q
-        fields = attention.fields(kernel, batched=batched, indirect=not batched, page_size=self.page_size)
+        fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages())
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
+
+    def _in_pages(self) -> dict[str, Any]:
+        """The fields of kernels on a cache in pages."""
+        return {"page_size": self.page_size, "page_layout": self.page_layout} if self.page_size else {}
 
     def _paged(self) -> dict[str, int]:
         """The capacity that a cache in pages has."""
@@ -374,7 +397,7 @@ class _Step(Draft):
             given |= {name.removesuffix("_cache"): cache for name, cache in caches.items()}
             given |= {"q_len": self.tensor("q_len", "input", (1,), s32), "kv_len": self._length()}
         elif self.step == "batch":
-            how = {"batched": True, "batch_invariant": self.batch_invariant, "page_size": self.page_size}
+            how = {"batched": True, "batch_invariant": self.batch_invariant, **self._in_pages()}
             sizes = {"batch": self.rows} | self._paged()
             given |= caches | {"seq_lens": self._length()}
         else:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.export.manifest import FORMAT, spec_fields
 from ptxgen.generator import generate
@@ -71,8 +72,10 @@ def plan(
 
 
 def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: CacheForm) -> Iterator[Use]:
-    """The Programs of attention alone, of layers of a kind."""
-    attention = Attention.of(shape, kind, shape.dtype, kv_dtype, ring=form.ring(shape, kind))
+    """The Programs of attention alone, of layers of a kind; with scales where the model's cache has them, and is kept
+    in its own type."""
+    scaled = shape.kv_scheme is not None and dtype(kv_dtype).name == shape.kv_scheme.dtype
+    attention = Attention.of(shape, kind, shape.dtype, kv_dtype, ring=form.ring(shape, kind), head_scales=scaled)
     role, kernel = attention.append
     choose = ("choose", find_kernel_type("arg_max")(n=shape.vocab, dtype="f32"))  # type: ignore[call-arg]
 
@@ -86,8 +89,9 @@ def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: C
     yield of("decode", *attend(indirect=True))
     yield of("decode", choose)
     yield of("batch", *attend(**form.batched))
-    chunk, merge = (attention.spec(f"flash_decoding_{part}") for part in ("chunk", "reduce"))
-    yield of("split", ("split attention", chunk), ("merge of splits", merge))
+    if not scaled:  # it takes no scales
+        chunk, merge = (attention.spec(f"flash_decoding_{part}") for part in ("chunk", "reduce"))
+        yield of("split", ("split attention", chunk), ("merge of splits", merge))
     yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, indirect=True)))
     if form.page_size:
         yield of("prefill", ("attention", attention.spec("multi_head_attention", causal=True, **form.batched)))
@@ -101,16 +105,22 @@ def attention_uses(shape: ModelShape, kind: LayerKind, kv_dtype: object, form: C
 
 
 def whole_plan(
-    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, rings: int = 0
+    model: ModelSpec, weights: str, target: str | Target, kv_dtype: str | None = None, form: CacheForm | None = None
 ) -> tuple[Step, ...]:
     """Every kernel of a model whose matrices are all in the format `weights`: what its Programs launch to decode one
-    sequence, to decode several, and to take up a prompt. Activations are f32.
+    sequence, to decode several, and to take up a prompt. Activations are f32. `form` says of pages and rings: where
+    batches keep pages, there is attention of prompts over these, too.
 
     Raises `SpecError` with every reason when one of them cannot be had.
     """
-    where = parse_target(target)
-    programs = ((step, whole_program(model, weights, where, kv_dtype, step, rings)) for step in STEPS)
-    return _kernels((Use(step, (), program) for step, program in programs), where)
+    where, form = parse_target(target), form or CacheForm()
+    uses = [Use(step, (), whole_program(model, weights, where, kv_dtype, step, form)) for step in STEPS]
+    if form.page_size:
+        for kind in model.shape.kinds:
+            attention = Attention.of(model.shape, kind, "f32", kv_dtype or model.shape.dtype)
+            over_pages = attention.spec("multi_head_attention", causal=True, **form.batched)
+            uses.append(Use("prefill", kind.layers, program_of(("attention", over_pages), sizes=_ONE)))
+    return _kernels(uses, where)
 
 
 def whole_program(
@@ -119,13 +129,16 @@ def whole_program(
     target: str | Target,
     kv_dtype: str | None = None,
     step: str = "decode",
-    rings: int = 0,
+    form: CacheForm | None = None,
 ) -> Program:
     """A step of a model whose matrices are all in the format `weights`, as `whole_plan` has it."""
-    where = parse_target(target)
+    where, form = parse_target(target), form or CacheForm()
+    paged = step == "batch" and form.page_size > 0
+    pages: dict[str, Any] = {"page_size": form.page_size, "page_layout": form.page_layout, "pages": 1} if paged else {}
     return step_program(
         model, weights, step, rows=1 if step == "decode" else 2, kv_dtype=kv_dtype or model.shape.dtype,
-        target=where.name, programmatic=where.includes_any(("sm_90",)), rings=rings,
+        target=where.name, programmatic=where.includes_any(("sm_90",)),
+        rings=0 if paged else form.rings, **pages,
     )  # fmt: skip
 
 

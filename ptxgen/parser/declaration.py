@@ -100,11 +100,11 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
     match = _DECLARATOR.fullmatch(name)
     if match is None:
         raise IsaError(f"not a declaration of a name: {text!r}")
-    extents = [inner.strip() for inner in re.findall(r"\[([^\]]*)\]", match[3])]
+    extents = [inner.strip() for inner in re.findall(r"\[([^\]]*)\]", match[3])] if match[3] else ()
     dims = tuple(evaluate(inner) if inner else 0 for inner in extents)
     init = None
-    within(Variable(head.space, head.type, match[1], dims))  # before rows are filled up
     if equals:
+        within(Variable(head.space, head.type, match[1], dims))  # before rows are filled up
         node = parse_operand(value)
         if dims[:1] == (0,) and isinstance(node, Vector):
             dims = (len(node.items), *dims[1:])

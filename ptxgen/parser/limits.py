@@ -28,6 +28,8 @@ def within(variable: Variable) -> Variable:
         raise IsaError(f"{name}: at most {MOST_REGISTERS:,} registers in one declaration (got {got})")
     if align and (align > MOST_ALIGNMENT or align & (align - 1)):
         raise IsaError(f"{name}: .align must be a power of two up to {MOST_ALIGNMENT:,} (got {_brief(align)})")
+    if not variable.dims and variable.space == "reg":
+        return variable  # most declarations by far
     if any(extent < 0 for extent in variable.dims):
         raise IsaError(f"{name}: an array has 0 elements or more (got {_brief(min(variable.dims))})")
     most = MOST_BYTES.get(variable.space.partition("[")[0])

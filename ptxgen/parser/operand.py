@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,6 +18,13 @@ _DECIMAL = re.compile(r"[-+]?\s*(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?"
 _NAME = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_$][\w$]*")
 _OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+)U?)", re.DOTALL)
 _WRAPPED = re.compile(r"(?:generic|mask|0[xX][fF0]+)\s*\(.*\)(?:\s*\+\s*\d+)?", re.DOTALL)
+# What compilers fill large tables with: a list of literals of which each is well-formed
+_LITERAL = (
+    r"(?:-?[1-9]\d{0,19}|0|0[xX][0-9a-fA-F]{1,16}|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}"
+    r"|-?\d{1,20}\.\d{0,20}(?:[eE][-+]?\d{1,3})?)"
+)
+_TABLE = re.compile(rf"\s*{_LITERAL}\s*(?:,\s*{_LITERAL}\s*)*")
+_LARGE = 1000  # characters
 _EXPRESSION = re.compile(r"(?:(?:0[xX][0-9a-fA-F]+|\d+)[uU]?(?!\w)|[\s()+\-*/%&|^~<>!=?:])+")
 
 
@@ -35,7 +43,7 @@ def parse_operand(text: str) -> Operand:
     if first == "[":
         return _address(text)
     if first == "{":
-        return Vector(tuple(map(parse_operand, split_operands(_inside(text, "{", "}")))))
+        return Vector(_items(_inside(text, "{", "}")))
     if first == "(" and text.find(")") == len(text) - 1:
         return Group(tuple(map(parse_operand, split_operands(_inside(text, "(", ")")))))
     if first == "!":
@@ -43,6 +51,23 @@ def parse_operand(text: str) -> Operand:
         if isinstance(inner, (Register, Symbol)):
             return Negated(Register(inner.name))
     return _rest(text)
+
+
+def _items(inner: str) -> tuple[Operand, ...]:
+    if len(inner) > _LARGE and _TABLE.fullmatch(inner):
+        return _literals(inner)
+    return tuple(map(parse_operand, split_operands(inner)))
+
+
+def _literals(inner: str) -> tuple[Operand, ...]:
+    """The literals of a table. The collector of garbage rests: it would look at a million new nodes again and again."""
+    resting = gc.isenabled()
+    gc.disable()
+    try:
+        return tuple(map(Immediate, "".join(inner.split()).split(",")))
+    finally:
+        if resting:
+            gc.enable()
 
 
 def _rest(text: str) -> Operand:
@@ -96,19 +121,23 @@ def _address(text: str) -> Address:
     return Address(base, offset, vector, unified)
 
 
+_BRACKET, _BRACKET_OR_COMMA = re.compile(r"[][{}()]"), re.compile(r"[][{}(),]")
+
+
 def split_operands(text: str) -> list[str]:
     """The parts between top-level commas, stripped. An empty text has none."""
     if "{" not in text and "[" not in text and "(" not in text:
         return [part.strip() for part in text.split(",")] if text.strip() else []
     parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        if char in "{[(":
-            depth += 1
-        elif char in "}])":
-            depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
+    at = _BRACKET_OR_COMMA.search(text)
+    while at is not None:
+        char = at[0]
+        if char == ",":
+            parts.append(text[start : at.start()].strip())
+            start = at.end()
+        else:
+            depth += 1 if char in "{[(" else -1
+        at = (_BRACKET if depth else _BRACKET_OR_COMMA).search(text, at.end())
     if depth:
         raise IsaError(f"unbalanced brackets: {text.strip()!r}")
     parts.append(text[start:].strip())

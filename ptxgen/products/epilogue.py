@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
-from ptxgen.products.geometry import Geometry
+from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.prepare import Prepare
+from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.weights.format import TILE_ROWS
@@ -16,6 +20,7 @@ from ptxgen.weights.format import TILE_ROWS
 if TYPE_CHECKING:
     from ptxgen.products.loop import TileLoop, Tokens
     from ptxgen.products.product import Product
+    from ptxgen.products.stream import Stream, Turn
 
 
 class Epilogue:
@@ -26,8 +31,17 @@ class Epilogue:
     CTA has more than one group, so that one barrier a group is enough. A thread has one result, or several in turn.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
+        self.tokens: Tokens | None = None
+        self.token: Reg | None = None
+        self.loop: TileLoop | Stream
+        self.before: Reg | None = None  # of the residual stream, where it is asked for early
+        if isinstance(at, Runs):
+            self.run_slots = RunSlots(b, at)
+            self.results = -(-at.most * TILE_ROWS // 32) * 32  # whole warps, so that lanes may exchange
+            self.turns = -(-self.results // at.threads)
+            return
         self.buffers = 1 if at.groups <= at.ctas else 2
         self.warp_bytes = 4 * TILE_ROWS * at.tokens * spec.parts
         self.buffer_bytes = self.warp_bytes * at.warps
@@ -58,6 +72,42 @@ class Epilogue:
         else:
             b.without("turn")
 
+    def build_stream(self, stream: Stream, requests: Sequence[Fragment], stage: Prepare) -> list[Turn]:
+        """The same after a `Stream`, with its fragments; the slots are `RunSlots`."""
+        b, at, spec = self.b, self.at, self.spec
+        assert isinstance(at, Runs)
+        self.loop = stream
+        slots = self.run_slots.locate(stream)
+        with b.fragment("first_result"):
+            self.result = b.op("mov.u32", "result_index", stream.thread)
+            self.has_result = b.op("setp.lt.u32", "has_result", self.result, self.results)
+        with b.fragment("locate_result", "the unit of the CTA, the row, and their slots"):
+            self.owner, self.row = split(b, "result_owner", "result_row", self.result, TILE_ROWS)
+            units = stream.units_of_cta()
+            inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.owner, units)
+            last = b.op("sub.u32", "last_owner", units, 1) if isinstance(units, Reg) else units - 1
+            b.op("min.u32", self.owner, self.owner, last)
+            self.run_slots.find(stream, self.owner, self.row)
+            record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
+            self.out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
+            b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
+        self.begin()
+        turns = stream.build(requests, stage.digits, slots)
+        self.values = b.array("result", "f32", spec.parts)
+        with b.fragment("combine", "add the sums of the warps along k"):
+            self.run_slots.combine(self.values)
+        with b.fragment("finish", f"{'divide by the root mean square; ' if spec.norm else ''}the result's address"):
+            if spec.norm:
+                self._times_root(stage)
+            self.place(self.out_row, inside)
+        with b.fragment("store", "store the result"):
+            self.store(self.out_row)
+        if self.turns > 1:
+            with b.fragment("next_result"):
+                b.op("add.u32", self.result, self.result, at.threads)
+                b.op("setp.lt.u32", "more_results", self.result, self.results)
+        return turns
+
     def _locate(self, loop: TileLoop) -> None:
         b = self.b
         with b.fragment("locate_slot", "where the warp puts its sums"):
@@ -72,15 +122,20 @@ class Epilogue:
         with self.b.fragment("publish", "the warp's sums to shared memory"):
             loop.publish(self.mine, [4 * part * self.at.tokens * TILE_ROWS for part in range(self.spec.parts)])
 
+    @property
+    def _groups(self) -> Geometry:
+        assert isinstance(self.at, Geometry)
+        return self.at
+
     def _find_result(self, loop: TileLoop) -> None:
-        b, at = self.b, self.at
+        b, at = self.b, self._groups
         with b.fragment("first_result"):
             self.result = b.op("mov.u32", "result_index", loop.thread)
             b.op("setp.lt.u32", "has_result", self.result, self.results)
         with b.fragment("locate_result"):
             b.note("row warp, token, row")
             rest, self.row = split(b, "result_rest", "result_row", self.result, TILE_ROWS)
-            self.owner, self.token = rest, None
+            self.owner = rest
             if self.tokens is not None:
                 self.owner, self.token = split(b, "result_owner", "result_token", rest, at.tokens)
             self.theirs = b.op("mad.lo.u32", "combine_at", self.owner, at.k_warps * self.warp_bytes, self.others)
@@ -90,7 +145,7 @@ class Epilogue:
         self.out_group = loop.out_group
 
     def _combine(self) -> None:
-        b, at, spec = self.b, self.at, self.spec
+        b, at, spec = self.b, self._groups, self.spec
         self.values = b.array("result", "f32", spec.parts)
         with b.fragment("combine", "add the sums of the warps along k"):
             one = b.reg("of_warp", "f32")
@@ -102,7 +157,7 @@ class Epilogue:
                     b.op("add.f32", result, result, one)
 
     def _finish(self, norm: Stage | Squares | None) -> None:
-        b, at, spec = self.b, self.at, self.spec
+        b, at, spec = self.b, self._groups, self.spec
         with b.fragment("finish", f"{'divide by the root mean square; ' if norm else ''}the result's address"):
             if norm is not None:
                 self._divide_by_root(norm)
@@ -118,12 +173,21 @@ class Epilogue:
 
     def begin(self) -> None:
         """Fragment `read_early`: what is asked for before x."""
-        self.b.without("read_early")
+        b, spec = self.b, self.spec
+        if not (spec.residual and isinstance(self.at, Runs) and self.turns == 1):
+            b.without("read_early")
+            return
+        with b.fragment("read_early", "the residual stream"):
+            self._locate_out()
+            wants = b.op("and.pred", "wants_before", self.has_result, self.inside)
+            self.before = b.op("ld.global.f32", "before", self.out[0], pred=wants)
 
     def place(self, out_row: Reg, inside: Reg) -> None:
         """Where the result goes, `values[0]` of row `out_row`; `inside`: the matrix has it. All threads that have a
         result are here, so that they may exchange."""
         b, spec = self.b, self.spec
+        if self.before is not None:
+            return
         self.out = out = b.ld_param("out")
         if self.tokens is not None and self.token is not None:
             token = b.op("add.u32", "out_token", self.tokens.first, self.token)
@@ -143,9 +207,13 @@ class Epilogue:
         if spec.gated:
             b.op("mul.f32", result, result, self.values[1])
         if spec.residual:
-            before = b.op("ld.global.f32", "before", out[0])
+            before = self.before or b.op("ld.global.f32", "before", out[0])
             b.op("add.f32", result, result, before)
         b.op("st.global.f32", out[0], result)
+
+    def end(self, loop: TileLoop | Stream) -> Sequence[tuple[str, str]]:
+        """What follows when a thread has no more results: templates, and the builder's bodies that they place."""
+        return ()
 
     def add_bias(self, out_row: Reg, inside: Reg | None = None) -> None:
         """The row's bias; where there may be none, `inside` says whether there is."""
@@ -154,6 +222,30 @@ class Epilogue:
         b.op("mad.wide.u32", bias, out_row, 4, bias)
         value = b.op("ld.global.nc.f32", "bias_value", bias[0], pred=inside)
         b.op("add.f32", self.values[0], self.values[0], value, pred=inside)
+
+    def _locate_out(self) -> None:
+        """Where the result goes."""
+        b = self.b
+        self.out = b.ld_param("out")
+        b.op("mad.wide.u32", self.out, self.out_row, 4, self.out)
+
+    def _times_root(self, stage: Prepare) -> None:
+        """The squares of all warps, in a fixed order; the results times the inverse of their root, to f32's last bit
+        but one."""
+        b, spec = self.b, self.spec
+        assert stage.squares is not None
+        squares = b.array("warp_square", "f32", stage.at.warps)
+        convert.load_words(b, squares.regs, stage.squares, space="shared")
+        total = add_in_pairs(b, squares.regs)
+        b.op("fma.rn.f32", total, total, 1.0 / spec.k, spec.eps)
+        root, error = b.op("rsqrt.approx.f32", "root", total), b.reg("root_error", "f32")
+        b.op("mul.f32", error, total, root)
+        b.op("neg.f32", error, error)
+        b.op("fma.rn.f32", error, error, root, 1.0)
+        b.op("mul.f32", error, error, 0.5)
+        b.op("fma.rn.f32", root, root, error, root)
+        for result in self.values:
+            b.op("mul.f32", result, result, root)
 
     def _divide_by_root(self, norm: Stage | Squares) -> None:
         """The squares of all warps in order, and the results over their root."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 WARPS = 8
 FEW_WORDS = 22  # that a lane reads of a tile; with more, registers are short
@@ -27,6 +29,7 @@ class Geometry:
     tokens: int
     groups: int
     ctas: int
+    resident = 1
 
     @property
     def warps(self) -> int:
@@ -37,6 +40,94 @@ class Geometry:
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One token: every CTA has a run of neighbouring units, `least` or one more, and every warp of it a run of their
+    tiles, of which so many are on their way (`stages`). A unit is `parts` records of 16 rows and `tiles` tiles each.
+    """
+
+    units: int
+    parts: int
+    tiles: int
+    warps: int
+    stages: int
+    ctas: int
+    resident: int = 1  # CTAs that a multiprocessor has registers for
+    tokens = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps
+
+    @property
+    def least(self) -> int:
+        """Units of a CTA; the first `more` have one more."""
+        return self.units // self.ctas
+
+    @property
+    def more(self) -> int:
+        """CTAs with a unit more."""
+        return self.units % self.ctas
+
+    @property
+    def most(self) -> int:
+        """Units of a CTA at most."""
+        return self.least + (self.more > 0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a warp may have no tile."""
+        return self.least * self.parts * self.tiles < self.warps
+
+    @property
+    def sharers(self) -> int:
+        """Warps that have tiles of one record, at most."""
+        return min(self.warps, -(-self.warps // (self.least * self.parts)) + 1)
+
+
+MOST_UNITS = 64  # of a CTA
+
+
+class Shape(NamedTuple):
+    """Warps of a CTA, tiles on their way of a warp, CTAs, and how many of them a multiprocessor has registers for."""
+
+    warps: int
+    stages: int
+    ctas: int
+    resident: int = 1
+
+
+RUN = Shape(16, 2, 132)  # a CTA for each multiprocessor of an H100
+RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # and of an A100
+
+
+def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0) -> Runs:
+    """The geometry of a product with one token on tensor cores: at most the warps and stages that have a tile.
+
+    `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs.
+    """
+    shape = RUN if since_sm_90 else RUN_BEFORE_SM_90
+    ctas = most_ctas or shape.ctas
+    ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
+    most_tiles = -(-units // ctas) * parts * tiles
+    warps = warps or min(shape.warps, most_tiles)
+    return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas, shape.resident)
+
+
+def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int], *, since_sm_90: bool) -> tuple[Runs, ...]:
+    """Products of one launch: CTAs of the same shape, in proportion to the bytes that each reads."""
+    nbytes = [at.units * each for at, each in zip(runs, record_bytes, strict=True)]
+    most = max(at.ctas for at in runs)
+    ctas = [max(1, round(most * each / sum(nbytes))) for each in nbytes]
+    own = [share_runs(at.units, at.parts, at.tiles, since_sm_90=since_sm_90, most_ctas=count)
+           for at, count in zip(runs, ctas, strict=True)]  # fmt: skip
+    warps = max(at.warps for at in own)
+    return tuple(
+        share_runs(at.units, at.parts, at.tiles, since_sm_90=since_sm_90, most_ctas=at.ctas, warps=warps) for at in own
+    )
 
 
 def choose(records: int, tiles: int, tokens: int, token_bytes: int, shared_limit: int) -> Geometry:

@@ -10,7 +10,7 @@ from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.threads import split
 from ptxgen.products.epilogue import Epilogue
-from ptxgen.products.geometry import Geometry
+from ptxgen.products.geometry import Geometry, Runs
 
 if TYPE_CHECKING:
     from ptxgen.kernels.qkv_append import QkvAppend
@@ -21,7 +21,7 @@ class HeadsEpilogue(Epilogue):
     """Row r is element r % head_dim of head r / head_dim: of q, then of k, then of v; the product's row 0 is row
     `first`. The two of a pair that rotates are neighbours, so that neighbouring lanes have them."""
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry, heads: QkvAppend, first: int = 0) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, heads: QkvAppend, first: int = 0) -> None:
         super().__init__(b, spec, at)
         self.heads, self.first = heads, first
         self.q_end = heads.n_heads * heads.head_dim

@@ -1,4 +1,4 @@
-"""Loops of tensor cores: weights as exact bf16 codes, x as three bf16 digits that add up to f32.
+"""The loop of tensor cores for tokens: weights as exact bf16 codes, x as three bf16 digits that add up to f32.
 
 Sums of a group of chunks with one scale begin anew and go to the f32 totals times that scale, so that no long chain of
 sums is rounded by the tensor cores.
@@ -9,37 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
-from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg, Shared
-from ptxgen.dtypes import bf16
+from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
-from ptxgen.idioms.reduce import over_lanes
-from ptxgen.products.geometry import FEW_WORDS, Geometry
+from ptxgen.products.digits import DIGITS, split_digits
+from ptxgen.products.geometry import FEW_WORDS
 from ptxgen.products.loop import Inputs, TileLoop, Tokens, row_of
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, constant, pair_of_bf16
 
-if TYPE_CHECKING:
-    from ptxgen.products.product import Product
-
 TOKENS = 8
-DIGITS = 3
 ASKED_TOGETHER = 4  # chunks of a `late` loop whose x is asked for at once
-DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk in shared memory
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 Fragments = Sequence[Sequence[Reg]]
-
-
-def split_digits(b: Builder, values: Sequence[Reg], digits: Fragments) -> None:
-    """Four f32 into digits, two registers each: every digit is the nearest bf16 of what those before it leave."""
-    back = [convert.scratch(b, f"digit_back{i}", "f32") for i in range(OWN)]
-    for index, digit in enumerate(digits):
-        convert.pack(b, digit, values, bf16)
-        if index + 1 < len(digits):
-            convert.unpack(b, back, digit, bf16)
-            for value, less in zip(values, back, strict=True):
-                b.op("sub.f32", value, value, less)
 
 
 class MmaLoop(TileLoop):
@@ -168,38 +149,3 @@ class TokenLoop(MmaLoop):
         for (part, offset), half, token in product(enumerate(offsets), (0, 1), (0, 1)):
             total = self.sums[4 * part + 2 * half + token]
             b.op("st.shared.f32", own[offset + 4 * (token * TILE_ROWS + 8 * half)], total)
-
-
-class DigitLoop(MmaLoop):
-    """One token: its digits stand on three columns of N, and in shared memory, `[chunk, digit, lane t, 4]` bf16."""
-
-    def __init__(self, b: Builder, spec: Product, at: Geometry, vector: Shared) -> None:
-        super().__init__(b, spec, at)
-        self.vector = vector
-
-    def begin(self, tokens: Tokens | None, inputs: Inputs | None) -> None:
-        super().begin(tokens, inputs)
-        b = self.b
-        self.x_base = b.op("mov.u32", "x_base", self.vector)
-        b.op("mad.lo.u32", self.x_base, self.row, DIGIT_BYTES, self.x_base)
-        b.op("mad.lo.u32", self.x_base, self.quad, 2 * OWN, self.x_base)
-        self.digit, self.has_digit = b.array("x_digit", "b32", 2), b.op("setp.lt.u32", "has_digit", self.row, DIGITS)
-        convert.clear(b, self.digit)
-
-    def find_x(self) -> None:
-        step = DIGITS * DIGIT_BYTES * self.kind.chunks
-        self.x_at = self.b.op("mad.lo.u32", "x_at", self.step, step, self.x_base)
-
-    def own_digits(self, chunk: int) -> Fragments:
-        offset = DIGITS * DIGIT_BYTES * chunk
-        convert.load_words(self.b, self.digit, self.x_at, offset, space="shared", pred=self.has_digit)
-        return (self.digit.regs,)
-
-    def publish(self, at: Reg, offsets: Sequence[int]) -> None:
-        b = self.b
-        is_writer = b.op("setp.eq.u32", "is_writer", self.quad, 0)
-        for (part, offset), half in product(enumerate(offsets), (0, 1)):
-            total, other = self.sums[4 * part + 2 * half : 4 * part + 2 * half + 2]
-            b.op("add.f32", total, total, other)
-            over_lanes(b, "add.f32", total, (1, 2))
-            b.op("st.shared.f32", at[offset + 4 * 8 * half], total, pred=is_writer)

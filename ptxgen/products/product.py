@@ -7,29 +7,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.builder import Builder
 from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import depend, programmatic_rules
 from ptxgen.kernel import KernelType, field
 from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products import mma
+from ptxgen.products.columns import columns_of
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.fma import FmaLoop
-from ptxgen.products.geometry import FEW_WORDS, Geometry, choose, choose_for_tensor_cores
-from ptxgen.products.loop import TileLoop, Tokens
+from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
+from ptxgen.products.loop import Tokens
+from ptxgen.products.prepare import Prepare
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
+from ptxgen.products.stream import Stream
 from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.format import WeightFormat, separate
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
 
 KEPT_FREE = 4096  # of shared memory, for sums
+KEPT_FOR_SLOTS = 10240  # the same, of one token on tensor cores
+MakeEpilogue = Callable[[Builder, "Product", Geometry | Runs], Epilogue]
 
 
 def input_rules(
@@ -106,12 +111,14 @@ class Product(KernelType):
 
     def staged_bytes(self, digits: bool) -> int:
         """Bytes of a row of x in shared memory, as f32 or as digits."""
-        return (2 * mma.DIGITS if digits else 4) * self.padded_k
+        return columns_of(self.kind)[1].bytes_of(self.kind, self.padded_k) if digits else 4 * self.padded_k
 
-    def geometry(self, target: Target) -> Geometry:
+    def geometry(self, target: Target) -> Geometry | Runs:
         """How the work is shared out."""
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
+        if self.streams(target):
+            return share_runs(records, self.parts, tiles, since_sm_90=target.includes_any(("sm_90",)))
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
         # sums of two matrices leave registers for half of the tokens
@@ -134,39 +141,39 @@ class Product(KernelType):
         out.append(buffer("out", f32, rows, self.n, access="inout" if self.residual else "out", align=4))
         return tuple(out)
 
-    def grid(self, at: Geometry) -> tuple[Extent, Extent, Extent]:
+    def grid(self, at: Geometry | Runs) -> tuple[Extent, Extent, Extent]:
         """CTAs; the one that counts groups of records is `group_axis`."""
         return (at.ctas, 1, 1)
 
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
-        return Launch(self.grid(at), (at.threads, 1, 1), self.shared(target, at), programmatic=self.programmatic)
+        shared, block = self.shared(target, at), (at.threads, 1, 1)
+        return Launch(self.grid(at), block, shared, programmatic=self.programmatic, resident=at.resident)
 
-    def shared(self, target: Target, at: Geometry) -> int:
+    def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
         return at.tokens * self.staged_bytes(self.on_tensor_cores(target)) if self.stages(target) else 0
 
     def template(self, target: Target) -> str:
-        return "product"
+        return "stream" if self.streams(target) else "product"
 
     def build(self, b: Builder) -> None:
         self.build_with(b, Epilogue)
 
     def build_with(
-        self, b: Builder, make_epilogue: Callable[[Builder, Product, Geometry], Epilogue], at: Geometry | None = None,
-        first_cta: int = 0, weight: str = "weight",
+        self, b: Builder, make_epilogue: MakeEpilogue, at: Geometry | Runs | None = None, first_cta: int = 0,
+        weight: str = "weight",
     ) -> None:  # fmt: skip
         """All fragments, with a kind of epilogue; where this is a part of a launch, with its geometry `at`, from a CTA
         on, and with the parameter `weight`."""
-        at, tensor = at or self.geometry(b.target), self.on_tensor_cores(b.target)
-        stage = Stage(b, self, at, digits=tensor) if self.stages(b.target) else None
-        loop = self._loop(b, at, stage)
+        at = at or self.geometry(b.target)
+        if isinstance(at, Runs):
+            self._build_stream(b, make_epilogue, at, first_cta, weight)
+            return
+        stage = Stage(b, self, at) if self.stages(b.target) else None
+        loop = mma.TokenLoop(b, self, at) if stage is None else FmaLoop(b, self, at, stage.vector)
         loop.locate(self.group_axis, first_cta, weight)
-        if self.programmatic:
-            with b.fragment("depends"):
-                depend(b)
-        else:
-            b.without("depends")
+        self._depends(b)
         tokens = self.tokens_of(b, at)
         norm: Stage | Squares | None = stage if self.norm else None
         inputs = None
@@ -187,12 +194,47 @@ class Product(KernelType):
             tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
             again=loop.more,
             results_repeat=epilogue.turns > 1,
+            endings=epilogue.end(loop),
         )
 
-    def _loop(self, b: Builder, at: Geometry, stage: Stage | None) -> TileLoop:
-        if stage is None:
-            return mma.TokenLoop(b, self, at)
-        return (mma.DigitLoop if stage.digits else FmaLoop)(b, self, at, stage.vector)
+    def _build_stream(self, b: Builder, make_epilogue: MakeEpilogue, at: Runs, first_cta: int, weight: str) -> None:
+        """All fragments of one token on tensor cores."""
+        stream = Stream(b, self, at)
+        stream.locate(self.group_axis, first_cta, weight)
+        requests = stream.request()
+        stage = Prepare(b, self, at)
+        stage.request_norm(stream.thread)
+        if self.programmatic:
+            with b.fragment("release", "the next kernel may start"):
+                b.op("griddepcontrol.launch_dependents")
+            with b.fragment("depends"):
+                b.op("griddepcontrol.wait")
+        else:
+            b.without("release", "depends")
+        stage.build(stream)
+        epilogue = make_epilogue(b, self, at)
+        turns = epilogue.build_stream(stream, requests, stage)
+        b.expose(
+            geometry=at,
+            x_parts=["products/staged.ptx.j2"],
+            stage_repeats=stage.passes > 1,
+            endings=epilogue.end(stream),
+            turns=turns,
+            again=stream.more,
+            results_repeat=epilogue.turns > 1,
+        )
+
+    def _depends(self, b: Builder) -> None:
+        """Fragment `depends`."""
+        if self.programmatic:
+            with b.fragment("depends"):
+                depend(b)
+        else:
+            b.without("depends")
+
+    def streams(self, target: Target) -> bool:
+        """Whether one token is multiplied on tensor cores, by `Stream`."""
+        return self.tensor_tokens == 1 and self.on_tensor_cores(target)
 
     def stages(self, target: Target) -> bool:
         """Whether x is brought to shared memory."""

@@ -24,13 +24,18 @@ class Pattern(NamedTuple):
 
 
 class TileReader:
-    """Reads tiles of records of `cols` columns; `each` is the number of records that a record index counts."""
+    """Reads tiles of records of `cols` columns; `each` is the number of records that a record index counts, `pieces`
+    what is read of a tile, by default all that the format has."""
 
-    def __init__(self, b: Builder, kind: WeightFormat, cols: int, each: int = 1) -> None:
+    def __init__(
+        self, b: Builder, kind: WeightFormat, cols: int, each: int = 1, pieces: Sequence[Piece] | None = None
+    ) -> None:
         self.kind, self.cols = kind, cols
         self.record_bytes = kind.record_bytes(cols)
         self.pitch = each * self.record_bytes
-        patterns = dict.fromkeys(self._pattern(piece) for piece in kind.pieces)
+        self.pieces = kind.pieces if pieces is None else pieces
+        self.words = sum(piece.words for piece in self.pieces)
+        patterns = dict.fromkeys(self._pattern(piece) for piece in self.pieces)
         names = [f"{'trailer' if p.in_trailer else 'tile'}_{p.by}{p.stride}" for p in patterns]
         self.bases = {p: b.reg(f"{name}_base", "u64") for p, name in zip(patterns, names, strict=True)}
         self.at = {p: b.reg(f"{name}_at", "u64") for p, name in zip(patterns, names, strict=True)}
@@ -41,8 +46,15 @@ class TileReader:
 
     def locate(self, b: Builder, weight: Reg, lane: Reg, row: Reg, tile: Reg | int) -> None:
         """Addresses of a tile in record 0, for a lane of a warp that owns row `row` (0 … 7) of the upper half."""
+        by = {"lane": lane, "row": row}
+        if any(pattern.by in ("side", "own") for pattern in self.bases):
+            side = by["side"] = b.op("and.b32", "lane_side", lane, 3)
+            b.op("shr.u32", side, side, 1)
+            odd = b.op("and.b32", "lane_odd", lane, 1)
+            b.op("mad.lo.u32", side, row, 4, side)
+            by["own"] = b.op("mad.lo.u32", "lane_own", odd, 2, side)
         for pattern, base in self.bases.items():
-            b.op("mad.wide.u32", base, lane if pattern.by == "lane" else row, pattern.stride, weight)
+            b.op("mad.wide.u32", base, by[pattern.by], pattern.stride, weight)
             if pattern.in_trailer:
                 b.op("add.u64", base, base, self.kind.tiles(self.cols) * self.kind.tile_bytes)
             if isinstance(tile, Reg) and pattern.step:
@@ -59,12 +71,27 @@ class TileReader:
             if pattern.step:
                 b.op("add.u64", at, at, tiles * pattern.step)
 
+    def wrap(self, b: Builder, pred: Reg) -> None:
+        """From the end of a record to the next one, where that is another step than from tile to tile."""
+        for pattern, at in self.at.items():
+            if more := self.pitch - pattern.step * self.kind.tiles(self.cols):
+                b.op("add.u64", at, at, more, pred=pred)
+
+    @property
+    def wraps(self) -> bool:
+        """Whether `wrap` does anything."""
+        return any(self.pitch != pattern.step * self.kind.tiles(self.cols) for pattern in self.at)
+
     def load(self, b: Builder, words: Sequence[Reg], part: int = 0, pred: Reg | Not | None = None) -> None:
         """The words of a tile that this lane reads; of the record `part` records on."""
         first = 0
-        for piece in self.kind.pieces:
+        for piece in self.pieces:
             space = WEIGHT_LOAD if piece.by == "lane" else SMALL_LOAD
             offset = piece.offset + part * self.record_bytes
+            if piece.half:
+                b.op(f"ld.{space}.u16", words[first], self.at[self._pattern(piece)][offset], pred=pred)
+                first += 1
+                continue
             convert.load_words(
                 b, words[first : first + piece.words], self.at[self._pattern(piece)], offset, space=space, pred=pred
             )

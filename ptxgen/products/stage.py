@@ -8,10 +8,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
-from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry
-from ptxgen.products.mma import DIGIT_BYTES, DIGITS, split_digits
-from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
     from ptxgen.products.loop import TileLoop, Tokens
@@ -23,10 +20,10 @@ MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
 class Stage:
     """Fragments `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is `[warp, token]`.
 
-    `vector` is `[token, padded k]` f32; with `digits`, of one token, what `DigitLoop` reads.
+    `vector` is `[token, padded k]` f32.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry, *, digits: bool) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.warps = at.warps  # partial sums of a token
         self.width = next(v for v in (4, 2, 1) if spec.k % v == 0)
@@ -34,10 +31,8 @@ class Stage:
         loads = -(-spec.padded_k // self.reach)
         self.flight = min(loads, max(1, MOST_IN_FLIGHT // at.tokens))
         self.passes = -(-loads // self.flight)
-        self.digits = digits
-        self.row_bytes = spec.staged_bytes(digits)
-        # bytes that all threads together write for one load
-        self.stride = DIGITS * DIGIT_BYTES * at.threads // OWN if digits else 4 * self.reach
+        self.row_bytes = spec.staged_bytes(False)
+        self.stride = 4 * self.reach  # bytes that all threads together write for one load
         self.vector: Shared = b.shared("vector", at.tokens * self.row_bytes, dynamic=True)
         self.squares: Shared | None = b.shared("squares", 4 * at.tokens * at.warps) if spec.norm else None
 
@@ -58,13 +53,7 @@ class Stage:
                     b.op("setp.lt.u32", exists[token], row, tokens.rows)
             norm = b.ld_param("norm_weight") if spec.norm else None
             target = b.op("mov.u32", "stage_to", self.vector)
-            if self.digits:
-                chunk, quad = split(b, "stage_chunk", "stage_quad", thread, CHUNK // OWN)
-                b.op("mad.lo.u32", target, chunk, DIGITS * DIGIT_BYTES, target)
-                b.op("mad.lo.u32", target, quad, 2 * OWN, target)
-                self.split = b.array("staged_digit", "b32", 2 * DIGITS)
-            else:
-                b.op("mad.lo.u32", target, column, 4, target)
+            b.op("mad.lo.u32", target, column, 4, target)
             if spec.norm:
                 sums = b.array("square_sum", "f32", at.tokens)
                 convert.clear(b, sums)
@@ -112,16 +101,8 @@ class Stage:
                     words = values[width * (i * at.tokens + token) : width * (i * at.tokens + token + 1)]
                     if factors is not None and sums is not None:
                         self._normalise(words, factors[width * i : width * (i + 1)], sums[token])
-                    self._keep(words, target, token * self.row_bytes + i * self.stride, there[i])
-
-    def _keep(self, words: tuple[Reg, ...], target: Reg, offset: int, pred: Reg) -> None:
-        if not self.digits:
-            convert.store_words(self.b, target, words, offset, space="shared", pred=pred)
-            return
-        digits = [self.split[2 * i : 2 * i + 2] for i in range(DIGITS)]
-        split_digits(self.b, words, digits)
-        for i, digit in enumerate(digits):
-            convert.store_words(self.b, target, digit, offset + DIGIT_BYTES * i, space="shared", pred=pred)
+                    to = token * self.row_bytes + i * self.stride
+                    convert.store_words(b, target, words, to, space="shared", pred=there[i])
 
     def _normalise(self, words: tuple[Reg, ...], factors: tuple[Reg, ...], total: Reg) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class E4m3(WeightFormat):
     """e4m3, scales `per` "tensor", "channel" or "block"."""
 
     per: str = "tensor"
+    evens: ClassVar[bool] = False
 
     def trailer_bytes(self, cols: int) -> int:
         return {"tensor": 16, "channel": 4 * TILE_ROWS, "block": -(-4 * self.tiles(cols) // 16) * 16}[self.per]
@@ -148,6 +149,41 @@ class E4m3(WeightFormat):
             b.op("mov.b32", upper, words[16])
             b.op("mov.b32", lower, words[-1])
         return (upper, lower), ()
+
+    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """The values; before sm_89 sign and magnitude where f16 has them, which is 2^-8 of it, denormals included."""
+        out, sign = fragment(b), convert.scratch(b, "a_sign", "b32")
+        for half in (0, 1):
+            word, pairs = words[2 * chunk + half], out[half::2]
+            if _converts(b):
+                low, high = convert.scratch(b, "half_lo", "b16"), convert.scratch(b, "half_hi", "b16")
+                b.op("mov.b32", (low, high), word)
+                for register, two in zip(pairs, (low, high), strict=True):
+                    b.op("cvt.rn.f16x2.e4m3x2", register, two)
+                continue
+            for register, selector in zip(pairs, (0x1404, 0x3424), strict=True):
+                b.op("prmt.b32", register, word, 0, selector)
+                b.op("and.b32", sign, register, 0x80008000)
+                b.op("shr.u32", register, register, 1)
+                b.op("and.b32", register, register, 0x3F803F80)
+                b.op("or.b32", register, register, sign)
+        return out
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        factors = pair(b, "scale")
+        for word, factor, value, total in zip((words[16], words[-1]), factors, sums[0], totals, strict=True):
+            b.op("mov.b32", factor, word)
+            if not _converts(b):
+                b.op("mul.f32", factor, factor, 256.0)
+            b.op("fma.rn.f32", total, value, factor, total)
+
+
+def _converts(b: Builder) -> bool:
+    """Whether the target has a conversion to f16."""
+    return b.target.includes_any(("sm_89",))
 
 
 FORMATS = (

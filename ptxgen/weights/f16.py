@@ -68,4 +68,20 @@ class Half(WeightFormat):
         return high, low
 
 
-FORMATS = (Half("f16", 64, 2048, PIECES),)
+class Half16(Half):
+    """f16."""
+
+    evens = False
+
+    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return words[4 * chunk : 4 * chunk + 4]
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        for value, total in zip(sums[0], totals, strict=True):
+            b.op("add.f32", total, total, value)
+
+
+FORMATS = (Half16("f16", 64, 2048, PIECES),)

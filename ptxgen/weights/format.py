@@ -37,8 +37,10 @@ Source = dict[str, np.ndarray]
 class Piece:
     """Consecutive 32-bit words that a lane reads of every tile.
 
-    They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane") or
-    each g ("row"); tiles further on begin `step` bytes later (None: the tile's size).
+    They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane"),
+    each g ("row"), each 4g + t div 2 ("side"), or each of these, and 2 more where t is odd ("own"); tiles further on
+    begin `step` bytes later (None: the tile's size).
+    `half`: the one word is half a word in memory.
     """
 
     offset: int
@@ -47,6 +49,7 @@ class Piece:
     words: int = 4
     in_trailer: bool = False
     step: int | None = None
+    half: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,42 @@ class WeightFormat(ABC):
                     b.op("fma.rn.f32", value, value, factors[half], less[half])
                 elif factors:
                     b.op("mul.f32", value, value, factors[half])
+
+    # -- one lane, where columns of N are blocks of x: `ptxgen.products.columns` ---------------------------------------
+
+    byte_type: ClassVar[str] = ""  # "u8" or "s8", where codes are bytes: what `byte_fragment` has
+    x_sums_each: ClassVar[bool] = True  # whether `add_blocks` gets a sum of x for every block
+    evens: ClassVar[bool] = True  # columns 4t, 4t + 2 in the first two registers of `halves`; else 4t, 4t + 1
+    x_sum_factor: ClassVar[float] = 0.0  # of the sums of x that `add_blocks` gets; 0: it needs none
+
+    @property
+    def x_block(self) -> int:
+        """Columns of a block: a lane has the sums of four neighbouring blocks of a tile, its own being block t."""
+        return CHUNK if self.tile_k == 4 * CHUNK else 2 * CHUNK
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        """What a lane reads of a tile: codes as in `pieces`, of the scales only those of its blocks."""
+        return self.pieces
+
+    def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """The codes of a chunk as an A fragment in f16: numbers that `add_blocks` knows the unit of."""
+        raise NotImplementedError(self.name)
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """The codes of this chunk and the next as an A fragment in bytes: numbers that `add_blocks` knows the unit
+        of."""
+        raise NotImplementedError(self.name)
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        """To the totals of rows g and g + 8, what a tile adds: `sums[i]` are the two sums of the products of `halves`
+        with x in block 4i + t, of `byte_fragment` in block 2i + t div 2. `x_sums` are those of x there times
+        `x_sum_factor`, of bytes for even t, for odd t zeros; without `x_sums_each`, of two blocks i that of the first
+        for even, of the second for odd t. The sums may be overwritten."""
+        raise NotImplementedError(self.name)
 
 
 class ByteCodes(WeightFormat):
@@ -314,3 +353,26 @@ def halves_to_f32(b: Builder, low: Reg, high: Reg, word: Reg) -> None:
 def pair(b: Builder, name: str) -> tuple[Reg, Reg]:
     """Two f32 registers, for rows g and g + 8."""
     return convert.scratch(b, f"{name}_upper", "f32"), convert.scratch(b, f"{name}_lower", "f32")
+
+
+# -- helpers of the formats: codes without a conversion ----------------------------------------------------------------
+
+NIBBLE_UNITS = (1.0, 1 / 16)  # of rows g and g + 8 in `nibble_fragment`
+
+
+def nibble_fragment(b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+    """Two words of nibbles as an A fragment of bytes; those of row g + 8 are 16 times as large."""
+    out = fragment(b)
+    for i, register in enumerate(out):
+        b.op("and.b32", register, words[i // 2], 0xF0F0F0F0 if i % 2 else 0x0F0F0F0F)
+    return out
+
+
+def scaled_pair(b: Builder, name: str, word: Reg, units: Sequence[float]) -> Sequence[Reg]:
+    """Two f16 of a word, of rows g and g + 8, as f32 times their unit."""
+    out = pair(b, name)
+    halves_to_f32(b, *out, word)
+    for value, unit in zip(out, units, strict=True):
+        if unit != 1:
+            b.op("mul.f32", value, value, unit)
+    return out

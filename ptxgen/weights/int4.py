@@ -18,6 +18,7 @@ import numpy as np
 from ptxgen.idioms import convert
 from ptxgen.weights.blocks import in_blocks, pack_nibbles, ratio, unpack_nibbles
 from ptxgen.weights.format import (
+    NIBBLE_UNITS,
     Piece,
     Source,
     WeightFormat,
@@ -29,8 +30,10 @@ from ptxgen.weights.format import (
     halves_to_f32,
     join,
     low_nibbles,
+    nibble_fragment,
     pair,
     pair_of_bf16,
+    scaled_pair,
     to_rows,
 )
 
@@ -124,6 +127,39 @@ class Int4(WeightFormat):
         if chunk % per_group == 0:
             halves_to_f32(b, upper, lower, words[self.chunks + chunk // per_group])
         return (upper, lower), ()
+
+    byte_type = "u8"
+    x_sum_factor = -1.0
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        """A group of 32 columns is a block; of wider ones all lanes of a row have the scales and zeros."""
+        codes, at = self.pieces[: self.chunks // 4], self._nibble_bytes
+        if self.groups > 2:
+            words = ((4, False), (2, True))
+            offsets = (at, at + 32 * self.groups)
+            return (*codes, *(Piece(o + 2 * stride * i, stride, "side", 1, half=half)
+                              for o, (stride, half) in zip(offsets, words, strict=True) for i in (0, 1)))  # fmt: skip
+        return (*codes, Piece(at, 8, "row", 2), Piece(at + 64, 4, "row", 1))
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return nibble_fragment(b, words[chunk : chunk + 2])
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        zeros = pair(b, "zero_point")
+        own_groups = 2
+        for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
+            group = i * own_groups // len(sums)
+            factors = scaled_pair(b, "scale", words[self.chunks + group], (1.0, 1.0))
+            first, byte = (-1, 2 * group) if self.groups == 2 else (group - own_groups, 0)
+            bytes_to_f32(b, zeros, words[first], 0.0, byte)
+            for value, unit, zero, factor, total in zip(values, NIBBLE_UNITS, zeros, factors, totals, strict=True):
+                b.op("mul.f32", value, value, unit)
+                b.op("fma.rn.f32", value, zero, x_sum, value)
+                b.op("fma.rn.f32", total, value, factor, total)
 
 
 def _made(group: int, tile_k: int) -> Int4:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
 from ptxgen.weights.format import (
+    NIBBLE_UNITS,
     ByteCodes,
     Piece,
     Source,
@@ -22,7 +23,9 @@ from ptxgen.weights.format import (
     halves_to_f32,
     join,
     low_nibbles,
+    nibble_fragment,
     pair,
+    scaled_pair,
     to_rows,
 )
 
@@ -38,6 +41,8 @@ class Q4_0(ByteCodes):
     """Q4_0."""
 
     less = 8
+    byte_type = "u8"
+    x_sum_factor = -8.0
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -80,6 +85,23 @@ class Q4_0(ByteCodes):
         if chunk % 2 == 0:
             halves_to_f32(b, upper, lower, words[8 + chunk // 2])
         return (upper, lower), ()
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:2], Piece(1024, 4, "side", 1), Piece(1032, 4, "side", 1))
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return nibble_fragment(b, words[chunk : chunk + 2])
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        for word, values, x_sum in zip(words[8:], sums, x_sums, strict=True):
+            factors = scaled_pair(b, "scale", word, (1.0, 1.0))
+            for value, factor, unit, total in zip(values, factors, NIBBLE_UNITS, totals, strict=True):
+                b.op("fma.rn.f32", value, value, unit, x_sum)
+                b.op("fma.rn.f32", total, value, factor, total)
 
 
 FORMATS = (Q4_0("q4_0", 128, 1152, (Piece(0, 16), Piece(512, 16), Piece(1024, 16, "row")), block_cols=BLOCK),)

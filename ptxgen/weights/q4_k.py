@@ -27,14 +27,17 @@ from ptxgen.weights.blocks import (
     whole_blocks,
 )
 from ptxgen.weights.format import (
+    NIBBLE_UNITS,
     ByteCodes,
     Piece,
     Source,
+    bytes_to_f32,
     cut,
     from_rows,
     halves_to_f32,
     join,
     low_nibbles,
+    nibble_fragment,
     pair,
     to_rows,
 )
@@ -106,8 +109,18 @@ def from_levels(codes: np.ndarray, scales: np.ndarray, mins: np.ndarray, blocks:
     return np.asarray((factor[..., None] * sub - less[..., None]).reshape(codes.shape[0], -1))
 
 
+# Scales of sub-blocks t div 2 + 0, 4, then + 2, 6; the lower bits of half of their mins; d, dmin of rows g and g + 8.
+MINS_OF_A_LANE = (
+    Piece(2048, 4, "side", 1), Piece(2056, 4, "side", 1), Piece(2176, 2, "own", 1, half=True), Piece(2240, 8, "row", 2),
+)  # fmt: skip
+
+
 class Q4K(ByteCodes):
     """Q4_K."""
+
+    byte_type = "u8"
+    x_sum_factor = -1.0
+    x_sums_each = False
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -143,6 +156,19 @@ class Q4K(ByteCodes):
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return sub_block_scales(b, words[16:], chunk)
 
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:4], *MINS_OF_A_LANE)
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return nibble_fragment(b, words[chunk : chunk + 2])
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        add_sub_blocks(b, words[16:], sums, x_sums, totals, NIBBLE_UNITS)
+
 
 def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
     """Factors and negated offsets of a chunk, of the words after the codes: 4 of scales, 2 of mins, 2 of d, dmin."""
@@ -167,6 +193,44 @@ def sub_block_scales(b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequ
             _small_to_f32(b, less[half], field_bits)
             b.op("mul.f32", less[half], less[half], block_min[half])
     return factors, less
+
+
+def add_sub_blocks(
+    b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg], totals: Sequence[Reg],
+    units: Sequence[float],
+) -> None:  # fmt: skip
+    """`add_blocks` by the words of `MINS_OF_A_LANE`: byte 2 half + i div 2 of the word for even or odd blocks i."""
+    even, odd, low, *blocks = words
+    scale_bytes, min_bytes = (convert.scratch(b, name, "b32") for name in ("scale_bytes", "min_bytes"))
+    bits, is_odd = convert.scratch(b, "min_bits", "b32"), b.known("lane_odd")
+    assert is_odd is not None  # of the reader, for pieces by "own"
+    scales, mins = convert.scratch_array(b, "sub_scale", "f32", 8), convert.scratch_array(b, "sub_min", "f32", 4)
+    for i, word in enumerate((even, odd)):
+        b.op("and.b32", scale_bytes, word, 0x3F3F3F3F)
+        bytes_to_f32(b, scales[4 * i : 4 * i + 4], scale_bytes)
+    picks = convert.scratch(b, "picks_odd", "pred")
+    b.op("setp.ne.u32", picks, is_odd, 0)
+    b.op("selp.b32", min_bytes, odd, even, picks)
+    b.op("shr.u32", min_bytes, min_bytes, 2)
+    b.op("and.b32", min_bytes, min_bytes, 0x30303030)
+    b.op("and.b32", bits, low, 0x0F0F)
+    b.op("or.b32", min_bytes, min_bytes, bits)
+    b.op("and.b32", bits, low, 0xF0F0)
+    b.op("shl.b32", bits, bits, 12)
+    b.op("or.b32", min_bytes, min_bytes, bits)
+    bytes_to_f32(b, mins.regs, min_bytes)
+    for half, (block, unit, total) in enumerate(zip(blocks, units, totals, strict=True)):
+        factor, less = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less"))
+        halves_to_f32(b, factor, less, block)
+        b.op("mul.f32", factor, factor, unit)
+        value, offset = sums[0][half], mins[2 * half]
+        b.op("mul.f32", value, value, scales[2 * half])
+        for i in range(1, 4):
+            b.op("fma.rn.f32", value, sums[i][half], scales[4 * (i % 2) + 2 * half + i // 2], value)
+        b.op("mul.f32", offset, offset, x_sums[0])
+        b.op("fma.rn.f32", offset, mins[2 * half + 1], x_sums[1], offset)
+        b.op("fma.rn.f32", total, value, factor, total)
+        b.op("fma.rn.f32", total, offset, less, total)
 
 
 def _small_to_f32(b: Builder, out: Reg, word: Reg) -> None:

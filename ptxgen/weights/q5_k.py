@@ -8,6 +8,7 @@ lane·16 + p·4, a word; of its byte b, bits 0 … 3 are the fifth bits of row g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ from ptxgen.weights.format import (
     Piece,
     Source,
     cut,
+    fragment,
     from_fragments,
     join,
     low_nibbles,
@@ -46,6 +48,10 @@ _SUBS = np.arange(8, dtype=np.uint8)[:, None]
 
 class Q5K(ByteCodes):
     """Q5_K."""
+
+    byte_type = "u8"
+    x_sum_factor = -1.0
+    x_sums_each = False
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -92,6 +98,22 @@ class Q5K(ByteCodes):
 
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         return q4_k.sub_block_scales(b, words[20:], chunk)
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:5], *(replace(piece, offset=piece.offset + 512) for piece in q4_k.MINS_OF_A_LANE))
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        out = fragment(b)
+        for i, register in enumerate(out):
+            b.op("mov.b32", register, self.code_bytes(b, words, chunk + i // 2, i % 2))
+        return out
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        q4_k.add_sub_blocks(b, words[20:], sums, x_sums, totals, (1.0, 1.0))
 
 
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from ptxgen.weights.format import (
     Source,
     bytes_to_f32,
     cut,
+    fragment,
     from_fragments,
     from_rows,
     halves_to_f32,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 BLOCK_BYTES = 210
 SUB = 16
+UNITS = (1.0, 1 / 4)  # of rows g and g + 8 in `byte_fragment`
 # Where the two bits of a code stand in their byte: [chunk of the 32 columns, half].
 _SHIFTS = np.array([[4, 6], [0, 2]], np.uint8).reshape(2, 1, 1, 2, 1)
 
@@ -47,6 +49,8 @@ class Q6K(ByteCodes):
     """Q6_K."""
 
     less = 32
+    byte_type = "u8"
+    x_sum_factor = -32.0
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -118,6 +122,48 @@ class Q6K(ByteCodes):
         for factor, whole in zip(factors, block_scale, strict=True):
             b.op("mul.f32", factor, factor, whole)
         return factors, ()
+
+    @property
+    def x_block(self) -> int:
+        return SUB
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:6], Piece(3072, 8, "side", 2), Piece(3088, 8, "side", 2), Piece(3328, 4, "row", 1))
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """Codes of row g + 8 stand two bits further up."""
+        out, bits = fragment(b), convert.scratch(b, "upper_bits", "b32")
+        for i, register in enumerate(out):
+            code, upper = words[chunk + i // 2], words[16 + chunk // 2]
+            if i >= 2:
+                shifted = convert.scratch(b, "upper_word", "b32")
+                upper = b.op("shl.b32", shifted, upper, 4) if i == 2 else shifted
+            b.op("and.b32", bits, upper, 0xC0C0C0C0 if i % 2 else 0x30303030)
+            if i % 2:
+                code = b.op("shr.u32", register, code, 2)
+            b.op("and.b32", register, code, 0x3C3C3C3C if i % 2 else 0x0F0F0F0F)
+            b.op("or.b32", register, register, bits)
+        return out
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        biased = convert.scratch(b, "scale_bytes", "b32")
+        factors, block_scale, tile = pair(b, "scale"), pair(b, "block_scale"), pair(b, "tile_sum")
+        for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
+            b.op("xor.b32", biased, words[24 + 2 * (i % 2) + i // 4], 0x80808080)
+            bytes_to_f32(b, factors, biased, 128.0, 2 * (i // 2 % 2))
+            for value, unit, factor, total in zip(values, UNITS, factors, tile, strict=True):
+                b.op("fma.rn.f32", value, value, unit, x_sum)
+                if i == 0:
+                    b.op("mul.f32", total, value, factor)
+                else:
+                    b.op("fma.rn.f32", total, value, factor, total)
+        halves_to_f32(b, *block_scale, words[28])
+        for value, factor, total in zip(tile, block_scale, totals, strict=True):
+            b.op("fma.rn.f32", total, value, factor, total)
 
 
 def _raw(codes: np.ndarray, scales: np.ndarray, blocks: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from ptxgen.weights.format import (
     join,
     pair,
     pair_of_bf16,
+    scaled_pair,
     to_rows,
 )
 
@@ -40,6 +41,8 @@ BLOCK_BYTES = 34
 
 class Q8_0(WeightFormat):
     """Q8_0."""
+
+    byte_type = "s8"
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
@@ -93,6 +96,22 @@ class Q8_0(WeightFormat):
         if chunk % 2 == 0:
             halves_to_f32(b, upper, lower, words[16 + chunk // 2])
         return (upper, lower), ()
+
+    @property
+    def block_pieces(self) -> tuple[Piece, ...]:
+        return (*self.pieces[:4], Piece(2048, 4, "side", 1), Piece(2056, 4, "side", 1))
+
+    def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        return words[2 * chunk : 2 * chunk + 4]
+
+    def add_blocks(
+        self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
+        totals: Sequence[Reg],
+    ) -> None:  # fmt: skip
+        for word, values in zip(words[16:], sums, strict=True):
+            factors = scaled_pair(b, "scale", word, (1.0, 1.0))
+            for value, factor, total in zip(values, factors, totals, strict=True):
+                b.op("fma.rn.f32", total, value, factor, total)
 
 
 FORMATS = (Q8_0("q8_0", 128, 2176, (*BYTES, Piece(2048, 16, "row")), block_cols=BLOCK),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from ptxgen.runtime.core.tensor_map import TensorMap
 if TYPE_CHECKING:
     from ptxgen.nodes import Variable
     from ptxgen.runtime.core.device import Device
+
+
+_NUMBERS: Mapping[int, Any] = {4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
 
 class ParamBlock:
@@ -41,6 +44,11 @@ class ParamBlock:
         slot = self.slots[index]
         assert len(value) == slot.size, f"parameter {index} has {slot.size} bytes, not {len(value)}"
         ctypes.memmove(self.address + slot.offset, value, slot.size)
+
+    def number(self, index: int) -> Any:
+        """One parameter of 4 or 8 bytes as a C number: what its `value` is given is in the next launch, unchecked."""
+        slot = self.slots[index]
+        return _NUMBERS[slot.size].from_address(self.address + slot.offset)
 
     def tobytes(self) -> bytes:
         """The whole block."""

@@ -110,11 +110,12 @@ class DiskCache:
 
     def put(self, key: bytes, payload: bytes) -> None:
         """Keep a payload. Another process that writes the same key at the same time does no harm."""
-        if self.directory is None or self.read_only or len(payload) > self.cap_bytes:
+        data = _HEAD.pack(_MAGIC, len(key), len(payload), _checksum(key, payload)) + key + payload
+        if self.directory is None or self.read_only or len(data) > self._kept:
             self._remember(key, payload)
             return
         try:
-            self._write(key, payload)
+            self._write(key, data)
         except OSError as failure:
             self._warn(failure)
             self._remember(key, payload)
@@ -161,13 +162,17 @@ class DiskCache:
             _demand_own(os.fstat(file), path.name)
             return opened.read()
 
-    def _write(self, key: bytes, payload: bytes) -> None:
+    @property
+    def _kept(self) -> int:
+        """Bytes on disk to which an eviction goes back; a larger entry would be gone as soon as it was written."""
+        return self.cap_bytes * 9 // 10
+
+    def _write(self, key: bytes, data: bytes) -> None:
         path = self.path(key)
         assert path is not None
         _make_private(path.parent)
         _demand_own(os.stat(path.parent), "the directory")
         temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
-        data = _HEAD.pack(_MAGIC, len(key), len(payload), _checksum(key, payload)) + key + payload
         try:
             with open(temporary, "xb", opener=_private) as file:
                 file.write(data)
@@ -196,7 +201,7 @@ class DiskCache:
         total = sum(size for _, size, _ in entries)
         if total > self.cap_bytes:
             for _, size, path in sorted(entries):
-                if total <= self.cap_bytes * 9 // 10:
+                if total <= self._kept:
                     break
                 gone.append(path)
                 total -= size
@@ -209,9 +214,12 @@ class DiskCache:
         """Entries and temporaries; those that vanish meanwhile are left out."""
         entries: list[File] = []
         temporaries: list[File] = []
-        if self.directory is None:
-            return entries, temporaries
-        with contextlib.suppress(OSError), os.scandir(self.directory) as listing:
+        if self.directory is not None:
+            self._list(self.directory, entries, temporaries)
+        return entries, temporaries
+
+    def _list(self, directory: Path, entries: list[File], temporaries: list[File]) -> None:
+        with contextlib.suppress(OSError), os.scandir(directory) as listing:
             for item in listing:
                 name = item.name
                 if name.startswith("."):
@@ -222,7 +230,6 @@ class DiskCache:
                     with contextlib.suppress(OSError):
                         status = item.stat()
                         kind.append((status.st_mtime_ns, status.st_size, item.path))
-        return entries, temporaries
 
     def _remember(self, key: bytes, payload: bytes) -> None:
         with self._lock:
@@ -249,8 +256,6 @@ def _make_private(directory: Path) -> None:
     for one in missing:
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.mkdir(one, 0o700)
-    if not missing and not directory.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
 def _private(path: str, flags: int) -> int:

@@ -154,6 +154,6 @@ class CudaGraph(Graph):
         self.invalidate(reason)
         self._clear()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_executable") and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
+        if not finalizing() and hasattr(self, "_executable"):
             self._clear()

@@ -44,8 +44,8 @@ class CudaEvent(Event):
             raise SpecError(f"Event.elapsed_us: must be an event of the same device (got {earlier!r})")
         return float(self.device.call("cuEventElapsedTime", earlier.raw, self.raw)) * 1e3
 
-    def __del__(self) -> None:
-        if hasattr(self, "raw") and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
+        if not finalizing() and hasattr(self, "raw"):
             self.device.quiet("cuEventDestroy", self.raw)
 
 
@@ -110,8 +110,8 @@ class CudaStream(Stream):
             self._ours = False
             self.device.quiet("cuStreamDestroy", self.handle)
 
-    def __del__(self) -> None:
-        if hasattr(self, "handle") and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # globals may be gone by then
+        if not finalizing() and hasattr(self, "handle"):
             self.close("")
 
 

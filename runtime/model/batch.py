@@ -35,6 +35,8 @@ class Batch:
         self.model = model
         self.slots = within("Batch: slots", slots, 1, 1 << 16)
         device, shape = model.device, model.shape
+        if page_size and any(model.cache.rings.sizes):
+            raise SpecError(f"Batch.page_size: needs a Model without rings (got page_size={page_size})")
         self.cache = BatchedKvCache(model.cache, self.slots, page_size, n_pages)
         self._next: dict[int, int] = {}  # slot → the token that it goes on with
         self._fresh: set[int] = set()  # slots whose token the device has not seen
@@ -46,7 +48,7 @@ class Batch:
         self._settings = Settings(device, self.slots, history) if sampling or penalties else None
         choice = "penalise" if penalties else "sample" if sampling else "greedy"
         pages = self.cache.pages
-        paged = {} if pages is None else {"page_size": pages.page_size, "pages": pages.n_pages}
+        paged = {} if pages is None else {"page_size": pages.page_size, "pages": pages.n_pages, "rings": 0}
         program = model.program("batch", self.slots, batch_invariant=invariant, choice=choice, **paged)
         buffers = {**model.steps.weights, **layer_buffers(self.cache), "tokens": self._tokens, "logits": self._logits}
         buffers |= {"positions": self.cache.positions, "lengths": self.cache.lengths}

@@ -42,8 +42,10 @@ class Model:
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
     PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
-    another model's of the same source, which lie on the device already; then `source` is not read. `persistent`: a
-    token that is not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
+    another model's of the same source, which lie on the device already; then `source` is not read. `rings`: layers with
+    a window keep the last window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`.
+    `persistent`: a token that is not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that
+    has none.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -58,6 +60,7 @@ class Model:
         deterministic: bool | None = None,
         progress: Progress | None = None,
         weights: Mapping[str, Buffer] | None = None,
+        rings: bool = False,
         persistent: bool = False,
     ) -> None:
         if device is None:
@@ -71,7 +74,8 @@ class Model:
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
-        self.steps = Steps(device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights, persistent)
+        overlaps = not self.deterministic
+        self.steps = Steps(device, source, kv_dtype, self.chunk, overlaps, progress, weights, rings, persistent)
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()
@@ -135,7 +139,14 @@ class Model:
 
     def rollback(self, position: int) -> None:
         """Forget the positions from `position` on; never lengthens the sequence."""
-        self._length = min(self._length, within("Model.rollback: position", position, 0, self.shape.max_len))
+        place = within("Model.rollback: position", position, 0, self.shape.max_len)
+        self._rewind(place)
+        self._length = min(self._length, place)
+
+    def _rewind(self, position: int) -> None:
+        """Whether the sequence can go on from an earlier position; where it cannot, nothing has changed."""
+        if self.steps.rings and position < self._length:
+            self.cache.rollback(position)
 
     def snapshot(self) -> Snapshot:
         """Keys and values of the sequence, on the host: a prompt that can be restored."""
@@ -160,7 +171,9 @@ class Model:
         if self._length >= most and at == self._length:
             raise CapacityError(f"Model: the sequence has all {most} positions; rollback or reset make room")
         place = within("Model: position", at, 0, min(self._length, self.shape.max_len - 1))
-        return within("Model: token", token, 0, self.shape.vocab - 1), place
+        checked = within("Model: token", token, 0, self.shape.vocab - 1)
+        self._rewind(place)
+        return checked, place
 
     # one token --------------------------------------------------------------------------------------------------------
     def forward(self, token: int, position: int | None = None) -> np.ndarray:
@@ -233,6 +246,7 @@ class Model:
         if place + len(tokens) > self.shape.max_len:
             fits = f"{len(tokens)} tokens from position {place} on do not fit {self.shape.max_len}"
             raise CapacityError(f"Model: {fits}; nothing was changed")
+        self._rewind(place)
         self._known, self._remembers = None, False
         self._ids[place : place + len(tokens)] = tokens
         for rows, at in chunks(len(tokens), self.chunk):

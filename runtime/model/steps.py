@@ -25,7 +25,8 @@ class Steps:
     """Weights, the cache of one sequence, scratch memory, `counters` (position, length), `tokens` and `logits`.
 
     A prompt's steps take `chunk` positions or a power of two below. `overlaps`: kernels may start before the one ahead
-    has ended, where the device can. `persistent`: a greedy decode step is one launch (`resident.py`).
+    has ended, where the device can. `rings`: layers with a window keep rings that take `chunk` positions at a time.
+    `persistent`: a greedy decode step is one launch (`resident.py`).
     """
 
     def __init__(
@@ -37,10 +38,12 @@ class Steps:
         overlaps: bool,
         progress: Progress | None,
         weights: Mapping[str, Buffer] | None = None,
+        rings: bool = False,
         persistent: bool = False,
     ) -> None:
         self.device, self.source, self.spec = device, source, source.spec
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
+        self.rings = chunk if rings else 0
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
         if persistent:
             from ptxgen.runtime.model.resident import resident
@@ -49,8 +52,9 @@ class Steps:
         self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.spec.shape
         self.cache = KvCache(
-            device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype
-        )
+            device, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.max_len, self.kv_dtype,
+            windows=shape.windows if rings else None, appended=chunk,
+        )  # fmt: skip
         self.arena = device.empty(max(plan_arena(p).nbytes for p in (decode, prefill)), "u8")
         self.counters, self.tokens = device.zeros(2, s32), device.zeros(1, s32)
         self.logits = device.empty((1, shape.vocab), f32)
@@ -62,7 +66,7 @@ class Steps:
         """The Program of a step of this model on this device."""
         return step_program(
             self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype,
-            target=self.device.target.name, programmatic=self.overlaps, **options,
+            target=self.device.target.name, programmatic=self.overlaps, **{"rings": self.rings, **options},
         )  # fmt: skip
 
     def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:

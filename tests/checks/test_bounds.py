@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.test_checks import ADDRESS, linted
+from tests.checks.test_checks import ADDRESS, FIRST_LINE, linted
 
 LOAD = "ld.global.u32 %r1, [%rd1];"
 SAFE = {
@@ -26,6 +26,13 @@ SAFE = {
         outer: mov.u32 %r2, 0;
         inner: mad.lo.u32 %r3, %r1, 64, %r2; mul.lo.u32 %r3, %r3, 64;
         add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 64; @%p1 bra inner;
+        add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 64; @%p2 bra outer;""",
+    "nested loops, the inner one of several blocks": """
+        mov.u32 %r1, 0; mov.u32 %r3, 0;
+        outer: mov.u32 %r2, 0;
+        inner: mad.lo.u32 %r3, %r1, 64, %r2; mul.lo.u32 %r3, %r3, 64;
+        setp.eq.u32 %p3, %r2, 5; @%p3 bra skip; mov.u32 %r4, 1;
+        skip: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 64; @%p1 bra inner;
         add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 64; @%p2 bra outer;""",
     "an unsigned minimum of itself": f"{LOAD} min.u32 %r1, %r1, 1000; mul.lo.u32 %r3, %r1, 1024;",
     "a signed clamp": f"{LOAD} max.s32 %r1, %r1, 0; min.s32 %r1, %r1, 1000; mul.lo.u32 %r3, %r1, 1024;",
@@ -46,6 +53,12 @@ SAFE = {
         @%p1 sub.u32 %r2, %r2, %r1; mul.lo.u32 %r3, %r2, 4096;""",
     "a branch that is always taken": f"""{LOAD} min.u32 %r1, %r1, 9; bra over; over: mul.lo.u32 %r3, %r1, 4096;""",
     "a byte": "ld.global.u8 %r1, [%rd1]; mul.lo.u32 %r3, %r1, 65536;",
+    "just below a compare's number": f"""{LOAD} mov.u32 %r3, 0; setp.lt.u32 %p1, %r1, 524288; @!%p1 bra over;
+        mul.lo.u32 %r3, %r1, 4096; over:""",
+    "a compare that never holds": f"""{LOAD} mov.u32 %r3, 0; setp.lt.u32 %p1, %r1, 0; @!%p1 bra over;
+        mul.lo.u32 %r3, %r1, 4000000000; over:""",
+    "nothing but zero": f"""{LOAD} mov.u32 %r3, 0; setp.le.u32 %p1, %r1, 0; @!%p1 bra over;
+        mul.lo.u32 %r3, %r1, 4000000000; over:""",
 }
 UNSAFE = {
     "a counter that nothing ends": """mov.u32 %r1, 0; mov.u32 %r3, 0;
@@ -64,6 +77,18 @@ UNSAFE = {
         over: mul.lo.u32 %r3, %r2, 4096;""",
     "either compare": f"""{LOAD} mov.u32 %r3, 0; setp.eq.u32 %p1, %r1, 7; setp.lt.or.u32 %p2, %r1, 4096, %p1;
         @%p2 bra over; mul.lo.u32 %r3, %r1, 4096; over:""",
+    "the first number above a compare's": f"""{LOAD} mov.u32 %r3, 0; setp.lt.u32 %p1, %r1, 524289; @!%p1 bra over;
+        mul.lo.u32 %r3, %r1, 4096; over:""",
+    "the least negative number": f"""{LOAD} and.b32 %r1, %r1, 1; shl.b32 %r1, %r1, 31; mov.u32 %r3, 0;
+        setp.lt.s32 %p1, %r1, 5; @!%p1 bra over; mul.lo.u32 %r3, %r1, 4096; over:""",
+    "the largest positive number": f"""{LOAD} shr.u32 %r1, %r1, 1; ld.global.u32 %r2, [%rd1]; mov.u32 %r3, 0;
+        setp.le.s32 %p1, %r1, %r2; @!%p1 bra over; mad.lo.u32 %r3, %r1, 1, 1; over:""",
+    "a loop that is entered behind its head": f"""{LOAD} mov.u32 %r3, 0; mov.u32 %r2, 0; setp.ne.u32 %p2, %r1, 3;
+        @%p2 bra mid; min.u32 %r1, %r1, 9; top: mul.lo.u32 %r3, %r1, 4096;
+        mid: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 9; @%p1 bra top;""",
+    "a register in braces": """mov.u32 %r1, 5; ld.global.v2.u32 {%r2, %r1}, [%rd1]; mul.lo.u32 %r3, %r1, 4096;""",
+    "a guarded subtraction of what may be zero": f"""{LOAD} and.b32 %r2, %r1, 3; min.u32 %r1, %r1, 524288;
+        setp.ge.u32 %p1, %r1, %r2; @%p1 sub.u32 %r1, %r1, %r2; mul.lo.u32 %r3, %r1, 4096;""",
 }
 
 
@@ -118,3 +143,11 @@ def test_the_launchs_limit_bounds_a_special_register_that_is_read_in_a_loop() ->
     (found,) = linted(body)
     assert "(mov.u32 %r1, %ctaid.x;)" in found
     assert linted(body, limits={"%ctaid.x": 1023}) == []
+
+
+def test_the_reason_names_the_line_since_which_nothing_is_known() -> None:
+    lines = ["ld.global.u32 %r1, [%rd1];", "setp.eq.u32 %p1, %r1, 7;", "@%p1 ld.global.u32 %r1, [%rd1+4];",
+             "ld.global.u32 %r2, [%rd1];", "setp.le.u32 %p2, %r1, %r2;", "mov.u32 %r3, 0;", "@!%p2 bra over;",
+             "mul.lo.u32 %r3, %r1, 128;", "over:"]  # fmt: skip
+    (found,) = linted("\n".join([*lines, ADDRESS]))
+    assert f"%r1 may be anything up to 2^32-1 since line {FIRST_LINE + 2} (" in found

@@ -190,6 +190,67 @@ def test_a_race_of_a_read_counts_whatever_becomes_of_it():
             block=64)  # fmt: skip
 
 
+# what is read and dropped by the other side ---------------------------------------------------------------------------
+# lane n reads word n of `s`, of which the first 16 are written; %p1: those are the lower lanes
+HALF = """setp.lt.u32 %p1, %lane, 16; shl.b32 %r9, %lane, 2; mov.u32 %r8, s; add.u32 %r9, %r9, %r8;
+  @%p1 st.shared.u32 [%r9], %lane; bar.warp.sync -1; setp.ge.u32 %p2, %lane, 16; """
+DROPPED = {
+    "chosen by a predicate": "ld.shared.u32 %r1, [%r9]; selp.b32 %r2, %r1, 7, %p1; st.global.u32 [%rd1], %r2; ret;",
+    "chosen by the opposite": "ld.shared.u32 %r1, [%r9]; selp.b32 %r2, 7, %r1, %p2; st.global.u32 [%rd1], %r2; ret;",
+    "after arithmetic": "ld.shared.u32 %r1, [%r9]; mad.lo.u32 %r1, %r1, 3, 1; selp.b32 %r2, %r1, 7, %p1; "
+    "st.global.u32 [%rd1], %r2; ret;",
+    "false decides": "ld.shared.u32 %r1, [%r9]; setp.lt.u32 %p3, %r1, 8; and.pred %p3, %p3, %p1; @%p3 bra there; "
+    "st.global.u32 [%rd1], 1; there: ret;",
+    "false decides from the other side": "ld.shared.u32 %r1, [%r9]; setp.lt.u32 %p3, %r1, 8; and.pred %p3, %p1, %p3; "
+    "selp.u32 %r2, 1, 0, %p3; st.global.u32 [%rd1], %r2; ret;",
+    "true decides": "ld.shared.u32 %r1, [%r9]; setp.lt.u32 %p3, %r1, 8; or.pred %p3, %p2, %p3; @%p3 bra there; "
+    "st.global.u32 [%rd1], 1; there: ret;",
+    "a compare with another": "ld.shared.u32 %r1, [%r9]; setp.lt.and.u32 %p3, %r1, 8, %p1; @%p3 bra there; "
+    "st.global.u32 [%rd1], 1; there: ret;",
+    "in another block": "ld.shared.u32 %r1, [%r9]; @%p2 bra there; add.u32 %r1, %r1, 1; there: "
+    "selp.b32 %r2, %r1, 7, %p1; st.global.u32 [%rd1], %r2; ret;",
+    "round a loop": "mov.u32 %r5, 0; mov.u32 %r2, 9; again: ld.shared.u32 %r1, [%r9]; selp.b32 %r2, %r1, %r2, %p1; "
+    "add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 3; @%p3 bra again; st.global.u32 [%rd1], %r2; ret;",
+    "of a vector": "setp.eq.u32 %p4, %lane, 0; @%p4 st.shared.u32 [s+64], 5; bar.warp.sync -1; "
+    "ld.shared.v2.u32 {%r1, %r2}, [s+64]; selp.b32 %r2, %r2, %r1, %p5; st.global.u32 [%rd1], %r2; ret;",
+}
+NOT_DROPPED = {
+    "chosen by the other predicate": ("selp.b32 %r2, %r1, 7, %p2; st.global.u32 [%rd1], %r2; ret;", "16-31"),
+    "true does not decide": ("setp.lt.u32 %p3, %r1, 8; and.pred %p3, %p3, %p2; @%p3 bra there; "
+                             "st.global.u32 [%rd1], 1; there: ret;", "16-31"),
+    "false does not decide": ("setp.lt.u32 %p3, %r1, 8; or.pred %p3, %p1, %p3; @%p3 bra there; "
+                              "st.global.u32 [%rd1], 1; there: ret;", "16-31"),
+    "undefined on both sides": ("setp.lt.u32 %p3, %r1, 8; setp.gt.u32 %p4, %r1, 9; and.pred %p3, %p3, %p4; "
+                                "selp.u32 %r2, 1, 0, %p3; st.global.u32 [%rd1], %r2; ret;", "16-31"),
+    "a compare with another": ("setp.lt.or.u32 %p3, %r1, 8, %p1; selp.u32 %r2, 1, 0, %p3; "
+                               "st.global.u32 [%rd1], %r2; ret;", "16-31"),
+}  # fmt: skip
+
+
+def half(body, **given):
+    setp = "setp.ne.u32 %p5, %lane, %lane; add.u64 %rd1, %a0, %at4; "
+    check(HALF + setp + body, u32(32), **given)
+
+
+@pytest.mark.parametrize("way", DROPPED)
+def test_what_is_read_in_vain_need_not_be_written(way):
+    half(DROPPED[way])
+
+
+@pytest.mark.parametrize("way", NOT_DROPPED)
+def test_what_is_chosen_must_be_written(way):
+    body, lanes = NOT_DROPPED[way]
+    with pytest.raises(ExecutionError, match=rf"^read of an uninitialised register[^$]*lanes {lanes}\n[^$]*"
+                       "or not all of the shared memory that it was loaded from is written"):  # fmt: skip
+        half("ld.shared.u32 %r1, [%r9]; " + body)
+
+
+def test_what_is_stored_too_is_found_where_it_is_loaded():
+    body = "ld.shared.u32 %r1, [%r9]; selp.b32 %r2, %r1, 7, %p1; add.u32 %r2, %r2, %r1; st.global.u32 [%rd1], %r2; ret;"
+    with pytest.raises(ExecutionError, match=r"^read of uninitialised memory[^$]*lanes? 16"):
+        half(body)
+
+
 # bytes of registers ---------------------------------------------------------------------------------------------------
 # %r8 is written nowhere; %r9 has its two lower bytes from %r1
 MIXED = "mov.u32 %r1, 5; prmt.b32 %r9, %r1, %r8, 0x5410; "

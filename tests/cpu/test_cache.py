@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxgen.errors import ExecutionError, ModuleLoadError
+from ptxgen.errors import ExecutionError, IsaError, ModuleLoadError, VersionWarning
+from ptxgen.parser import parse
 from ptxgen.runtime import open_device
 from ptxgen.runtime.core.diskcache import DiskCache
 from ptxgen.runtime.cpu import program
@@ -117,6 +118,58 @@ def test_functions_compiled_together_are_linked_with_what_they_call(disk):
     launch_text(wide)
     np.testing.assert_array_equal(launch_text(), np.arange(32) + 5)
     assert support_objects.of(this_host(), False).quick(["ld.global.v1.b32"])[0].good is False
+
+
+def test_the_optimised_entry_takes_the_place_of_the_first_on_disk(disk):
+    cache = entry_cache.CompiledCache(entry_cache.CompiledCache.lazy(TEXT, "cached.ptx"), this_host())
+    objects, _ = cache.load("k", False)
+    key = cache._key("entry", "k", False)
+    assert not entry_cache.Objects.from_bytes(disk.get(key)).good
+    better, _ = cache.improve(objects, False)
+    assert better.good
+    assert entry_cache.Objects.from_bytes(disk.get(key)) == better
+
+
+@pytest.mark.parametrize(
+    "wrong", [ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error, RuntimeError]
+)
+def test_an_entry_that_cannot_be_read_is_compiled_again(disk, monkeypatch, wrong):
+    first = launch_text()
+
+    def fail(_data):
+        raise wrong("damaged")
+
+    monkeypatch.setattr(entry_cache.Objects, "from_bytes", fail)
+    np.testing.assert_array_equal(launch_text(), first)
+
+
+def test_long_functions_are_optimised_for_their_frames():
+    assert entry_cache._level("\n" * 49_999) == 0
+    assert entry_cache._level("\n" * 50_000) == 1
+
+
+def test_the_text_of_a_module_is_its_source_or_what_it_prints():
+    parsed = parse(TEXT, "a.ptx")
+    assert entry_cache.CompiledCache(parsed, this_host()).text == TEXT
+    made = replace(parsed, source="")
+    assert entry_cache.CompiledCache(made, this_host()).text == str(made)
+
+
+def test_a_newer_version_is_warned_of(disk):
+    with pytest.warns(VersionWarning, match=r"\.version 9\.9"):
+        open_device("cpu").module(TEXT.replace(".version 8.6", ".version 9.9"))["k"]
+
+
+def test_what_is_refused_is_not_counted_either(disk):
+    good = TEXT.partition(".visible")[1] + TEXT.partition(".visible")[2]
+    bad = good.replace(" k(", " bad(").replace("add.u32 %r1, %r1, 5", "add.u33 %r1, %r1, 5")
+    text = entry_cache.CompiledCache.lazy(TEXT + bad, "two.ptx", verify=True)
+    cache = entry_cache.CompiledCache(text, this_host())
+    assert cache.entries() == ("k", "bad")
+    with pytest.raises(IsaError, match=r"add\.u33"):
+        cache.counting("bad")
+    entry, _, _ = cache.counting("k")
+    assert entry.name == "k"
 
 
 def test_foreign_text_is_checked_once(disk, monkeypatch):

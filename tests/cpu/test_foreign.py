@@ -106,10 +106,13 @@ def test_a_header_without_an_address_size_is_taken_for_64_bits():
 
 
 def test_an_entry_whose_instruction_is_known_but_not_supported():
-    text = HEAD + entry("bad", "stacksave.u64 %rd1;") + GOOD
+    of_volta = "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16 {r,r,r,r}, {r,r}, {r,r}, {r,r,r,r};".replace(
+        "r,", "%r1,"
+    )
+    text = HEAD + entry("bad", of_volta.replace("r}", "%r1}")) + GOOD
     device = open_device("cpu")
     module = device.module(text)
-    with pytest.raises(ModuleLoadError, match=r"module:8: instruction stacksave\.u64 is not supported"):
+    with pytest.raises(ModuleLoadError, match=r"module:8: instruction mma\.sync\.aligned\.m8n8k4\S* is not supported"):
         module["bad"]
     good_runs(module, device)
 

@@ -9,6 +9,7 @@ import pytest
 from ptxgen.errors import ExecutionError
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
+from ptxgen.runtime.cpu.compile.variable_images import describe
 from ptxgen.runtime.cpu.program import Program
 from ptxgen.runtime.cpu.run.global_memory import Memory
 from tests.support.cpu_run import run, text_of
@@ -156,6 +157,47 @@ def test_variables_of_the_module_are_initialised_and_shared_by_launches():
     assert out[0] == 0x0807060504030201
     assert out[1:4].tolist() == [2, 7, 5]
     assert out[4:5].view(np.float32)[0] == -3.0
+
+
+TABLES = {
+    "b8": [str(n % 256) for n in range(999)], "s8": [str(n % 256 - 128) for n in range(999)],
+    "u32": [str(n * 4294967) for n in range(999)], "b32": [f"0x{n * 123457:08X}" for n in range(999)],
+    "u64": [str(2**64 - 1 - n * 2**40) for n in range(999)], "s64": [str(-(2**63) + n) for n in range(999)],
+    "b16": [str(n - 70000) for n in range(999)], "f32": [f"0f{n * 4299999:08X}" for n in range(999)],
+    "f64": [f"0d{n * 18449999999999999:016X}" for n in range(999)], "b64": [str(2**63), "-1", "0f3F800000"] * 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_large_table_has_the_bytes_of_its_literals(kind):
+    literals = TABLES[kind]
+
+    def image(items: list[str]) -> bytes:
+        """The variable's bytes, with what was left out behind the last that is not 0."""
+        text = f".version 8.0\n.target sm_80\n.address_size 64\n.global .{kind} t[] = {{{', '.join(items)}}};\n"
+        (variable,) = describe(parse(text, "t.ptx"))
+        return variable.image.ljust(variable.size, b"\0")
+
+    assert image(literals) == b"".join(image([literal]) for literal in literals)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_a_large_table_of_decimal_numbers_has_their_bytes(kind):
+    numbers = np.random.default_rng(5).normal(size=999).astype(f"f{int(kind[1:]) // 8}")
+    items = ", ".join(f"{float(number)!r}" for number in numbers)
+    text = f".version 8.0\n.target sm_80\n.address_size 64\n.global .{kind} t[999] = {{{items}}};\n"
+    assert describe(parse(text, "t.ptx"))[0].image == numbers.tobytes()
+
+
+def test_a_table_of_pointers_among_numbers():
+    out = np.zeros(400, np.uint64)
+    items = ["counter+4" if n % 2 else "7" if n % 3 else "touch" for n in range(400)]
+    before = f".global .u32 counter[2];\n.func touch() {{ ret; }}\n.global .u64 t[400] = {{{', '.join(items)}}};\n"
+    run("add.u64 %rd1, %at8, t; ld.global.u64 %rd2, [%rd1]; add.u64 %rd1, %a0, %at8; st.global.u64 [%rd1], %rd2;"
+        "mov.u64 %rd3, touch; mov.u64 %rd4, counter; setp.eq.u64 %p1, %rd2, %rd3; @%p1 st.global.u64 [%rd1], 1;"
+        "add.u64 %rd4, %rd4, 4; setp.eq.u64 %p1, %rd2, %rd4; @%p1 st.global.u64 [%rd1], 2; ret;",
+        out, block=400, before=before)  # fmt: skip
+    assert out.tolist() == [2 if n % 2 else 7 if n % 3 else 1 for n in range(400)]
 
 
 def test_dynamic_shared_memory_follows_the_static():

@@ -9,7 +9,9 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.parser import parse
+from ptxgen.runtime.cpu.compile.entry import emit_entry
 from ptxgen.runtime.cpu.flow.written_params import ANYWHERE
+from ptxgen.runtime.cpu.native.host import this_host
 from ptxgen.runtime.cpu.program import Program
 from tests.support.cpu_run import text_of, u32
 from tests.support.devices import ExecutorDevice
@@ -294,3 +296,17 @@ def test_findings_of_two_warps_say_which_is_which():
         run(MEET.format(first=WRITES["atom"], second=USES["ld"]))
     here, other = re.search(r"CTA \(0, 0, 0\), warp (\d).*warp (\d) has", str(caught.value), re.S).groups()
     assert {here, other} == {"0", "1"}
+
+
+@pytest.mark.parametrize(("body", "strong"), [
+    ("atom.shared.add.u32 %r1, [%r2], 1;", True), ("red.add.u32 [%rd1], 1;", True),
+    ("ld.volatile.shared.u32 %r1, [%r2];", True), ("st.release.cta.shared.u32 [%r2], 1;", True),
+    ("ld.relaxed.gpu.u32 %r1, [%rd1];", True), ("atom.global.add.u32 %r1, [%rd1], 1;", False),
+    ("ld.acquire.gpu.global.u32 %r1, [%rd1];", False), ("barrier.cluster.arrive.release.aligned;", False),
+    ("barrier.cluster.wait.acquire.aligned;", False), ("fence.mbarrier_init.release.cluster;", False),
+    ("st.shared.u32 [%r2], 1;", False),
+])  # fmt: skip
+def test_first_writes_are_noted_where_something_may_rely_on_them(body, strong):
+    """It takes time in every store: barriers of clusters, whose words are the same, need it not."""
+    entry, _ = emit_entry(parse(text_of(body + " ret;", 1)), "k", True, this_host())
+    assert entry.strong is strong

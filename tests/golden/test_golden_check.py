@@ -159,6 +159,21 @@ def test_update_of_a_kernel_type_that_is_gone_removes_its_record_too(goldens: Go
     assert removed == ["sm_80/gone/old.ptx", f"sm_80/gone/{RESOURCES}"]
 
 
+def test_update_says_that_a_kernel_type_has_no_goldens_any_more(
+    goldens: Goldens, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["golden", "update", ONE, "--target", "sm_80", "--root", str(goldens.root)]
+    first, *others = goldens.cases()
+    monkeypatch.setattr(type(first.spec), "goldens", type(first.spec).goldens[1:])
+    assert invoke(command) == 0
+    assert "any more" not in capsys.readouterr().err
+    monkeypatch.setattr(type(first.spec), "goldens", ())
+    assert invoke(command) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["removed"] * (len(others) + 1)
+    assert f"{ONE} has no goldens any more: all its files were removed" in shown.err
+
+
 def test_update_removes_nothing_that_somebody_else_wrote(goldens: Goldens) -> None:
     kept = [goldens.root / "notes.json", *(goldens.root / f / ONE / "x.ptx" for f in ("corpus", "sm_80", "sm_90"))]
     for path in kept:

@@ -12,7 +12,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import Embedding, Gemm, Gemv
-from ptxgen.products.geometry import choose, choose_for_tensor_cores
+from ptxgen.products.geometry import choose, choose_for_tensor_cores, share_runs, side_by_side
 from ptxgen.runtime import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -108,14 +108,27 @@ def test_what_is_in_x_comes_out(device: Device) -> None:
     assert np.isnan(trial(spec, device, arguments={"x": x, "weight": packed}).require().outputs["out"]).all()
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "f32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_in_x_is_a_nan_in_every_row(device: Device, name: str, value: float) -> None:
+    spec = Gemv(20, 256, name)
+    x = np.random.default_rng(0).standard_normal((1, 256), np.float32)
+    x[0, 77] = value
+    out = trial(spec, device, target="sm_90", arguments={"x": x}, limit=np.inf).outputs["out"]
+    assert np.isnan(out).all()
+
+
 def test_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
-    text = generate(Gemv(64, 256, "q4_k", norm="rms", residual=True, programmatic=True), "sm_90").text
+    """Two tiles of four loads each, and the norm's weights to the L2; the residual stream at once afterwards."""
+    text = generate(Gemv(64, 8192, "q4_k", norm="rms", residual=True, programmatic=True), "sm_90").text
     before, after = text.split("    griddepcontrol.wait")
-    before = before.partition("mov.u32 %thread")[2]
-    assert before.count("ld.global.nc.L1::no_allocate.v4") == 4
+    released, before = before.split("mov.u32 %thread")
+    assert "griddepcontrol.launch_dependents" in released
+    assert before.count("ld.global.nc.L1::no_allocate.v4") == 8
+    assert before.count("prefetch.global.L2 [%norm_line_at") == 1
     assert "%stage_from" not in before
-    assert "ld.global.f32 %before" in after
-    assert "%stage_from" in after
+    assert "ld.global.f32 %before" not in before
+    assert after.index("ld.global.f32 %before") < after.index("ld.global.v4.f32 {%staged0")
     assert not supports(Gemv(64, 256, programmatic=True), "sm_89")
 
 
@@ -257,6 +270,41 @@ def test_few_records_have_many_warps_along_k() -> None:
     few, many = (choose_for_tensor_cores(896, 16, 8, words) for words in (20, 24))
     assert (few.k_warps, few.row_warps, few.ctas) == (4, 2, 264)
     assert (many.k_warps, many.row_warps, many.ctas) == (4, 1, 528)
+
+
+def test_every_tile_belongs_to_one_warp() -> None:
+    """CTAs have neighbouring units, as many or one more; warps neighbouring tiles; and slots are not shared."""
+    for units, parts, tiles in (
+        (1, 1, 1),
+        (5, 2, 3),
+        (160, 1, 8),
+        (352, 2, 8),
+        (96, 1, 35),
+        (9496, 1, 6),
+        (20000, 1, 2),
+    ):
+        at = share_runs(units, parts, tiles, since_sm_90=True)
+        assert at.ctas * at.least + at.more == units
+        for count in {at.least, at.most}:
+            total = count * parts * tiles
+            runs = [(total * warp // at.warps, total * (warp + 1) // at.warps) for warp in range(at.warps)]
+            owners = {tile: warp for warp, run in enumerate(runs) for tile in range(*run)}
+            assert sorted(owners) == list(range(total))
+            assert at.idle or all(begin < end for begin, end in runs)
+            slots = {(tile // tiles + warp, tile // tiles, warp) for tile, warp in owners.items()}
+            assert len({slot for slot, *_ in slots}) == len(slots)
+            for record in range(count * parts):
+                sharers = {owners[record * tiles + tile] for tile in range(tiles)}
+                first = (at.warps * record + (at.warps - 1) // tiles) // (count * parts)
+                last = (at.warps * (record + 1) - 1) // (count * parts)
+                assert (min(sharers), max(sharers)) == (first, last)
+                assert last - first < at.sharers
+
+
+def test_products_of_one_launch_have_ctas_in_proportion_to_their_bytes() -> None:
+    both = [share_runs(units, 1, 8, since_sm_90=True) for units in (144, 16)]
+    first, second = side_by_side(both, [18432, 26880], since_sm_90=True)
+    assert (first.ctas, second.ctas, first.warps) == (114, 16, second.warps)
 
 
 MODELS = ((14336, 4096, True), (1536, 8960, False))

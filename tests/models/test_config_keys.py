@@ -188,7 +188,7 @@ WARNED: dict[str, tuple[Config, int | None, str]] = {
     "a quantised cache": (
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8}}, None,
         "kv_cache_scheme: the model's cache is e4m3 with a scale for each tensor; the kernels' is as --kv-dtype says, "
-        "bf16 without it",
+        "bf16 without it, and takes scales with --kv-dtype e4m3, but not with --weights",
     ),
 }  # fmt: skip
 

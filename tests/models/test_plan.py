@@ -13,10 +13,12 @@ from ptxgen import SpecError
 from ptxgen.assembler import assemble
 from ptxgen.cli._main import invoke
 from ptxgen.dtypes import f32
+from ptxgen.errors import ConfigWarning
 from ptxgen.generator import generate
 from ptxgen.golden import INDEX, Goldens
 from ptxgen.kernel import KernelType
-from ptxgen.models import load_config
+from ptxgen.models import load_config, model_shape
+from ptxgen.models.caches import CacheForm
 from ptxgen.models.plan import bundle, plan, whole_plan
 from ptxgen.models.spec import load_spec
 from ptxgen.targets import target
@@ -148,6 +150,40 @@ def test_equal_kernels_are_one() -> None:
     assert scatter.layers == tuple(range(42))
 
 
+def test_the_whole_model_in_pages() -> None:
+    """A batch's caches, and attention of prompts over them; a sequence by itself keeps its rows, in rings."""
+    model = load_spec(CONFIGS / "gemma-3-4b.json", 8192)
+    form = CacheForm(page_size=32, page_layout="nhd", rings=64)
+    steps = whole_plan(model, "q8_0", "sm_90", form=form)
+    found: dict[tuple[str, str, int], Any] = {
+        (step, s.spec.kernel_name, s.layers[0]): s.spec for s in steps for step in s.steps if s.layers
+    }
+    for layer, window in ((0, 1024), (5, 0)):
+        batch = [found["batch", name, layer] for name in ("rope_kv_append", "incremental_attention")]
+        assert {(spec.page_size, spec.page_layout, spec.ring) for spec in batch} == {(32, "nhd", 0)}
+        decode = found["decode", "incremental_attention", layer]
+        assert (decode.window, decode.page_size, decode.ring > 0) == (window, 0, window > 0)
+        prompts: list[Any] = [
+            s.spec for s in steps if s.role == "attention" and s.steps == ("prefill",) and layer in s.layers
+        ]
+        assert sorted((spec.batched, spec.page_size) for spec in prompts) == [(False, 0), (True, 32)]
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "attn_head"])
+def test_a_cache_with_scales_of_its_own(strategy: str) -> None:
+    """In its own type every kernel on it takes the scales, a number per KV head; in another none does."""
+    config = json.loads((CONFIGS / "tinyllama-1.1b.json").read_text())
+    config["quantization_config"] = {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": strategy}}
+    with pytest.warns(ConfigWarning, match="takes scales with --kv-dtype e4m3"):
+        shape = model_shape(config)
+    for kv_dtype, scaled in (("e4m3", True), ("f16", False), (None, False)):
+        for step in plan(shape, "sm_90", kv_dtype, CacheForm(page_size=16)):
+            given = {p.name: p.shape for p in step.spec.params() if p.name in ("k_scale", "v_scale")}
+            on_cache = "k_cache" in {p.name for p in step.spec.params()} or step.spec.kernel_name.startswith("multi")
+            reads = on_cache and step.spec.kernel_name != "kv_cache_gather"
+            assert given == (dict.fromkeys(("k_scale", "v_scale"), (4,)) if scaled and reads else {}), step.spec
+
+
 def test_a_shape_that_no_kernel_takes_is_refused() -> None:
     shape = dataclasses.replace(load_config(CONFIGS / "phi-2.json"), head_dim=100)
     with pytest.raises(SpecError, match="head_dim: must be a multiple of 8"):
@@ -167,7 +203,7 @@ def test_with_a_weight_format_it_is_every_kernel_of_the_model(tmp_path: Path) ->
     options = ["--config", config, "--weights", "q8_0", "--target", "sm_80", "--max-len", "512", "-o", str(tmp_path)]
     assert invoke(["generate", *options]) == 0
     index = json.loads((tmp_path / INDEX).read_text())
-    assert {k["kernel_type"] for k in index["kernels"] if k["in_decode_step"]} >= {"embedding", "gemv", "arg_max"}
+    assert {k["kernel_type"] for k in index["kernels"] if k["in_decode_step"]} >= {"embedding", "gemv", "next_token"}
     with pytest.raises(SpecError, match=r"q4_k: cols: must be a multiple of 256"):
         whole_plan(dataclasses.replace(model, hidden=11000), "q4_k", "sm_90")
     with pytest.raises(SpecError, match=r"k: must be at most \d+ on sm_75"):

@@ -58,3 +58,38 @@ def test_nothing_is_as_it_should_be_and_one_element_is_judged():
 def test_the_limit_follows_the_coarsest_type():
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1)) == LIMITS["f32"]
     assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == LIMITS["bf16"]
+
+
+def test_a_kernel_type_names_its_own_limit(monkeypatch):
+    monkeypatch.setattr(KvCacheScatter, "error_limit", 1e-7)
+    assert limit_of(KvCacheScatter(max_len=8, head_dim=8, n_kv_heads=1, kv_dtype="bf16")) == 1e-7
+
+
+def test_nothing_and_equal_integers_have_no_error() -> None:
+    empty = compare("x", np.zeros(0), np.zeros(0), 0.1)
+    assert (empty.ok, empty.error, empty.limit) == (True, 0.0, 0.1)
+    equal = compare("x", np.arange(5), np.arange(5), 0.1)
+    assert (equal.ok, equal.error, equal.limit) == (True, 0.0, 0.0)
+
+
+def test_infinities_that_agree_count_neither_as_error_nor_as_size() -> None:
+    want = np.array([np.inf, -np.inf, np.nan, 3.0, 4.0])
+    got = np.array([np.inf, -np.inf, np.nan, 3.0, 4.5])
+    assert compare("x", got, want, 0.1).error == 0.1
+    small = np.full(10_000, 2.0**-10)
+    small[0] = np.inf
+    wrong = small.copy()
+    wrong[77] += 9 * 2.0**-7 * 2.0**-10
+    verdict = compare("x", wrong, small, 2.0**-7)
+    assert verdict.error < 2.0**-7
+    assert not verdict.ok, "the largest is 2⁻¹⁰, whatever is infinite"
+
+
+def test_what_is_exactly_at_a_limit_passes() -> None:
+    assert compare("x", np.array([1.5, 0.0]), np.array([1.0, 0.0]), 0.5).ok
+    assert not compare("x", np.array([1.75, 0.0]), np.array([1.0, 0.0]), 0.5).ok
+    want = np.full(4096, 128.0)
+    for factor, fine in ((8.0, True), (8.5, False)):
+        got = want.copy()
+        got[9] += factor * 2.0**-10 * 128.0
+        assert compare("x", got, want, 2.0**-10).ok is fine, "of the largest magnitude, 128"

@@ -348,6 +348,20 @@ def test_equal_operands_are_one_node() -> None:
     assert parse_operand("%accumulator7") is parse_operand("%accumulator7")
 
 
+def test_a_long_list_of_literals_has_the_nodes_of_each() -> None:
+    literals = ["0", "-17", "4294967295", "0x1F", "0XaB", "0f3F800000", "0d3FF0000000000000", "2.5", "-1.5e-3"] * 50
+    expected = Vector(tuple(map(parse_operand, literals)))
+    for between in (",", ", ", " ,\n"):
+        assert parse_operand("{" + between.join(literals) + "}") == expected
+    assert parse_operand("{" + ",".join([*literals, "{1, x+4}"]) + "}").items[-1] == parse_operand("{1, x+4}")
+
+
+@pytest.mark.parametrize("wrong", ["08", "0f3F8", "1 2", "9" * 90, "", "0x"])
+def test_a_long_list_of_literals_with_a_wrong_one(wrong: str) -> None:
+    with pytest.raises(IsaError):
+        parse_operand("{" + ",".join(["7"] * 999 + [wrong] + ["7"] * 999) + "}")
+
+
 def test_a_module_prints_what_its_nodes_say() -> None:
     module = Module((8, 0), ("sm_90",), 64, (Function("entry", "k", body=(Instruction("ret"),)),))
     assert str(module) == ".version 8.0\n.target sm_90\n.address_size 64\n.entry k()\n{\nret;\n}\n"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 import numpy as np
 import pytest
 
+from ptxgen.dtypes import dtype
 from ptxgen.errors import ExecutionError, SpecError
 from ptxgen.kernels import ArgMax, IncrementalAttention, KvCacheGather, KvCacheScatter
+from ptxgen.launch import buffer
 from ptxgen.parser import parse
 from ptxgen.runtime import open_device
-from ptxgen.runtime.core.arguments import Capacities, check_alignment, pack_raw, slots_of
+from ptxgen.runtime.core.allocation import Allocation
+from ptxgen.runtime.core.arguments import Capacities, ParamBlock, check_alignment, check_overlaps, pack_raw, slots_of
+from ptxgen.runtime.core.backend import Slot
 from ptxgen.runtime.cpu.run.param_space import _number
 from ptxgen.runtime.tools.trial import bind_example
 from tests.support.cpu_run import text_of
@@ -26,6 +31,18 @@ def test_parameters_lie_at_their_alignment_one_after_the_other():
     slots = slots_of(parse(text).functions["k"].params)
     assert [(slot.offset, slot.size) for slot in slots] == [(0, 1), (8, 8), (32, 5), (40, 8), (48, 2)]
     assert slots_of(()) == ()
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 120, 4096])
+def test_a_parameter_block_lies_aligned_within_memory_of_its_own(size):
+    slots = [Slot(0, size)] if size else []
+    block = ParamBlock(slots)
+    assert block.address % 128 == 0
+    begin = ctypes.addressof(block._bytes)
+    assert begin <= block.address <= block.address + size <= begin + ctypes.sizeof(block._bytes)
+    if size:
+        block.set(0, b"\xff" * size)
+    assert block.tobytes() == b"\xff" * size
 
 
 @pytest.mark.parametrize(("value", "size", "data"), [
@@ -63,7 +80,7 @@ def test_numbers_of_a_program_are_taken_by_their_bits(kind, size, value, data):
 @pytest.mark.parametrize(("kind", "size", "value"), [
     ("u32", 4, 2**32), ("u32", 4, -(2**31) - 1), ("u32", 4, -(2**32)), ("s32", 4, 2**32),
     ("s32", 4, -(2**31) - 1), ("u8", 1, None),
-    ("f32", 4, "x"), ("f32", 4, None), ("b8", 5, 1), ("v4", 16, 1),
+    ("f32", 4, 1e40), ("u32", 4, float("inf")), ("f32", 4, "x"), ("f32", 4, None), ("b8", 5, 1), ("v4", 16, 1),
 ])  # fmt: skip
 def test_numbers_that_do_not_fit_are_refused(kind, size, value):
     with pytest.raises(ExecutionError, match=r"^launch.args: parameter n "):
@@ -84,6 +101,7 @@ def test_an_address_has_64_bits(pointer):
     with pytest.raises(SpecError, match="must be within 64 bits"):
         check_alignment(param, pointer)
     check_alignment(param, 2**64 - 16)
+    check_alignment(param, 0)
 
 
 def bound(spec, **sizes):
@@ -153,6 +171,59 @@ def test_what_is_written_shares_no_byte_with_another_argument():
     with pytest.raises(SpecError, match="is written, and shares"):
         launch.update(**{written: at(written, 0)})
     launch.update(**{written: at(written, 2048)})
+
+
+F32 = dtype("f32")
+THREE = (buffer("x", F32, "n"), buffer("y", F32, "n", access="out"), buffer("z", F32, "n"))
+
+
+@pytest.mark.parametrize(("x", "y", "alias", "shared"), [
+    ((0, 4), (0, 4), {"y": "x"}, 0), ((0, 4), (0, 4), {}, 16), ((0, 4), (0, 4), {"y": "z"}, 16),
+    ((0, 4), (0, 4), {"z": "x"}, 16), ((0, 4), (0, 3), {"y": "x"}, 12), ((0, 4), (1, 3), {"y": "x"}, 12),
+    ((1, 3), (0, 4), {"y": "x"}, 12), ((0, 3), (0, 4), {"y": "x"}, 12), ((0, 4), (3, 4), {}, 4),
+    ((3, 4), (0, 4), {}, 4), ((0, 4), (4, 4), {}, 0), ((4, 4), (0, 4), {}, 0), ((0, 0), (0, 4), {}, 0),
+])  # fmt: skip
+def test_an_output_may_take_the_whole_place_of_an_input_that_it_may_alias(x, y, alias, shared):
+    block = DEVICE.zeros(64, "f32")
+
+    def view(place):
+        return (block.view((place[1],), "f32", 4 * place[0]),)
+
+    kept = {0: view(x), 1: view(y), 2: view((32, 4))}
+    if not shared:
+        check_overlaps(THREE, kept, alias)
+        return
+    with pytest.raises(SpecError, match=rf"^bind\(y\): is written, and shares {shared} bytes with x$"):
+        check_overlaps(THREE, kept, alias)
+
+
+def test_memory_that_is_read_only_serves_inputs_alone():
+    kernel = DEVICE.load(ArgMax(64))
+    written = next(p.name for p in kernel.params if p.access == "out")
+    given = {p.name: np.zeros(tuple(e if isinstance(e, int) else 2 for e in p.shape), p.dtype.numpy)
+             for p in kernel.params if p.access != "workspace"}  # fmt: skip
+    for name, array in given.items():
+        array.flags.writeable = name == written
+    kernel.bind(**given).launch()
+    given[written].flags.writeable = False
+    with pytest.raises(SpecError, match=rf"bind\({written}\): is written by the kernel, and this memory is read-only"):
+        kernel.bind(**given)
+
+
+def test_an_allocation_that_was_not_made_or_outlives_the_interpreter_frees_nothing():
+    freed = []
+
+    class Quiet:
+        def _release(self, *given):
+            freed.append(given)
+
+    Allocation.__new__(Allocation).__del__()
+    allocation = Allocation(Quiet(), 4096, 64)
+    allocation.__del__(lambda: True)
+    assert freed == []
+    allocation.__del__(lambda: False)
+    allocation.__del__(lambda: False)
+    assert freed == [(4096, 64, ())]
 
 
 def test_memory_goes_with_its_last_buffer_and_wrapped_memory_is_given_back():

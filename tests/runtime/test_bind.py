@@ -10,7 +10,8 @@ import pytest
 
 from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
-from ptxgen.runtime.core.arguments import ParamBlock
+from ptxgen.lengths import MOST
+from ptxgen.runtime.core.arguments import Capacities, ParamBlock
 from ptxgen.runtime.core.backend import Slot
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.core.scalars import pack_scalar
@@ -89,12 +90,50 @@ def test_each_wrong_argument_is_named(fake: tuple, change: dict[str, object], sa
         ("q", (384,), "f16", r"bind\(q\): must have shape \[batch=3, 2, 64\] \(got \[384\]\)"),
         ("tickets", (11,), "s32", r"bind\(tickets\): must have shape \[batch \* 4=12\] \(got \[11\]\)"),
         ("tickets", (12,), "f32", r"bind\(tickets\): must be s32"),
+        ("q", (3, 2, 64), "s64", r"bind\(q\): must be f16 \(got s64"),
+        ("caches", (3,), "f32", r"bind\(caches\): must be u64 \(got f32, shape \[3\]\)"),
     ],
 )
 def test_shape_and_dtype(fake: tuple, name: str, shape: tuple[int, ...], kind: str, says: str) -> None:
     kernel, device, _ = fake
     with pytest.raises(SpecError, match=says):
         kernel.bind(**arguments(device) | {name: device.zeros(shape, kind)})
+
+
+@pytest.mark.parametrize("kind", ["u64", "s64"])
+def test_pointers_may_be_given_as_an_array_of_addresses(fake: tuple[Any, ...], kind: str) -> None:
+    kernel, device, binding = fake
+    listed = device.zeros(3, kind)
+    kernel.bind(**arguments(device) | {"caches": listed}).launch()
+    assert binding.launched[-1].arguments[1] == struct.pack("<Q", listed.pointer)
+
+
+def test_workspaces_are_made_and_known(fake: tuple[Any, ...]) -> None:
+    kernel, device, binding = fake
+    bound = kernel.bind(**arguments(device))
+    assert {index: tuple(made.shape) for index, made in bound.workspaces().items()} == {5: (12,)}
+    bound.launch()
+    assert binding.launched[-1].arguments[5] == struct.pack("<Q", bound.workspaces()[5].pointer)
+    own = device.zeros(12, "s32")
+    assert kernel.bind(**arguments(device), tickets=own).workspaces() == {5: own}
+
+
+def test_a_list_of_buffers_says_how_many_there_are(fake: tuple[Any, ...]) -> None:
+    kernel, device, binding = fake
+    listed = [device.zeros(16, "f32") for _ in range(5)]
+    kernel.bind(q=0x1000, caches=listed, out=0x3000, length=1, scale=1).launch()
+    assert binding.launched[-1].grid == (2, 3, 1)
+    with pytest.raises(SpecError, match=r"bind\(q\): must be a Buffer, or have __dlpack__"):
+        kernel.bind(**arguments(device) | {"q": listed})
+
+
+def test_limits_hold_for_every_size_that_is_not_known(fake: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = fake[0]
+    monkeypatch.setattr(Sample, "sizes", ("lines",))
+    ranges = {"length": lambda lines: (-lines, 0), "scale": lambda lines: (lines, 5 * MOST)}
+    monkeypatch.setattr(Sample, "ranges", lambda self, sizes: {n: of(sizes["lines"]) for n, of in ranges.items()})
+    assert kernel._limits(Capacities({})) == {"length": (-MOST, 0), "scale": (1, 5 * MOST)}
+    assert kernel._limits(Capacities({"lines": 3})) == {"length": (-3, 0), "scale": (3, 5 * MOST)}
 
 
 def test_missing_arguments_are_listed(fake: tuple[Any, ...]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+import ptxgen
 from ptxgen.errors import ExecutionError
 from ptxgen.parity import ELEMENT_FACTOR, compare
 from ptxgen.runtime.core.diskcache import DiskCache
@@ -41,19 +42,27 @@ def test_keys_depend_on_the_sources_of_the_executor(monkeypatch):
 
 
 def test_the_digest_of_the_sources_is_of_every_file(tmp_path, monkeypatch):
-    package = tmp_path / "cpu" / "compile"
-    package.mkdir(parents=True)
+    package = tmp_path / "runtime" / "cpu" / "compile"
+    for folder in (package, tmp_path / "ptxgen" / "foreign", tmp_path / "ptxgen" / "parser" / "deep"):
+        folder.mkdir(parents=True)
     monkeypatch.setattr(support_objects, "__file__", str(package / "support_objects.py"))
+    monkeypatch.setattr(ptxgen, "__file__", str(tmp_path / "ptxgen" / "__init__.py"))
 
     def digest():
         return support_objects.sources_digest.__wrapped__()
 
     seen = {digest()}
-    for path in (package / "a.py", tmp_path / "cpu" / "b.py", tmp_path / "cpu" / "deep.py"):
+    counted = (package / "a.py", package.parent / "b.py", tmp_path / "ptxgen" / "foreign" / "c.py",
+               tmp_path / "ptxgen" / "parser" / "deep" / "d.py")  # fmt: skip
+    for path in counted:
         path.write_text("x = 1")
         seen.add(digest())
-    (tmp_path / "cpu" / "b.py").write_text("x = 2")
-    assert len({*seen, digest()}) == 5
+    (package.parent / "b.py").write_text("x = 2")
+    seen.add(digest())
+    assert len(seen) == 6
+    for path in (tmp_path / "runtime" / "e.py", tmp_path / "ptxgen" / "f.py", package / "notes.txt"):
+        path.write_text("x = 1")
+    assert digest() in seen
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(this_host())])
@@ -139,9 +148,10 @@ def test_memory_entries_change_under_the_lock_only_and_look_ups_are_counted():
     cache._memory = Guarded()
     assert (cache.hits, cache.misses) == (0, 0)
     assert cache.get(b"k") is None
+    assert (cache.hits, cache.misses) == (0, 1)
     cache.put(b"k", b"data")
-    assert cache.get(b"k") == b"data"
-    assert (cache.hits, cache.misses) == (1, 1)
+    assert cache.get(b"k") == cache.get(b"k") == b"data"
+    assert (cache.hits, cache.misses) == (2, 1)
 
 
 def test_a_cache_that_is_read_only_leaves_its_directory_as_it_is(tmp_path):

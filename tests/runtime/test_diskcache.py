@@ -10,11 +10,12 @@ import sys
 import textwrap
 import time
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
-from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
+from ptxgen.runtime.core.diskcache import DEFAULT_CAP_BYTES, DiskCache, default_directory, key_of
 
 
 def test_an_entry_survives_the_process(tmp_path):
@@ -108,6 +109,20 @@ def test_the_directory_follows_the_environment():
     assert Path("/h") in default_directory({"HOME": "/h"}).parents
 
 
+@pytest.mark.parametrize(
+    ("platform", "environment", "where"),
+    [
+        ("win32", {"LOCALAPPDATA": "/local", "HOME": "/h"}, "/local/ptxgen"),
+        ("win32", {"HOME": "/h"}, "/h/AppData/Local/ptxgen"),
+        ("darwin", {"HOME": "/h"}, "/h/Library/Caches/ptxgen"),
+        ("linux", {"HOME": "/h"}, "/h/.cache/ptxgen"),
+    ],
+)
+def test_the_directory_is_where_the_platform_has_caches(monkeypatch, platform, environment, where):
+    monkeypatch.setattr(sys, "platform", platform)
+    assert default_directory(environment) == Path(where)
+
+
 def test_nothing_is_created_before_the_first_put(tmp_path):
     cache = DiskCache(tmp_path / "new")
     assert cache.get(b"k") is None
@@ -158,6 +173,114 @@ def test_temporaries_of_dead_processes_go_at_a_process_s_first_write(tmp_path):
     assert foreign.exists()
 
 
+HEAD = 52  # bytes of a file before its key
+
+
+def hundred(n):
+    """A key of two bytes and its payload: a file of a hundred bytes."""
+    return b"%02d" % n, bytes(98 - HEAD)
+
+
+def test_an_eviction_goes_down_to_nine_tenths(tmp_path):
+    cache = DiskCache(tmp_path, cap_bytes=1000)
+    for n in range(10):
+        cache.put(*hundred(n))
+    assert cache.size() == (10, 1000), "what fits is kept"
+    cache.put(*hundred(10))
+    assert cache.size() == (9, 900)
+
+
+def test_an_entry_that_would_be_evicted_at_once_stays_in_memory(tmp_path):
+    cache = DiskCache(tmp_path, cap_bytes=1000)
+    cache.put(b"k", bytes(900 - HEAD - 1))
+    assert cache.path(b"k").stat().st_size == 900
+    cache.put(b"l", bytes(900 - HEAD))
+    assert not cache.path(b"l").exists()
+    assert cache.get(b"l") == bytes(900 - HEAD)
+    assert cache.get(b"k") == bytes(900 - HEAD - 1)
+
+
+def test_a_process_looks_after_more_than_a_sixteenth_of_the_cap_and_above_the_cap(tmp_path, monkeypatch):
+    cache, looked, n = DiskCache(tmp_path, cap_bytes=1600), [], 0
+    tidy = DiskCache._tidy
+
+    def noted(self):
+        assert self._lock.locked(), "two threads would count twice"
+        looked.append(n)
+        return tidy(self)
+
+    monkeypatch.setattr(DiskCache, "_tidy", noted)
+    for n in range(16):
+        cache.put(*hundred(n))
+    assert looked == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert DEFAULT_CAP_BYTES == 1 << 30, "docs/runtime.md says 1 GiB"
+
+
+def test_a_temporary_is_stale_after_an_hour_and_not_before(tmp_path, monkeypatch):
+    now = 1_000_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    young, old = tmp_path / ".young.bin.1.tmp", tmp_path / ".old.bin.1.tmp"
+    for path, age in ((young, 3600), (old, 3601)):
+        path.write_bytes(b"")
+        os.utime(path, (now - age,) * 2)
+    DiskCache(tmp_path).put(b"k", b"v")
+    assert young.exists()
+    assert not old.exists()
+
+
+def test_what_is_synced_is_the_whole_entry(tmp_path, monkeypatch):
+    sizes, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: sizes.append(os.fstat(file).st_size) or sync(file))
+    DiskCache(tmp_path).put(*hundred(0))
+    assert sizes == [100]
+
+
+def test_an_entry_of_nothing_under_no_key(tmp_path):
+    DiskCache(tmp_path).put(b"", b"")
+    assert DiskCache(tmp_path).get(b"") == b""
+    DiskCache(None, cap_bytes=1).put(b"", b"")
+
+
+def test_whether_there_is_an_entry(tmp_path):
+    for cache in (DiskCache(None), DiskCache(tmp_path)):
+        assert b"k" not in cache
+        cache.put(b"k", b"v")
+        assert b"k" in cache
+        assert b"l" not in cache
+    assert b"k" in DiskCache(tmp_path)
+
+
+def test_memory_keeps_what_was_used_or_written_last():
+    cache = DiskCache(None, cap_bytes=100)
+    for key in (b"a", b"b"):
+        cache.put(key, bytes(50))
+    assert cache.size() == (2, 100), "what fits is kept"
+    assert cache.get(b"a") is not None
+    cache.put(b"c", bytes(50))
+    assert (b"a" in cache, b"b" in cache) == (True, False)
+    cache.put(b"a", bytes(50))
+    cache.put(b"d", bytes(60))
+    assert (b"a" in cache, b"c" in cache, b"d" in cache) == (False, False, True)
+    cache.put(b"e", bytes(1000))
+    assert cache.size() == (1, 1000), "one entry above the cap is kept until the next"
+
+
+def test_the_warning_names_the_directory_the_reason_and_the_line_that_asked(tmp_path, monkeypatch):
+    for failure, said in ((PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+                          (OSError("odd"), "odd")):  # fmt: skip
+
+        def fail(*_given, failure=failure, **_named):
+            raise failure
+
+        cache = DiskCache(tmp_path)
+        monkeypatch.setattr(os, "stat", fail)
+        with pytest.warns(RuntimeWarning) as caught:
+            assert cache.get(b"k") is None
+        monkeypatch.undo()
+        assert str(caught[0].message).startswith(f"cache directory {tmp_path}: {said}; entries stay in memory")
+        assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize("size", [2000, 30_000])
 def test_the_cap_holds_over_processes(tmp_path, size):
     """Each of which sees what the others wrote when it has written a sixteenth of the cap itself."""
@@ -197,6 +320,16 @@ def test_clear_empties_disk_and_memory(tmp_path):
     cache.put(b"k", b"v")
     cache.clear()
     assert cache.get(b"k") is None
+    assert cache.size() == (0, 0)
+    cache = DiskCache(None)
+
+    class Guarded(OrderedDict):
+        def clear(self):
+            assert cache._lock.locked(), "without the lock"
+            super().clear()
+
+    cache._memory = Guarded({b"k": b"v"})
+    cache.clear()
     assert cache.size() == (0, 0)
 
 

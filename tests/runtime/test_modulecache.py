@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
 import logging
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
 from ast import literal_eval
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,6 +182,106 @@ def test_history_and_log(generator: Generator, device: CudaDevice, caplog: pytes
     assert (line.spec, str(line.target), line.origin) == (Sample(), "sm_90a", "driver")
     assert "Sample(dim=64" in caplog.text
     assert "driver" in caplog.text
+
+
+def test_times_are_milliseconds(
+    generator: Generator, device: CudaDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = itertools.count(0, 0.25)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+    with caplog.at_level(logging.DEBUG, "ptxgen.runtime"):
+        device.load(Sample())
+    (line,) = device.modules.history
+    assert line.generate_ms == 250.0
+    assert line.load_ms in (250.0, 500.0, 750.0, 1000.0), "loading may look at the clock itself"
+    assert f"driver, {line.load_ms} ms" in caplog.text
+
+
+def test_what_is_not_generated_is_logged(
+    generator: Generator, device: CudaDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator.fail.append(SpecError("no"))
+    with caplog.at_level(logging.DEBUG, "ptxgen.runtime"), pytest.raises(SpecError):
+        device.load(Sample(dim=32))
+    assert "Sample(dim=32" in caplog.text
+    assert "for sm_90a on cuda:0: not generated" in caplog.text
+
+
+def test_a_module_is_named_by_its_entry_and_twelve_digits(
+    generator: Generator, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, load = [], device._load
+    monkeypatch.setattr(device, "_load", lambda text, name: names.append(name) or load(text, name))
+    kernel = device.load(Sample())
+    assert names == [f"sample {kernel.ptx.digest[:12]}"]
+
+
+def test_code_that_does_not_load_is_an_error_for_all_who_wait(
+    generator: Generator, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_given: object) -> None:
+        raise ModuleLoadError("no such image")
+
+    monkeypatch.setattr(device, "_load", fail)
+    with pytest.raises(ModuleLoadError, match="no such image"):
+        device.modules._load(Sample(), device.target).result(timeout=30)
+    monkeypatch.undo()
+    assert device.modules._pending == {}
+
+
+# line info ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("value", "asked"), [("", False), ("0", False), ("1", True)])
+def test_the_environment_asks_for_line_info(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch, value: str, asked: bool
+) -> None:
+    monkeypatch.setenv("PTXGEN_LINE_INFO", value)
+    device = fake_device()[0]
+    device.load(Sample())
+    assert generator.lines == [asked]
+    monkeypatch.setenv("PTXGEN_LINE_INFO", "yes")
+    with pytest.raises(SpecError, match=r"PTXGEN_LINE_INFO: must be 0 or 1 \(got 'yes'\)"):
+        fake_device()
+
+
+def test_kernels_with_line_info_are_others(generator: Generator, device: CudaDevice) -> None:
+    plain = device.load(Sample())
+    lines = device.load(Sample(), line_info=True)
+    assert generator.lines == [False, True]
+    assert lines is not plain
+    assert device.load(Sample(), line_info=True) is lines
+    assert device.load(Sample(), line_info=False) is device.load(Sample()) is plain
+    device.load(Sample(), "sm_80", line_info=True)
+    assert generator.lines == [False, True, True]
+    assert [str(target) for _, target in generator.calls] == ["sm_90a", "sm_90a", "sm_80"]
+
+
+def test_a_kernel_is_found_whichever_way_it_is_asked_for(
+    generator: Generator, device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, other = device.load(Sample()), device.load(Sample(), "sm_80")
+    assert device.modules._load(Sample(), device.target).result(timeout=30) is kernel
+    assert device.warmup([Sample()]) == {Sample(): kernel}
+    assert len(generator.calls) == 2
+    monkeypatch.setattr(device.modules, "_load", None)  # not needed for a hit
+    assert device.load(Sample(), "sm_80") is other
+
+
+@pytest.mark.parametrize(("processors", "given", "workers"), [(None, None, 1), (3, None, 3), (3, 2, 2)])
+def test_a_warmup_has_a_thread_a_processor(
+    generator: Generator, device: CudaDevice, monkeypatch: pytest.MonkeyPatch,
+    processors: int | None, given: int | None, workers: int,
+) -> None:  # fmt: skip
+    made: list[int | None] = []
+
+    class Pool(concurrent.futures.ThreadPoolExecutor):
+        def __init__(self, max_workers: int | None = None, **named: Any) -> None:
+            made.append(max_workers)
+            super().__init__(max_workers, **named)
+
+    monkeypatch.setattr(concurrent.futures, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    device.warmup([Sample()], workers=given)
+    assert made == [workers]
 
 
 def test_caches_belong_to_a_device(generator: Generator) -> None:

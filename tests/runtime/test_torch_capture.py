@@ -34,6 +34,7 @@ class Torch(types.ModuleType):
         self.cuda = types.SimpleNamespace(
             current_stream=lambda index: types.SimpleNamespace(cuda_stream=CURRENT),
             is_current_stream_capturing=lambda: self.at == 1,
+            current_device=lambda: self.at,
             device=self.device,
         )
         self.library = types.SimpleNamespace(custom_op=self.custom_op)

@@ -49,6 +49,7 @@ class Generator:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.calls: list[tuple[object, Target]] = []
+        self.lines: list[bool] = []  # whether line info was asked for, call by call
         self.seconds = seconds
         self.fail: list[Exception] = []
         self._lock = threading.Lock()
@@ -56,6 +57,7 @@ class Generator:
     def __call__(self, spec: Sample, target: Target, line_info: bool = False) -> Ptx:
         with self._lock:
             self.calls.append((spec, target))
+            self.lines.append(line_info)
         time.sleep(self.seconds)
         if self.fail:
             raise self.fail.pop(0)

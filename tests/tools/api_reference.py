@@ -50,6 +50,8 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.testing.numba_kernel": ("NumbaKernel", "NumbaText", "compile_numba"),
     "ptxgen.testing.triton": ("Driver", "install", "install_from_environment", "uninstall"),
     "ptxgen.testing.triton_compile": ("TritonKernel", "compile_kernel"),
+    "ptxgen.transformers": ("install",),
+    "ptxgen.vllm": ("register",),
 }  # fmt: skip
 # Modules that need what may not be installed: they are read, not imported, and have the functions that they define.
 READ = ("ptxgen.torch",)

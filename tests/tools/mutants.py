@@ -1,10 +1,12 @@
 """Small mutations of chosen source files, and which of them the tests do not notice. In a copy of the tree.
 
 python -m tests.tools.mutants [FILE …] [--sample 20] [--seed 1] [--list]     the files of TESTS, each with its own tests
+python -m tests.tools.mutants --again EARLIER.txt        those alone that survived in an earlier run with this output
 make mutants [MUTANTS="runtime/core/diskcache.py --sample 30"]
 
 A mutation changes one place: a comparison, a number, `and` for `or`, `not`, a lock that is not taken, a part of a list
-that is left out, a call that does not happen. Exits 1 where more than 5 % survive.
+that is left out, a call that does not happen. Those of EQUIVALENT change nothing that a test could see, for the reason
+that stands there, and are left out. Exits 1 where more than 5 % survive.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ TESTS = {
     "runtime/core/allocation.py": _BIND,
     "runtime/cpu/run/param_space.py": ("tests/runtime/test_arguments.py", "tests/cpu/test_launch.py"),
     "runtime/cpu/run/global_memory.py": (
-        "tests/cpu/test_memory.py", "tests/cpu/test_checks.py", "tests/runtime/test_cache_guards.py",
+        "tests/cpu/test_global_memory.py", "tests/cpu/test_memory.py", "tests/runtime/test_cache_guards.py",
         "tests/runtime/test_device.py",
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),
@@ -50,6 +52,68 @@ TESTS = {
     "ptxgen/checks/lint.py": _CHECKS,
     "ptxgen/checks/names.py": _CHECKS,
     "ptxgen/checks/operand.py": _CHECKS,
+}  # fmt: skip
+# file: (a part of the line, what is mutated, why nothing that can be observed changes)
+_TYPE = "what a type is made of is not looked at when it runs"
+_SIZE = "how much a cache keeps changes no result"
+_QUICK = "a quick look that may say yes too often: what it lets through is looked at closely"
+_ROUNDS = "how many rounds a loop is followed is a choice: more of them know no less"
+_MORE_MEMORY = "more memory than is needed is taken, and nothing else"
+EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "runtime/core/diskcache.py": (
+        ("self._written = 0", "0 → 1", "the first write looks at the directory anyway, and sets it"),
+        ("O_NOFOLLOW", "0 → 1", "where the tests run the operating system has O_NOFOLLOW"),
+        ("os.urandom(6)", "6 → 7", "the random part of a temporary's name may have any length"),
+    ),
+    "ptxgen/checks/__init__.py": (
+        ("= [(line, what, None) for", "None → nothing", "a finding is of no function unless one is given"),
+        ("ChainMap[str, Variable]", "str, → nothing", _TYPE), ("ChainMap[str, Variable]", "Variable → nothing", _TYPE),
+        ("form.ptx > self.module.version", "> → >=", "a version that is enough is found to be so once more"),
+    ),
+    "ptxgen/checks/access.py": (
+        ("len(item.operands) > 2", "> → >=", "every cp.async with an address has three operands or more"),
+        ("branch >= first and labels", ">= → >", "a branch writes no register"),
+        ("branch >= first and labels", "<= → <", "a label reads no register"),
+        ("isinstance(target, Symbol) and target", "and → or", "a branch forward leads behind what was read before it"),
+    ),
+    "ptxgen/checks/names.py": (
+        ("if len(here) < len(labels)", "< → <=", "labels that are all different are found to be so once more"),
+    ),
+    "ptxgen/checks/operand.py": (
+        ("maxsize=1 << 14", "1 → 2", _SIZE), ("maxsize=1 << 14", "14 → 15", _SIZE),
+    ),
+    "ptxgen/checks/lint.py": (
+        ('("bra", "bra.uni")', '"bra", → nothing', "what is left is one word, of which bra is a part"),
+        ("return bool(marked) and", "and → or", _QUICK), ("value >= 0 else ANY", ">= → >", _QUICK),
+        ("value >= 0 else ANY", "0 → 1", _QUICK),
+    ),
+    "ptxgen/checks/largest.py": (
+        ("b[0] >> min(b[1], 32)", "32 → 33", "a value of 32 bits has none left after either shift"),
+        ("b[0] << min(b[1], 32)", "32 → 33", "either is above the largest value of 32 bits, and counts as that"),
+        ("min(b[2], 32)) - 1)", "32 → 33", "the source's own bound is no larger than 32 ones"),
+    ),
+    "ptxgen/checks/bounds.py": (
+        ("_WIDEN_AFTER = 3", "3 → 4", _ROUNDS), ("_NARROWINGS = 2", "2 → 3", _ROUNDS),
+        ("visits = [0]", "0 → 1", _ROUNDS), ("visits[number] += 1", "1 → 2", _ROUNDS),
+        ("visits[follower] >= _WIDEN", ">= → >", _ROUNDS),
+        ('in ("bra", "brx"', '"brx", → nothing', "what stands behind brx has a label, or is never reached"),
+        ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
+        ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
+    ),
+    "ptxgen/parity.py": (
+        ("or 1.0", "1.0 → 10.0", "of a buffer of zeros the error is the largest difference, and held to the limit"),
+    ),
+    "runtime/cpu/compile/support_objects.py": (
+        ("@functools.lru_cache(maxsize=1)", "1 → 2", _SIZE), ("@functools.lru_cache(maxsize=16)", "16 → 17", _SIZE),
+    ),
+    "runtime/cpu/compile/entry_cache.py": (
+        ("VersionWarning, stacklevel=2", "2 → 3", "either is a line of the executor's own"),
+    ),
+    "runtime/core/arguments.py": (
+        ("-(-size // 8), 1) + 15", "1 → 2", _MORE_MEMORY), ("-(-size // 8), 1) + 15", "15 → 16", _MORE_MEMORY),
+        ("self._pointers = (", "1 → 2", _MORE_MEMORY),
+        ("for b in found[:1]", "1 → 2", "a parameter keeps one buffer: an array of pointers stands for those it lists"),
+    ),
 }  # fmt: skip
 _OTHER = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
@@ -138,28 +202,50 @@ def applied(source: str, one: Mutation) -> str:
     return text
 
 
-def chosen_of(source: str, sample: int | None, seed: int) -> list[Mutation]:
+def equivalent(source: str, file: str) -> dict[Mutation, str]:
+    """The mutations of a file that change nothing observable, and why."""
+    lines = source.splitlines()
+    found = {}
+    for one in mutations(source):
+        for part, what, reason in EQUIVALENT.get(file, ()):
+            if part in lines[one.line - 1] and one.what == what:
+                found[one] = reason
+    return found
+
+
+def chosen_of(source: str, file: str, sample: int | None, seed: int) -> list[Mutation]:
     """All mutations of a source, or as many as `sample` says, drawn with `seed`; in the order of the text."""
-    every = mutations(source)
+    known = equivalent(source, file)
+    every = [one for one in mutations(source) if one not in known]
     if sample is None or sample >= len(every):
         return every
     return sorted(random.Random(seed).sample(every, sample), key=lambda one: (one.begin, one.end))
 
 
-def survivors(copy: Path, file: str, tests: tuple[str, ...], sample: int | None, seed: int) -> tuple[int, list[str]]:
-    """(mutations tried, those that the tests did not notice)."""
+def again(source: str, file: str, earlier: str) -> list[Mutation]:
+    """The mutations that survived in an earlier run, by line and change."""
+    survived = {line.removesuffix(": SURVIVES") for line in earlier.splitlines() if line.endswith(": SURVIVES")}
+    return [one for one in chosen_of(source, file, None, 0) if said(file, one) in survived]
+
+
+def said(file: str, one: Mutation) -> str:
+    """How a mutation is named in the output."""
+    return f"{file}:{one.line}: {one.what}"
+
+
+def survivors(copy: Path, file: str, tests: tuple[str, ...], chosen: list[Mutation]) -> list[str]:
+    """The mutations that the tests did not notice."""
     path = copy / file
     source = path.read_text(encoding="utf-8")
-    chosen = chosen_of(source, sample, seed)
     unnoticed: list[str] = []
     for one in chosen:
         path.write_text(applied(source, one), encoding="utf-8")
         noticed = not passes(copy, tests)
-        print(f"{file}:{one.line}: {one.what}: {'noticed' if noticed else 'SURVIVES'}", flush=True)
+        print(f"{said(file, one)}: {'noticed' if noticed else 'SURVIVES'}", flush=True)
         if not noticed:
-            unnoticed.append(f"{file}:{one.line}: {one.what}")
+            unnoticed.append(said(file, one))
     path.write_text(source, encoding="utf-8")
-    return len(chosen), unnoticed
+    return unnoticed
 
 
 def passes(copy: Path, tests: tuple[str, ...]) -> bool:
@@ -179,25 +265,30 @@ def main() -> int:
     parser.add_argument("files", nargs="*", default=list(TESTS), help="files of TESTS (default: all)")
     parser.add_argument("--sample", type=int, metavar="N", help="N mutations of each file, drawn at random")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="what survived in the run whose output this is")
     parser.add_argument("--list", action="store_true", help="say which mutations there are, and run nothing")
     given = parser.parse_args()
     if unknown := [file for file in given.files if file not in TESTS]:
         parser.error(f"no tests are named for {', '.join(unknown)}; TESTS has {', '.join(TESTS)}")
+    chosen: dict[str, list[Mutation]] = {}
+    for file in given.files:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        chosen[file] = chosen_of(source, file, given.sample, given.seed)
+        if given.again:
+            chosen[file] = again(source, file, given.again.read_text(encoding="utf-8"))
     if given.list:
-        for file in given.files:
-            for one in chosen_of((ROOT / file).read_text(encoding="utf-8"), given.sample, given.seed):
-                print(f"{file}:{one.line}: {one.what}")
+        for file, listed in chosen.items():
+            print(*(said(file, one) for one in listed), sep="\n")
         return 0
-    tried = 0
+    tried = sum(map(len, chosen.values()))
     unnoticed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
-        for file in given.files:
-            if not passes(copy, TESTS[file]):
+        for file, listed in chosen.items():
+            if listed and not passes(copy, TESTS[file]):
                 parser.error(f"the tests of {file} fail without any mutation")
-            count, found = survivors(copy, file, TESTS[file], given.sample, given.seed)
-            tried, unnoticed = tried + count, unnoticed + found
+            unnoticed += survivors(copy, file, TESTS[file], listed)
     print(f"{len(unnoticed)} of {tried} mutations survive", *unnoticed, sep="\n  ")
     return int(len(unnoticed) > MOST_SURVIVORS * tried)
 

@@ -1,5 +1,7 @@
 """The command that applies mutations: each is one change that compiles, and what tests notice is told apart."""
 
+import pytest
+
 from tests.tools import mutants
 
 SOURCE = """
@@ -35,19 +37,32 @@ def test_every_file_and_its_tests_are_there():
 
 
 def test_a_sample_is_drawn_by_its_seed():
-    source = (mutants.ROOT / "runtime/core/diskcache.py").read_text()
-    every = mutants.mutations(source)
-    drawn = mutants.chosen_of(source, 10, 1)
+    file = "runtime/core/diskcache.py"
+    source = (mutants.ROOT / file).read_text()
+    known = mutants.equivalent(source, file)
+    every = [one for one in mutants.mutations(source) if one not in known]
+    drawn = mutants.chosen_of(source, file, 10, 1)
     assert len(drawn) == 10
     assert set(drawn) < set(every)
-    assert drawn == mutants.chosen_of(source, 10, 1) != mutants.chosen_of(source, 10, 2)
-    assert mutants.chosen_of(source, None, 1) == mutants.chosen_of(source, 10**6, 1) == every
+    assert drawn == mutants.chosen_of(source, file, 10, 1) != mutants.chosen_of(source, file, 10, 2)
+    assert mutants.chosen_of(source, file, None, 1) == mutants.chosen_of(source, file, 10**6, 1) == every
 
 
-def test_what_tests_do_not_notice_survives(tmp_path):
-    (tmp_path / "m.py").write_text("LIMIT = 8\nOTHER = 5\n")
+@pytest.mark.parametrize("file", mutants.EQUIVALENT)
+def test_what_changes_nothing_is_there_and_has_a_reason(file):
+    source = (mutants.ROOT / file).read_text()
+    lines, every = source.splitlines(), mutants.mutations(source)
+    for part, what, reason in mutants.EQUIVALENT[file]:
+        assert any(part in lines[one.line - 1] and one.what == what for one in every), (file, part, what)
+        assert len(reason) > 20
+
+
+def test_what_tests_do_not_notice_survives(tmp_path, capsys):
+    source = "LIMIT = 8\nOTHER = 5\n"
+    (tmp_path / "m.py").write_text(source)
     (tmp_path / "test_m.py").write_text("import m\n\n\ndef test():\n    assert m.LIMIT == 8\n")
-    tried, unnoticed = mutants.survivors(tmp_path, "m.py", ("test_m.py",), None, 1)
-    assert tried == 2
-    assert unnoticed == ["m.py:2: 5 → 6"]
-    assert (tmp_path / "m.py").read_text() == "LIMIT = 8\nOTHER = 5\n"
+    every = mutants.chosen_of(source, "m.py", None, 1)
+    assert len(every) == 2
+    assert mutants.survivors(tmp_path, "m.py", ("test_m.py",), every) == ["m.py:2: 5 → 6"]
+    assert (tmp_path / "m.py").read_text() == source
+    assert mutants.again(source, "m.py", capsys.readouterr().out) == every[1:]

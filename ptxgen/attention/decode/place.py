@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.plan import Plan
@@ -24,6 +25,7 @@ class Place:
     split: Reg | None
     active: Reg | None
     splits: Reg | None
+    strided: tuple[Reg, Reg] | None = None  # s32: the sequence's first row, the rows of a head
 
 
 def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tuple[Place, Task]:
@@ -51,11 +53,15 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
         query_index = b.op("mad.lo.u32", "query_index", sequence, attention.problem.n_heads, first_head)
     q_row = b.ld_param("q")
     b.op("mad.wide.u32", q_row, query_index, attention.problem.query_bytes, q_row)
-    rows = _rows(b, attention, kv_head, sequence)
+    strided = None
+    if attention.cache.strided:
+        assert sequence is not None
+        strided = _first_row(b, sequence), b.ld_param("kv_rows")
+    rows = _rows(b, attention, kv_head, sequence, strided)
     per_head = {}
     for value in attention.variant.per_head:
         at = per_head[value] = b.ld_param(value.param)
-        b.op("mad.wide.u32", at, first_head, 4, at)
+        b.op("mad.wide.u32", at, kv_head if value.of_kv_head else first_head, 4, at)
     split, works, active, splits, cta = _splits(b, plan)
     tile = b.reg("tile", "s32")
     if cta is None:
@@ -63,12 +69,12 @@ def place(b: Builder, attention: Attention, plan: Plan, *, batched: bool) -> tup
     else:
         b.op("mad.lo.s32", tile, cta, plan.shape.warps, warp)
     task = Task(
-        tid, lane, warp, kv_head, first_head, heads_left, q_row, rows["k_cache"], rows["v_cache"],
-        rows.get("k_scales"), rows.get("v_scales"), rows.get("page_table"), per_head,
+        tid, lane, warp, kv_head, first_head, heads_left, q_row, rows.k, rows.v, rows.k_scales, rows.v_scales,
+        rows.pages, per_head,
         b.reg("length", "s32"), b.reg("start", "s32") if attention.variant.window else None,
         tile, b.reg("tile_end", "s32"), b.reg("tile_step", "s32"),
     )  # fmt: skip
-    return Place(unit, sequence, query_index, works, split, active, splits), task
+    return Place(unit, sequence, query_index, works, split, active, splits, strided), task
 
 
 def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None, Reg | None, Reg | None]:
@@ -93,14 +99,31 @@ def _splits(b: Builder, plan: Plan) -> tuple[Reg | None, Reg | None, Reg | None,
     return split, b.reg("works", "pred"), b.reg("active", "u32"), splits, cta
 
 
-def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) -> dict[str, Reg]:
-    """Addresses of the KV head's first rows, and of the sequence's row of the page table; 64 bits from the row on."""
-    rows: dict[str, Reg] = {}
+class CacheRows(NamedTuple):
+    """Addresses of a KV head's first rows, of their scales, and of the sequence's row of the page table."""
+
+    k: Reg
+    v: Reg
+    k_scales: Reg | None
+    v_scales: Reg | None
+    pages: Reg | None = None
+
+
+def _rows(
+    b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None, strided: tuple[Reg, Reg] | None
+) -> CacheRows:
+    """The rows where the work begins; 64 bits from the row on."""
+    pages = None
     row = b.reg("first_row", "u64")
-    if attention.cache.page_size:
+    if strided is not None:
+        begin, pitch = strided
+        index = b.op("mad.lo.u32", "cache_index", sequence, attention.problem.n_kv_heads, kv_head)
+        b.op("cvt.u64.u32", row, begin)
+        b.op("mad.wide.u32", row, index, pitch, row)
+    elif attention.cache.page_size:
         assert sequence is not None
-        rows["page_table"] = b.ld_param("page_table")
-        b.op("mad.wide.u32", rows["page_table"], sequence, 4 * attention.cache.pages, rows["page_table"])
+        pages = b.ld_param("page_table")
+        b.op("mad.wide.u32", pages, sequence, 4 * attention.cache.pages, pages)
         if attention.cache.heads_inside:
             b.op("cvt.u64.u32", row, kv_head)
         else:
@@ -110,12 +133,27 @@ def _rows(b: Builder, attention: Attention, kv_head: Reg, sequence: Reg | None) 
         b.op("mul.wide.u32", row, index, attention.cache.rows)
     else:
         b.op("mul.wide.u32", row, kv_head, attention.cache.rows)
-    for what in ("cache", "scales") if attention.cache.quantised else ("cache",):
-        for x, side in attention.cache.buffers.items():
-            base = rows[f"{x}_{what}"] = b.ld_param(f"{x}_{what}")
-            b.op("mad.lo.u64", base, row, side.row_bytes if what == "cache" else side.row_scale_bytes, base)
-        rows.setdefault(f"v_{what}", rows[f"k_{what}"])  # V in K
-    return rows
+
+    def first(name: str, nbytes: int) -> Reg:
+        base = b.ld_param(name)
+        b.op("mad.lo.u64", base, row, nbytes, base)
+        return base
+
+    sides = attention.cache.buffers.items()  # where V is in K, K's are V's
+    k, *v = (first(f"{x}_cache", side.row_bytes) for x, side in sides)
+    if not attention.cache.quantised:
+        return CacheRows(k, v[0] if v else k, None, None, pages)
+    k_scales, *v_scales = (first(f"{x}_scales", side.row_scale_bytes) for x, side in sides)
+    return CacheRows(k, v[0] if v else k, k_scales, v_scales[0] if v_scales else k_scales, pages)
+
+
+def _first_row(b: Builder, sequence: Reg) -> Reg:
+    """The row that the sequence's position 0 lies in; below 0 counts as 0."""
+    at = b.ld_param("starts")
+    b.op("mad.wide.u32", at, sequence, 4, at)
+    first: Reg = b.op("ld.global.s32", "sequence_first", at[0])
+    b.op("max.s32", first, first, 0)
+    return first
 
 
 def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -> None:
@@ -132,8 +170,12 @@ def load_length(b: Builder, task: Task, where: Place, *, name: str, kind: str) -
 
 
 def lengths(b: Builder, attention: Attention, plan: Plan, task: Task, where: Place) -> None:
-    """Visible positions, the warp's tiles and which splits work, from the length. Lengths below 0 count as 0,
-    lengths above max_len as max_len."""
+    """Visible positions, the warp's tiles and which splits work, from the length, or the row that a strided cache's
+    sequence ends at. Lengths below 0 count as 0, lengths above max_len as max_len."""
+    if where.strided is not None:
+        first, rows = where.strided
+        b.op("min.s32", task.length, task.length, rows)
+        b.op("sub.s32", task.length, task.length, first)
     b.op("max.s32", task.length, task.length, 0)
     b.op("min.s32", task.length, task.length, attention.cache.max_len)
     tile = plan.shape.tile

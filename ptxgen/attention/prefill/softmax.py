@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.rows import Rows
-from ptxgen.attention.variant import SINK, PerHead, take_sink
+from ptxgen.attention.variant import SINK, V_SCALE, PerHead, take_sink
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
@@ -58,7 +58,7 @@ class Softmax:
         own: Callable[[], Owned],
     ) -> None:
         self.b, self.variant, self.rows, self.scores, self.lanes = b, spec.attention.variant, rows, scores, lanes
-        self.row_steps, self.own = row_steps, own
+        self.row_steps, self.own, self.group = row_steps, own, spec.attention.problem.group
         self._sources: dict[PerHead, Reg] = {}
         count = len(scores)
         self.limit = b.array("raise_above", "f32", count)
@@ -123,6 +123,8 @@ class Softmax:
     def _head_value(self, value: PerHead, first: Reg, skip: int) -> Reg:
         """What the head of a row brings, in a scratch register."""
         b, head = self.b, self.rows.head("vary_head", self._row(first, skip))
+        if value.of_kv_head and self.group > 1:
+            b.op("div.u32", head, head, self.group)
         at, brought = scratch(b, f"{value.name}_at", "u64"), scratch(b, value.name, "f32")
         b.op("mad.wide.u32", at, head, 4, self._source(value))
         b.op("ld.global.nc.f32", brought, at[0])
@@ -252,6 +254,8 @@ class Softmax:
             b.op("rcp.approx.ftz.f32", inverse, total)
             b.op("setp.eq.f32", empty, total, 0.0)
             b.op("selp.f32", inverse, 0.0, inverse, empty)
+            if self.variant.head_scales:
+                b.op("mul.f32", inverse, inverse, self._head_value(V_SCALE, self.own().row, self.row_steps[row]))
             for value in values:
                 b.op("mul.f32", value, value, inverse)
 

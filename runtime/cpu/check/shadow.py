@@ -255,6 +255,31 @@ def _shared(c: Code, what: str) -> None:
             c.do(f"call void @proxy.fetch({_ARGUMENTS} %a, i64 %n, i64 {offset})")
 
 
+@support("written")
+def written(_space: str) -> str:
+    """`written.shared(w, addresses, offset, mask, bytes)`: the lanes that are outside of the mask, or whose bytes in
+    the CTA's own shared memory are written; others' memory is taken to be."""
+    c = Code(f"define internal i32 @written.shared(ptr %w, {vec('i32')} %a, i64 %off, i32 %m, i64 %n) noinline")
+    cta, places = c.load("ptr", "%w", WARP["cta"]), c.var(vec("i32"), align=64)
+    c.store(vec("i32"), "%a", places, align=64)
+    flags, size = c.load("ptr", cta, CTA["valid"]), c.load("i64", cta, CTA["shared_bytes"])
+    missing = c.var("i32", 0)
+    with c.count("i32", 32) as lane:
+        bit = c(f"shl i32 1, {lane}")
+        address = c.load("i32", c(f"getelementptr i32, ptr {places}, i32 {lane}"))
+        place = c(f"add i64 {c(f'zext i32 {address} to i64')}, %off")
+        place = c(f"sub i64 {place}, {SHARED_BASE}")
+        inside = c(f"icmp ule i64 {c(f'add i64 {place}, %n')}, {size}")
+        inside = c(f"and i1 {inside}, {c(f'icmp ult i64 {place}, {size}')}")
+        active = c(f"icmp ne i32 {c(f'and i32 %m, {bit}')}, 0")
+        with c.if_(c(f"and i1 {inside}, {active}")):
+            first = c(f"call i64 @shadow.unwritten(ptr {c.at(flags, place)}, i64 %n)")
+            with c.if_(c(f"icmp ult i64 {first}, %n")):
+                c.store("i32", c(f"or i32 {c.load('i32', missing)}, {bit}"), missing)
+    c.ret("i32 " + c(f"xor i32 {c.load('i32', missing)}, -1"))
+    return c.text()
+
+
 def _find(what: str) -> str:
     c = Code(f"define internal i64 @shadow.{what}(ptr %flags, i64 %n) noinline")
     test, flag = ("ne", FLAG_WRITTEN) if what == "unwritten" else ("eq", FLAG_FLYING)

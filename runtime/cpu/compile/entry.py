@@ -115,9 +115,10 @@ def described(
 
 
 def _is_strong(words: tuple[str, ...]) -> bool:
-    """Whether an instruction is an atomic or the like, and may be one of shared memory."""
+    """Whether an instruction is an atomic or the like, and may be one of shared memory. Barriers and mbarriers, which
+    have such words too, rely on no first write."""
     kinds = {"atom", "red", "volatile", "relaxed", "acquire", "release"}
-    return bool(kinds & set(words)) and "global" not in words
+    return words[0] in ("ld", "st", "atom", "red") and bool(kinds & set(words)) and "global" not in words
 
 
 def _first(block: Block) -> tuple[int, str]:

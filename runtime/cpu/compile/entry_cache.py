@@ -8,7 +8,7 @@ import json
 import struct
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from ptxgen import nodes
@@ -150,7 +150,7 @@ class CompiledCache:
 
             newer, self._refused = foreign_text.noted(self.module), foreign_text.verify(self.module)
         index = _Index(tuple(self.module.entries), describe(self.emitted), newer)
-        rows = [{**asdict(v), "image": v.image.hex()} for v in index.variables]
+        rows = [{f.name: getattr(v, f.name) for f in fields(v)} | {"image": v.image.hex()} for v in index.variables]
         if not self._refused:  # the next version may know what this one does not
             data = {"entries": index.entries, "variables": rows, "newer": newer}
             support_objects.disk().put(key, json.dumps(data).encode())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
@@ -33,6 +36,7 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
     """Every variable of the module, by symbol number; those in shared memory have no image."""
     variables = module_variables(module)
     numbers = {variable.name: number for number, variable in enumerate(variables)}
+    functions: dict[str, int | None] = {}
     found, total = [], 0
     for variable in variables:
         size = variable_bytes(variable)
@@ -40,29 +44,62 @@ def describe(module: nodes.Module) -> list[GlobalVariable]:
         if total > MOST_BYTES:
             said = f"the variables of a module have {MOST_BYTES:,} bytes at most on the CPU executor (got {total:,})"
             raise IsaError(module.finding(variable.line, said))
-        step = bits_of(variable.type, variable.line) // 8
-        initialised = len(variable.init or ()) * step
-        image, addresses = bytearray(initialised if variable.space in ("global", "const") else 0), []
-        for position, item in enumerate(variable.init or ()):
-            if isinstance(item, nodes.Immediate):
-                image[position * step : (position + 1) * step] = _encoded(item, variable.type, step)
-            elif isinstance(item, nodes.Symbol) and function_address(module, item.name) is not None:
-                image[position * step : (position + 1) * step] = _pointer(module, item.name, step)
-            elif isinstance(item, nodes.Symbol) and item.name in numbers:
-                addresses.append((position * step, numbers[item.name], item.offset))
-            else:
-                raise IsaError(
-                    module.refusal(variable.line, f"initialiser {item} is not supported by the CPU executor")
-                )
-        shown = bytes(image).rstrip(b"\0")
+        image, addresses = _image(module, variable, numbers, functions)
+        if variable.space not in ("global", "const"):
+            image = b""
+        shown = image.rstrip(b"\0")
         found.append(
             GlobalVariable(variable.name, variable.space, size, variable_align(variable), shown, tuple(addresses))
         )
     return found
 
 
-def _pointer(module: nodes.Module, name: str, step: int) -> bytes:
-    return (function_address(module, name) or 0).to_bytes(8, "little")[:step]
+def _image(
+    module: nodes.Module, variable: nodes.Variable, numbers: dict[str, int], functions: dict[str, int | None]
+) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """The bytes that are initialised, and the pointers among them; `functions` keeps what was looked up."""
+    items = variable.init or ()
+    step = bits_of(variable.type, variable.line) // 8
+    image = _of_literals(items, variable.type, step)
+    if image is not None:
+        return image, []
+    parts: list[bytes] = []
+    addresses = []
+    for position, item in enumerate(items):
+        name = item.name if isinstance(item, nodes.Symbol) else ""
+        if name and name not in functions:
+            functions[name] = function_address(module, name)
+        if isinstance(item, nodes.Immediate):
+            parts.append(_encoded(item, variable.type, step))
+        elif name and (address := functions[name]) is not None:
+            parts.append(address.to_bytes(8, "little")[:step])
+        elif isinstance(item, nodes.Symbol) and name in numbers:
+            addresses.append((position * step, numbers[name], item.offset))
+            parts.append(bytes(step))
+        else:
+            said = f"initialiser {item} is not supported by the CPU executor"
+            raise IsaError(module.refusal(variable.line, said))
+    return b"".join(parts), addresses
+
+
+def _of_literals(items: tuple[nodes.Operand, ...], kind: str, step: int) -> bytes | None:
+    """The bytes of what compilers write in large tables, integers or bit patterns alone; None for anything else."""
+    if not all(type(item) is nodes.Immediate for item in items):
+        return None
+    texts = [item.text for item in items]  # type: ignore[union-attr]
+    with suppress(ValueError, OverflowError, FloatingPointError):
+        pattern = {("f32", 4): "0f", ("b32", 4): "0f", ("f64", 8): "0d", ("b64", 8): "0d"}.get((kind, step), "")
+        if pattern and all(len(text) == 2 + 2 * step and text[:2].lower() == pattern for text in texts):
+            patterns = bytes.fromhex("".join(text[2:] for text in texts))
+            return np.frombuffer(patterns, f">u{step}").astype(f"<u{step}").tobytes()
+        if kind in ("f32", "f64") and all("." in text for text in texts):
+            with np.errstate(over="raise"):
+                return np.array(list(map(float, texts))).astype(f"<f{step}").tobytes()
+        if kind[0] != "f" and step < 16:
+            values = [int(text, 0) for text in texts]
+            wide = np.array(values, np.int64 if min(values, default=0) < 0 else np.uint64)
+            return wide.astype(f"<u{step}").tobytes()
+    return None
 
 
 def _encoded(item: nodes.Immediate, kind: str, step: int) -> bytes:

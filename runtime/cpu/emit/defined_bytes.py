@@ -156,14 +156,24 @@ def _depends(table: int, which: int, fixed: list[int | None], bit: int) -> bool:
 
 
 def _select(d: DefinedLanes, reg: Reg) -> Planes | None:
-    """selp: either source, if the predicate is defined."""
+    """selp: the source that is chosen, if the predicate is defined."""
     count = bits_of(d.e.op.words[1]) // 8
     _, a, b, chosen = d.e.op.operands
     left, right, predicate = _source(d, a, count), _source(d, b, count), d.e.reg(chosen)
     if left is None or right is None or predicate is None:
         return None
     known = (d.planes(predicate) or (ALL,))[0]
-    return tuple(d.both(d.both(x, y), known) for x, y in zip(left, right, strict=True))
+    if left == right == (ALL,) * count:
+        return (known,) * count
+    before, d.silent = d.silent, True
+    held = d.e.predicate(predicate)
+    d.silent = before
+    others = d.e.c(f"xor i32 {held}, -1")
+    found = []
+    for x, y in zip(left, right, strict=True):
+        first, second = (d.both(one, lanes) for one, lanes in ((x, held), (y, others)))
+        found.append(d.both(d.e.c(f"or i32 {first}, {second}"), known))
+    return tuple(found)
 
 
 def _bitwise(d: DefinedLanes, reg: Reg) -> Planes | None:

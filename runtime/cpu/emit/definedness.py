@@ -102,7 +102,7 @@ class DefinedLanes:
     def check(self, reg: Reg) -> None:
         """A register is read: by arithmetic, whose result is then no more defined than it; by anything else, which is
         reported for the executing lanes in which it was not written."""
-        from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
+        from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER, OR_LOADED
 
         e = self.e
         if self.silent:
@@ -122,7 +122,8 @@ class DefinedLanes:
             mask = e.c(f"and i32 {mask}, {e.c(f'xor i32 {held}, -1') if e.op.negated else held}")
         else:
             self.checked.add(reg.index)
-        e.fault_if(e.c(f"and i32 {mask}, {e.c(f'xor i32 {lanes}, -1')}"), FAULT_REGISTER, remark=reg.name)
+        remark = reg.name + (OR_LOADED if e.flow.droppable_loads else "")
+        e.fault_if(e.c(f"and i32 {mask}, {e.c(f'xor i32 {lanes}, -1')}"), FAULT_REGISTER, remark=remark)
 
     def write(self, reg: Reg) -> None:
         """The executing lanes of the register are now as defined as what the instruction has read."""

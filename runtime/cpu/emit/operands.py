@@ -63,6 +63,30 @@ class Operands(Values):
             whole = vector
         return self.cast(value, whole, wanted)
 
+    # in check mode: of which lanes are defined (i32s; None: all) ------------------------------------------------------
+    def so_far(self) -> str | None:
+        """The lanes in which all that the instruction has read is defined; what it reads from now on counts alone."""
+        return self.defined.take() if self.defined else None
+
+    def only_defined(self, lanes: str | None) -> None:
+        """The next result is defined in these lanes, whatever has been read."""
+        if self.defined:
+            self.defined.take()
+            if lanes is not None:
+                self.defined.add(lanes)
+
+    def decided(self, name: str, a: str, known_a: str | None, b: str, known_b: str | None) -> str | None:
+        """The lanes in which `a and b`, or `a or b`, is defined: where both are, or one that decides alone."""
+        if known_a is None and known_b is None:
+            return None
+        both = self.c(f"and i32 {known_a or '-1'}, {known_b or '-1'}")
+        if name not in ("and", "or"):
+            return both
+        for value, known in ((a, known_a), (b, known_b)):
+            alone = self.c(f"xor i32 {value}, -1") if name == "and" else value
+            both = self.c(f"or i32 {both}, {self.c(f'and i32 {alone}, {known}') if known else alone}")
+        return both
+
     def predicate(self, reg: Reg) -> str:
         """A predicate register as an i32 of lanes."""
         return self.read(reg, "i32")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ptxgen.runtime.cpu.flow.flow import Block, Flow
+    from ptxgen.runtime.cpu.flow.flow import Block, Flow, Op
 
 _NO_FALL_THROUGH = frozenset({"ret", "exit", "$go", "$back", "brx"})
 
@@ -129,13 +129,14 @@ def components(roots: list[Block], edges: dict[int, list[Block]], allowed: set[i
     return found[::-1]
 
 
-def liveness(blocks: list[Block], registers: int, entry: Block) -> int:
-    """Set `live_out` (backwards) and `defined_in` (forwards) of every block.
+def liveness(blocks: list[Block], registers: int, entry: Block, unsure: frozenset[Op] = frozenset()) -> int:
+    """Set `live_out` (backwards) and `defined_in` (forwards) of every block. What instructions of `unsure` write may be
+    as undefined as if nothing was written.
 
     Returns the bit set of registers that some block may read before every path has written them.
     """
     live_in = _backwards(blocks)
-    _forwards(blocks, (1 << registers) - 1, entry)
+    _forwards(blocks, (1 << registers) - 1, entry, unsure)
     loose = 0
     for block in blocks:
         loose |= live_in[id(block)] & ~block.defined_in
@@ -174,11 +175,12 @@ def _backwards(blocks: list[Block]) -> dict[int, int]:
     return live_in
 
 
-def _defined_after(block: Block) -> int:
+def _defined_after(block: Block, unsure: frozenset[Op]) -> int:
     """Registers surely written once the block is over; what is computed from an unwritten register is unwritten."""
     defined = block.defined_in
     for op in block.ops:
-        taints = op.pure and any(not defined >> reg.index & 1 for reg in op.reads if reg is not op.guard)
+        unwritten = any(not defined >> reg.index & 1 for reg in op.reads if reg is not op.guard)
+        taints = op in unsure or (op.pure and unwritten)
         for reg in op.writes:
             if taints:
                 defined &= ~(1 << reg.index)
@@ -187,14 +189,14 @@ def _defined_after(block: Block) -> int:
     return defined
 
 
-def _forwards(blocks: list[Block], everything: int, entry: Block) -> None:
+def _forwards(blocks: list[Block], everything: int, entry: Block, unsure: frozenset[Op]) -> None:
     before: dict[int, list[Block]] = {id(b): [] for b in blocks}
     for block in blocks:
         for successor in block.successors:
             before[id(successor)].append(block)
     for block in blocks:
         block.defined_in = everything if before[id(block)] and block is not entry else 0
-    after = {id(block): _defined_after(block) for block in blocks}
+    after = {id(block): _defined_after(block, unsure) for block in blocks}
     changed = True
     while changed:
         changed = False
@@ -204,5 +206,5 @@ def _forwards(blocks: list[Block], everything: int, entry: Block) -> None:
                 now &= after[id(previous)]
             if now != block.defined_in:
                 block.defined_in = now
-                after[id(block)] = _defined_after(block)
+                after[id(block)] = _defined_after(block, unsure)
                 changed = True

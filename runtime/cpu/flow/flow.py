@@ -27,7 +27,7 @@ from ptxgen.runtime.cpu.flow.recursion import (
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
-from ptxgen.runtime.cpu.flow.unused_loads import split_loads, unused_loads
+from ptxgen.runtime.cpu.flow.unused_loads import droppable_loads, split_loads, unused_loads
 
 
 class Flow(Names):
@@ -228,6 +228,9 @@ class Flow(Names):
             self.loose = liveness(self.blocks, len(self.registers), self.first)
         self.only_arithmetic = only_arithmetic(self.blocks)
         self.unused_loads = unused_loads(self.blocks)
+        self.droppable_loads = droppable_loads(self.blocks) if self.check else frozenset()
+        if self.droppable_loads:
+            self.loose = liveness(self.blocks, len(self.registers), self.first, self.droppable_loads)
         self.idle_loads = split_loads(self.blocks) if self.check else frozenset()
         self.past_barriers = past_barriers(self.blocks, self.first, self._names()) if self.check else {}
         return self.blocks

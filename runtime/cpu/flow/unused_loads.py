@@ -1,4 +1,5 @@
-"""Loads whose values come to nothing: no store, address, guard or branch depends on them, in all lanes or in some."""
+"""Loads whose values come to nothing: no store, address, guard or branch depends on them, in all lanes or in some; and
+those whose values may come to nothing, as a choice between values stands before all that depends on them."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def unused_loads(blocks: list[Block]) -> frozenset[Op]:
     return frozenset(op for op in loads if op not in used)
 
 
-def _before(op: Op, needed: int, used: set[Op]) -> int:
-    """The registers that are needed before an instruction, from those behind it."""
+def _before(op: Op, needed: int, used: set[Op], dropped: frozenset[int] = frozenset()) -> int:
+    """The registers that are needed before an instruction, from those behind it; what it may drop it does not need."""
     wanted = any(needed >> reg.index & 1 for reg in op.writes)
     if op.words[0] == "ld" and wanted:
         used.add(op)
@@ -41,8 +42,45 @@ def _before(op: Op, needed: int, used: set[Op]) -> int:
         for reg in op.writes:
             needed &= ~(1 << reg.index)
     for reg in op.reads:
-        needed |= 1 << reg.index
+        if reg.index not in dropped:
+            needed |= 1 << reg.index
     return needed
+
+
+def droppable_loads(blocks: list[Block]) -> frozenset[Op]:
+    """Loads of shared memory whose values matter only where they are chosen: every way to a store, an address, a guard
+    or a branch leads through `selp`, or through an `and` or `or` of predicates, which the other side may decide."""
+    loads = [op for block in blocks for op in block.ops if _may_be_dropped(op)]
+    if not loads:
+        return frozenset()
+    matters: dict[int, int] = {id(block): 0 for block in blocks}  # registers that matter as they are, before each block
+    used: set[Op] = set()
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            now = 0
+            for successor in block.successors:
+                now |= matters[id(successor)]
+            for op in reversed(block.ops):
+                now = _before(op, now, used, _chosen(op))
+            if now != matters[id(block)]:
+                matters[id(block)] = now
+                changed = True
+    return frozenset(op for op in loads if op not in used)
+
+
+def _may_be_dropped(op: Op) -> bool:
+    return op.words[:2] == ("ld", "shared") and not {"volatile", "relaxed", "acquire"} & set(op.words)
+
+
+def _chosen(op: Op) -> frozenset[int]:
+    """The registers that an instruction reads of which it may drop the value."""
+    if op.words[0] == "selp":
+        return frozenset(reg.index for reg in op.reads if reg.bits > 1 and reg is not op.guard)
+    if op.words in (("and", "pred"), ("or", "pred")) or (op.words[0] == "setp" and {"and", "or"} & set(op.words)):
+        return frozenset(reg.index for reg in op.reads if reg is not op.guard)
+    return frozenset()
 
 
 def split_loads(blocks: list[Block]) -> frozenset[Op]:

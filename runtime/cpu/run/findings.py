@@ -167,7 +167,10 @@ def _text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places:
     elif kind == faults.FAULT_DIVERGED:
         lines.append(f"{lanes_text(extra)} went past it: {source.at(*entry.sites[size][:2])}")
     elif kind == faults.FAULT_REGISTER:
-        lines.append(f"{remark} is read here, but no instruction that these lanes executed has written it")
+        name = remark.removesuffix(faults.OR_LOADED)
+        said = f"{name} is read here, but no instruction that these lanes executed has written it"
+        loaded = ", or not all of the shared memory that it was loaded from is written"
+        lines.append(said + (loaded if name != remark else ""))
     elif remark == ASSERTION:
         message, file = places.string(address), places.string(extra)
         return "\n  ".join([*lines, f"assertion `{message}` failed, {file}:{size}"])

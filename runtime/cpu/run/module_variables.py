@@ -28,9 +28,11 @@ class Globals:
             if block is not None:
                 self.table[len(self._blocks) - 1] = block.ctypes.data
         for variable, block in zip(variables, self._blocks, strict=True):
-            for offset, number, addend in variable.addresses:
+            if variable.addresses:
                 assert block is not None
-                block[offset : offset + 8].view(np.uint64)[0] = int(self.table[number]) + addend
+                offsets, numbers, addends = np.array(variable.addresses, np.int64).T
+                pointers = self.table[numbers] + addends.astype(np.uint64)
+                block[offsets[:, None] + np.arange(8)] = pointers.view(np.uint8).reshape(-1, 8)
         self._placed: WeakSet[Memory] = WeakSet()
 
     def place(self, memory: Memory) -> None:

@@ -42,6 +42,7 @@ from ptxgen.runtime.cpu.native.layout import (
 )
 from ptxgen.runtime.cpu.run.geometry import Geometry, shared_bytes
 
+_PACK = {kind: struct.Struct("<" + kind).pack_into for kind in "IQq"}
 _MOST_EPOCHS = 1 << 26  # a stamp has 27 bits for the count
 
 
@@ -61,7 +62,7 @@ class Block:
 
     def put(self, kind: str, offset: int, value: int) -> None:
         """Store one value (`struct` format)."""
-        struct.pack_into("<" + kind, self._view, offset, value)
+        _PACK[kind](self._view, offset, value)
 
     def get(self, kind: str, offset: int) -> int:
         """Load one value."""

@@ -22,7 +22,7 @@ def restored(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     yield
     on_cpu.uninstall()
-    for kernel in (kernels.add, kernels.racy, kernels.scaled, kernels.through):
+    for kernel in (kernels.add, kernels.racy, kernels.scaled, kernels.through, kernels.counted):
         kernel.device_caches.clear()
 
 
@@ -49,6 +49,18 @@ def test_an_access_past_an_array_is_an_error():
     short, long = np.zeros(100, np.float32), np.zeros(300, np.float32)
     with pytest.raises(ExecutionError, match="out of bounds in kernel add"):
         kernels.add[(3,)](short, long, long.copy(), 300, BLOCK=128)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("mode", ["fast", "check"])
+def test_atomics_of_bf16_at_the_end_of_an_array_of_odd_length(mode, target):
+    """Below sm_90 they swap whole words, of which the last one's upper half lies behind the array."""
+    bfloat16 = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed").bfloat16
+    on_cpu.install(mode, target)
+    x, sums = np.ones(256, bfloat16), np.zeros(7, bfloat16)
+    kernels.counted[(2,)](x, sums, COUNT=7, N=128)
+    np.testing.assert_array_equal(sums.astype(np.float32), [37, 37, 37, 37, 36, 36, 36])
 
 
 class Tensor:

@@ -44,7 +44,7 @@ def unpack(m: Machine, operand: tuple, kind: str) -> np.ndarray:
 def parts_of(raw: np.ndarray, kind: str) -> np.ndarray:
     """Elements of less than a byte, from the lowest bits on: `[words, elements per word]`."""
     width = BITS[kind]
-    values = (raw[:, None] >> np.arange(0, 32, width, np.uint32) & np.uint32((1 << width) - 1)).astype(np.int64)
+    values = (raw[:, None] >> np.arange(0, 32, width, dtype=np.uint32) & np.uint32((1 << width) - 1)).astype(np.int64)
     return values - 16 * (values > 7) if kind == "s4" else values
 
 

@@ -6,6 +6,7 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.merge import finish
@@ -16,6 +17,7 @@ from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, Shared
 from ptxgen.attention.decode.place import Place
 from ptxgen.attention.decode.plan import Plan
 from ptxgen.attention.problem import Attention
+from ptxgen.attention.variant import V_SCALE
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 
@@ -51,32 +53,45 @@ def build_merges(
         exists = None
         if task.heads_left is not None:
             exists = b.op("setp.lt.u32", "head_exists", elements.head, task.heads_left)
-        if sinks:
-            finish.apply_sink(b, elements, merged, rows["sinks"], exists)
-        if lse:
-            finish.store_lse(b, elements, merged, rows["lse"], exists)
-        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows["out"], exists)
+        if rows.sinks is not None:
+            finish.apply_sink(b, elements, merged, rows.sinks, exists)
+        if rows.lse is not None:
+            finish.store_lse(b, elements, merged, rows.lse, exists)
+        finish.store_output(b, elements, merged, attention.problem.q_dtype, rows.out, exists, rows.scale)
     if plan.split:
         _splits(b, plan, where, elements, merged, exchange, walk)
     else:
         b.without("records_locate")
 
 
-def _output_rows(
-    b: Builder, attention: Attention, where: Place, task: Task, *, lse: bool, sinks: bool
-) -> dict[str, Reg]:
-    """Fragment `output_rows`: addresses of the CTA's first head in everything that is per head."""
-    rows: dict[str, Reg] = {}
+class OutputRows(NamedTuple):
+    """Addresses of the CTA's first head in everything that is per head; None where there is none."""
+
+    out: Reg
+    lse: Reg | None
+    sinks: Reg | None
+    scale: Reg | None  # of the KV head's values: the f32 itself
+
+
+def _output_rows(b: Builder, attention: Attention, where: Place, task: Task, *, lse: bool, sinks: bool) -> OutputRows:
+    """Fragment `output_rows`."""
+
+    def row(name: str, index: Reg, nbytes: int) -> Reg:
+        at = b.ld_param(name)
+        b.op("mad.wide.u32", at, index, nbytes, at)
+        return at
+
+    def scale() -> Reg:
+        loaded: Reg = b.op("ld.global.f32", V_SCALE.name, row(V_SCALE.param, task.kv_head, 4)[0])
+        return loaded
+
     with b.fragment("output_rows", "the output rows of the KV head"):
-        rows["out"] = b.ld_param("out")
-        b.op("mad.wide.u32", rows["out"], where.query_index, attention.problem.output_bytes, rows["out"])
-        if lse:
-            rows["lse"] = b.ld_param("lse")
-            b.op("mad.wide.u32", rows["lse"], where.query_index, 4, rows["lse"])
-        if sinks:
-            rows["sinks"] = b.ld_param("sinks")
-            b.op("mad.wide.u32", rows["sinks"], task.first_head, 4, rows["sinks"])
-    return rows
+        return OutputRows(
+            row("out", where.query_index, attention.problem.output_bytes),
+            row("lse", where.query_index, 4) if lse else None,
+            row("sinks", task.first_head, 4) if sinks else None,
+            scale() if attention.variant.head_scales else None,
+        )
 
 
 def _cluster(b: Builder, plan: Plan, elements: Elements, merged: Partial) -> tuple[Exchange, Walk]:

@@ -20,11 +20,16 @@ def apply_sink(b: Builder, elements: Elements, part: Partial, sinks: Reg, exists
     take_sink(b, sink, part.maximum, part.total, part.values)
 
 
-def store_output(b: Builder, elements: Elements, part: Partial, dtype: DType, rows: Reg, exists: Reg | None) -> None:
-    """Write values / sum; a softmax over nothing gives zeros. `rows`: address of the CTA's first head in the output."""
+def store_output(
+    b: Builder, elements: Elements, part: Partial, dtype: DType, rows: Reg, exists: Reg | None, scale: Reg | None = None
+) -> None:
+    """Write values / sum, times the values' `scale` where they have one; a softmax over nothing gives zeros. `rows`:
+    address of the CTA's first head in the output."""
     inverse = b.op("rcp.approx.ftz.f32", "output_inverse", part.total)
     nothing = b.op("setp.eq.f32", "output_nothing", part.total, 0.0)
     b.op("selp.f32", inverse, 0.0, inverse, nothing)
+    if scale is not None:
+        b.op("mul.f32", inverse, inverse, scale)
     place = b.op("mad.wide.u32", "output_place", elements.element, 4 * dtype.bytes, rows)
     values = b.array("output", "f32", 4).regs
     for value, term in zip(values, part.values, strict=True):

@@ -39,7 +39,6 @@ class Records:
         self.pairs = b.array("record_pair", "b64", 3 * self.at_once)
         self.words = b.array("record_word", "u32", 3 * self.at_once)
         self.parts = partials(b, "record", self.at_once)
-        self._places: dict[str, Reg] = {}
 
     def locate(self, unit: Reg) -> Reg:
         """Find the unit's records; whether this CTA's split is the only one."""
@@ -59,8 +58,7 @@ class Records:
         return f"records 0 to {self.at_once - 1} of the batch" if self.at_once > 1 else "the record"
 
     def _address(self, name: str, split: Reg, size: int, base: Reg) -> Reg:
-        b = self.b
-        place = self._places[name] = scratch(b, f"{name}_place", "u64")
+        b, place = self.b, scratch(self.b, f"{name}_place", "u64")
         b.op("mad.wide.u32", place, split, size * self.elements.count, base)
         b.op("mad.wide.u32", place, self.elements.element, size, place)
         return place
@@ -90,6 +88,7 @@ class Records:
         b, count = self.b, self.elements.count
         values = self._address("values", self.split, 16, self.values)
         statistics = self._address("statistics", self.split, 8, self.statistics)
+        self._read = values, statistics
         left = scratch(b, "record_unmerged", "u32")
         b.op("sub.u32", left, self.active, self.split)
         b.note(f"{self._batch}, or nothing where there are no more")
@@ -125,7 +124,7 @@ class Records:
     def merge(self, into: Partial) -> Reg:
         """Merge the records that were read and clear them in memory; returns whether more are left."""
         b, count = self.b, self.elements.count
-        values, statistics = (self._places[name] for name in ("values", "statistics"))
+        values, statistics = self._read
         zero = b.op("mov.b64", "record_zero", 0)
         b.note(f"{self._batch}: words back from their complements, and zeros in memory")
         for index, (part, exists) in enumerate(zip(self.parts, self.exist, strict=True)):

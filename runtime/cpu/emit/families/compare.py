@@ -58,13 +58,13 @@ def setp(e: Emitter, op: Op) -> None:
         e.dst_pred(target.second, results[1])
         return
     lanes = e.bits(compare(e, operator, kind, a, b, "ftz" in op.words))
-    if isinstance(target, nodes.Pair):
-        opposite = e.c(f"xor i32 {lanes}, -1")
-        both = [_combined(e, x, boolean, extra) for x in (lanes, opposite)]
-        e.dst_pred(target.first, both[0])
-        e.dst_pred(target.second, both[1])
-    else:
-        e.dst_pred(target, _combined(e, lanes, boolean, extra))
+    known = e.so_far()
+    other, known_other = (e.pred(extra), e.so_far()) if extra is not None else ("", None)
+    places = (target.first, target.second) if isinstance(target, nodes.Pair) else (target,)
+    for n, place in enumerate(places):
+        held = e.c(f"xor i32 {lanes}, -1") if n else lanes
+        e.only_defined(e.decided(boolean, held, known, other, known_other) if boolean else known)
+        e.dst_pred(place, e.c(f"{boolean} i32 {held}, {other}") if boolean else held)
 
 
 def _pairs(e: Emitter, operator: str, kind: str, a: str, b: str) -> tuple[str, str]:

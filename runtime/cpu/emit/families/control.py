@@ -131,12 +131,12 @@ def alloca(e: Emitter, op: Op) -> None:
     """Bytes of local memory until the function returns, aligned to 8 where nothing is said."""
     stack, target, size, *align = op.operands
     assert isinstance(stack, Reg)
-    wanted = align[0].value if align and isinstance(align[0], nodes.Immediate) else 8
+    wanted = int(align[0].value) if align and isinstance(align[0], nodes.Immediate) else 8
     if wanted < 1 or wanted & (wanted - 1) or wanted > STACK_BYTES:
         raise e.error(f"operand {align[0]}: must be a power of two up to {STACK_BYTES:,}")
     kind = op.words[1]
     bytes_ = e.resize(e.src(size, kind), integer_vector(bits_of(kind)), "u64")
-    place = _taken(e, stack, bytes_, int(wanted))
+    place = _taken(e, stack, bytes_, wanted)
     e.dst(target, e.resize(place, _I32, kind), kind)
 
 

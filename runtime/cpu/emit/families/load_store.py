@@ -95,7 +95,8 @@ def load(e: Emitter, op: Op) -> None:
         return
     if space == "param":  # an address that `mov` has taken: of the entry's block, or of a copy in local memory
         space = "generic"
-    if count > 1 and _load_into_file(e, space, source, targets, kind):
+    doubted = e.defined is not None and op in e.flow.droppable_loads
+    if count > 1 and not doubted and _load_into_file(e, space, source, targets, kind):
         return
     strong = bool(_ORDERED & set(op.words))
     if strong:
@@ -105,8 +106,17 @@ def load(e: Emitter, op: Op) -> None:
         e.c.do("fence acquire")
     if strong:
         synchronise(e, op, "after", source)
-    for target, value in zip(targets, values, strict=True):
+    for n, (target, value) in enumerate(zip(targets, values, strict=True)):
+        if doubted:
+            e.only_defined(_written(e, source, bits_of(kind) // 8, n))
         _store_result(e, target, value, kind)
+
+
+def _written(e: Emitter, source: nodes.Address, size: int, n: int) -> str:
+    """The lanes for which the n-th element in shared memory is written (an i32)."""
+    addresses, offset = address(e, source, "shared")
+    head = f"ptr %w, {vec('i32')} {addresses}, i64 {offset + n * size}"
+    return e.c(f"call i32 @written.shared({head}, i32 {e.exec_mask()}, i64 {size})")
 
 
 def _load_into_file(e: Emitter, space: str, source: nodes.Address, targets: list[Source], kind: str) -> bool:
@@ -170,7 +180,7 @@ def _check_word(e: Emitter) -> str:
         return ".constant"
     if _ORDERED & set(e.op.words):
         return ".ordered"
-    return ".glance" if e.op in e.flow.unused_loads else ".check"
+    return ".glance" if e.op in e.flow.unused_loads or e.op in e.flow.droppable_loads else ".check"
 
 
 def _parameter(e: Emitter, operand: nodes.Address) -> Var | None:

@@ -19,7 +19,9 @@ def bitwise(e: Emitter, op: Op) -> None:
     """Bit by bit; predicates too."""
     name, kind = op.words
     if kind == "pred":
-        a, b = (e.pred(o) for o in op.operands[1:3])
+        a, known_a = e.pred(op.operands[1]), e.so_far()
+        b, known_b = e.pred(op.operands[2]), e.so_far()
+        e.only_defined(e.decided(name, a, known_a, b, known_b))
         e.dst_pred(op.operands[0], e.c(f"{name} i32 {a}, {b}"))
         return
     a, b = (e.src(o, kind) for o in op.operands[1:3])

@@ -43,8 +43,7 @@ class Loader:
     @property
     def ragged(self) -> bool:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        cache = self.attention.cache
-        return cache.max_len % TILE != 0 and not (cache.page_size or cache.ring)
+        return self.attention.cache.ragged(TILE)
 
     # -- once --------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class Query:
         self.words: RegArray = b.array("q_word", "b32", (4 if shared else query_words(self.layout)) * self.tiles)
         self._bases: dict[tuple[int, int], Reg] = {}  # by head tile and elements of a block: where this lane reads
         self._rows: dict[int, Reg] = {}
-        self._arrays: dict[str, RegArray] = {}
+        self._raw: RegArray | None = None
+        self._values: RegArray | None = None
 
     @property
     def pitch(self) -> int:
@@ -106,8 +107,7 @@ class Query:
         if have == self.dtype:
             convert.load_words(b, words, base, offset, space=space)
             return
-        raw = self._temporaries("q_raw", "b32", convert.words_of(have, 2 * len(words)))
-        values = self._temporaries("q_value", "f32", 2 * len(words))
+        raw, values = self._temporaries(2 * len(words))
         convert.load_words(b, raw, base, offset, space=space)
         convert.unpack(b, values, raw, have)
         convert.pack(b, words, values, self.dtype)
@@ -126,14 +126,14 @@ class Query:
             b.op("prmt.b32", first, first, second, mma_convert.LOW_HALVES, pred=pred)
             b.op("mov.b32", second, odd, pred=pred)
 
-    def _temporaries(self, name: str, type: str, count: int) -> tuple[Reg, ...]:
-        """The first `count` registers of an array that is as large as any block needs."""
-        if name not in self._arrays:
+    def _temporaries(self, count: int) -> tuple[tuple[Reg, ...], tuple[Reg, ...]]:
+        """For `count` elements of q: their words, and their values in f32, of arrays that suffice for any block."""
+        have = self.attention.problem.q_dtype
+        if self._raw is None or self._values is None:
             most = max([CHUNK if self.shared else 0, *(block.elements for block in self.layout.k_blocks)])
-            size = most if type == "f32" else convert.words_of(self.attention.problem.q_dtype, most)
-            self._arrays[name] = self.b.array(name, type, size)
-        registers: tuple[Reg, ...] = self._arrays[name][:count]
-        return registers
+            self._raw = self.b.array("q_raw", "b32", convert.words_of(have, most))
+            self._values = self.b.array("q_value", "f32", most)
+        return self._raw[: convert.words_of(have, count)], self._values[:count]
 
     # -- in shared memory --------------------------------------------------------------------------------------------
 

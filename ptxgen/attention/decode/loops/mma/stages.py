@@ -46,7 +46,7 @@ def stage_bytes(attention: Attention) -> int:
 def stages_for(attention: Attention, target: Target) -> bool:
     """Whether tiles can come by bulk copies: whole tiles of contiguous rows; scales, too, on 16-byte boundaries."""
     cache = attention.cache
-    contiguous = not (cache.page_size or cache.ring) and cache.max_len % TILE == 0 and not cache.quantised
+    contiguous = not (cache.page_size or cache.ring or cache.quantised or cache.ragged(TILE))
     return target.includes_any(("sm_90",)) and contiguous
 
 

@@ -150,6 +150,10 @@ class Step:
         b, task = self.b, self.task
         for value, source in task.per_head.items():
             registers = self._per_head[value] = b.array(value.name, "f32", 2 * self.tiles)
+            if value.of_kv_head:
+                for register in registers:
+                    b.op("ld.global.f32", register, source[0])
+                continue
             head, address = scratch(b, "score_head", "s32"), scratch(b, f"{value.name}_address", "u64")
             last: Reg | int = shape.heads - 1
             if task.heads_left is not None:

@@ -24,7 +24,7 @@ class Store:
     def __init__(self, step: Step, partials: Partials) -> None:
         self.b, self.step, self.partials = step.b, step, partials
         self.g, self.q = step.loader.g, step.loader.q
-        self._lanes: dict[str, Reg] = {}
+        self._lanes: dict[tuple[int, int], Reg] = {}  # by elements of a block, and the first of a spread chunk
         self._pair: Reg | None = None
 
     def emit(self, arena: Shared) -> None:
@@ -85,17 +85,18 @@ class Store:
     def _lane_place(self, block: Block, row: Reg, first: int, *, spreads: bool) -> Reg:
         """The lane's row plus its place in blocks of this width; where chunks are spread, of the one at `first`."""
         b = self.b
-        name = f"acc_lane{block.elements}" + (f"_{first}" if spreads and first else "")
-        if name in self._lanes:
-            return self._lanes[name]
+        key = block.elements, first if spreads else 0
+        name = f"acc_lane{block.elements}" + (f"_{key[1]}" if key[1] else "")
+        if key in self._lanes:
+            return self._lanes[key]
         if not spreads:
-            self._lanes[name] = b.op("mad.lo.u32", name, self.g, 4 * block.elements, row)
-            return self._lanes[name]
+            self._lanes[key] = b.op("mad.lo.u32", name, self.g, 4 * block.elements, row)
+            return self._lanes[key]
         self._pair = self._pair or b.op("shl.b32", "acc_spread", self.q, 4)
         made: Reg = b.op("mul.lo.u32", name, self.g, 4 * block.elements)
         if first:
             b.op("add.u32", made, made, 4 * first)
         b.op("xor.b32", made, made, self._pair)
         b.op("add.u32", made, made, row)
-        self._lanes[name] = made
+        self._lanes[key] = made
         return made

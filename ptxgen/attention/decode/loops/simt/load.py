@@ -59,8 +59,7 @@ class Loader:
     @property
     def ragged(self) -> bool:
         """Whether a whole tile may reach past the rows that exist, so that rows are loaded one by one."""
-        cache = self.attention.cache
-        return cache.max_len % self.lanes.tile != 0 and not (cache.page_size or cache.ring)
+        return self.attention.cache.ragged(self.lanes.tile)
 
     def words(self, rows: Rows, token: int, piece: int) -> tuple[Reg, ...]:
         """Registers of a piece of one position."""
@@ -180,7 +179,8 @@ class Loader:
         names, self._live = ["tile"], [self.live]
         if self.ragged:
             left, names, self._live = scratch(b, "row_left", "s32"), [], []
-            b.op("mad.lo.s32", left, self.next, -lanes.tile, self.attention.cache.max_len)
+            cache = self.attention.cache
+            b.op("mad.lo.s32", left, self.next, -lanes.tile, self.task.length if cache.strided else cache.max_len)
             b.op("sub.s32", left, left, self.token)
             for token in range(lanes.tokens):
                 exists = scratch(b, f"row{token}_live", "pred")

@@ -59,8 +59,8 @@ class Step:
         for value, source in task.per_head.items():
             registers = self._per_head[value] = b.array(value.name, "f32", self.lanes.heads)
             for head, register in enumerate(registers):
-                if task.heads_left is None:
-                    b.op("ld.global.f32", register, source[4 * head])
+                if task.heads_left is None or value.of_kv_head:
+                    b.op("ld.global.f32", register, source[0 if value.of_kv_head else 4 * head])
                 else:
                     index, address = scratch(b, "score_head", "s32"), scratch(b, f"{value.name}_address", "u64")
                     b.op("min.s32", index, self.query.last_head(), head)

@@ -1,0 +1,249 @@
+"""How tensor cores multiply a tile with one token: its digits, or blocks of them, stand on columns of N."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_lanes
+from ptxgen.products.digits import (
+    DIGIT_BYTES,
+    DIGITS,
+    FACTOR_BYTES,
+    MAGIC,
+    MAGIC_BITS,
+    QUAD,
+    UNIT,
+    UNIT_BYTES,
+    Blocks,
+    Digits,
+    Integers,
+    Thirds,
+)
+
+if TYPE_CHECKING:
+    from ptxgen.weights.format import Piece, WeightFormat
+
+MMA_BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+MMA_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+MMA_S8 = "mma.sync.aligned.m16n8k32.row.col.s32.{}.s8.s32"
+BLOCKS = 4  # whose sums an accumulator has, each in a lane of a quad
+
+
+class Columns(ABC):
+    """What a warp does with a tile; `totals` are the lane's of rows g and g + 8, to be added up over a quad."""
+
+    totals: Sequence[Reg]
+    x_bases: tuple[Reg, ...]  # addresses in shared memory of the lane's x in tile 0 …
+    x_steps: tuple[int, ...]  # … and their step from tile to tile
+
+    def __init__(self, b: Builder, kind: WeightFormat) -> None:
+        self.b, self.kind = b, kind
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        """What a lane reads of a tile."""
+        return self.kind.pieces
+
+    @abstractmethod
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        """Where the lane finds x."""
+
+    @abstractmethod
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        """A tile times x, whose addresses are `at`, into the totals."""
+
+    def clear(self) -> None:
+        """Totals of 0."""
+        convert.clear(self.b, self.totals)
+
+    def publish(self, to: Reg, quad: Reg) -> None:
+        """The totals of the warp to 16 f32; `to` is where row g is there."""
+        b = self.b
+        over_lanes(b, "add.f32", self.totals, (1, 2))
+        for half, total in enumerate(self.totals):
+            b.op("st.shared.f32", to[4 * 8 * half], total, pred=self.is_writer)
+
+    def find_writer(self, quad: Reg) -> None:
+        """One lane of a quad writes."""
+        self.is_writer = self.b.op("setp.eq.u32", "is_writer", quad, 0)
+
+
+class DigitColumns(Columns):
+    """Three bf16 digits on three columns of N."""
+
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        b = self.b
+        base = b.op("mov.u32", "x_base", digits.vector)
+        b.op("mad.lo.u32", base, row, DIGIT_BYTES, base)
+        b.op("mad.lo.u32", base, quad, DIGIT_BYTES // 4, base)
+        self.x_bases, self.x_steps = (base,), (DIGITS * DIGIT_BYTES * self.kind.chunks,)
+        self.digit, self.has_digit = b.array("x_digit", "b32", 2), b.op("setp.lt.u32", "has_digit", row, DIGITS)
+        convert.clear(b, self.digit)
+        self.products, self.totals = b.array("product", "f32", 4), b.array("sum", "f32", 2).regs
+        self.zero = b.op("mov.f32", "zero_sum", 0.0)
+        self.find_writer(quad)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b = self.b
+        for chunk in range(self.kind.chunks):
+            offset = DIGITS * DIGIT_BYTES * chunk
+            convert.load_words(b, self.digit, at[0], offset, space="shared", pred=self.has_digit)
+            (a,) = self.kind.fragments(b, words, chunk)
+            sums = self.products.regs if chunk else (self.zero,) * 4
+            b.op(MMA_BF16, self.products, tuple(a), self.digit, sums)
+        for half, total in enumerate(self.totals):
+            for product in self.products[2 * half : 2 * half + 2]:
+                b.op("add.f32", total, total, product)
+
+
+class BlockColumns(Columns):
+    """Two f16 digits of the four blocks of a tile on eight columns of N: of a block's chunks only its two columns are
+    not zero, so that lane t has the sums of block t, and only that factor to apply."""
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.kind.block_pieces
+
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        assert isinstance(digits, Blocks)
+        b, kind = self.b, self.kind
+        assert kind.tile_k == BLOCKS * kind.x_block
+        self.words = kind.x_block // 8  # of a digit of a block that a lane loads
+        base = b.op("mov.u32", "x_base", digits.vector)
+        factors = b.op("add.u32", "factors_base", base, digits.factors_at)
+        b.op("mad.lo.u32", base, lane, 4 * self.words, base)
+        b.op("mad.lo.u32", factors, quad, FACTOR_BYTES, factors)
+        self.x_bases = (base, factors)
+        self.x_steps = (4 * kind.tile_k, BLOCKS * FACTOR_BYTES)
+        own = b.op("shr.u32", "own_block", row, 1)
+        self.owns = b.array("owns_block", "pred", BLOCKS)
+        self.digit = b.array("x_digit", "b32", BLOCKS * self.words)
+        for i, owns in enumerate(self.owns):
+            b.op("setp.eq.u32", owns, own, i)
+        convert.clear(b, self.digit)
+        self.products = b.array("product", "f32", 4)
+        self.factor = b.reg("x_factor", "f32")
+        self.totals = b.array("sum", "f32", 2).regs
+        self.zero = b.op("mov.f32", "zero_sum", 0.0)
+        self.find_writer(quad)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b, kind = self.b, self.kind
+        b.op("ld.shared.f32", self.factor, at[1][0])
+        sums: Sequence[Reg] = (self.zero,) * 4
+        for block, owns in enumerate(self.owns):
+            digit = self.digit[self.words * block : self.words * (block + 1)]
+            convert.load_words(b, digit, at[0], 0, space="shared", pred=owns)
+            for i in range(0, self.words, 2):
+                a = kind.halves(b, words, (self.words * block + i) // 2)
+                b.op(MMA_F16, tuple(self.products), tuple(a), tuple(digit[i : i + 2]), tuple(sums))
+                sums = self.products.regs
+        values = [self._sum(half) for half in (0, 1)]
+        kind.add_blocks(b, words, [values], (), self.totals)
+
+    def _sum(self, half: int) -> Reg:
+        """Both digits' products of row g or g + 8, added up, times the power of two."""
+        b, (value, other) = self.b, self.products[2 * half : 2 * half + 2]
+        b.op("add.f32", value, value, other)
+        b.op("mul.f32", value, value, self.factor)
+        return value
+
+
+class IntegerColumns(Columns):
+    """Three s8 digits of two neighbouring blocks on eight columns of N: four a block, the last of them 0.
+
+    Lanes t = 0, 1 of a quad have the sums of the first block, 2, 3 of the second; even ones of the two larger digits.
+    """
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.kind.block_pieces
+
+    def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
+        assert isinstance(digits, Integers)
+        b, kind = self.b, self.kind
+        self.factor_bytes = digits.factor_bytes
+        self.unit_groups = UNIT // kind.x_block // 2
+        self.units = kind.tile_k // UNIT
+        base = b.op("mov.u32", "x_base", digits.vector)
+        factors = b.op("add.u32", "factors_base", base, digits.factors_at)
+        b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
+        parity, digit = b.op("shr.u32", "own_parity", row, 2), b.op("and.b32", "own_digit", row, 3)
+        b.op("mad.lo.u32", base, parity, UNIT_BYTES // 2, base)
+        b.op("mad.lo.u32", base, digit, QUAD * 16, base)
+        b.op("mad.lo.u32", base, quad, 16, base)
+        self.x_bases = (base, factors)
+        self.x_steps = (self.units * UNIT_BYTES, self.units * QUAD * self.factor_bytes)
+        has_digit = b.op("setp.lt.u32", "has_digit", digit, DIGITS)
+        self.owns = b.array("owns_parity", "pred", 2)
+        self.digit = b.array("x_digit", "b32", 8)
+        for i, owns in enumerate(self.owns):
+            b.op("setp.eq.and.u32", owns, parity, i, has_digit)
+        convert.clear(b, self.digit)
+        self.magic = b.op("mov.u32", "magic_bits", MAGIC_BITS)
+        self.products = b.array("product", "s32", 4)
+        self.values = b.array("block_sum_", "f32", 2 * self.unit_groups * self.units)
+        sums = 0 if not kind.x_sum_factor else self.unit_groups if kind.x_sums_each else 1
+        self.per_unit = self.unit_groups + sums
+        self.factors = b.array("x_factor", "f32", self.units * self.per_unit)
+        self.parts = b.array("digit_sum", "f32", 2)
+        self.totals = b.array("sum", "f32", 2).regs
+        self.find_writer(quad)
+
+    def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
+        b, kind, groups = self.b, self.kind, self.unit_groups
+        per_unit = self.per_unit
+        sums: list[Sequence[Reg]] = []
+        x_sums: list[Reg] = []
+        for unit in range(self.units):
+            own = self.factors[per_unit * unit : per_unit * (unit + 1)]
+            x_sums += own[groups:]
+            for i, owns in enumerate(self.owns):
+                convert.load_words(
+                    b, self.digit[4 * i : 4 * i + 4], at[0], UNIT_BYTES * unit, space="shared", pred=owns
+                )
+            convert.load_words(b, own, at[1], QUAD * self.factor_bytes * unit, space="shared")
+            for group in range(groups):
+                self._multiply_group(words, unit, group)
+                index = 2 * (groups * unit + group)
+                values = self.values[index : index + 2]
+                self._sum_digits(values, own[group])
+                sums.append(values)
+        kind.add_blocks(b, words, sums, x_sums, self.totals)
+
+    def _multiply_group(self, words: Sequence[Reg], unit: int, group: int) -> None:
+        """Two blocks; blocks of 32 columns one after the other, blocks of 16 as the halves of a fragment."""
+        b, kind, x = self.b, self.kind, self.digit
+        chunk = (UNIT * unit + 2 * kind.x_block * group) // 16
+        sums: Sequence[Reg] = (self.magic,) * 4
+        fragments: list[tuple[int, Sequence[Reg]]]
+        if kind.x_block == 16:
+            fragments = [(chunk, (x[group], x[4 + group]))]
+        else:
+            fragments = [(chunk + 2 * p, x[4 * p + 2 * group : 4 * p + 2 * group + 2]) for p in (0, 1)]
+        for first, digits in fragments:
+            a = kind.byte_fragment(b, words, first)
+            b.op(MMA_S8.format(kind.byte_type), tuple(self.products), tuple(a), tuple(digits), tuple(sums))
+            sums = self.products.regs
+
+    def _sum_digits(self, values: Sequence[Reg], factor: Reg) -> None:
+        """Both digits' sums of rows g and g + 8: they are integers in the low bits of a float."""
+        b = self.b
+        for half, value in enumerate(values):
+            for part, product in zip(self.parts, self.products[2 * half : 2 * half + 2], strict=True):
+                b.op("mov.b32", part, product)
+                b.op("sub.f32", part, part, MAGIC)
+            b.op("fma.rn.f32", value, self.parts[0], 256.0, self.parts[1])
+            b.op("mul.f32", value, value, factor)
+
+
+def columns_of(kind: WeightFormat) -> tuple[type[Columns], type[Digits]]:
+    """What multiplies a format, and how x is prepared for it."""
+    if kind.name == "bf16":
+        return DigitColumns, Thirds
+    return (IntegerColumns, Integers) if kind.byte_type else (BlockColumns, Blocks)

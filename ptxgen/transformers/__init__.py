@@ -1,0 +1,31 @@
+"""Our attention kernels inside Hugging Face transformers: `install()`, then `attn_implementation="ptxgen"`.
+
+Importing this imports neither torch nor transformers; `install` does.
+"""
+
+from __future__ import annotations
+
+NAME = "ptxgen"
+PAGED = f"paged|{NAME}"
+
+
+def install() -> None:
+    """Register `attn_implementation="ptxgen"` with transformers, and "paged|ptxgen" for its continuous batching.
+
+    Prefill runs through `MultiHeadAttention`, decoding through `IncrementalAttention`, with dynamic and static caches,
+    windows, soft caps, sinks and padding on the left; also under `torch.compile(fullgraph=True)` and in CUDA graphs.
+    What the kernels cannot (another mask, dropout, gradients, a head size that is no multiple of 8) runs through sdpa,
+    or where that lacks soft caps and sinks in plain torch, and one warning names the reason. Calling it again changes
+    nothing. Raises `ImportError` with the extra to install where torch or transformers 5.0 is missing.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        from ptxgen.transformers.attention import attention
+        from ptxgen.transformers.mask import bounds_mask
+        from ptxgen.transformers.paged import paged_attention
+    except ImportError as missing:
+        raise ImportError(f"ptxgen.transformers.install: {missing}: pip install 'ptxgen[transformers]'") from missing
+    AttentionInterface.register(NAME, attention)
+    AttentionInterface.register(PAGED, paged_attention)
+    AttentionMaskInterface.register(NAME, bounds_mask)

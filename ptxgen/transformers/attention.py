@@ -1,0 +1,121 @@
+"""Attention of transformers' models on our kernels, and in plain torch where these cannot compute it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ptxgen.transformers.mask import are_bounds, visible
+from ptxgen.transformers.operators import attend, attend_now, most_head_dim
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_warned: set[str] = set()
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for a layer: query `[batch, heads, queries, dim]`, key and value `[batch, kv_heads, keys,
+    dim]`; out `[batch, queries, heads, dim]`, and no weights."""
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window, cap = sliding_window or 0, softcap or 0.0
+    reason = unfit(query, key, value, attention_mask, dropout, scale, position_bias)
+    if reason:
+        warn_once(f"ptxgen attention: {reason}; this runs through sdpa")
+        mask = attention_mask
+        if are_bounds(mask) or (mask is None and (causal and query.shape[2] > 1)):
+            mask = visible(mask, query.shape[2], key.shape[2], window, causal, query)
+        return _in_torch(query, key, value, mask, dropout, scale, cap, s_aux, position_bias), None
+    run = attend if torch.compiler.is_compiling() else attend_now
+    sinks = None if s_aux is None else sinks_of(module, s_aux)
+    return run(query, key, value, attention_mask, sinks, scale, cap, window, causal), None
+
+
+def sinks_of(module: Any, sinks: Tensor) -> Tensor:
+    """A layer's sinks in f32, kept until they change."""
+    if sinks.dtype == torch.float32 or torch.compiler.is_compiling():
+        return sinks.detach().float()
+    kept: Any = getattr(module, "_ptxgen_sinks", None)
+    if kept is None or kept[0] is not sinks or kept[1] != sinks._version:
+        kept = module._ptxgen_sinks = (sinks, sinks._version, sinks.detach().float())
+    found: Tensor = kept[2]
+    return found
+
+
+def warn_once(message: str) -> None:
+    """Say it the first time; nothing while torch traces."""
+    if not torch.compiler.is_compiling() and message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=3)
+
+
+def unfit(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, bias: Tensor | None
+) -> str:
+    """Why the kernels cannot compute this; empty where they can."""
+    dim = query.shape[-1]
+    if dim % 8 or dim > most_head_dim():
+        return f"head_dim must be a multiple of 8 up to {most_head_dim()} (got {dim})"
+    if value.shape[-1] != dim:
+        return f"keys and values must be equally wide (got {dim} and {value.shape[-1]})"
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return f"queries, keys and values must be f16, bf16 or f32 alike (got {query.dtype}, {key.dtype})"
+    if query.device.type not in ("cuda", "cpu"):
+        return f"tensors must lie on a CUDA device or the CPU (got {query.device})"
+    if mask is not None and not are_bounds(mask):
+        return "the mask must be causal with padding on the left (got another one)"
+    if bias is not None:
+        return "there is no position bias in the kernels (got one)"
+    if dropout:
+        return f"there is no dropout in the kernels (got {dropout})"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "nothing is differentiable in the kernels (got tensors that need gradients)"
+    if scale <= 0:
+        return f"the scale must be above 0 (got {scale})"
+    return ""
+
+
+def _in_torch(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, cap: float,
+    sinks: Tensor | None, bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The same in torch, `mask` bool or to be added."""
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros((), dtype=query.dtype, device=query.device).where(mask, torch.finfo(query.dtype).min)
+    if mask is not None and mask.shape[-1] > key.shape[2]:
+        mask = mask[..., : key.shape[2]]
+    if bias is not None:
+        mask = bias if mask is None else mask + bias
+    if not cap and sinks is None:
+        out = scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
+        return out.transpose(1, 2).contiguous()
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if cap:
+        scores = torch.tanh(scores / cap) * cap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1)[..., : key.shape[2]].to(query.dtype)
+    return (torch.dropout(weights, dropout, dropout > 0) @ value).transpose(1, 2).contiguous()

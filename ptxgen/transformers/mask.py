@@ -1,0 +1,120 @@
+"""What a forward pass of transformers says of its mask, as the kernels want it: where a sequence's keys begin and end.
+
+Owns the form of it: int32 `[batch, 1, 1, 1]`, ends alone, or `[batch, 1, 1, 2]`, first keys and ends. Every query of a
+sequence sees the keys from its first one on; the last query stands at the last key. No tensor: all keys count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+from transformers.utils.import_utils import is_tracing
+
+_AND = masking_utils.and_masks().__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+
+
+def bounds_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Tensor | None:
+    """The bounds, where the mask is causal, with a window or not, and padding lies on the left; else what sdpa takes:
+    bool `[batch, 1, q_length, kv_length]`. Arguments are those of `transformers.masking_utils.sdpa_mask`.
+
+    A padding mask is read on the host, unless torch traces or captures: then it must have its padding on the left.
+    """
+    bidirectional = "allow_is_bidirectional_skip" in options
+    plain = not (use_vmap or bidirectional) and _is_plain(mask_function, q_length, local_size, options.get("config"))
+    if plain:
+        end = q_offset + (q_length - kv_offset)
+        first = _first_keys(attention_mask, kv_length, kv_offset, end)
+        if first is not False:
+            return _bounds(batch_size, kv_length, end, first, device)
+    options.pop("allow_is_causal_skip", None)
+    mask: Tensor | None = masking_utils.sdpa_mask(
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
+        allow_is_causal_skip=False, use_vmap=use_vmap, device=device, **options,
+    )  # fmt: skip
+    return mask
+
+
+def are_bounds(mask: Tensor | None) -> bool:
+    """Whether a mask is one of ours."""
+    return mask is not None and mask.dtype == torch.int32
+
+
+def visible(bounds: Tensor | None, q_length: int, kv_length: int, window: int, causal: bool, like: Tensor) -> Tensor:
+    """The bool mask `[batch or 1, 1, q_length, kv_length]` of bounds, on the device of `like`."""
+    key = torch.arange(kv_length, device=like.device)
+    first, end = 0, kv_length
+    if bounds is not None:
+        first, end = bounds[..., :1] if bounds.shape[-1] == 2 else 0, bounds[..., -1:]
+    query = torch.arange(q_length, device=like.device)[:, None] + (end - q_length)
+    seen = (key >= first) & (key < end) & (query > -kv_length)
+    if causal:
+        seen = seen & (key <= query)
+    if window:
+        seen = seen & (key > query - window)
+    return seen.reshape(-1, 1, q_length, kv_length)
+
+
+def _is_plain(function: Callable[..., Any], q_length: int, local_size: int | None, config: Any) -> bool:
+    """Whether a mask function is causal, with a window of `local_size` where that is given, and nothing else."""
+    if local_size is None:
+        return function is masking_utils.causal_mask_function
+    if torch.compiler.is_compiling():  # closures cannot be looked into; for one query a window is all there can be
+        return q_length == 1 and local_size == getattr(config, "sliding_window", None)
+    if function.__code__ is not _AND or function.__closure__ is None:
+        return False
+    parts = function.__closure__[0].cell_contents
+    return len(parts) == 2 and parts[0].__code__ is _WINDOW and parts[1] is masking_utils.causal_mask_function
+
+
+def _first_keys(
+    padding: Tensor | None, kv_length: int, kv_offset: int | Tensor, end: int | Tensor
+) -> Tensor | bool | None:
+    """The first key of every sequence int32 `[batch]`; None where there is no padding, False where some lies
+    elsewhere than on the left."""
+    if padding is None:
+        return None
+    if padding.dim() != 2:
+        return False
+    if isinstance(kv_offset, Tensor) or kv_offset:
+        at = torch.arange(kv_length, device=padding.device) + kv_offset
+        padding = padding[:, at.clamp(max=padding.shape[1] - 1)]
+    if not is_tracing(padding) and padding.all():
+        return None
+    padding = padding.bool()
+    first = padding.int().argmax(-1)
+    key = torch.arange(padding.shape[1], device=padding.device)
+    if is_tracing(padding):
+        return first.int()
+    fits = (padding | (key < first[:, None]) | (key >= end)).all() & padding.any(-1).all()
+    return first.int() if fits else False
+
+
+def _bounds(
+    batch: int, kv_length: int, end: int | Tensor, first: Tensor | bool | None, device: torch.device | str
+) -> Tensor | None:
+    if first is None and not isinstance(end, Tensor) and end == kv_length:
+        return None
+    if isinstance(end, Tensor):
+        ends = end.to(device=device, dtype=torch.int32).expand(batch)
+    else:
+        ends = torch.full((batch,), end, dtype=torch.int32, device=device)
+    if not isinstance(first, Tensor):
+        return ends.contiguous().view(batch, 1, 1, 1)
+    return torch.stack([first, ends]).t()[:, None, None, :]  # each column lies in one piece

@@ -1,0 +1,306 @@
+"""Attention over tensors as transformers has them: which kernel type serves a call, with what arguments.
+
+| queries | keys | kernel |
+| --- | --- | --- |
+| one | a whole buffer of which the ends count (static caches) | `IncrementalAttention` of that length |
+| one | all keys (caches that grow), or padding on the left | `IncrementalAttention`, strided |
+| more | all keys | `MultiHeadAttention` over heads; the batch's heads are heads |
+| more | ends, or padding on the left | `MultiHeadAttention` of a ragged batch, padding moved to the right |
+"""
+
+# No `from __future__ import annotations`: torch reads the annotations as types.
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
+from ptxgen.torch import _kind, _launch, _Prepared
+from ptxgen.torch_pages import attend as attend_paged
+from ptxgen.torch_pages import made
+
+MOST_HEADS = 1024  # of MultiHeadAttention
+SHORTEST = 1024  # what caches that grow are taken to hold at least, so that few kernels serve all lengths
+ALL = (1 << 31) - 1  # an end behind all keys
+MOST_SITES = 512
+_sites: dict[tuple[Any, ...], _Prepared] = {}  # launches, by what two calls must share to be alike
+
+
+def most_head_dim() -> int:
+    """The largest head size of both kernels."""
+    return 512
+
+
+@torch.library.custom_op("ptxgen::attention", mutates_args=())
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    causal: bool,
+) -> Tensor:
+    """query `[batch, heads, queries, dim]`, key and value `[batch, kv_heads, keys, dim]`, bounds as `mask.py` has them,
+    sinks f32 `[heads]`; out `[batch, queries, heads, dim]`."""
+    return attend_now(query, key, value, bounds, sinks, scale, soft_cap, window, causal)
+
+
+@attend.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    causal: bool,
+) -> Tensor:
+    batch, heads, queries, dim = query.shape
+    return query.new_empty((batch, queries, heads, dim))
+
+
+def attend_now(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    causal: bool,
+) -> Tensor:
+    """`attend` without torch's dispatcher."""
+    out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
+    if not out.numel():
+        return out
+    window = 0 if window >= key.shape[2] else window
+    key, value = key.contiguous(), value.contiguous()
+    if query.shape[2] == 1:
+        _decode(out, query, key, value, bounds, sinks, scale, soft_cap, window)
+    elif bounds is None and query.shape[0] * query.shape[1] <= MOST_HEADS:
+        return _prefill_all(query, key, value, sinks, scale, soft_cap, window, causal)
+    else:
+        _prefill_bounded(out, query, key, value, bounds, sinks, scale, soft_cap, window, causal)
+    return out
+
+
+def _decode(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+) -> None:
+    """One query a sequence. A call like one before on its stream only writes addresses: time on the host counts."""
+    rows = key.shape[2]
+    width = 0 if bounds is None else bounds.shape[-1]
+    max_len = rows if width == 1 else capacity(rows)
+    tensors = [query if query.is_contiguous() else query.contiguous(), key, value, out]
+    if sinks is not None:
+        tensors.append(sinks)
+    if bounds is not None:
+        columns = bounds[:, 0, 0]
+        tensors += [bounds] if width == 1 else [columns[:, i].contiguous() for i in range(2)]
+    scalars = () if width == 1 else (rows,)
+    device = query.device
+    if device.type == "cuda":
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        site = (
+            query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window,
+            device.index, stream,
+        )  # fmt: skip
+        prepared = _sites.get(site)
+        if prepared is not None:
+            prepared.launch([tensor.data_ptr() for tensor in tensors], scalars, device.index, stream)
+            return
+    batch, heads, _, dim = query.shape
+    spec = made(
+        IncrementalAttention,
+        max_len=max_len,
+        head_dim=dim,
+        n_heads=heads,
+        n_kv_heads=key.shape[1],
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        batched=True,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=min(window, max_len),
+        sinks=sinks is not None,
+        strided=width != 1,
+    )
+    if bounds is None:
+        tensors += [constant(device, batch, 0), constant(device, batch, ALL)]
+    names = ["q", "k_cache", "v_cache", "out", *(["sinks"] if sinks is not None else [])]
+    names += ["seq_lens"] if width == 1 else ["starts", "seq_lens"]
+    shaped = dict(zip(names, tensors, strict=True))
+    shaped |= {"q": tensors[0].view(batch, heads, dim), "out": out.view(batch, heads, dim)}
+    shaped["seq_lens"] = shaped["seq_lens"].view(batch)
+    if width == 1:
+        launched = _launch(spec, shaped, {"batch": batch})
+    else:
+        keys = max_len if device.type == "cuda" else rows
+        growing = ("k_cache", "v_cache")
+        launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": rows}, growing)
+    if launched is not None:
+        if len(_sites) >= MOST_SITES:
+            _sites.clear()
+        _sites[site] = launched
+
+
+def _prefill_all(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    causal: bool,
+) -> Tensor:
+    """Every key counts: a batch is so many heads more."""
+    batch, heads, queries, dim = query.shape
+    _, kv_heads, keys, _ = key.shape
+    spec = made(
+        MultiHeadAttention,
+        head_dim=dim,
+        n_heads=batch * heads,
+        n_kv_heads=batch * kv_heads,
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        layout="heads",
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window if causal else 0,
+        sinks=sinks is not None,
+    )
+    out = query.new_empty((batch, heads, queries, dim))
+    tensors = {"q": query.contiguous().view(batch * heads, queries, dim), "out": out.view(batch * heads, queries, dim)}
+    tensors |= {"k": key.view(batch * kv_heads, keys, dim), "v": value.view(batch * kv_heads, keys, dim)}
+    if sinks is not None:
+        tensors["sinks"] = sinks.repeat(batch)
+    scalars = {"q_len": queries, "kv_len": keys, "q_rows": queries, "kv_rows": keys}
+    _launch(spec, tensors, {"n_tokens": queries, "n_keys": keys}, scalars)
+    return out.transpose(1, 2).contiguous()
+
+
+def _prefill_bounded(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    causal: bool,
+) -> None:
+    """Sequence by sequence up to its end. Padding on the left goes to the right of copies of K and V; its own queries
+    stand before position 0 then, see nothing and give zeros."""
+    batch, heads, queries, dim = query.shape
+    _, kv_heads, keys, _ = key.shape
+    max_len = keys
+    if bounds is None or bounds.shape[-1] == 2:
+        max_len = capacity(keys)
+        first = torch.zeros(batch, 1, dtype=torch.int64, device=query.device)
+        if bounds is not None:
+            first = bounds[:, 0, :, 0].long()
+        rows = torch.arange(max_len, device=query.device) + first
+        at = rows.clamp(max=keys - 1)[:, None, :, None].expand(-1, kv_heads, -1, dim)
+        key, value = key.gather(2, at), value.gather(2, at)
+        lengths = (keys if bounds is None else bounds[:, 0, :, 1]) - first.int()
+        lengths = lengths.int().reshape(batch)
+    else:
+        lengths = bounds.reshape(batch)
+    spec = made(
+        MultiHeadAttention,
+        head_dim=dim,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        q_dtype=_kind(query),
+        kv_dtype=_kind(key),
+        max_len=max_len,
+        batched=True,
+        causal=causal,
+        scale=scale,
+        soft_cap=soft_cap,
+        window=window if causal else 0,
+        sinks=sinks is not None,
+    )
+    starts = torch.arange(0, (batch + 1) * queries, queries, dtype=torch.int32, device=query.device)
+    tensors = {"q": query.transpose(1, 2).reshape(batch * queries, heads, dim), "k": key, "v": value}
+    tensors |= {"out": out.view(batch * queries, heads, dim), "q_starts": starts, "kv_lens": lengths}
+    if sinks is not None:
+        tensors["sinks"] = sinks
+    _launch(spec, tensors, {"n_tokens": batch * queries, "batch": batch}, {"n_sequences": batch})
+
+
+@torch.library.custom_op("ptxgen::paged_attention", mutates_args=())
+def attend_pages(
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    q_starts: Tensor,
+    lengths: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    single: bool,
+) -> Tensor:
+    """query and out `[tokens, heads, dim]`, of requests one after the other: request r has tokens q_starts[r] …
+    q_starts[r + 1] and lengths[r] keys, in the pages `[pages, page_size, kv_heads, dim]` of its row of the table.
+    `single`: a token each."""
+    return attend_pages_now(query, k, v, table, q_starts, lengths, sinks, scale, soft_cap, window, single)
+
+
+@attend_pages.register_fake
+def _(query: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def attend_pages_now(
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    q_starts: Tensor,
+    lengths: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    single: bool,
+) -> Tensor:
+    """`attend_pages` without torch's dispatcher."""
+    out = query.new_zeros(query.shape)  # tokens that no request has
+    attend_paged(
+        query, k, v, out, table, q_starts.int(), lengths.int(), sinks, scale=scale, soft_cap=soft_cap, window=window,
+        single=single,
+    )  # fmt: skip
+    return out
+
+
+def capacity(rows: int) -> int:
+    """What a cache of so many rows is taken to hold: a power of two."""
+    return max(SHORTEST, 1 << (rows - 1).bit_length())
+
+
+@lru_cache(maxsize=256)
+def constant(device: torch.device, count: int, value: int) -> Tensor:
+    """int32 `[count]`, kept as long as the process lives."""
+    return torch.full((count,), value, dtype=torch.int32, device=device)

@@ -1,0 +1,28 @@
+"""`install` without what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import ptxgen.transformers
+
+
+@pytest.mark.parametrize("missing", ["transformers", "torch"])
+def test_says_which_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("ptxgen.transformers.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    if missing == "torch":
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"pip install 'ptxgen\[transformers\]'"):
+        ptxgen.transformers.install()
+
+
+def test_import_is_cheap() -> None:
+    code = "import ptxgen.transformers, sys; sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

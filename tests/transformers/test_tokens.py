@@ -1,0 +1,141 @@
+"""Greedy tokens of transformers' models are those of its eager attention, whatever the cache and the padding."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import pytest
+
+from tests.transformers.models import FAMILIES, build, continued, prompts, torch, transformers
+
+operators: Any = importlib.import_module("ptxgen.transformers.operators")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The specs that were launched."""
+    specs: list[Any] = []
+    real = operators._launch
+
+    def launch(spec: Any, *given: Any, **more: Any) -> None:
+        specs.append(spec)
+        real(spec, *given, **more)
+
+    monkeypatch.setattr(operators, "_launch", launch)
+    monkeypatch.setattr(operators, "_sites", {})
+    return specs
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_eager(family: str, padding: str, where: str, launched: list[Any]) -> None:
+    model = build(family, where)
+    ids, mask = prompts(where, padding)
+    wanted, logits = continued(model, "eager", ids, mask)
+    for cache in (None, "static"):
+        launched.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing may run elsewhere
+            tokens, found = continued(model, "ptxgen", ids, mask, cache_implementation=cache)
+        assert torch.equal(tokens, wanted), cache
+        assert torch.allclose(found, logits, atol=1e-4), cache
+        kinds = [type(spec).__name__ for spec in launched]
+        assert kinds.count("MultiHeadAttention") == 2
+        assert kinds.count("IncrementalAttention") == 2 * 23
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_chunks_of_a_prompt(family: str, where: str) -> None:
+    """Several tokens behind some that are cached already."""
+    model = build(family, where)
+    ids, _ = prompts(where, "none")
+    with torch.no_grad():
+        wanted = model(ids).logits
+        model.set_attn_implementation("ptxgen")
+        for cache in (
+            transformers.DynamicCache(config=model.config),
+            transformers.StaticCache(config=model.config, max_cache_len=40),
+        ):
+            parts = [model(part, past_key_values=cache).logits for part in ids.split(8, 1)]
+            assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-4)
+
+
+def test_more_heads_than_a_launch_has(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MOST_HEADS", 8)
+    model = build("llama", where)
+    ids, mask = prompts(where, "none")
+    assert torch.equal(continued(model, "ptxgen", ids, mask)[0], continued(model, "eager", ids, mask)[0])
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_precision(kind: str, where: str) -> None:
+    """As near to f32 as torch's own attention is, but for a factor."""
+    model = build("llama", where)
+    ids, _ = prompts(where, "none")
+    with torch.no_grad():
+        exact = model(ids).logits
+        model.to(getattr(torch, kind))
+        errors = {}
+        for implementation in ("sdpa", "ptxgen"):
+            model.set_attn_implementation(implementation)
+            errors[implementation] = (model(ids).logits.float() - exact).abs().mean().item()
+    assert 0 < errors["ptxgen"] < 1.5 * errors["sdpa"]
+
+
+def test_compiled(where: str) -> None:
+    """One graph for a step over a static cache, the position in device memory."""
+    model = build("gpt_oss", where)
+    ids, _ = prompts(where, "none")
+    model.set_attn_implementation("ptxgen")
+
+    def steps(forward: Any) -> Any:
+        cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+        token, out = ids, []
+        for step in range(4):
+            logits = (forward if step else model)(token, past_key_values=cache).logits[:, -1:]
+            token = logits.argmax(-1)
+            out.append(logits)
+        return torch.cat(out, 1)
+
+    with torch.no_grad():
+        torch._dynamo.reset()
+        found = steps(torch.compile(model, fullgraph=True, backend="aot_eager"))
+        assert torch.allclose(found, steps(model), atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_captured() -> None:
+    """A step in a CUDA graph: the same graph serves every position."""
+    model = build("llama", "cuda")
+    model.set_attn_implementation("ptxgen")
+    ids, _ = prompts("cuda", "none")
+    token = ids[:, :1].clone()
+    with torch.no_grad():
+        cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+        model(ids, past_key_values=cache)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            model(token, past_key_values=cache)
+        torch.cuda.current_stream().wait_stream(side)
+        wanted = [model(token, past_key_values=cache).logits.clone() for _ in range(3)]
+        rewind(cache, 22)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = model(token, past_key_values=cache).logits
+        rewind(cache, 22)
+        for step in wanted:
+            graph.replay()
+            assert torch.equal(logits, step)
+
+
+def rewind(cache: Any, position: int) -> None:
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(position)

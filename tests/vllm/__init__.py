@@ -1,0 +1,1 @@
+"""Our backend for vLLM, against a record of its interfaces."""
