@@ -73,14 +73,26 @@ class Ours:
 
     def single(self, name: str, weights: str, depths: Sequence[int]) -> None:
         """Rows of one sequence."""
-        model = self.model(name, weights)
+        self._single(self.model(name, weights), name, weights, depths, "ptxgen")
+
+    def persistent(self, name: str, weights: str, depths: Sequence[int]) -> None:
+        """Rows of one sequence whose step is one launch."""
+        from ptxgen.runtime import Model
+
+        graph = self.model(name, weights)
+        model = Model(graph.source, self.device, weights=graph.weights, persistent=True)
+        for layer in range(model.shape.n_layers):
+            fill_cache(model.cache.buffers(layer))
+        self._single(model, name, weights, depths, "ptxgen-persistent")
+
+    def _single(self, model: Model, name: str, weights: str, depths: Sequence[int], impl: str) -> None:
         program = model.steps.decode.program
         for depth in depths:
             us = self._us(model.steps.decode.graph, functools.partial(at_depth, model, depth))
             at_depth(model, depth)
             host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
-            self._add(name, weights, 1, depth, us, host, nbytes)
+            self._add(name, weights, 1, depth, us, host, nbytes, impl)
 
     def batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
         """Rows of several sequences, all as long."""
@@ -100,10 +112,11 @@ class Ours:
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
             self._add(name, weights, slots, depth, us, host, nbytes)
 
-    def _add(self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int) -> None:
+    def _add(self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int, impl: str = "ptxgen"
+    ) -> None:  # fmt: skip
         case = case_of(name, weights, batch, depth)
         more = {"host_us": host, "bytes": nbytes, "tbs": nbytes / us / 1e6, "tokens_s": batch * 1e6 / us}
-        print(self.run.add(case, "ptxgen", us=us, **more), flush=True)
+        print(self.run.add(case, impl, us=us, **more), flush=True)
         if self.floors:
             least = floor_us(self.floors, nbytes)
             self.run.add(case, "floor", us=least, bytes=nbytes, tbs=nbytes / least / 1e6)
@@ -269,6 +282,9 @@ def tasks(run: Run, ours: Ours, llama: LlamaCpp | None, given: argparse.Namespac
 
     yield Task({}, "floor", ours.read, 15)
     yield from map(one, first)
+    for name in plain:
+        work = functools.partial(ours.persistent, name, "bf16", DEPTHS[1])
+        yield Task(case_of(name, "bf16", 1, 0), "ptxgen-persistent", work, 15)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
@@ -322,7 +338,7 @@ OPTIONS = (
     ("--models", {"help": "only these models, separated by commas"}),
     ("--weights", {"help": "only these weights"}),
 )
-IMPLS = ("ptxgen", "llama.cpp", "transformers-compiled", "floor")
+IMPLS = ("ptxgen", "ptxgen-persistent", "llama.cpp", "transformers-compiled", "floor")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -338,7 +354,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         found = cases[case]
         us = [f"{found[impl]['us']:.0f}" if impl in found else "" for impl in IMPLS]
         ours = found.get("ptxgen", {})
-        peers = [found[impl]["us"] for impl in IMPLS[1:-1] if impl in found]
+        peers = [found[impl]["us"] for impl in IMPLS[2:-1] if impl in found]
         size = f"{ours['bytes'] / 1e6:.0f}" if ours else ""
         host = f"{ours['host_us']:.0f}" if ours else ""
         share = f"{found['floor']['us'] / ours['us']:.2f}" if ours and "floor" in found else ""

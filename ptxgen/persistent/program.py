@@ -23,20 +23,18 @@ def persistent(program: Program, ctas: int) -> Program:
     """
     layers = _by_layer(program)
     head = {op.role: op for op in program.ops if op.layer < 0}
-    for role in ("embed_tokens", "lm_head", "choose", "advance"):
+    for role in ("embed_tokens", "lm_head"):
         if role not in head:
             raise _refusal("program", f"an op {role} must be there (it has {', '.join(head)})")
-    _only(program, head.keys() - {"embed_tokens", "lm_head", "choose", "advance"})
+    _only(head.keys() - {"embed_tokens", "lm_head"})
     facts, refs = _layer_facts(layers)
-    facts["vocab"] = _spec(head["lm_head"], "gemv", bias=False, residual=False, activation="").n
-    _like(head["lm_head"], facts, ("weights",))
-    _spec(head["choose"], "arg_max")
-    _spec(head["advance"], "advance", by=1, history=0)
+    facts["vocab"] = _spec(head["lm_head"], "next_token", norm="rms").n
+    _like(head["lm_head"], facts, ("weights", "eps", "norm_offset"))
     embedding = head["embed_tokens"]
     facts["embeds"] = embedding.spec.weights == facts["weights"] == "bf16" and embedding.spec.scale == 1.0  # type: ignore[attr-defined]
     refs |= {"norm": head["lm_head"].tensors["norm_weight"], "head": head["lm_head"].tensors["weight"]}
-    refs |= {"logits": head["lm_head"].tensors["out"], "chosen": head["choose"].tensors["out"]}
-    refs |= {name: head["advance"].tensors[name] for name in ("position", "length")}
+    refs |= {"logits": head["lm_head"].tensors["out"], "chosen": head["lm_head"].tensors["token"]}
+    refs |= {name: head["lm_head"].tensors[name] for name in ("position", "length")}
     if facts["embeds"]:
         refs |= {"token": embedding.tensors["tokens"], "table": embedding.tensors["table"]}
     else:
@@ -145,7 +143,7 @@ def _like(op: Op, facts: Mapping[str, Any], names: tuple[str, ...]) -> None:
             raise _refusal(op.name, f"{name} must be {facts[name]!r}, as in layer 0 (got {getattr(op.spec, name)!r})")
 
 
-def _only(program: Program, others: set[str]) -> None:
+def _only(others: set[str]) -> None:
     if others:
         raise _refusal("program", f"no such op: {', '.join(sorted(others))}")
 

@@ -9,7 +9,6 @@ from ptxgen.persistent.feed import next_op
 from ptxgen.persistent.plan import KIND_BYTES, OP_BYTES, WARPS, Plan
 from ptxgen.weights.format import TILE_ROWS
 
-
 NORMS_AHEAD = False  # whether a norm's weights are brought to L2 an op before
 
 

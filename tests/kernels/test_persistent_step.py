@@ -101,14 +101,15 @@ def test_logits_are_as_exact_as_f32(device: Device) -> None:
 
 
 # waits that are left out --------------------------------------------------------------------------------------------
-WAITS = ("one_comes", "x_comes", "head_comes", "part_comes", "unit_comes", "slot_free")
+WAITS = ("x_comes", "head_comes", "part_comes", "unit_comes", "slot_free")
 
 
 def without(text: str, wait: str) -> str:
     """The text without a wait: the branch that repeats it, and what tries an mbarrier (it waits by itself here)."""
     before, label, after = text.partition(f"${wait}:\n")
     body, branch, rest = re.split(rf"(?m)(^    @!?%\w+ bra \${wait};\n)", after, maxsplit=1)
-    assert label and branch
+    assert label
+    assert branch
     return before + label + re.sub(r"(?m)^.*mbarrier\.try_wait.*\n", "", body) + rest
 
 
@@ -141,7 +142,7 @@ def noticed(spec: PersistentStep, text: str) -> bool:
 
 
 def test_waits_that_are_left_out_are_noticed() -> None:
-    spec = PersistentStep(**ALIKE | {"ctas": 9, "n_kv_heads": 1, "split_rows": 16, "vocab": 40})
+    spec = PersistentStep(**ALIKE | {"ctas": 9, "n_kv_heads": 1, "split_rows": 16, "vocab": 40, "hidden": 1040})
     text = generate(spec, "sm_90").text
     assert not noticed(spec, text)
     missed = [what for what, changed in faults(text) if not noticed(spec, changed)]
@@ -162,7 +163,7 @@ def test_a_value_that_never_comes_ends_in_a_trap() -> None:
         ("mistral", {}, "layers.0.attention: window must be 0 "),
         ("llama", {}, "layers.0.o_proj: bias must be False "),
         ("qwen3", {}, "layers.0: no such op: k_norm, q_norm"),
-        ("gemma2", {}, "no such op: soft_cap"),
+        ("gemma2", {}, "no such op: .*soft_cap"),
     ],
 )
 def test_what_a_persistent_step_lacks_is_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
