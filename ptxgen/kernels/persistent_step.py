@@ -81,6 +81,10 @@ class PersistentStep(KernelType):
             n_layers=1, dim=64, hidden=96, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,
             shared_bytes=100000,
         ),
+        dict(
+            n_layers=1, dim=64, hidden=48, n_heads=6, n_kv_heads=1, head_dim=16, max_len=64, vocab=40, ctas=6,
+            shared_bytes=100000, bias=True, embeds=True, norm_offset=1.0, style="norm", split_rows=16,
+        ),
     )  # fmt: skip
     sizes = {"position": -1}
     unreported: ClassVar[Mapping[str, str]] = {
