@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen.builder import SINK, Builder
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
-from ptxgen.persistent.plan import EARLY, EARLY_UNITS, KIND_BYTES, LATE, OP_BYTES, STAGGERED, Plan
+from ptxgen.persistent.plan import EARLY, EARLY_UNITS, KIND_BYTES, OP_BYTES, Plan
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
 
@@ -32,15 +32,13 @@ class Feed:
             b.op("mad.wide.u32", source, share.first, share.record_bytes, source)
             left = b.op("mul.lo.u32", "fed_left", share.count, share.units)
             in_record = b.op("mov.u32", "fed_units_left", share.units)
-            unit = b.op("rem.u32", "fed_unit", at.cta, share.units) if STAGGERED else b.op("mov.u32", "fed_unit", 0)
-            last = b.op("sub.u32", "fed_last_unit", share.units, 1)
             fresh = b.op("mov.u32", "fresh", 0)
             b.op("setp.ne.u32", "feeds", left, 0)
         with b.fragment("slot_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", "is_empty", bell[8], phase)
         with b.fragment("count_flight", "few bytes while an op's first units are fetched: others' values must pass"):
             is_early = b.op("setp.lt.u32", "is_early", fresh, EARLY_UNITS)
-            most = b.op("selp.u32", "most_flying", EARLY, min(LATE, plan.stages), is_early)
+            most = b.op("selp.u32", "most_flying", EARLY, plan.stages, is_early)
             b.op("setp.ge.u32", "too_many", flying, most)
         with b.fragment("oldest_landed"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", "has_landed", oldest[0], oldest_phase)
@@ -52,19 +50,15 @@ class Feed:
             b.op("xor.b32", oldest_phase, oldest_phase, 1, pred=wraps)
             b.op("setp.ge.u32", "still_too_many", flying, most)
         with b.fragment("bring", "a unit: tiles for all warps"):
-            ends = b.op("setp.eq.u32", "fed_last", unit, last)
+            b.op("sub.u32", in_record, in_record, 1)
+            ends = b.op("setp.eq.u32", "fed_record_ends", in_record, 0)
             size = b.op("selp.u32", "fed_bytes", share.last_bytes, plan.unit_bytes, ends)
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell[0], size)
-            unit_from = b.op("mad.wide.u32", "fed_unit_from", unit, plan.unit_bytes, source)
-            b.op(COPY, slot[0], unit_from[0], size, bell[0], policy)
-            b.op("add.u32", unit, unit, 1)
-            b.op("mov.u32", unit, 0, pred=ends)
+            b.op(COPY, slot[0], source[0], size, bell[0], policy)
+            b.op("mov.u32", in_record, share.units, pred=ends)
         with b.fragment("next_fed", "on to the next slot"):
-            b.op("sub.u32", in_record, in_record, 1)
-            whole = b.op("setp.eq.u32", "fed_record_ends", in_record, 0)
-            b.op("mov.u32", in_record, share.units, pred=whole)
-            wide = b.op("cvt.u64.u32", "fed_record_bytes_wide", share.record_bytes)
-            b.op("add.u64", source, source, wide, pred=whole)
+            wide = b.op("cvt.u64.u32", "fed_bytes_wide", size)
+            b.op("add.u64", source, source, wide)
             b.op("add.u32", flying, flying, 1)
             b.op("add.u32", fresh, fresh, 1)
             b.op("add.u32", slot, slot, plan.unit_bytes)

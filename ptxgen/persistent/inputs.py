@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ptxgen.persistent.steps import Steps
 
 POLLS = 1 << 22  # of one value, some seconds, before the kernel gives up
-ALONE = True  # whether the first load of a round is polled before the others are asked for
 LOAD = "ld.relaxed.gpu.global"
 
 
@@ -115,20 +114,17 @@ class Inputs:
                 b.op("and.pred", asks, inside[load], steps.normed)
                 own = norms[OWN * load : OWN * (load + 1)]
                 b.op("ld.global.nc.v4.f32", own, weights[4 * offset], pred=asks)
-        if ALONE:
-            with b.fragment("ask_one", "the first load alone, until it is there: fewer bytes while others compute"):
-                own = words[:OWN]
-                for word in own:
-                    b.op("mov.b32", word, -1)
-                b.op(f"{LOAD}.v4.b32", own, source[0], pred=inside[0])
-                one = b.op("min.u32", "x_one", own[0], own[1])
-                for word in own[2:]:
-                    b.op("min.u32", one, one, word)
-                b.op("setp.ne.u32", "one_is_there", one, 0)
-                b.op("vote.sync.all.pred", "one_arrived", b.registers["one_is_there"], -1)
-                count_poll(b)
-        else:
-            b.without("ask_one")
+        with b.fragment("ask_one", "the first load alone, until it is there: fewer bytes while others compute"):
+            own = words[:OWN]
+            for word in own:
+                b.op("mov.b32", word, -1)
+            b.op(f"{LOAD}.v4.b32", own, source[0], pred=inside[0])
+            one = b.op("min.u32", "x_one", own[0], own[1])
+            for word in own[2:]:
+                b.op("min.u32", one, one, word)
+            b.op("setp.ne.u32", "one_is_there", one, 0)
+            b.op("vote.sync.all.pred", "one_arrived", b.registers["one_is_there"], -1)
+            count_poll(b)
         with b.fragment("ask_x", "read until nothing is missing"):
             for word in words:
                 b.op("mov.b32", word, -1)

@@ -26,15 +26,13 @@ DIGITS = 3  # bf16 numbers that add up to an f32
 DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk
 LOADS = 8  # of 16 bytes that a lane has under way for x, at most
 LOAD_COLUMNS = THREADS * OWN  # of one load of all threads
-COPIES = 8  # of what all CTAs read: fewer of them wait at one line
+COPIES = 2  # of what all CTAs read: fewer of them wait at one line
 SLOTS = 3  # layers whose values lie in memory at a time: read, written, cleared
 HEADER = 4  # words before them: turn, ticket, and the best logit's key (two)
 EARLY = 2  # units under way while an op's first ones are fetched: others' values must pass
+EARLY_UNITS = 7  # of an op that count as its first ones
+STAGES = (8, 6, 4, 2)  # slots of the ring: as many as fit (measured: odd numbers are slower by a tenth)
 OP_BYTES = 32  # of an op in the table: weight, norm, bias
-LATE = 6  # units under way after that: a longer queue of the memory is a slower one
-MOST_STAGES = 7  # slots of the ring: with more of them the memory is slower
-STAGGERED = True  # whether CTAs begin records at different units, so that they read no addresses alike
-EARLY_UNITS = 9  # of an op
 KIND_BYTES = 48
 
 
@@ -198,7 +196,7 @@ class Plan:
     def stages(self) -> int:
         """Slots of the ring."""
         room = self.spec.shared_bytes - self.static_bytes - self.digit_bytes
-        return min(room // self.unit_bytes, MOST_STAGES)
+        return next((stages for stages in STAGES if stages * self.unit_bytes <= room), 0)
 
     @property
     def dynamic_bytes(self) -> int:

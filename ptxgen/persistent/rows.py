@@ -9,7 +9,7 @@ from ptxgen.idioms.activation import activate
 from ptxgen.idioms.order import ordered_key
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
-from ptxgen.persistent.plan import BATCH, DIGIT_BYTES, DIGITS, STAGGERED, SUM_BYTES, WARPS, Plan
+from ptxgen.persistent.plan import BATCH, DIGIT_BYTES, DIGITS, SUM_BYTES, WARPS, Plan
 from ptxgen.persistent.steps import Steps
 from ptxgen.weights.format import OWN, TILE_ROWS
 
@@ -68,11 +68,8 @@ class Rows:
             b.op("setp.eq.u32", "first_batch", self.first, share.first)
             self.count = b.op("min.u32", "batch_records", self.left, BATCH)
             self.units = b.op("mul.lo.u32", "units_left", self.count, share.units)
-            self.in_record = b.op("mov.u32", "units_of_record", share.units)
-            unit = b.op("rem.u32", "first_unit", at.cta, share.units) if STAGGERED else b.op("mov.u32", "first_unit", 0)
-            self.part_tile = b.op("mad.lo.u32", "part_tile", unit, WARPS, at.warp)
-            step = WARPS * plan.kind.chunks * DIGITS * DIGIT_BYTES
-            self.x_at = b.op("mad.lo.u32", "x_at", unit, step, self.digits_at)
+            self.part_tile = b.op("mov.u32", "part_tile", at.warp)
+            self.x_at = b.op("mov.u32", "x_at", self.digits_at)
             self.sums_to = b.op("mov.u32", "sums_to", self.mine)
 
     def _multiply(self) -> None:
@@ -117,11 +114,7 @@ class Rows:
             b.op("add.u32", self.part_tile, self.part_tile, WARPS)
             b.op("add.u32", self.x_at, self.x_at, WARPS * kind.chunks * DIGITS * DIGIT_BYTES)
             over = b.op("sub.u32", "past_tiles", self.part_tile, at.warp)
-            around = b.op("setp.ge.u32", "columns_end", over, share.tiles)
-            b.op("mov.u32", self.part_tile, at.warp, pred=around)
-            b.op("mov.u32", self.x_at, self.digits_at, pred=around)
-            b.op("sub.u32", self.in_record, self.in_record, 1)
-            b.op("setp.eq.u32", "record_ends", self.in_record, 0)
+            b.op("setp.ge.u32", "record_ends", over, share.tiles)
             b.op("sub.u32", self.units, self.units, 1)
             b.op("setp.ne.u32", "more_units", self.units, 0)
 
@@ -136,7 +129,8 @@ class Rows:
                 b.op("st.shared.f32", self.sums_to[8 * half * SUM_BYTES], total, pred=writes)
             convert.clear(b, self.totals)
             b.op("add.u32", self.sums_to, self.sums_to, TILE_ROWS * SUM_BYTES)
-            b.op("mov.u32", self.in_record, self.steps.share.units)
+            b.op("mov.u32", self.part_tile, at.warp)
+            b.op("mov.u32", self.x_at, self.digits_at)
 
     def _sum(self) -> None:
         b, plan, steps = self.b, self.plan, self.steps

@@ -6,10 +6,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.persistent.begin import Begin
 from ptxgen.persistent.feed import next_op
-from ptxgen.persistent.plan import KIND_BYTES, OP_BYTES, WARPS, Plan
+from ptxgen.persistent.plan import KIND_BYTES, WARPS, Plan
 from ptxgen.weights.format import TILE_ROWS
-
-NORMS_AHEAD = False  # whether a norm's weights are brought to L2 an op before
 
 
 class Steps:
@@ -73,8 +71,6 @@ class Steps:
             b.op("setp.ne.or.u32", "reads_x", self.share.count, 0, self.follows)
             if plan.spec.bias:
                 self._ask_bias()
-            if NORMS_AHEAD:
-                self._fetch_norm()
         with b.fragment("next_step"):
             b.op("add.u32", self.layer_at, self.layer_at, 16, pred=self.is_qkv)
             next_op(b, "step", self.done, self.op_at, self.kind_at, plan, at)
@@ -111,16 +107,6 @@ class Steps:
         b.op("cvt.u32.u16", wide, bits)
         b.op("shl.b32", wide, wide, 16)
         b.op("mov.b32", self.residual, wide)
-
-    def _fetch_norm(self) -> None:
-        """The next op's norm comes to L2, a line a thread of one CTA in sixteen."""
-        b, at = self.b, self.at
-        norm = b.op("ld.shared.u64", "next_norm", self.op_at[OP_BYTES + 8], pred=self.adds)
-        part = b.op("and.b32", "fetching_part", at.cta, 15)
-        fetches = b.op("setp.eq.and.u32", "fetches_norm", part, 0, self.adds)
-        b.op("setp.lt.and.u32", fetches, at.thread, -(-self.plan.spec.dim // 32), fetches)
-        b.op("mad.wide.u32", norm, at.thread, 128, norm)
-        b.op("prefetch.global.L2", norm[0], pred=fetches)
 
     def _ask_bias(self) -> None:
         """The bias of the thread's row of q, k and v, long before its sum."""
