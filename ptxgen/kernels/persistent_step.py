@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 FORMATS = ("bf16",)
+MOST_GROUP = 6  # query heads of a KV head
 HEAD_DIMS = (16, 32, 64, 128, 256)
 EVENTS = ("begin", "x", "units", "rows", "taken", "heads", "rotated", "scored")  # of an op
 MOST_PARAMS = 500  # 4 KB of a launch's parameters
@@ -124,8 +125,8 @@ class PersistentStep(KernelType):
         ):
             return
         plan = self.plan
-        if self.n_heads % self.n_kv_heads == 0 and plan.group > 8:
-            yield f"n_heads: at most 8 of a KV head have registers (got {plan.group})"
+        if self.n_heads % self.n_kv_heads == 0 and plan.group > MOST_GROUP:
+            yield f"n_heads: at most {MOST_GROUP} of a KV head have registers (got {plan.group})"
         if plan.attending > self.ctas:
             yield f"n_kv_heads: at most one a CTA (got {self.n_kv_heads}, ctas={self.ctas})"
         for product in plan.products[:2]:

@@ -217,7 +217,7 @@ class Plan:
     @property
     def unroll(self) -> int:
         """Loads of K that a lane has under way."""
-        return 4 if not self.crowded else 2 if self.group <= 5 else 1
+        return max(1, (4 if not self.crowded else 2 if self.group <= 5 else 1) * 2 // self.kv_dtype.bytes)
 
     @property
     def crowded(self) -> bool:
