@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +41,7 @@ ROWS = (("qkv", 0, ("x", "units", "rows")), ("attention", 0, ("taken", "rotated"
 class TracedStep(PersistentStep):
     """A step that notes the time of every event of every op and CTA: times u64 `[ops, ctas, events]`."""
 
-    goldens = ()
+    goldens: ClassVar[tuple[Mapping[str, object], ...]] = ()
 
     def template(self, target: Target) -> str:
         return "persistent_step"
@@ -65,11 +66,11 @@ def traced(model: Model) -> tuple[Step, TracedStep]:
     """The model's step with its times."""
     step = model.steps.decode
     op = step.program.ops[-1]
-    spec = TracedStep(**{f.name: getattr(op.spec, f.name) for f in dataclasses.fields(op.spec)})  # type: ignore[arg-type]
+    spec = TracedStep(**{f.name: getattr(op.spec, f.name) for f in dataclasses.fields(op.spec)})
     times = Tensor("times", u64, (spec.plan.ops, spec.ctas, len(EVENTS)), "output", zeroed=True)
     made = Op(spec, {**op.tensors, "times": Ref("times")}, role="step")
     tensors = {ref.tensor for ref in made.tensors.values()}
-    kept = {name: tensor for name, tensor in (step.program.tensors | {"times": times}).items() if name in tensors}  # type: ignore[operator]
+    kept = {name: tensor for name, tensor in (step.program.tensors | {"times": times}).items() if name in tensors}
     given = {name: step._given[name] for name in kept if name != "times"}
     return Step(model.device, Program(kept, (made,)), given), spec
 
@@ -95,9 +96,9 @@ def table(times: np.ndarray, n_layers: int) -> str:
                 found.append((np.nanmedian(own), np.nanpercentile(own, 90), np.nanmax(own)))
             cells.append(f"{which} " + " ".join(f"{value:.0f}" for value in np.mean(found, 0)))
         lines.append(f"| {name} | " + " | ".join((cells + [""] * 4)[:4]) + " |")
-    layer = np.mean([last(each, 3) - last(each - 1, 3) for each in layers])
+    mean = np.mean([last(each, 3) - last(each - 1, 3) for each in layers])
     head = last(n_layers, 0) - last(n_layers - 1, 3)
-    lines.append(f"\na layer {layer:.0f} ns, the head {head:.0f}, all {np.nanmax(at) - np.nanmin(at):.0f}")
+    lines.append(f"\na layer {mean:.0f} ns, the head {head:.0f}, all {np.nanmax(at) - np.nanmin(at):.0f}")
     return "\n".join(lines)
 
 

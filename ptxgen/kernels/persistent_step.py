@@ -77,7 +77,7 @@ class PersistentStep(KernelType):
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
     golden_lines = 2500
-    goldens = (
+    goldens: ClassVar[tuple[Mapping[str, object], ...]] = (
         dict(
             n_layers=1, dim=64, hidden=96, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,
             shared_bytes=100000,
