@@ -112,8 +112,9 @@ class Ours:
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
             self._add(name, weights, slots, depth, us, host, nbytes)
 
-    def _add(self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int, impl: str = "ptxgen"
-    ) -> None:  # fmt: skip
+    def _add(
+        self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int, impl: str = "ptxgen"
+    ) -> None:
         case = case_of(name, weights, batch, depth)
         more = {"host_us": host, "bytes": nbytes, "tbs": nbytes / us / 1e6, "tokens_s": batch * 1e6 / us}
         print(self.run.add(case, impl, us=us, **more), flush=True)
