@@ -4,11 +4,12 @@
     python -m benchmarks.decode_step --seconds 400 --models llama-3.2-1b --weights bf16
     python -m benchmarks.decode_step --report [--run ID]                      the table of the last run, or of one
 
-`us` of ours: launches of a step's graph back to back. `host_us`: what `forward_to_token` (`Batch.step`) takes longer,
-token by token. `bytes`: weights, and keys and values at that depth. `floor`: only reading so many bytes; from 2 GB on
-at the rate of 2 GB. Rows of ops, by what they do in all layers, go to `decode_step_ops.jsonl`: `us` in a graph of
-nothing else, `missing_us` how much shorter the step's graph is without them, `apart_us` one by one outside of a graph
-(launches included). Every row is kept as soon as it is there; what fails or finds no time says why.
+`us` of ours: launches of a step's graph back to back; "ptxgen-fast": batches with precision="fast". `host_us`: what
+`forward_to_token` (`Batch.step`) takes longer, token by token. `bytes`: weights, and keys and values at that depth.
+`floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of ops, by what they do in all layers, go to
+`decode_step_ops.jsonl`: `us` in a graph of nothing else, `missing_us` how much shorter the step's graph is without
+them, `apart_us` one by one outside of a graph (launches included). Every row is kept as soon as it is there; what fails
+or finds no time says why.
 """
 
 from __future__ import annotations
@@ -92,16 +93,19 @@ class Ours:
             at_depth(model, depth)
             host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
-            self._add(name, weights, 1, depth, us, host, nbytes, impl)
+            self._add(case_of(name, weights, 1, depth), us, host, nbytes, impl)
 
     def batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
         """Rows of several sequences, all as long."""
-        self._batch(name, weights, slots, depths)
+        exact = self.model(name, weights)
+        self._batch("ptxgen", exact, case_of(name, weights, slots, 0), depths)
         gc.collect()  # their caches
+        fast = type(exact)(exact.source, self.device, chunk=1, weights=exact.weights, precision="fast")
+        self._batch("ptxgen-fast", fast, case_of(name, weights, slots, 0), depths)
+        gc.collect()
 
-    def _batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
-        model = self.model(name, weights)
-        batch = model.batch(slots)
+    def _batch(self, impl: str, model: Model, case: Case, depths: Sequence[int]) -> None:
+        batch = model.batch(case["batch"])
         for layer in range(model.shape.n_layers):
             fill_cache(batch.cache.buffers(layer))
         program = batch._step.program
@@ -110,15 +114,12 @@ class Ours:
             batch_at(batch, depth)
             host = median_us(batch.step, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
-            self._add(name, weights, slots, depth, us, host, nbytes)
+            self._add(case | {"depth": depth}, us, host, nbytes, impl)
 
-    def _add(
-        self, name: str, weights: str, batch: int, depth: int, us: float, host: float, nbytes: int, impl: str = "ptxgen"
-    ) -> None:
-        case = case_of(name, weights, batch, depth)
-        more = {"host_us": host, "bytes": nbytes, "tbs": nbytes / us / 1e6, "tokens_s": batch * 1e6 / us}
+    def _add(self, case: Case, us: float, host: float, nbytes: int, impl: str = "ptxgen") -> None:
+        more = {"host_us": host, "bytes": nbytes, "tbs": nbytes / us / 1e6, "tokens_s": case["batch"] * 1e6 / us}
         print(self.run.add(case, impl, us=us, **more), flush=True)
-        if self.floors:
+        if self.floors and impl == "ptxgen":
             least = floor_us(self.floors, nbytes)
             self.run.add(case, "floor", us=least, bytes=nbytes, tbs=nbytes / least / 1e6)
 
@@ -339,7 +340,8 @@ OPTIONS = (
     ("--models", {"help": "only these models, separated by commas"}),
     ("--weights", {"help": "only these weights"}),
 )
-IMPLS = ("ptxgen", "ptxgen-persistent", "llama.cpp", "transformers-compiled", "floor")
+PEERS = ("llama.cpp", "transformers-compiled")
+IMPLS = ("ptxgen", "ptxgen-fast", "ptxgen-persistent", *PEERS, "floor")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -355,7 +357,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         found = cases[case]
         us = [f"{found[impl]['us']:.0f}" if impl in found else "" for impl in IMPLS]
         ours = found.get("ptxgen", {})
-        peers = [found[impl]["us"] for impl in IMPLS[2:-1] if impl in found]
+        peers = [found[impl]["us"] for impl in PEERS if impl in found]
         size = f"{ours['bytes'] / 1e6:.0f}" if ours else ""
         host = f"{ours['host_us']:.0f}" if ours else ""
         share = f"{found['floor']['us'] / ours['us']:.2f}" if ours and "floor" in found else ""

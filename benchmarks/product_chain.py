@@ -6,7 +6,7 @@
 Of every layer QKV, O, gate and up, and down, with norms and residuals; matrices all distinct, so that a pass reads as
 much as a step of the model does (attention and head are left out). Nodes are launched programmatically. `alone`: the
 same without programmatic launches. `floor`: reading as many bytes by one kernel. A geometry is warps of a CTA, tiles on
-their way, CTAs, and CTAs of a multiprocessor; without one, the table's.
+their way, and CTAs; without one, the table's.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks.prompt --seconds 120 --llama SOURCE.tar.xz --work FOLDER   measure on a GPU, print, append rows
     python -m benchmarks.prompt --report [--run ID]                                 the table of the last run, or of one
 
-`us`: from the call to the token after the prompt, on the host's clock, the median. "ptxgen": steps of 64 positions, as
-`Model` takes them; "ptxgen-512": one step. `--work`: the folder of a build that `benchmarks.decode_step` made.
+`us`: from the call to the token after the prompt, on the host's clock, the median. "ptxgen": as `Model`
+is by default; "ptxgen-fast": with precision="fast". `--work`: the folder of a build that `benchmarks.decode_step` made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOKENS = 512
 DEPTHS = (0, 4096)
 MAX_LEN = 4096 + TOKENS
-CHUNKS = {"ptxgen": 64, "ptxgen-512": 512}
+PRECISIONS = {"ptxgen": "exact", "ptxgen-fast": "fast"}
 REPEATS = 5
 Case = dict[str, Any]
 
@@ -44,15 +44,17 @@ def case_of(model: str, weights: str, tokens: int, depth: int) -> Case:
 
 def ours(
     run: Run, device: Device, name: str, weights: str, *, models: Mapping[str, Mapping[str, Any]] = MODELS,
-    tokens: int = TOKENS, depths: Sequence[int] = DEPTHS, max_len: int = MAX_LEN, chunks: Mapping[str, int] = CHUNKS,
+    tokens: int = TOKENS, depths: Sequence[int] = DEPTHS, max_len: int = MAX_LEN,
 ) -> None:  # fmt: skip
-    """Rows of a model with each of `chunks`; the weights are shared."""
+    """Rows of a model with each of `PRECISIONS`; the weights are shared."""
     from ptxgen.runtime import Model
 
-    first = open_random(models[name], weights, max_len, device, chunk=min(chunks.values()))
+    first = open_random(models[name], weights, max_len, device)
     prompt = np.random.default_rng(0).integers(0, first.shape.vocab, tokens).tolist()
-    for impl, chunk in chunks.items():
-        model = first if chunk == first.chunk else Model(first.source, device, chunk=chunk, weights=first.steps.weights)
+    for impl, precision in PRECISIONS.items():
+        model = first
+        if precision != "exact":
+            model = Model(first.source, device, weights=first.weights, precision=precision)
         for depth in depths:
 
             def whole(model: Model = model, depth: int = depth) -> None:
@@ -108,7 +110,7 @@ def main(run: Run, given: argparse.Namespace) -> None:
             llama.stop()
 
 
-IMPLS = (*CHUNKS, "llama.cpp")
+IMPLS = (*PRECISIONS, "llama.cpp")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

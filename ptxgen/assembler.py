@@ -7,13 +7,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import AssembleError, TargetError, brief
-from ptxgen.lines.sources import has_line_info, quoted
+from ptxgen.lines.sources import has_line_info, quoted, sets_registers
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -38,6 +38,16 @@ class Resources:
     def clean(self) -> bool:
         """No spill and no local memory."""
         return not (self.spill_stores or self.spill_loads or self.stack)
+
+
+@dataclass(frozen=True, slots=True)
+class Unheeded(Resources):
+    """What nvJitLink says of a text whose `setmaxnreg` it left out, where there is no ptxas to ask: registers and
+    spills of code that no driver loads, so they say nothing against the text."""
+
+    @property
+    def clean(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,8 @@ class Assembler:
 def assemble(text: str, target: str | Target | None = None, *, name: str = "") -> Assembly:
     """Assemble a PTX text for a target (default: the one its `.target` names).
 
-    `name` stands in messages. Raises `AssembleError` with the assembler's words and the PTX lines they name, or with
+    Where nvJitLink spills because it left `setmaxnreg` out, a ptxas binary is taken if there is one. `name` stands in
+    messages. Raises `AssembleError` with the assembler's words and the PTX lines they name, or with
     what to install when there is no assembler.
     """
     where = parse_target(target) if target is not None else _named_target(text, name or "PTX")
@@ -78,11 +89,22 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "") -
         older = "the assembler of CUDA 12.9 is the last that knows it; set PTXGEN_PTXAS to that ptxas"
         hint = older if (where.major, where.minor) < (7, 5) else f"a newer one may know it; {_HOW_TO_GET_ONE}"
         raise AssembleError(f"{name or 'PTX'}: {' and '.join(map(str, found))} cannot assemble for {where}; {hint}")
-    run = _by_binary if chosen.path else _by_nvjitlink
-    cubin, log, failed = run(chosen, text, where)
+    made = _run_one(chosen, text, where, name)
+    if not chosen.path and sets_registers(text) and not all(taken.clean for taken in made.resources.values()):
+        whole = next((a for a in found if a.path and where in supported_targets(a)), None)
+        if whole is not None:
+            return _run_one(whole, text, where, name)
+        unheeded = {entry: Unheeded(**asdict(taken)) for entry, taken in made.resources.items()}
+        return replace(made, resources=unheeded)
+    return made
+
+
+def _run_one(assembler: Assembler, text: str, where: Target, name: str) -> Assembly:
+    run = _by_binary if assembler.path else _by_nvjitlink
+    cubin, log, failed = run(assembler, text, where)
     if failed:
-        raise AssembleError(_failure(text, log, where, chosen, name))
-    return Assembly(cubin, where, parse_resources(log), str(chosen), log)
+        raise AssembleError(_failure(text, log, where, assembler, name))
+    return Assembly(cubin, where, parse_resources(log), str(assembler), log)
 
 
 def _named_target(text: str, name: str) -> Target:

@@ -105,8 +105,10 @@ def _place(value: object) -> object:
 def _body_of(context: Context, template: str, prefix: str) -> str:
     """The body of another skeleton, or a part, around the builder's body of that prefix; labels begin with it, too."""
     env = environment()
-    found, flow = env.get_template(template), env.get_template("flow.ptx.j2").module
-    macros = {name: value for name, value in vars(flow).items() if not name.startswith("_")}
+    found, flow = env.get_template(template), env.get_template(_FLOW).module
+    assert env.loader
+    imports = re.findall(r'{% from "flow\.ptx\.j2" import ([\w, ]+) %}', env.loader.get_source(env, template)[0])
+    macros = {name: getattr(flow, name) for each in imports for name in each.split(", ")}
     names = found.new_context({**context.get_all(), **macros, **context["bodies"][prefix]})
     lines = found.blocks.get("body", found.root_render_func)(names)
     return re.sub(r"\$(?=\w)", f"${prefix}_", "".join(lines))
@@ -266,6 +268,9 @@ def _declarations(b: Builder) -> Iterable[str]:
 
 def _table(table: Table) -> Iterable[str]:
     """A table of constants; 64-bit integers are bit patterns, printed in hexadecimal."""
+    if table.room:
+        yield f".global .align 128 .{table.type} {table.name}[{table.room}];"
+        return
     yield f".global .align 16 .{table.type} {table.name}[{len(table.values)}] = {{"
     words = [f"0x{int(v):016X}" if table.type == "b64" else immediate(v, table.type) for v in table.values]
     per_line = 4

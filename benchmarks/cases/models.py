@@ -6,6 +6,7 @@ repeat these records, each at its own address.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.models.files.modelfile import TensorInfo, is_vector, unfused
-from ptxgen.models.program import Program, Tensor
+from ptxgen.models.program import Pairs, Program, Tensor
 from ptxgen.models.spec import ModelSpec, model_spec
 from ptxgen.weights import weight_format
 
@@ -98,9 +99,15 @@ class RandomModel:
         found = {}
         for tensor in program.of_kind("weight"):
             buffer = found[tensor.name] = device.empty(tensor.shape, tensor.dtype)
-            if tensor.format:
-                records = _gated if tensor.gated else _records
-                repeat(buffer, records(tensor.format, tensor.cols))
+            if tensor.gated:
+                repeat(buffer, _gated(tensor.format, tensor.cols))
+            elif tensor.format:
+                offset = 0
+                for part in tensor.parts:
+                    nbytes = weight_format(tensor.format).nbytes(part.rows, tensor.cols)
+                    own = buffer.view((nbytes,), "u8", offset)
+                    repeat(own, _records(tensor.format, tensor.cols, part.pairs))
+                    offset += nbytes
             else:
                 buffer.copy_from(np.concatenate([_vector(part.name, part.rows) for part in tensor.parts]))
         return found
@@ -172,9 +179,14 @@ def _source(format: str, cols: int) -> Mapping[str, np.ndarray]:
 
 
 @cache
-def _records(format: str, cols: int) -> np.ndarray:
-    """`ROWS` packed rows."""
-    return weight_format(format).pack(_source(format, cols), ROWS, cols)
+def _records(format: str, cols: int, pairs: Pairs | None = None) -> np.ndarray:
+    """`ROWS` packed rows, or a head of them in its order."""
+    if pairs is None:
+        return weight_format(format).pack(_source(format, cols), ROWS, cols)
+    rows = math.lcm(ROWS, pairs.head_dim)
+    order = pairs.order(rows) % ROWS
+    drawn = {name: array[order] if array.ndim else array for name, array in _source(format, cols).items()}
+    return weight_format(format).pack(drawn, rows, cols)
 
 
 @cache

@@ -157,6 +157,16 @@ class Builder:
         self.tables[name] = Table(f"{self.spec.kernel_name}_{name}", type, tuple(values))
         return self.tables[name]
 
+    def room(self, name: str, nbytes: int) -> Table:
+        """Declare global memory of the module that kernels write, at a multiple of 128 bytes; zeros when it is loaded.
+
+        It is shared by all launches of the module. The name is prefixed with the entry's.
+        """
+        if name in self.tables:
+            raise self._error(f"table {name} is already declared")
+        self.tables[name] = Table(f"{self.spec.kernel_name}_{name}", "b8", (), nbytes)
+        return self.tables[name]
+
     def expose(self, **values: object) -> None:
         """Give the template values under these names (unroll counts to print, names of variants)."""
         for name, value in values.items():

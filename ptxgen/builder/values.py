@@ -84,11 +84,15 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Constants in global memory that come with the module. As an operand it is its address."""
+    """Global memory that comes with the module: constants, or `room` bytes to write, at a multiple of 128.
+
+    As an operand it is its address.
+    """
 
     name: str
     type: str
     values: tuple[int | float, ...]
+    room: int = 0
 
     def __getitem__(self, offset: int) -> Addr:
         return Addr(self, offset)

@@ -26,6 +26,13 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 @click.option(
     "--kv-dtype", default="f16", show_default=True, shell_complete=kv_dtypes, help="Element type of the cache."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["exact", "fast"]),
+    default="exact",
+    show_default=True,
+    help="Of the prompt; fast rounds to bf16 on GPUs with wgmma.",
+)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Draw from so many likeliest; 0 is off.")
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest of this weight.")
@@ -35,7 +42,8 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 @click.option("--persistent", is_flag=True, help="A step is one kernel that stays on the GPU.")
 def command(
     model: str, prompt: str, max_tokens: int, device: str | None, max_len: int | None, kv_dtype: str,
-    temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int, persistent: bool,
+    precision: str, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int,
+    persistent: bool,
 ) -> None:  # fmt: skip
     """Complete PROMPT with a MODEL: a .gguf file, a folder with safetensors, a llama2.c checkpoint.
 
@@ -51,7 +59,7 @@ def command(
     started = time.perf_counter()
     opened = open_device(device)
     with _bar() as progress:
-        loaded = completion.load(opened, kv_dtype, progress, persistent=persistent)
+        loaded = completion.load(opened, kv_dtype, progress, precision=precision, persistent=persistent)
     seconds = time.perf_counter() - started
     click.echo(prompt, nl=False)
     drawn = sampling.temperature > 0 or sampling.penalises

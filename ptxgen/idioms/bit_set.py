@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch
 from ptxgen.idioms.threads import ceil_div
 
 
-@dataclass(frozen=True)
 class BitSet:
     """Numbers below `count`. Fragments `clear_start`, `clear` (a loop's body: `clear_has` enters it, `clear_more` goes
     on), and after a barrier `mark_start`, `mark` (`mark_has`, `mark_more`); then another barrier."""
 
-    b: Builder
-    count: int
-    threads: int
-
-    @property
-    def words(self) -> int:
-        """32-bit words of the set."""
-        return ceil_div(self.count, 32)
+    def __init__(self, b: Builder, count: int, threads: int) -> None:
+        self.b, self.count, self.threads = b, count, threads
+        self.words = ceil_div(count, 32)  # of 32 bits
+        self.memory = b.shared("marks", 4 * self.words)
 
     def build(self, thread: Reg, list: Reg, length: Reg, longest: int) -> None:
         """Mark the first `length` (s32, at most `longest`) of the s32 numbers at `list`; those outside are left out."""
-        b, memory = self.b, self.b.shared("marks", 4 * self.words)
+        b, memory = self.b, self.memory
         with b.fragment("clear_start"):
             word = b.op("mov.u32", "mark_word", thread)
             b.op("setp.lt.u32", "clear_has", word, self.words)
@@ -58,7 +51,7 @@ class BitSet:
         """The marks of numbers `first`, first + 1, … within its word, from the lowest bit on; part of a fragment."""
         b = self.b
         bits, at = scratch(b, "mark_bits", "u32"), scratch(b, "mark_place", "u32")
-        b.op("mov.u32", at, b.shared_variables["marks"])
+        b.op("mov.u32", at, self.memory)
         b.op("shr.u32", bits, first, 5)
         b.op("mad.lo.u32", at, bits, 4, at)
         b.op("mov.u32", bits, 0)

@@ -24,6 +24,20 @@ def split(b: Builder, quotient: str, remainder: str, value: Reg, divisor: int) -
     return b.op("div.u32", quotient, value, divisor), b.op("rem.u32", remainder, value, divisor)
 
 
+def divide(b: Builder, out: Reg, value: Reg, divisor: int, most: int) -> Reg:
+    """`out = value // divisor` of a u32 of at most `most`: assemblers divide by constants the long way."""
+    factor = -(-(1 << 32) // divisor)
+    if most * (factor * divisor - (1 << 32)) >= 1 << 32:
+        raise ValueError(f"divide: {most} may be too large for a division by {divisor} in 32 bits")
+    if divisor == 1:
+        b.op("mov.u32", out, value)
+    elif divisor & (divisor - 1) == 0:
+        b.op("shr.u32", out, value, divisor.bit_length() - 1)
+    else:
+        b.op("mul.hi.u32", out, value, factor)
+    return out
+
+
 def row_index(b: Builder, name: str, row: Reg, per_row: Reg | int, item: Reg) -> Reg:
     """`row · per_row + item` in 64 bits, of u32 values."""
     index: Reg = b.op("cvt.u64.u32", name, item)

@@ -129,13 +129,15 @@ class KvCacheGather(KernelType):
         """Fragments `begin`, `move`, `advance` of the loop over one head's rows, suffixed with what they copy."""
         unit = _unit(row_bytes)
         with b.fragment(f"begin{what}", f"source, target and number of the units of {'scales' if what else 'rows'}"):
-            ends = {}
-            wide_head = b.op("cvt.u64.u32", f"wide_head{what}", head)
-            for cache, index in (("single", wide_head), ("batched", slot_head)):
+
+            def rows(cache: str, index: Reg) -> Reg:
                 k, v = b.ld_param(f"k{what}_{cache}"), b.ld_param(f"v{what}_{cache}")
-                ends[cache] = b.op("selp.b64", f"{cache}{what}", v, k, is_v)
-                b.op("mad.lo.u64", ends[cache], index, self.max_len * row_bytes, ends[cache])
-            source, target = ends["single"], ends["batched"]
+                at: Reg = b.op("selp.b64", f"{cache}{what}", v, k, is_v)
+                b.op("mad.lo.u64", at, index, self.max_len * row_bytes, at)
+                return at
+
+            wide_head = b.op("cvt.u64.u32", f"wide_head{what}", head)
+            source, target = rows("single", wide_head), rows("batched", slot_head)
             if self.direction == "from_slot":
                 source, target = target, source
             units = b.op("mul.wide.u32", f"units{what}", length, row_bytes // unit)

@@ -24,6 +24,8 @@ from ptxgen.attention.prefill import tiles
 from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
+from ptxgen.attention.prefill.wgmma import kernel as wgmma
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, WgmmaTile, by_maps, runs_on_wgmma, wgmma_tile
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
@@ -63,8 +65,9 @@ class MultiHeadAttention(KernelType):
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
     −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
-    through FMA in f32. `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`, f32. int8
-    caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
+    through FMA in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of
+    16 up to 256. `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`, f32. int8 caches
+    carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values.
     """
 
     head_dim: int
@@ -95,9 +98,19 @@ class MultiHeadAttention(KernelType):
     trials = (
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},
     )  # fmt: skip
+    golden_targets = ("sm_75", "sm_80", "sm_90", "sm_90a")
+    golden_lines = 1100  # on wgmma, which has two loops and two roles
     unreported = {
         r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
         r"no_causal_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",
+        r" wait .*%q\d_empty_over": "does not matter: a CTA has one item; test_prefill_wgmma gives it several",
+        r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
+        r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
+        r" barrier .*%my_turn": "warpgroups take turns by it, for speed; what it orders are other turns",
+        r" fence .*proxy\.tensormap": "of a map that a kernel made, check mode follows the part in shared memory",
+        r"_batched.* fence .*mbarrier_init": "does not matter: no copy engine, so the barrier behind it does the same",
+        r"_batched.* fence .*proxy\.async": "check mode dates a copy by its issue, and another fence lies behind that",
+        r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
     }
     goldens = (
         dict(head_dim=16, n_heads=2, n_kv_heads=1),
@@ -120,6 +133,8 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, sinks=True, lse=True),
         dict(head_dim=8, n_heads=2, n_kv_heads=2, max_len=32, batched=True, page_size=16, page_layout="nhd"),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, max_len=200, window=20, ring=64, indirect=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, q_dtype=bf16, kv_dtype=bf16, layout="heads", scale=24.0, lse=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, causal=False),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
@@ -203,8 +218,15 @@ class MultiHeadAttention(KernelType):
             return self.kv_dtype
         return self.q_dtype if self.q_dtype.bits == 16 else f16
 
-    def tile(self, target: Target) -> tiles.TensorTile | tiles.SimtTile:
+    @property
+    def prefill(self) -> Prefill:
+        """The attention, and how rows of tokens come and go."""
+        return Prefill(self.attention, self.layout == "tokens", self.indirect, self.lse)
+
+    def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
+        if runs_on_wgmma(self.prefill, target):
+            return wgmma_tile(self.head_dim, by_maps(self.prefill))
         if self.tensor(target):
             return tiles.tensor_tile(self.head_dim, target, converts=self.kv_dtype.bits == 8)
         return tiles.simt_tile(self.head_dim, target)
@@ -216,21 +238,27 @@ class MultiHeadAttention(KernelType):
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"
-        shared = tiles.dynamic(tile.shared_bytes(self.head_dim))
-        return Launch(grid3(ctas), (tile.threads, 1, 1), shared, programmatic=self.programmatic)
+        if isinstance(tile, WgmmaTile):
+            shape = grid3(f"min({CHIP_SMS}, {ctas})"), (tile.threads, 1, 1), tile.shared_bytes
+        else:
+            shape = grid3(ctas), (tile.threads, 1, 1), tiles.dynamic(tile.shared_bytes(self.head_dim))
+        return Launch(*shape, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
+        if isinstance(self.tile(target), WgmmaTile):
+            return "attention/multi_head_attention_wgmma"
         return f"attention/multi_head_attention_{'tensor' if self.tensor(target) else 'simt'}"
 
     def build(self, b: Builder) -> None:
         attention, tile = self.attention, self.tile(b.target)
         b.expose(rows=tile.rows, group=attention.problem.group)
         wait_for_producer(b, self.programmatic)
-        prefill = Prefill(attention, self.layout == "tokens", self.indirect, self.lse)
-        if isinstance(tile, tiles.TensorTile):
-            TensorLoop(b, prefill, tile, self.compute_dtype).build()
+        if isinstance(tile, WgmmaTile):
+            wgmma.build(b, self.prefill, tile, self.compute_dtype)
+        elif isinstance(tile, tiles.TensorTile):
+            TensorLoop(b, self.prefill, tile, self.compute_dtype).build()
         else:
-            SimtLoop(b, prefill, tile).build()
+            SimtLoop(b, self.prefill, tile).build()
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

@@ -154,8 +154,7 @@ class QkvAppend(KernelType):
         parts = list(zip(self.products, self.geometries(target), strict=True))
         shared = max(product.shared(target, at) for product, at in parts)
         ctas, threads = sum(at.ctas for _, at in parts), parts[0][1].threads
-        resident = min(at.resident for _, at in parts)
-        return Launch((ctas, 1, 1), (threads, 1, 1), shared, programmatic=self.programmatic, resident=resident)
+        return Launch((ctas, 1, 1), (threads, 1, 1), shared, programmatic=self.programmatic)
 
     def template(self, target: Target) -> str:
         return "qkv_append" if self.v_weights else self.products[0].template(target)

@@ -19,6 +19,7 @@ from ptxgen.attention.cache_fields import (
 )
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.dtypes import DType, bf16, f16, f32, s8
+from ptxgen.dtypes import dtype as to_dtype
 from ptxgen.idioms import convert, kv_cache
 from ptxgen.idioms import rope as rotary
 from ptxgen.idioms.rotating_rows import IN_PLACE, PRECISE, ROPE_FIELDS, STYLE, RotatingRows
@@ -38,8 +39,9 @@ class RopeKvAppend(RotatingRows, KernelType):
     """Rotate rows of q and k, and append the rotated k and v to every KV head's cache.
 
     q `[rows, n_heads, head_dim]` (`in_place`, or to q_out), k, v `[rows, n_kv_heads, head_dim]`, all `src_dtype`;
-    caches, positions, pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose
-    position is outside the cache writes nothing, q_out included.
+    with `stacked` heads of one row: qkv `[rows, n_heads + 2 n_kv_heads, head_dim]`, or qk beside v. Caches, positions,
+    pages and scales as `KvCacheScatter` has them, the rotation as `Rope` has it. A row whose position is outside the
+    cache writes nothing, q_out included.
     """
 
     max_len: int = field(like=CAPACITY)
@@ -58,6 +60,8 @@ class RopeKvAppend(RotatingRows, KernelType):
     programmatic: bool = False
     page_layout: str = field(default="hnd", like=PAGE_LAYOUT)
     ring: int = field(default=0, like=RING_ROWS)
+    out_dtype: str = field(default="", doc="element type of q_out; empty: src_dtype")
+    stacked: str = field(default="", doc="heads that lie in one row: qkv, or qk beside rows of v; empty for none")
     head_scales: bool = field(default=False, like=HEAD_SCALES)
 
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
@@ -86,6 +90,16 @@ class RopeKvAppend(RotatingRows, KernelType):
             batched=True,
             programmatic=True,
         ),
+        dict(
+            max_len=64,
+            head_dim=16,
+            n_heads=2,
+            n_kv_heads=1,
+            style="norm",
+            in_place=False,
+            stacked="qk",
+            out_dtype="f16",
+        ),
         dict(max_len=64, head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", batched=True, head_scales=True),
     )
 
@@ -95,6 +109,12 @@ class RopeKvAppend(RotatingRows, KernelType):
         yield from rules.between("n_heads", self.n_heads, 1, 1024)
         yield from rules.divides("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
         yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
+        yield from rules.one_of("stacked", self.stacked, ("", "qk", "qkv"))
+        yield from rules.one_of("out_dtype", self.out_dtype, ("", "f32", "f16", "bf16"))
+        if self.out_dtype and self.in_place:
+            yield f"out_dtype: needs in_place=False (got out_dtype={self.out_dtype!r}, in_place=True; nearest: '')"
+        if self.stacked and self.in_place:
+            yield f"stacked: needs in_place=False (got stacked={self.stacked!r}, in_place=True; nearest: '')"
         yield from self.rotation_rules()
 
     @property
@@ -103,12 +123,26 @@ class RopeKvAppend(RotatingRows, KernelType):
         parts = (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads))
         return HeadMap(self.head_dim, parts, self.kv_dtype == s8)
 
+    @property
+    def query_dtype(self) -> DType:
+        """Of the rotated q."""
+        return to_dtype(self.out_dtype) if self.out_dtype else self.src_dtype
+
+    @property
+    def stack_heads(self) -> int:
+        """Heads of a row of those that are stacked."""
+        return self.n_heads + self.stacked.count("k") * self.n_kv_heads + self.stacked.count("v") * self.n_kv_heads
+
     def params(self) -> tuple[Param, ...]:
         q_row, kv_row = (("rows", n, self.head_dim) for n in (self.n_heads, self.n_kv_heads))
-        params = [buffer("q", self.src_dtype, *q_row, access="inout" if self.in_place else "in")]
-        params += [buffer(x, self.src_dtype, *kv_row) for x in "kv"]
+        params = []
+        if self.stacked:
+            params.append(buffer(self.stacked, self.src_dtype, "rows", self.stack_heads, self.head_dim))
+        else:
+            params.append(buffer("q", self.src_dtype, *q_row, access="inout" if self.in_place else "in"))
+        params += [buffer(x, self.src_dtype, *kv_row) for x in "kv" if x not in self.stacked]
         if not self.in_place:
-            params.append(buffer("q_out", self.src_dtype, *q_row, access="out"))
+            params.append(buffer("q_out", self.query_dtype, *q_row, access="out"))
         return (*params, *kv_cache.cache_params(self), kv_cache.position_param(self.batched, self.indirect))
 
     def build(self, b: Builder) -> None:
@@ -120,7 +154,7 @@ class RopeKvAppend(RotatingRows, KernelType):
         chunk = self.rotating_chunk(b, place, rotates, self.src_dtype)
         with b.fragment("load", "load the thread's chunk of 8 elements of q, k or v"):
             row_head = row_index(b, "row_head", row, place.part_heads, place.head)
-            source = self._source(b, place, row_head)
+            source = self._stacked_source(b, row, place, row_head) if self.stacked else self._source(b, place, row_head)
             values, words = chunk.load(b, source, cleared=self.kv_dtype == s8)
         with b.fragment("read_position", "the row's position, and whether the cache has it"):
             position = kv_cache.load_position(b, row, self.batched, self.indirect)
@@ -128,8 +162,12 @@ class RopeKvAppend(RotatingRows, KernelType):
             b.op("setp.lt.u32", "inside", position, self.max_len)
         chunk.turn(b, values, words, position)
         with b.fragment("store_query", "store the rotated chunk of q"):
-            convert.pack(b, words, values, self.src_dtype)
-            out = source if self.in_place else self._chunk(b, b.ld_param("q_out"), row_head, place.chunk)
+            if self.query_dtype != self.src_dtype:
+                words = convert.word_array(b, "query_word", values, self.query_dtype)
+            convert.pack(b, words, values, self.query_dtype)
+            out = source
+            if not self.in_place:
+                out = self._chunk(b, b.ld_param("q_out"), row_head, place.chunk, self.query_dtype)
             convert.store_words(b, out, words, pred=place.has_chunk)
         self._append(b, place, row, position, values)
 
@@ -157,8 +195,22 @@ class RopeKvAppend(RotatingRows, KernelType):
         b.op("selp.b64", source, v, source, from_v)
         return self._chunk(b, source, row_head, place.chunk)
 
-    def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg) -> Reg:
-        row_bytes, chunk_bytes = (n * self.src_dtype.bytes for n in (self.head_dim, CHUNK))
+    def _stacked_source(self, b: Builder, row: Reg, place: Place, row_head: Reg) -> Reg:
+        """The same where q and k, or all three, are heads of one row."""
+        from_k, from_v = place.since
+        head = b.op("mov.u32", "stacked_head", place.head)
+        b.op("add.u32", head, head, self.n_heads, pred=from_k)
+        source = b.ld_param(self.stacked)
+        index = row_index(b, "stacked_row", row, self.stack_heads, head)
+        if "v" in self.stacked:
+            b.op("add.u64", index, index, self.n_kv_heads, pred=from_v)
+        else:
+            b.op("selp.b64", index, row_head, index, from_v)
+            b.op("selp.b64", source, b.ld_param("v"), source, from_v)
+        return self._chunk(b, source, index, place.chunk)
+
+    def _chunk(self, b: Builder, address: Reg, row_head: Reg, chunk: Reg, dtype: DType | None = None) -> Reg:
+        row_bytes, chunk_bytes = (n * (dtype or self.src_dtype).bytes for n in (self.head_dim, CHUNK))
         return chunk_address(b, address, row_head, row_bytes, chunk, chunk_bytes)
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -170,11 +222,14 @@ class RopeKvAppend(RotatingRows, KernelType):
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         import numpy as np
 
+        if self.stacked:
+            parts = np.split(a[self.stacked], np.cumsum((self.n_heads, self.n_kv_heads))[: len(self.stacked) - 1], 1)
+            a |= dict(zip(self.stacked, parts, strict=True))
         positions = kv_cache.row_positions(self.batched, a, a["q"].shape[0])
         inside = ((positions >= 0) & (positions < self.max_len))[:, None, None]
         out = {name: a[name].copy() for name in a if name.endswith(("_cache", "_scales"))}
         rows = {"k": rotary.rotate_rows(self.rotation, a["k"], positions), "v": a["v"]}
         kv_cache.append_rows(self, out, rows, positions, a)
         query = "q" if self.in_place else "q_out"
-        rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.src_dtype.numpy)
+        rotated = rotary.rotate_rows(self.rotation, a["q"], positions).astype(self.query_dtype.numpy)
         return {query: np.where(inside, rotated, a[query]), **out}

@@ -157,6 +157,17 @@ def has_line_info(text: str) -> bool:
     return re.search(_HAS_LOC, text) is not None
 
 
+def sets_registers(text: str) -> bool:
+    """Whether a text has `setmaxnreg`, which an assembler heeds only where it knows the whole program: ptxas and
+    cuModuleLoadData do, nvJitLink and cuLinkAddData make code to be linked, and leave it out."""
+    return re.search(r"(?m)^[ \t]*setmaxnreg\.", text) is not None
+
+
+def is_of_warpgroups(text: str) -> bool:
+    """Whether a text has `wgmma`, which reads shared memory aligned further than code to be linked has it."""
+    return re.search(r"(?m)^[ \t]*wgmma\.", text) is not None
+
+
 _HAS_LOC = r"(?m)^[ \t]*\.loc\s"
 _NAMED = r"\bline\s+(\d+)"
 

@@ -7,26 +7,23 @@ below 0 takes no part. "prefill": `rows` positions of one sequence from `positio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ptxgen.attention.cache_fields import PAGE_LAYOUTS
-from ptxgen.dtypes import DType, dtype, f16, f32, s8, s32, u64
+from ptxgen.dtypes import DType, bf16, dtype, f16, f32, s8, s32, u64
 from ptxgen.errors import SpecError
 from ptxgen.models.attention import Attention
 from ptxgen.models.caches import CacheForm
-from ptxgen.models.draft import Draft, Formats
-from ptxgen.models.program import Pairs, Part, Program, Ref
+from ptxgen.models.draft import Formats
+from ptxgen.models.products import PRECISIONS, QKV, STACK, WIDE_TILE, Products
+from ptxgen.models.program import Part, Program, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.scales import scale_groups
-from ptxgen.weights import weight_format
 
 CHOICES = ("greedy", "sample", "penalise")
 STEPS = ("decode", "batch", "prefill")
-QKV = ("q_proj", "k_proj", "v_proj")
-BLOCK = 128  # rows of a scale of e4m3_block
-STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
 
 
 def step_program(
@@ -43,6 +40,7 @@ def step_program(
     rings: int = 0,
     page_size: int = 0,
     pages: int = 0,
+    precision: str = "exact",
     page_layout: str = "hnd",
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
@@ -50,7 +48,8 @@ def step_program(
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
     tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
     which are whose; `page_layout` is the order of their axes. `rings`: layers with a window keep rings with room for
-    appends of up to so many rows.
+    appends of up to so many rows. `precision` of several rows: "exact" as f32 is; "fast" rounds them to bf16 before
+    each product where the target has wgmma.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -60,23 +59,26 @@ def step_program(
         raise SpecError(f"step_program: rows must be 1 to decode, and at least 1 else (got {rows} for {step})")
     if choice not in CHOICES:
         raise SpecError(f"step_program: choice must be one of {', '.join(CHOICES)} (got {choice!r} for {step})")
+    if precision not in PRECISIONS:
+        raise SpecError(
+            f"step_program: precision must be one of {', '.join(PRECISIONS)} (got {precision!r} for {step})"
+        )
     if page_size and (step != "batch" or pages < 1 or rings):
         got = f"{page_size} with {pages} pages and {rings} rings for {step}"
         raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
         programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
-        pages=pages, page_layout=page_layout,
+        pages=pages, page_layout=page_layout, precision=precision,
     )  # fmt: skip
     made.make()
     return made.program()
 
 
 @dataclass(kw_only=True)
-class _Step(Draft):
+class _Step(Products):
     """A step of `model`, one part of it a method."""
 
-    model: ModelSpec
     step: str
     kv_dtype: DType
     batch_invariant: bool
@@ -85,63 +87,6 @@ class _Step(Draft):
     page_size: int
     pages: int
     page_layout: str
-
-    def _part(self, name: str) -> Part:
-        """A product of this layer in the file."""
-        return Part(self.at(name), self.model.products()[name][0], self._pairs(name))
-
-    def _bias(self, name: str) -> Part:
-        """Its bias."""
-        return Part(f"{self.at(name)}.bias", self.model.products()[name][0], self._pairs(name))
-
-    def _pairs(self, name: str = "q_proj") -> Pairs | None:
-        """How rows of q and k lie other than in the file: what rotates together is neighbours, so that a product can
-        rotate its own results. Not where a norm of heads or scales of blocks know the file's order."""
-        model, rope = self.model, self.model.layer(self.layer).rope
-        if name not in ("q_proj", "k_proj") or rope is None or model.rope_style == "norm" or model.block.qk_norm:
-            return None
-        head = model.shape.head_dim
-        in_blocks = "e4m3_block" in (self.format_of(self.at(each)) for each in ("q_proj", "k_proj"))
-        return None if in_blocks and BLOCK % head else Pairs(head, rope.rotary_dim)
-
-    def _norm_weight(self, name: str) -> str:
-        width = self.model.norms()[name] if self.layer >= 0 else self.model.dim
-        return self.vector(self.at(name), Part(self.at(name), width))
-
-    def _product(
-        self, role: str, weight: str | Ref, n: int, k: int, x: str | Ref, out: str | Ref, *, norm: str = "",
-        bias: str | Ref = "", rows: int = 0, **fields: Any,
-    ) -> None:  # fmt: skip
-        """x `[rows, k]` times a matrix `[n, k]`; `norm` is the name of an RMS norm before it."""
-        rows = rows or self.rows
-        held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
-        given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
-        if norm and rows == 1:
-            fields |= self._norm_fields()
-            given["norm_weight"] = self._norm_weight(norm)
-        if bias:
-            given["bias"] = bias
-        kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
-        self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-
-    def _norm_fields(self) -> dict[str, Any]:
-        """Fields of a product that norms its inputs."""
-        return {"norm": "rms", "eps": self.model.norm_eps, "norm_offset": self.model.block.norm_offset}
-
-    def _rms(self, role: str, norm: str, x: str | Ref, out: str | Ref, rows: int = 0, **fields: Any) -> None:
-        weight = self._norm_weight(norm)
-        width, model = self.tensors[weight].size, self.model
-        given = {"x": x, "weight": weight, "out": out}
-        fields |= {"dim": width, "eps": model.norm_eps, "offset": model.block.norm_offset}
-        self.op("rms_norm", role, given, {"rows": rows or self.rows}, **fields)
-
-    def _normed(self, norm: str, x: str) -> tuple[str, str]:
-        """What a product reads, and the norm that it applies itself: several rows are normed once, before."""
-        if not norm or self.rows == 1:
-            return x, norm
-        out = self.scratch(f"{norm}.out", self.model.dim)
-        self._rms(norm, norm, x, out)
-        return out, ""
 
     # the model --------------------------------------------------------------------------------------------------------
     def make(self) -> None:
@@ -173,7 +118,8 @@ class _Step(Draft):
         source: str | Ref = Ref(x, (self.rows - 1) * dim * f32.bytes) if self.step == "prefill" else x
         norm = "norm"
         if rows > 1:
-            source, norm = self._normed("norm", x)
+            kind = self.format_of("embed_tokens" if model.tied else "lm_head")
+            source, norm = self._input("lm_head", x, dim, "norm", [kind], vocab)
         name = "embed_tokens" if model.tied else "lm_head"
         weight = self.matrix(name, [Part(name, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
@@ -251,11 +197,14 @@ class _Step(Draft):
         attention = Attention.of(model.shape, kind, f32, self.kv_dtype, style=style, precise=True, ring=ring)
         if self._fuses(attention):
             q = self._qkv_append(x, attention)
+        elif self._stacks_rows(attention):
+            q = self._append_stacked(x, attention)
         else:
             q, k, v = self._qkv(x)
-            self._append(attention, q, k, v)
-        out = self.scratch("attention.out", model.q_width)
-        self._attend(attention, q, out)
+            self._append(attention, {"k": k, "v": v} | ({"q": q} if attention.rope else {}))
+        attends = replace(attention, q_dtype=self.tensors[q.tensor].dtype)
+        out = self.tensor(self.at("attention.out"), "scratch", (self.rows, model.q_width), attends.q_dtype)
+        self._attend(attends, q, out)
         weight = self.matrix(self.at("o_proj"), [self._part("o_proj")], model.q_width)
         self._add(x, "o_proj", model.block.attention_post_norm, weight, model.q_width, out)
 
@@ -265,10 +214,6 @@ class _Step(Draft):
         rotates = attention.rope is not None and attention.style == "norm"
         fits = attention.head_dim % STACK == 0 and self.kv_dtype != s8
         return alone and rotates and fits and self._stacks()[0] != QKV[:1] and len(self._biased()) in (0, len(QKV))
-
-    def _biased(self) -> list[str]:
-        """Which of the three have a bias."""
-        return [name for name in QKV if name in self.model.biases]
 
     def _qkv_append(self, x: str, attention: Attention) -> Ref:
         """The queries; keys and values are in the cache."""
@@ -287,14 +232,35 @@ class _Step(Draft):
         self.op("qkv_append", "qkv_append", given, {}, **attention.fields("qkv_append", **fields))
         return Ref(q)
 
-    def _qkv_bias(self) -> str:
-        """The biases of all three."""
-        return self.vector(self.at("qkv.bias"), *map(self._bias, QKV))
+    def _stacks_rows(self, attention: Attention) -> bool:
+        """Whether q and k of several rows come from one product, as heads of one row."""
+        kinds = self._kinds(*QKV)
+        one = self.packs(kinds) and attention.rope is not None and not self.model.block.qk_norm
+        return one and self._stacks()[0] != QKV[:1]
+
+    def _append_stacked(self, x: str, attention: Attention) -> Ref:
+        """The queries of several rows, whose products give rows of q, k and v, or of q and k."""
+        model, stacks = self.model, self._stacks()
+        width = model.q_width + 2 * model.kv_width
+        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
+        rows = [next(self._products_of(names, source, norm, whole_rows=True)).tensor for names in stacks]
+        stacked = "".join(name[0] for name in stacks[0])
+        given: dict[str, str | Ref] = dict(zip((stacked, "v"), rows, strict=False))
+        q_dtype = self._attended()
+        q = given["q_out"] = self.tensor(self.at("q.out"), "scratch", (self.rows, model.q_width), q_dtype)
+        self._append(attention, given, stacked=stacked, in_place=False, out_dtype=q_dtype.name)
+        return Ref(q)
+
+    def _attended(self) -> DType:
+        """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
+        narrow = self.precision == "fast" and self.step == "prefill" and self.packs(self._kinds("o_proj"))
+        return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
 
     def _qkv(self, x: str) -> list[Ref]:
         """Queries, keys and values of a layer, normed where the family norms them."""
         model, shape = self.model, self.model.shape
-        source, norm = self._normed(model.block.attention_norm, x)
+        width = model.q_width + 2 * model.kv_width
+        source, norm = self._input("qkv", x, model.dim, model.block.attention_norm, self._kinds(*QKV), width)
         found = [ref for names in self._stacks() for ref in self._products_of(names, source, norm)]
         if model.block.qk_norm:
             for i, (name, n_heads) in enumerate((("q", shape.n_heads), ("k", shape.n_kv_heads))):
@@ -303,48 +269,6 @@ class _Step(Draft):
                 self._rms(f"{name}_norm", f"{name}_norm", found[i], out, rows)
                 found[i] = Ref(out)
         return found
-
-    def _stacks(self) -> list[tuple[str, ...]]:
-        """Which of the three matrices make one: of one format, of whole records, all or none with a bias."""
-        if len(self._biased()) in (0, len(QKV)):
-            for names in (QKV, QKV[:2]):
-                whole = all(self.model.products()[name][0] % STACK == 0 for name in names)
-                if whole and len({self.format_of(self.at(name)) for name in names}) == 1:
-                    return [names, QKV[len(names) :]] if names != QKV else [QKV]
-        return [(name,) for name in QKV]
-
-    def _stacked(self, names: tuple[str, ...]) -> str:
-        """The matrix of some of the three."""
-        name = names[0] if len(names) == 1 else "".join(each[0] for each in names)
-        return self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
-
-    def _products_of(self, names: tuple[str, ...], x: str, norm: str) -> Iterator[Ref]:
-        """One product where one row reads the matrix; else one for each part of it, so that rows lie together."""
-        dim, whole = self.model.dim, self._stacked(names)
-        widths = {name: self.model.products()[name][0] for name in QKV}
-        kind = weight_format(self.tensors[whole].format)
-        taken = [names] if self.rows == 1 else [(name,) for name in names]
-        for group in taken:
-            before = names[: names.index(group[0])]
-            weight: str | Ref = whole
-            if group != names:
-                weight = Ref(whole, kind.nbytes(sum(widths[name] for name in before), dim) if before else 0)
-            role, width = whole.rpartition(".")[2] if group == names else group[0], sum(widths[n] for n in group)
-            out = self.scratch(f"{role}.out", width)
-            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group))
-            for name in group:
-                at = sum(widths[each] for each in group[: group.index(name)])
-                yield Ref(out, at * f32.bytes) if len(group) > 1 else Ref(out)
-
-    def _bias_of(self, names: tuple[str, ...]) -> str | Ref:
-        """The bias of some of the three, or ""."""
-        if len(self._biased()) == len(QKV):
-            whole = self._qkv_bias()
-            before = QKV[: QKV.index(names[0])]
-            rows = sum(self.model.products()[name][0] for name in before)
-            return whole if names == QKV else Ref(whole, rows * f32.bytes)
-        biased = [name for name in names if name in self.model.biases]
-        return self.vector(self.at(f"{names[0]}.bias"), self._bias(names[0])) if biased else ""
 
     def _caches(self, attention: Attention) -> dict[str, str]:
         """The layer's cache, by parameter name."""
@@ -369,14 +293,12 @@ class _Step(Draft):
             return {"positions": self.tensor("positions", self._counted(), (self.rows,), s32)}
         return {"position": self._state("position")}
 
-    def _append(self, attention: Attention, q: Ref, k: Ref, v: Ref) -> None:
-        """Rotate, where these layers do, and append."""
+    def _append(self, attention: Attention, rows: Mapping[str, str | Ref], **how: Any) -> None:
+        """Rotate, where these layers do, and append; `rows` by parameter name."""
         batched = self.step == "batch"
         role, kernel = attention.append
-        given: dict[str, str | Ref] = {"k": k, "v": v, **self._caches(attention), **self._position()}
-        if attention.rope is not None:
-            given["q"] = q
-        fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages())
+        given = {**rows, **self._caches(attention), **self._position()}
+        fields = attention.fields(kernel, batched=batched, indirect=not batched, **self._in_pages(), **how)
         self.op(kernel, role, given, {"rows": self.rows} | self._paged(), **fields)
 
     def _in_pages(self) -> dict[str, Any]:
@@ -406,16 +328,33 @@ class _Step(Draft):
 
     def _mlp(self, x: str) -> None:
         model = self.model
-        source, norm = self._normed(model.block.mlp_norm, x)
-        out = self.scratch("gate_up.out", model.hidden)
-        if {"gate_proj", "up_proj"} & set(model.biases):
-            self._biased_gate(source, norm, out)
+        gated = not {"gate_proj", "up_proj"} & set(model.biases)
+        kinds = self._kinds("gate_proj", "up_proj", "down_proj")
+        if gated and self.packs(kinds) and model.hidden % WIDE_TILE == 0:
+            out = self._packed_gate(x, kinds)
         else:
-            weight = self.matrix(self.at("gate_up"), self._gate_parts(), model.dim, gated=True)
-            fields: dict[str, Any] = {"activation": model.activation, "gated": True}
-            self._product("gate_up", weight, model.hidden, model.dim, source, out, norm=norm, **fields)
+            width = model.hidden if gated else 2 * model.hidden
+            source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, gated=gated)
+            out = self.scratch("gate_up.out", model.hidden)
+            (self._gate if gated else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
+
+    def _gate(self, x: str, norm: str, out: str, **more: Any) -> None:
+        """activation(gate · x) · (up · x)."""
+        model = self.model
+        weight = self.matrix(self.at("gate_up"), self._gate_parts(), model.dim, gated=True)
+        fields: dict[str, Any] = {"activation": model.activation, "gated": True, **more}
+        self._product("gate_up", weight, model.hidden, model.dim, x, out, norm=norm, **fields)
+
+    def _packed_gate(self, x: str, kinds: Sequence[str]) -> str:
+        """The same for several rows, which the product leaves as the next one reads them."""
+        model = self.model
+        tokens = self._tile_tokens(kinds, model.hidden, gated=True)
+        source = self._packed("gate_up", x, model.dim, model.block.mlp_norm, tokens)
+        out = self._packed_rows("down_proj", model.hidden, tokens)
+        self._gate(source, "", out, packed_out=True)
+        return out
 
     def _gate_parts(self) -> list[Part]:
         return [self._part(name) for name in ("gate_proj", "up_proj")]
@@ -435,6 +374,8 @@ class _Step(Draft):
     def _add(self, x: str, name: str, post_norm: str, weight: str, k: int, source: str) -> None:
         """Add a product to the residual stream, normed before where the family does that."""
         dim = self.model.dim
+        if not self.is_packed(source):
+            source, _ = self._input(name, source, k, "", self._kinds(name), dim)
         bias = ""
         if name in self.model.biases:
             bias = self.vector(self.at(f"{name}.bias"), self._bias(name))

@@ -34,7 +34,7 @@ class MemoryPlan:
 
 
 def memory_plan(
-    source: WeightSource, kv_dtype: object = "f16", target: str = "sm_75", chunk: int = 64, programmatic: bool = False,
+    source: WeightSource, kv_dtype: object = "f16", target: str = "sm_75", chunk: int = 512, programmatic: bool = False,
     rings: int = 0,
 ) -> MemoryPlan:  # fmt: skip
     """What `Model` takes for a file whose prompts go in chunks of `chunk`; `rings`: where layers with a window keep

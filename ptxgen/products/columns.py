@@ -14,8 +14,6 @@ from ptxgen.products.digits import (
     DIGIT_BYTES,
     DIGITS,
     FACTOR_BYTES,
-    MAGIC,
-    MAGIC_BITS,
     QUAD,
     UNIT,
     UNIT_BYTES,
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 MMA_BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 MMA_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 MMA_S8 = "mma.sync.aligned.m16n8k32.row.col.s32.{}.s8.s32"
+FEW_WORDS = 24  # that a lane reads of a tile; with more, registers are short
 BLOCKS = 4  # whose sums an accumulator has, each in a lane of a quad
 
 
@@ -170,6 +169,7 @@ class IntegerColumns(Columns):
         self.factor_bytes = digits.factor_bytes
         self.unit_groups = UNIT // kind.x_block // 2
         self.units = kind.tile_k // UNIT
+        self.crowded = sum(piece.words for piece in self.pieces) > FEW_WORDS
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
         b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
@@ -185,13 +185,12 @@ class IntegerColumns(Columns):
         for i, owns in enumerate(self.owns):
             b.op("setp.eq.and.u32", owns, parity, i, has_digit)
         convert.clear(b, self.digit)
-        self.magic = b.op("mov.u32", "magic_bits", MAGIC_BITS)
+        self.zero = b.op("mov.s32", "zero_sum", 0)
         self.products = b.array("product", "s32", 4)
         self.values = b.array("block_sum_", "f32", 2 * self.unit_groups * self.units)
         sums = 0 if not kind.x_sum_factor else self.unit_groups if kind.x_sums_each else 1
         self.per_unit = self.unit_groups + sums
         self.factors = b.array("x_factor", "f32", self.units * self.per_unit)
-        self.parts = b.array("digit_sum", "f32", 2)
         self.totals = b.array("sum", "f32", 2).regs
         self.find_writer(quad)
 
@@ -201,6 +200,9 @@ class IntegerColumns(Columns):
         sums: list[Sequence[Reg]] = []
         x_sums: list[Reg] = []
         for unit in range(self.units):
+            if unit and self.crowded:
+                b.note("keeps this half of the tile from being begun earlier, for want of registers")
+                b.op("bar.warp.sync", -1)
             own = self.factors[per_unit * unit : per_unit * (unit + 1)]
             x_sums += own[groups:]
             for i, owns in enumerate(self.owns):
@@ -220,7 +222,7 @@ class IntegerColumns(Columns):
         """Two blocks; blocks of 32 columns one after the other, blocks of 16 as the halves of a fragment."""
         b, kind, x = self.b, self.kind, self.digit
         chunk = (UNIT * unit + 2 * kind.x_block * group) // 16
-        sums: Sequence[Reg] = (self.magic,) * 4
+        sums: Sequence[Reg] = (self.zero,) * 4
         fragments: list[tuple[int, Sequence[Reg]]]
         if kind.x_block == 16:
             fragments = [(chunk, (x[group], x[4 + group]))]
@@ -232,13 +234,12 @@ class IntegerColumns(Columns):
             sums = self.products.regs
 
     def _sum_digits(self, values: Sequence[Reg], factor: Reg) -> None:
-        """Both digits' sums of rows g and g + 8: they are integers in the low bits of a float."""
+        """Both digits' sums of rows g and g + 8."""
         b = self.b
         for half, value in enumerate(values):
-            for part, product in zip(self.parts, self.products[2 * half : 2 * half + 2], strict=True):
-                b.op("mov.b32", part, product)
-                b.op("sub.f32", part, part, MAGIC)
-            b.op("fma.rn.f32", value, self.parts[0], 256.0, self.parts[1])
+            upper, lower = self.products[2 * half : 2 * half + 2]
+            b.op("mad.lo.s32", upper, upper, 256, lower)
+            b.op("cvt.rn.f32.s32", value, upper)
             b.op("mul.f32", value, value, factor)
 
 

@@ -81,15 +81,17 @@ class Epilogue:
         with b.fragment("first_result"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
             self.has_result = b.op("setp.lt.u32", "has_result", self.result, self.results)
+            inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.result, 0)
+            self.out_row = b.op("mov.u32", "out_row", 0)
         with b.fragment("locate_result", "the unit of the CTA, the row, and their slots"):
             self.owner, self.row = split(b, "result_owner", "result_row", self.result, TILE_ROWS)
             units = stream.units_of_cta()
-            inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.owner, units)
+            b.op("setp.lt.u32", inside, self.owner, units)
             last = b.op("sub.u32", "last_owner", units, 1) if isinstance(units, Reg) else units - 1
             b.op("min.u32", self.owner, self.owner, last)
             self.run_slots.find(stream, self.owner, self.row)
             record = b.op("add.u32", "result_record", stream.first_unit, self.owner)
-            self.out_row = b.op("mad.lo.u32", "out_row", record, TILE_ROWS, self.row)
+            b.op("mad.lo.u32", self.out_row, record, TILE_ROWS, self.row)
             b.op("setp.lt.and.u32", inside, self.out_row, spec.n, inside)
         self.begin()
         turns = stream.build(requests, stage.digits, slots)
@@ -179,8 +181,7 @@ class Epilogue:
             return
         with b.fragment("read_early", "the residual stream"):
             self._locate_out()
-            wants = b.op("and.pred", "wants_before", self.has_result, self.inside)
-            self.before = b.op("ld.global.f32", "before", self.out[0], pred=wants)
+            self.before = b.op("ld.global.f32", "before", self.out[0], pred=self.inside)
 
     def place(self, out_row: Reg, inside: Reg) -> None:
         """Where the result goes, `values[0]` of row `out_row`; `inside`: the matrix has it. All threads that have a
@@ -201,7 +202,10 @@ class Epilogue:
         b, spec, out = self.b, self.spec, self.out
         result = self.values[0]
         if spec.bias:
-            self.add_bias(out_row)
+            bias = b.ld_param("bias")
+            b.op("mad.wide.u32", bias, out_row, 4, bias)
+            value = b.op("ld.global.nc.f32", "bias_value", bias[0])
+            b.op("add.f32", result, result, value)
         if spec.activation:
             activate(b, spec.activation, (result,))
         if spec.gated:
@@ -214,14 +218,6 @@ class Epilogue:
     def end(self, loop: TileLoop | Stream) -> Sequence[tuple[str, str]]:
         """What follows when a thread has no more results: templates, and the builder's bodies that they place."""
         return ()
-
-    def add_bias(self, out_row: Reg, inside: Reg | None = None) -> None:
-        """The row's bias; where there may be none, `inside` says whether there is."""
-        b = self.b
-        bias = b.ld_param("bias")
-        b.op("mad.wide.u32", bias, out_row, 4, bias)
-        value = b.op("ld.global.nc.f32", "bias_value", bias[0], pred=inside)
-        b.op("add.f32", self.values[0], self.values[0], value, pred=inside)
 
     def _locate_out(self) -> None:
         """Where the result goes."""

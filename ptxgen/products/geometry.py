@@ -29,7 +29,6 @@ class Geometry:
     tokens: int
     groups: int
     ctas: int
-    resident = 1
 
     @property
     def warps(self) -> int:
@@ -54,7 +53,6 @@ class Runs:
     warps: int
     stages: int
     ctas: int
-    resident: int = 1  # CTAs that a multiprocessor has registers for
     tokens = 1
 
     @property
@@ -92,12 +90,11 @@ MOST_UNITS = 64  # of a CTA
 
 
 class Shape(NamedTuple):
-    """Warps of a CTA, tiles on their way of a warp, CTAs, and how many of them a multiprocessor has registers for."""
+    """Warps of a CTA, tiles on their way of a warp, and CTAs, at most."""
 
     warps: int
     stages: int
     ctas: int
-    resident: int = 1
 
 
 RUN = Shape(16, 2, 132)  # a CTA for each multiprocessor of an H100
@@ -114,7 +111,7 @@ def share_runs(units: int, parts: int, tiles: int, *, since_sm_90: bool, most_ct
     ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
     most_tiles = -(-units // ctas) * parts * tiles
     warps = warps or min(shape.warps, most_tiles)
-    return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas, shape.resident)
+    return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas)
 
 
 def side_by_side(runs: Sequence[Runs], record_bytes: Sequence[int], *, since_sm_90: bool) -> tuple[Runs, ...]:

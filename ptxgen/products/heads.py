@@ -27,50 +27,75 @@ class HeadsEpilogue(Epilogue):
         self.q_end = heads.n_heads * heads.head_dim
         self.k_end = (heads.n_heads + heads.n_kv_heads) * heads.head_dim
 
-    @property
-    def _lanes(self) -> int:
-        """The lanes of a warp that have results: all or none of 16."""
-        return -1 if self.results % 32 == 0 else 0xFFFF
-
     def begin(self) -> None:
         b = self.b
-        with b.fragment("read_early", "the token's position"):
+        self.early = isinstance(self.at, Runs) and self.turns == 1  # the row is known before x
+        with b.fragment("read_early", "the token's position, and what is known of the row"):
             position = b.ld_param("position")
             self.position = b.op("ld.global.s32", "row_position", position[0])
+            if self.early:
+                self._prepare(self.out_row)
 
-    def place(self, out_row: Reg, inside: Reg) -> None:
-        b, heads = self.b, self.heads
+    def _prepare(self, out_row: Reg) -> None:
+        """Bias, place in the head, and how much its pair turns from position to position."""
+        b, rotation = self.b, self.heads.rotation
         if self.first:
             b.op("add.u32", out_row, out_row, self.first)
+        known = b.op("setp.lt.u32", "row_is_known", out_row, self.heads.n)
         if self.spec.bias:
-            self.add_bias(out_row, inside)
-        self.head, self.element = split(b, "head", "element", out_row, heads.head_dim)
-        if self.first < self.k_end:
-            self._rotate(out_row)
-        b.note("one unsigned comparison refuses negative positions too")
-        b.op("setp.lt.and.u32", inside, self.position, heads.max_len, inside)
-
-    def _rotate(self, out_row: Reg) -> None:
-        """x cos - y sin for the first of a pair, y cos + x sin for the second: the first takes the opposite angle."""
-        b, value, rotation = self.b, self.values[0], self.heads.rotation
-        b.note("pairs of q and k rotate by the angle of their place in the head")
-        rotates = b.op("setp.lt.u32", "rotates", out_row, self.k_end)
+            bias = b.ld_param("bias")
+            b.op("mad.wide.u32", bias, out_row, 4, bias)
+            self.bias = b.op("mov.f32", "bias_value", 0.0)
+            b.op("ld.global.nc.f32", self.bias, bias[0], pred=known)
+        self.head, self.element = split(b, "head", "element", out_row, rotation.head_dim)
+        if self.first >= self.k_end:
+            return
+        self.rotates = b.op("setp.lt.and.u32", "rotates", out_row, self.k_end, known)
         if rotation.rotary_dim < rotation.head_dim:
-            b.op("setp.lt.and.u32", rotates, self.element, rotation.rotary_dim, rotates)
+            b.op("setp.lt.and.u32", self.rotates, self.element, rotation.rotary_dim, self.rotates)
         pair = b.op("shr.u32", "pair", self.element, 1)
         turns = b.op("mov.u64", "turns_row", rotary.turns_table(b, rotation))
         b.op("mad.wide.u32", turns, pair, 8, turns)
-        turn = b.op("mov.b64", "turn_of_pair", 0)
-        b.op("ld.global.nc.b64", turn, turns[0], pred=rotates)
+        self.turn = b.op("mov.b64", "turn_of_pair", 0)
+        b.op("ld.global.nc.b64", self.turn, turns[0], pred=self.rotates)
+
+    def place(self, out_row: Reg, inside: Reg) -> None:
+        b = self.b
+        if not self.early:
+            self._prepare(out_row)
+        if self.spec.bias:
+            b.op("add.f32", self.values[0], self.values[0], self.bias)
+        if self.first < self.k_end:
+            self._rotate()
+        b.note("one unsigned comparison refuses negative positions too")
+        b.op("setp.lt.and.u32", inside, self.position, self.heads.max_len, inside)
+
+    def _rotate(self) -> None:
+        """x cos - y sin for the first of a pair, y cos + x sin for the second: the first takes the opposite angle."""
+        b, value, rotation = self.b, self.values[0], self.heads.rotation
+        b.note("pairs of q and k rotate by the angle of their place in the head")
         other = b.reg("other_of_pair", "f32")
-        b.op("shfl.sync.bfly.b32", other, value, 1, 31, self._lanes)
+        b.op("shfl.sync.bfly.b32", other, value, 1, 31, self._lanes())
         wide, odd = b.op("cvt.s64.s32", "wide_position", self.position), b.op("and.b32", "second", self.row, 1)
         is_second = b.op("setp.ne.u32", "is_second", odd, 0)
         back = b.op("neg.s64", "minus_position", wide)
         b.op("selp.b64", wide, wide, back, is_second)
-        cos, sin = rotary.cos_sin(b, rotation, wide, turn)
+        cos, sin = rotary.cos_sin(b, rotation, wide, self.turn)
         b.op("mul.f32", other, other, sin)
-        b.op("fma.rn.f32", value, value, cos, other, pred=rotates)
+        b.op("fma.rn.f32", value, value, cos, other, pred=self.rotates)
+
+    def _lanes(self) -> int | Reg:
+        """The lanes of the warp that have results: all or the first 16, as results are whole records."""
+        if self.results % 32 == 0:
+            return -1
+        if self.results < 32:
+            return 0xFFFF
+        b = self.b
+        lanes, whole = b.reg("lanes_with_results", "b32"), b.reg("whole_warp", "pred")
+        b.op("mov.b32", lanes, 0xFFFF)
+        b.op("setp.lt.u32", whole, self.result, self.results // 32 * 32)
+        b.op("mov.b32", lanes, -1, pred=whole)
+        return lanes
 
     def store(self, out_row: Reg) -> None:
         b, heads, value = self.b, self.heads, self.values[0]

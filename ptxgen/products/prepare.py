@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
@@ -21,9 +21,18 @@ MOST_IN_FLIGHT = 32  # columns that a thread asks for before it waits
 LINE = 32  # columns of a line of the L2
 
 
+class Item(NamedTuple):
+    """One load of all threads: the fragment that keeps it, and where not all warps have such columns, which do."""
+
+    suffix: str
+    keep: Fragment
+    find: Fragment | None
+    takes: Reg | None
+
+
 class Prepare:
-    """Fragments `norm_early`, `begin_stage`, `stage`, `next_stage` and, with a norm, `sum_squares`; `squares` is
-    `[warp]`."""
+    """Fragments `norm_early`, `begin_stage`, `stage` and those of every `Item`, `next_stage` and, with a norm,
+    `sum_squares`; `squares` is `[warp]`."""
 
     def __init__(self, b: Builder, spec: Product, at: Runs) -> None:
         self.b, self.spec, self.at = b, spec, at
@@ -48,8 +57,8 @@ class Prepare:
                 b.op("setp.lt.u32", inside, line, max(0, spec.k - i * LINE * self.at.threads))
                 b.op("prefetch.global.L2", at[4 * i * LINE * self.at.threads], pred=inside)
 
-    def build(self, stream: Stream) -> None:
-        """Everything else."""
+    def build(self, stream: Stream) -> list[Item]:
+        """Everything else; the parts of a pass."""
         b, spec, digits = self.b, self.spec, self.digits
         with b.fragment("begin_stage", "the thread's first columns of x, and where they go in shared memory"):
             group, quad = split(b, "stage_group", "stage_quad", stream.thread, OWN)
@@ -58,33 +67,35 @@ class Prepare:
             self.source = b.ld_param("x")
             digits.begin(group, quad)
             if self.passes > 1:  # the same for all lanes of a warp, which work together
-                pass_at = b.op("mov.u32", "stage_pass", 0)
+                self.pass_at = b.op("mov.u32", "stage_pass", 0)
             if spec.norm:
                 self.total = b.op("mov.f32", "square_sum", 0.0)
-        self._stage()
+        items = self._stage(stream.warp)
         if self.passes > 1:
             with b.fragment("next_stage"):
                 step = self.flight * self.reach
                 b.op("add.u32", column, column, step)
                 digits.next(self.flight)
-                b.op("add.u32", pass_at, pass_at, step)
-                b.op("setp.lt.u32", "stage_again", pass_at, spec.padded_k)
+                b.op("add.u32", self.pass_at, self.pass_at, step)
+                b.op("setp.lt.u32", "stage_again", self.pass_at, spec.padded_k)
         if not spec.norm:
             b.without("sum_squares")
-            return
+            return items
         with b.fragment("sum_squares", "the warp's sum of squares to shared memory"):
             over_warp(b, "add.f32", self.total)
             is_first = b.op("setp.eq.u32", "is_first_lane", stream.lane, 0)
             slot = b.op("mov.u32", "squares_slot", self.squares)
             b.op("mad.lo.u32", slot, stream.warp, 4, slot)
             b.op("st.shared.f32", slot[0], self.total, pred=is_first)
+        return items
 
-    def _stage(self) -> None:
+    def _stage(self, warp: Reg) -> list[Item]:
+        """Fragment `stage`, the loads of a pass, and what becomes of them."""
         b, spec, columns = self.b, self.spec, self.digits.columns
         values = b.array("staged", "f32", self.flight * columns)
         factors = b.array("norm_factor", "f32", self.flight * columns) if spec.norm else None
         inside, there = b.reg("inside_row", "pred"), b.reg("inside_tiles", "pred")
-        with b.fragment("stage", "a pass of x to shared memory"):
+        with b.fragment("stage", "load the columns of a pass"):
             address = b.op("mad.wide.u32", "stage_from", self.column, 4, self.source)
             convert.clear(b, values)
             if factors is not None:
@@ -99,12 +110,25 @@ class Prepare:
                     if factors is not None:
                         own = factors[place : place + OWN]
                         convert.load_words(b, own, norm_at, 4 * first, space="global.nc", pred=inside)
-            for i in range(self.flight):
-                own = values[columns * i : columns * (i + 1)]
+            takes = b.reg("takes_columns", "pred")
+            first_column = b.op("mul.lo.u32", "first_of_warp", warp, 32 * columns)
+            if self.passes > 1:
+                b.op("add.u32", first_column, first_column, self.pass_at)
+        items = []
+        for i in range(self.flight):
+            own = values[columns * i : columns * (i + 1)]
+            with b.fragment(f"keep_{i}", "become digits in shared memory") as keep:
                 if factors is not None:
                     self._normalise(own, factors[columns * i : columns * (i + 1)])
                 b.op("setp.lt.u32", there, self.column, max(0, spec.padded_k - i * self.reach))
                 self.digits.keep(own, i, there)
+            some = self.passes > 1 or (i + 1) * self.reach > spec.padded_k
+            find = None
+            if some:
+                with b.fragment(f"find_{i}") as find:
+                    b.op("setp.lt.u32", takes, first_column, max(0, spec.padded_k - i * self.reach))
+            items.append(Item(f"_{i}", keep, find, takes if some else None))
+        return items
 
     def _normalise(self, values: tuple[Reg, ...], factors: tuple[Reg, ...]) -> None:
         """Squares into the sum, then the factor: the root is taken off the products at the end."""

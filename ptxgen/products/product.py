@@ -148,7 +148,7 @@ class Product(KernelType):
     def launch(self, target: Target) -> Launch:
         at = self.geometry(target)
         shared, block = self.shared(target, at), (at.threads, 1, 1)
-        return Launch(self.grid(at), block, shared, programmatic=self.programmatic, resident=at.resident)
+        return Launch(self.grid(at), block, shared, programmatic=self.programmatic)
 
     def shared(self, target: Target, at: Geometry | Runs) -> int:
         """Bytes of dynamic shared memory."""
@@ -211,12 +211,13 @@ class Product(KernelType):
                 b.op("griddepcontrol.wait")
         else:
             b.without("release", "depends")
-        stage.build(stream)
+        items = stage.build(stream)
         epilogue = make_epilogue(b, self, at)
         turns = epilogue.build_stream(stream, requests, stage)
         b.expose(
             geometry=at,
-            x_parts=["products/staged.ptx.j2"],
+            x_parts=["products/prepared.ptx.j2"],
+            x_items=items,
             stage_repeats=stage.passes > 1,
             endings=epilogue.end(stream),
             turns=turns,

@@ -82,11 +82,16 @@ class TileReader:
         """Whether `wrap` does anything."""
         return any(self.pitch != pattern.step * self.kind.tiles(self.cols) for pattern in self.at)
 
-    def load(self, b: Builder, words: Sequence[Reg], part: int = 0, pred: Reg | Not | None = None) -> None:
-        """The words of a tile that this lane reads; of the record `part` records on."""
+    def load(
+        self, b: Builder, words: Sequence[Reg], part: int = 0, pred: Reg | Not | None = None, *, pinned: bool = False
+    ) -> None:
+        """The words of a tile that this lane reads; of the record `part` records on. `pinned`: not by the path of
+        constant data, so that no assembler moves the loads behind a wait that follows them."""
         first = 0
         for piece in self.pieces:
             space = WEIGHT_LOAD if piece.by == "lane" else SMALL_LOAD
+            if pinned:
+                space = space.replace(".nc", "")
             offset = piece.offset + part * self.record_bytes
             if piece.half:
                 b.op(f"ld.{space}.u16", words[first], self.at[self._pattern(piece)][offset], pred=pred)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
+from ptxgen.idioms.threads import divide
 from ptxgen.products.geometry import Runs
 from ptxgen.weights.format import TILE_ROWS
 
@@ -63,13 +64,14 @@ class RunSlots:
     def _over_records(self, value: Reg, has_more: Reg | None) -> None:
         """Divided by the number of the CTA's records."""
         b, at = self.b, self.at
+        bound = at.warps * at.most * at.parts
         if has_more is not None:
             other = convert.scratch(b, "over_most", "u32")
-            b.op("div.u32", other, value, at.most * at.parts)
-            b.op("div.u32", value, value, at.least * at.parts)
+            divide(b, other, value, at.most * at.parts, bound)
+            divide(b, value, value, at.least * at.parts, bound)
             b.op("selp.b32", value, other, value, has_more)
         elif at.least * at.parts > 1:
-            b.op("div.u32", value, value, at.least * at.parts)
+            divide(b, value, value, at.least * at.parts, bound)
 
     def combine(self, values: Sequence[Reg]) -> None:
         """The sums of a result's parts, in a fixed order."""

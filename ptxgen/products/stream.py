@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.threads import split
+from ptxgen.idioms.threads import divide
 from ptxgen.products.columns import columns_of
 from ptxgen.products.digits import Digits
 from ptxgen.products.geometry import Runs
@@ -60,7 +60,10 @@ class Stream:
                 self.has_more = b.op("setp.lt.u32", "has_unit_more", index, at.more)
                 total = b.op("selp.b32", "tiles_of_cta", at.most * at.parts * at.tiles, total, self.has_more)
             begin = self._share(total)
-            record, tile = split(b, "record_of_cta", "tile", begin, at.tiles)
+            record, tile = b.reg("record_of_cta", "u32"), b.reg("tile", "u32")
+            divide(b, record, begin, at.tiles, at.most * at.parts * at.tiles)
+            b.op("min.u32", record, record, at.most * at.parts)  # as it is: a bound for the checks
+            b.op("sub.u32", tile, begin, b.op("mul.lo.u32", "tiles_before", record, at.tiles))
             self.tile, self.own_record = tile, record
             self.ahead = b.op("mov.u32", "tile_ahead", tile) if self.reader.wraps else None
             self.reader.locate(b, b.ld_param(weight), self.lane, self.row, tile)
@@ -78,7 +81,7 @@ class Stream:
         begin: Reg = b.op("mul.lo.u32", "first_tile", self.warp, total)
         end = b.op("add.u32", "end_tile", begin, total)
         for each in (begin, end):
-            b.op("div.u32", each, each, warps)
+            divide(b, each, each, warps, warps * self.at.most * self.at.parts * self.at.tiles)
         self.left = b.op("sub.u32", "tiles_left", end, begin)
         return begin
 
@@ -97,7 +100,7 @@ class Stream:
         for i, words in enumerate(self.words):
             with b.fragment(f"request_{i}", f"load the words of tile {i} of the run") as request:
                 b.op("setp.gt.u32", there, self.left, i)
-                self.reader.load(b, words, pred=there)
+                self.reader.load(b, words, pred=there, pinned=True)
                 self._ahead(there)
             out.append(request)
         return out

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ptxgen.transformers.mask import are_bounds, visible
+from ptxgen.transformers.mask import are_bounds, opened, visible
 from ptxgen.transformers.operators import attend, attend_now, most_head_dim
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -35,7 +35,7 @@ def attention(
     dim]`; out `[batch, queries, heads, dim]`, and no weights."""
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    window, cap = sliding_window or 0, softcap or 0.0
+    (attention_mask, window), cap = opened(attention_mask, sliding_window or 0), softcap or 0.0
     reason = unfit(query, key, value, attention_mask, dropout, scale, position_bias)
     if reason:
         warn_once(f"ptxgen attention: {reason}; this runs through sdpa")

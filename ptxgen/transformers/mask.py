@@ -1,7 +1,9 @@
 """What a forward pass of transformers says of its mask, as the kernels want it: where a sequence's keys begin and end.
 
-Owns the form of it: int32 `[batch, 1, 1, 1]`, ends alone, or `[batch, 1, 1, 2]`, first keys and ends. Every query of a
-sequence sees the keys from its first one on; the last query stands at the last key. No tensor: all keys count.
+Owns the form of it: int32 `[batch, 1, 1 + window, columns]`, the same for every index of the third axis. One column has
+ends, two have first keys and ends, none says that all keys count; so does no tensor, where there is no window. Every
+query of a sequence sees the keys from its first one on; the last query stands at the last key. The window stands in the
+shape because not all models tell their attention of it, and values lie on the device.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ def bounds_mask(
         end = q_offset + (q_length - kv_offset)
         first = _first_keys(attention_mask, kv_length, kv_offset, end)
         if first is not False:
-            return _bounds(batch_size, kv_length, end, first, device)
+            window = 0 if local_size is None or (local_size >= kv_length or q_length == 1) else local_size
+            bounds = _bounds(batch_size, kv_length, end, first, device)
+            if bounds is None and window:
+                bounds = torch.empty(batch_size, 1, 1, 0, dtype=torch.int32, device=device)
+            return bounds if bounds is None else bounds.expand(-1, -1, 1 + window, -1)
     options.pop("allow_is_causal_skip", None)
     mask: Tensor | None = masking_utils.sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
@@ -54,6 +60,15 @@ def bounds_mask(
 def are_bounds(mask: Tensor | None) -> bool:
     """Whether a mask is one of ours."""
     return mask is not None and mask.dtype == torch.int32
+
+
+def opened(mask: Tensor | None, window: int) -> tuple[Tensor | None, int]:
+    """Of a mask of ours the bounds `[batch, 1, 1, 1 or 2]`, None where all keys count, and its window; `window` is the
+    layer's own, which counts where the mask has none. Other masks are as they were."""
+    if mask is None or not are_bounds(mask):
+        return mask, window
+    bounds = mask[:, :, :1] if mask.shape[-1] else None
+    return bounds, mask.shape[2] - 1 or window
 
 
 def visible(bounds: Tensor | None, q_length: int, kv_length: int, window: int, causal: bool, like: Tensor) -> Tensor:

@@ -9,22 +9,19 @@
 """
 
 # No `from __future__ import annotations`: torch reads the annotations as types.
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
-from ptxgen.torch import _kind, _launch, _Prepared
+from ptxgen.torch import _kind, _launch
 from ptxgen.torch_pages import attend as attend_paged
 from ptxgen.torch_pages import made
+from ptxgen.transformers.launches import again, capacity, constant, remember, site_of
 
 MOST_HEADS = 1024  # of MultiHeadAttention
-SHORTEST = 1024  # what caches that grow are taken to hold at least, so that few kernels serve all lengths
 ALL = (1 << 31) - 1  # an end behind all keys
-MOST_SITES = 512
-_sites: dict[tuple[Any, ...], _Prepared] = {}  # launches, by what two calls must share to be alike
 
 
 def most_head_dim() -> int:
@@ -77,6 +74,8 @@ def attend_now(
     causal: bool,
 ) -> Tensor:
     """`attend` without torch's dispatcher."""
+    if sinks is not None and sinks.requires_grad:
+        sinks = sinks.detach()
     out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], query.shape[3]))
     if not out.numel():
         return out
@@ -112,18 +111,12 @@ def _decode(
     if bounds is not None:
         columns = bounds[:, 0, 0]
         tensors += [bounds] if width == 1 else [columns[:, i].contiguous() for i in range(2)]
-    scalars = () if width == 1 else (rows,)
+    scalars: tuple[int, ...] = () if width == 1 else (rows,)
     device = query.device
-    if device.type == "cuda":
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        site = (
-            query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window,
-            device.index, stream,
-        )  # fmt: skip
-        prepared = _sites.get(site)
-        if prepared is not None:
-            prepared.launch([tensor.data_ptr() for tensor in tensors], scalars, device.index, stream)
-            return
+    alike = (query.shape, key.shape[1], max_len, query.dtype, width, sinks is None, scale, soft_cap, window)
+    site = site_of(device, "decode", *alike)
+    if again(site, tensors, scalars):
+        return
     batch, heads, _, dim = query.shape
     spec = made(
         IncrementalAttention,
@@ -151,12 +144,9 @@ def _decode(
         launched = _launch(spec, shaped, {"batch": batch})
     else:
         keys = max_len if device.type == "cuda" else rows
-        growing = ("k_cache", "v_cache")
+        growing = ("k_cache", "v_cache", *(("starts", "seq_lens") if bounds is None else ()))
         launched = _launch(spec, shaped, {"batch": batch, "n_keys": keys}, {"kv_rows": rows}, growing)
-    if launched is not None:
-        if len(_sites) >= MOST_SITES:
-            _sites.clear()
-        _sites[site] = launched
+    remember(site, launched)
 
 
 def _prefill_all(
@@ -172,27 +162,30 @@ def _prefill_all(
     """Every key counts: a batch is so many heads more."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, keys, _ = key.shape
-    spec = made(
-        MultiHeadAttention,
-        head_dim=dim,
-        n_heads=batch * heads,
-        n_kv_heads=batch * kv_heads,
-        q_dtype=_kind(query),
-        kv_dtype=_kind(key),
-        layout="heads",
-        causal=causal,
-        scale=scale,
-        soft_cap=soft_cap,
-        window=window if causal else 0,
-        sinks=sinks is not None,
-    )
     out = query.new_empty((batch, heads, queries, dim))
-    tensors = {"q": query.contiguous().view(batch * heads, queries, dim), "out": out.view(batch * heads, queries, dim)}
-    tensors |= {"k": key.view(batch * kv_heads, keys, dim), "v": value.view(batch * kv_heads, keys, dim)}
+    tensors = {"q": query.contiguous(), "k": key, "v": value, "out": out}
     if sinks is not None:
         tensors["sinks"] = sinks.repeat(batch)
     scalars = {"q_len": queries, "kv_len": keys, "q_rows": queries, "kv_rows": keys}
-    _launch(spec, tensors, {"n_tokens": queries, "n_keys": keys}, scalars)
+    site = site_of(query.device, "prefill", query.shape, key.shape, query.dtype, sinks is None, scale, soft_cap, window,
+                 causal)  # fmt: skip
+    if not again(site, tensors.values(), scalars.values()):
+        spec = made(
+            MultiHeadAttention,
+            head_dim=dim,
+            n_heads=batch * heads,
+            n_kv_heads=batch * kv_heads,
+            q_dtype=_kind(query),
+            kv_dtype=_kind(key),
+            layout="heads",
+            causal=causal,
+            scale=scale,
+            soft_cap=soft_cap,
+            window=window if causal else 0,
+            sinks=sinks is not None,
+        )
+        flat = {name: tensor.view(-1, *tensor.shape[2:]) for name, tensor in tensors.items() if name != "sinks"}
+        remember(site, _launch(spec, tensors | flat, {"n_tokens": queries, "n_keys": keys}, scalars))
     return out.transpose(1, 2).contiguous()
 
 
@@ -287,20 +280,11 @@ def attend_pages_now(
     single: bool,
 ) -> Tensor:
     """`attend_pages` without torch's dispatcher."""
+    if sinks is not None and sinks.requires_grad:
+        sinks = sinks.detach()
     out = query.new_zeros(query.shape)  # tokens that no request has
     attend_paged(
         query, k, v, out, table, q_starts.int(), lengths.int(), sinks, scale=scale, soft_cap=soft_cap, window=window,
         single=single,
     )  # fmt: skip
     return out
-
-
-def capacity(rows: int) -> int:
-    """What a cache of so many rows is taken to hold: a power of two."""
-    return max(SHORTEST, 1 << (rows - 1).bit_length())
-
-
-@lru_cache(maxsize=256)
-def constant(device: torch.device, count: int, value: int) -> Tensor:
-    """int32 `[count]`, kept as long as the process lives."""
-    return torch.full((count,), value, dtype=torch.int32, device=device)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ptxgen.errors import SpecError
 from ptxgen.transformers.attention import sinks_of, unfit
-from ptxgen.transformers.operators import attend_pages, attend_pages_now, capacity
+from ptxgen.transformers.launches import capacity
+from ptxgen.transformers.operators import attend_pages, attend_pages_now
 
 MOST_PAGE = 1 << 16  # positions of a page of the kernels
 

@@ -49,6 +49,8 @@ class Choice:
     `stages`: tiles of a warp that bulk copies bring to shared memory ahead of their use, in place of `in_flight`.
     `mergers`: at most so many CTAs merge the splits of a unit, a part of the output each: the last to start. 0: one
     does, the last to leave its record.
+    `room`: CTAs of a batch that run at the same time; its units are split so that these, or whole multiples of them,
+    are nearly all at work. 0: the units of a batch are split into `grid` CTAs and no more.
     """
 
     warps: int = _bounds(1, 32)
@@ -58,6 +60,7 @@ class Choice:
     split_positions: int = _bounds(64, 1 << 24)
     stages: int = _bounds(0, 64, default=0)
     mergers: int = _bounds(0, 16, power=True, default=0)
+    room: int = _bounds(0, 1 << 20, default=0)
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,11 @@ class Table:
     def model(self, sm: str) -> Model:
         """The thresholds of an architecture."""
         return dict(self.models)[sm]
+
+    def decides(self, shape: Shape) -> frozenset[str]:
+        """What the first row that matches says of a choice, by name."""
+        row = next((row for row in self.rows if row.matches(shape)), None)
+        return frozenset(name for name, _ in row.choose) if row else frozenset()
 
     def choose(self, shape: Shape, otherwise: Choice) -> Choice:
         """The choice of the first row that matches; what it leaves open is as `otherwise`."""

@@ -24,6 +24,7 @@ from ptxgen.weights.format import (
     WeightFormat,
     bytes_to_f32,
     constant,
+    convert_bytes,
     cut,
     fragment,
     from_rows,
@@ -155,7 +156,7 @@ class Int4(WeightFormat):
             group = i * own_groups // len(sums)
             factors = scaled_pair(b, "scale", words[self.chunks + group], (1.0, 1.0))
             first, byte = (-1, 2 * group) if self.groups == 2 else (group - own_groups, 0)
-            bytes_to_f32(b, zeros, words[first], 0.0, byte)
+            convert_bytes(b, zeros, words[first], byte)
             for value, unit, zero, factor, total in zip(values, NIBBLE_UNITS, zeros, factors, totals, strict=True):
                 b.op("mul.f32", value, value, unit)
                 b.op("fma.rn.f32", value, zero, x_sum, value)

@@ -31,7 +31,7 @@ from ptxgen.weights.format import (
     ByteCodes,
     Piece,
     Source,
-    bytes_to_f32,
+    convert_bytes,
     cut,
     from_rows,
     halves_to_f32,
@@ -207,7 +207,7 @@ def add_sub_blocks(
     scales, mins = convert.scratch_array(b, "sub_scale", "f32", 8), convert.scratch_array(b, "sub_min", "f32", 4)
     for i, word in enumerate((even, odd)):
         b.op("and.b32", scale_bytes, word, 0x3F3F3F3F)
-        bytes_to_f32(b, scales[4 * i : 4 * i + 4], scale_bytes)
+        convert_bytes(b, scales[4 * i : 4 * i + 4], scale_bytes)
     picks = convert.scratch(b, "picks_odd", "pred")
     b.op("setp.ne.u32", picks, is_odd, 0)
     b.op("selp.b32", min_bytes, odd, even, picks)
@@ -218,7 +218,7 @@ def add_sub_blocks(
     b.op("and.b32", bits, low, 0xF0F0)
     b.op("shl.b32", bits, bits, 12)
     b.op("or.b32", min_bytes, min_bytes, bits)
-    bytes_to_f32(b, mins.regs, min_bytes)
+    convert_bytes(b, mins.regs, min_bytes)
     for half, (block, unit, total) in enumerate(zip(blocks, units, totals, strict=True)):
         factor, less = (convert.scratch(b, name, "f32") for name in ("block_factor", "block_less"))
         halves_to_f32(b, factor, less, block)

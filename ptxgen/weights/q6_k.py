@@ -21,6 +21,7 @@ from ptxgen.weights.format import (
     Piece,
     Source,
     bytes_to_f32,
+    convert_bytes,
     cut,
     fragment,
     from_fragments,
@@ -150,11 +151,9 @@ class Q6K(ByteCodes):
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
-        biased = convert.scratch(b, "scale_bytes", "b32")
         factors, block_scale, tile = pair(b, "scale"), pair(b, "block_scale"), pair(b, "tile_sum")
         for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
-            b.op("xor.b32", biased, words[24 + 2 * (i % 2) + i // 4], 0x80808080)
-            bytes_to_f32(b, factors, biased, 128.0, 2 * (i // 2 % 2))
+            convert_bytes(b, factors, words[24 + 2 * (i % 2) + i // 4], 2 * (i // 2 % 2), type="s32")
             for value, unit, factor, total in zip(values, UNITS, factors, tile, strict=True):
                 b.op("fma.rn.f32", value, value, unit, x_sum)
                 if i == 0:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import CudaError, ModuleLoadError, PtxgenError
-from ptxgen.lines.sources import has_line_info, quoted
+from ptxgen.lines.sources import has_line_info, is_of_warpgroups, quoted, sets_registers
 from ptxgen.runtime.core.arguments import slots_of
 from ptxgen.runtime.core.backend import Resources, Slot
 from ptxgen.runtime.core.diskcache import DiskCache, default_directory, key_of
@@ -213,7 +213,13 @@ class Loader:
             return None
 
     def _by_driver(self, text: str) -> tuple[str, bytes]:
-        """Compile with the driver's compiler, for the device of the context, keeping the cubin."""
+        """Compile with the driver's compiler, for the device of the context, keeping the cubin.
+
+        Where registers are set, the driver's linker would leave that out, and what wgmma reads would not be aligned:
+        the text itself is loaded, and the driver has its own cache for what it makes of it.
+        """
+        if sets_registers(text) or is_of_warpgroups(text):
+            return "driver", text.encode() + b"\0"
         device, option = self.device, self.device.api.CUjit_option
         info, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
         options = {

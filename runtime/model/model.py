@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.model.batch import Batch
     from ptxgen.runtime.model.profile import Profile
 
-CHUNK = 64  # positions of a prompt that one step takes
+CHUNK = 512  # positions of a prompt that one step takes
 
 
 class Model:
@@ -41,11 +41,12 @@ class Model:
 
     `source` is an opened file (`ptxgen.models.files.open_model`; `load` opens it). `kv_dtype` is the cache's. `chunk`:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
-    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `weights`:
-    another model's of the same source, which lie on the device already; then `source` is not read. `rings`: layers with
-    a window keep the last window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`.
-    `persistent`: a token that is not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that
-    has none.
+    PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `precision`
+    of prompts and batches: "exact", as one token is; "fast": on GPUs with wgmma their activations are rounded to bf16
+    before each product, a relative error of 2⁻⁹ in each, as in other engines. `weights`: another model's of the same
+    source, which lie on the device already; then `source` is not read. `rings`: layers with a window keep the last
+    window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`. `persistent`: a token that is
+    not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -58,6 +59,7 @@ class Model:
         *,
         chunk: int = CHUNK,
         deterministic: bool | None = None,
+        precision: str = "exact",
         progress: Progress | None = None,
         weights: Mapping[str, Buffer] | None = None,
         rings: bool = False,
@@ -75,7 +77,9 @@ class Model:
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
         overlaps = not self.deterministic
-        self.steps = Steps(device, source, kv_dtype, self.chunk, overlaps, progress, weights, rings, persistent)
+        self.steps = Steps(
+            device, source, kv_dtype, self.chunk, overlaps, progress, weights, precision, rings, persistent
+        )
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)
         self._wait = self.stream.waiter()

@@ -38,10 +38,11 @@ class Steps:
         overlaps: bool,
         progress: Progress | None,
         weights: Mapping[str, Buffer] | None = None,
+        precision: str = "exact",
         rings: bool = False,
         persistent: bool = False,
     ) -> None:
-        self.device, self.source, self.spec = device, source, source.spec
+        self.device, self.source, self.spec, self.precision = device, source, source.spec, precision
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
         self.rings = chunk if rings else 0
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
@@ -66,7 +67,8 @@ class Steps:
         """The Program of a step of this model on this device."""
         return step_program(
             self.spec, formats_of(self.source), step, rows=rows, kv_dtype=self.kv_dtype,
-            target=self.device.target.name, programmatic=self.overlaps, **{"rings": self.rings, **options},
+            target=self.device.target.name, programmatic=self.overlaps, precision=self.precision,
+            **{"rings": self.rings, **options},
         )  # fmt: skip
 
     def step(self, rows: int, sampling: Sampling | None, stream: Stream) -> Step:

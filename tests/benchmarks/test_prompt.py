@@ -12,12 +12,9 @@ from tests.benchmarks.test_decode_step import LLAMA
 
 def test_rows_of_a_small_model() -> None:
     run = Run("prompt", "a GPU")
-    chunks = {"ptxgen": 2, "ptxgen-512": 4}
-    prompt.ours(
-        run, CpuDevice(), "small", "q4_k_m", models={"small": LLAMA}, tokens=4, depths=(0, 3), max_len=16, chunks=chunks
-    )
+    prompt.ours(run, CpuDevice(), "small", "q4_k_m", models={"small": LLAMA}, tokens=4, depths=(0, 3), max_len=16)
     assert [(row["impl"], row["case"]["depth"]) for row in run.rows] == [
-        ("ptxgen", 0), ("ptxgen", 3), ("ptxgen-512", 0), ("ptxgen-512", 3),
+        ("ptxgen", 0), ("ptxgen", 3), ("ptxgen-fast", 0), ("ptxgen-fast", 3),
     ]  # fmt: skip
     assert all(row["us"] > 0 and row["case"]["tokens"] == 4 for row in run.rows)
     assert "| small | q4_k_m | 4 | 0 | 1 |" in prompt.table(run.rows)

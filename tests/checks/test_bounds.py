@@ -88,7 +88,9 @@ UNSAFE = {
         mid: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 9; @%p1 bra top;""",
     "a register in braces": """mov.u32 %r1, 5; ld.global.v2.u32 {%r2, %r1}, [%rd1]; mul.lo.u32 %r3, %r1, 4096;""",
     "a guarded subtraction of what may be zero": f"""{LOAD} and.b32 %r2, %r1, 3; min.u32 %r1, %r1, 524288;
-        setp.ge.u32 %p1, %r1, %r2; @%p1 sub.u32 %r1, %r1, %r2; mul.lo.u32 %r3, %r1, 4096;""",
+        mov.u32 %r4, 0; setp.ge.u32 %p1, %r1, %r2; @%p1 sub.u32 %r4, %r1, %r2; mul.lo.u32 %r3, %r4, 4096;""",
+    "a subtraction that a guard on another keeps nowhere": f"""{LOAD} mov.u32 %r2, %ctaid.y; mov.u32 %r4, 0;
+        setp.ge.u32 %p1, %r1, 64; @%p1 sub.u32 %r4, %r2, 64; mul.lo.u32 %r3, %r4, 32768;""",
 }
 
 
@@ -145,9 +147,23 @@ def test_the_launchs_limit_bounds_a_special_register_that_is_read_in_a_loop() ->
     assert linted(body, limits={"%ctaid.x": 1023}) == []
 
 
-def test_the_reason_names_the_line_since_which_nothing_is_known() -> None:
-    lines = ["ld.global.u32 %r1, [%rd1];", "setp.eq.u32 %p1, %r1, 7;", "@%p1 ld.global.u32 %r1, [%rd1+4];",
-             "ld.global.u32 %r2, [%rd1];", "setp.le.u32 %p2, %r1, %r2;", "mov.u32 %r3, 0;", "@!%p2 bra over;",
-             "mul.lo.u32 %r3, %r1, 128;", "over:"]  # fmt: skip
-    (found,) = linted("\n".join([*lines, ADDRESS]))
-    assert f"%r1 may be anything up to 2^32-1 since line {FIRST_LINE + 2} (" in found
+SINCE = {
+    "a load": (1, "ld.global.u32 %r1, [%rd1+4];"),
+    "a copy of it": (0, "mov.u32 %r1, %r2;"),
+    "a sum of it": (0, "add.u32 %r1, %r2, 1;"),
+    "a sum that is too large by itself": (1, "add.u32 %r1, %r4, 4294967295;"),
+    "a guarded load over another": (1, "mov.u32 %r1, %r2; setp.eq.u32 %p1, %r2, 7;\n@%p1 ld.global.u32 %r1, [%rd1+4];"),
+    "a compare with what is no smaller": (0, "mov.u32 %r1, %r2; ld.global.u32 %r5, [%rd1]; mov.u32 %r3, 0;"
+                                          "setp.le.u32 %p2, %r1, %r5; @!%p2 bra over;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SINCE)
+def test_the_reason_names_the_line_since_which_nothing_is_known(what: str) -> None:
+    behind, lines = SINCE[what]
+    body = (
+        "ld.global.u32 %r2, [%rd1]; min.u32 %r4, %r2, 100;\n" + lines + f"\nmul.lo.u32 %r3, %r1, 128; over: {ADDRESS}"
+    )
+    (found,) = linted(body)
+    line = FIRST_LINE + (behind and lines.count("\n") + behind)
+    assert f"%r1 may be anything up to 2^32-1 since line {line} (" in found

@@ -9,8 +9,9 @@ from ptxgen.checks import check
 from ptxgen.checks.access import access_bytes
 from ptxgen.checks.comparisons import facts_of
 from ptxgen.checks.largest import ANY, HALF, LOADED, RULES
+from ptxgen.checks.lint import written
 from ptxgen.errors import IsaError
-from ptxgen.nodes import Immediate, Instruction, Register
+from ptxgen.nodes import Address, Immediate, Instruction, Operand, Pair, Register, Vector
 from ptxgen.parser import parse
 from ptxgen.parser.limits import MOST_FINDINGS
 from ptxgen.targets import newest_ptx
@@ -213,6 +214,21 @@ def test_a_product_is_large_from_half_of_all_values_on(product: str, large: bool
     assert bool(found) is large
 
 
+def test_a_product_without_a_sum_has_nothing_added() -> None:
+    clamped = "mov.u32 %r1, %ctaid.x; min.u32 %r1, %r1, 1; "  # written twice: no quick look is enough
+    assert linted(f"{clamped} mul.lo.u32 %r3, %r1, 2147483647; {ADDRESS}") == []
+    assert linted(f"{clamped} mad.lo.u32 %r3, %r1, 2147483647, %r1; {ADDRESS}") != []
+
+
+@pytest.mark.parametrize(("target", "names"), [
+    (Register("%r1"), ["%r1"]), (Pair(Register("%r1"), Register("%p1")), ["%r1", "%p1"]),
+    (Vector((Register("%r1"), Register("%r2"))), ["%r1", "%r2"]), (Address(Register("%rd1")), []),
+])  # fmt: skip
+def test_what_an_instruction_may_write(target: Operand, names: list[str]) -> None:
+    assert written(Instruction("shfl.sync.bfly.b32", (target, Register("%r3")))) == names
+    assert written(Instruction("ret")) == []
+
+
 @pytest.mark.parametrize(("factors", "worst"), [("%r1, %r2", "%r2"), ("%r2, %r1", "%r2"), ("%r1, 4000000000", "%r1")])
 def test_the_larger_register_is_the_one_to_bound(factors: str, worst: str) -> None:
     body = f"mov.u32 %r1, %tid.x; ld.global.u32 %r2, [%rd1]; mul.lo.u32 %r3, {factors}; {ADDRESS}"
@@ -232,8 +248,9 @@ def test_nothing_follows_an_instruction_that_ends(end: str) -> None:
     assert "32-bit product" in found
 
 
-def test_a_guarded_end_is_followed_by_what_its_guard_leaves() -> None:
-    body = f"{LOAD} setp.ge.u32 %p1, %r1, 4096; @%p1 exit; mul.lo.u32 %r3, %r1, 4096; {ADDRESS}"
+@pytest.mark.parametrize("end", ["ret", "exit", "trap"])
+def test_a_guarded_end_is_followed_by_what_its_guard_leaves(end: str) -> None:
+    body = f"{LOAD} setp.ge.u32 %p1, %r1, 4096; @%p1 {end}; mul.lo.u32 %r3, %r1, 4096; {ADDRESS}"
     assert linted(body) == []
     (found,) = linted(body.replace("@%p1", "@!%p1"))
     assert "32-bit product" in found
@@ -276,6 +293,7 @@ def test_the_rules_are_of_these_instructions() -> None:
     ("and.b32", (3, 7), 3), ("and.b32", (7, 3), 3), ("min.u32", (7, 3), 3), ("max.s32", (HALF, 5), HALF - 1),
     ("max.s32", (HALF - 1, 5), HALF - 1), ("max.s32", (HALF, HALF), ANY), ("min.s32", (HALF, 5), ANY),
     ("min.s32", (HALF - 1, 5), 5), ("rem.u32", (7, 1), 0), ("rem.u32", (7, 0), 0), ("rem.u32", (7, 5), 4),
+    ("rem.u32", (3, 9), 3),
     ("popc.b32", (ANY,), 32), ("clz.b32", (0,), 32), ("shr.u32", (ANY, 31), 1), ("shr.u32", (ANY, 32), 0),
     ("shl.b32", (1, 31), HALF), ("bfe.u32", (ANY, 0, 8), 255), ("bfe.u32", (ANY, 0, 32), ANY),
 ])  # fmt: skip

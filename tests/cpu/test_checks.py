@@ -369,6 +369,14 @@ LEFT_BEHIND = {
     "only some blocks behind it store": "@!%p1 bra past; bar.sync 0;\npast: setp.eq.u32 %p2, %lane, 20; @!%p2 bra end;"
     "st.global.u32 [%rd1], %r1;\nend: ret;",
 }
+LEFT_BEHIND |= {
+    "a loop, then a guarded store": "again: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, %lane;\n"
+    "@%p2 bra again; @%p1 st.global.u32 [%rd1], %r1; ret;",
+    "a loop of a function that writes nothing": "call (%r1), loops, (%r1, %lane); st.global.u32 [%rd1], %r1; ret;",
+}
+LOOPS = """.func (.reg .u32 out) loops(.reg .u32 %r1, .reg .u32 %lane) { .reg .pred %p2;
+  again: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, %lane; @%p2 bra again; mov.u32 out, %r1; ret; }
+"""
 TOGETHER = {
     "lanes that have returned": "@!%p1 ret; bar.sync 0; st.global.u32 [%rd1], %r1; ret;",
     "lanes that branch to the return": "@!%p1 bra end; bar.sync 0; st.global.u32 [%rd1], %r1;\nend: ret;",
@@ -388,7 +396,7 @@ FIRST_NINE = ".shared .align 4 .b8 tile[64];", "setp.lt.u32 %p1, %lane, 9; mov.u
 
 @pytest.mark.parametrize("way", LEFT_BEHIND)
 def test_lanes_that_write_past_an_aligned_barrier_leave_others_behind(way):
-    text = finding(FIRST_NINE[1] + LEFT_BEHIND[way], u32(64), block=64, before=FIRST_NINE[0])
+    text = finding(FIRST_NINE[1] + LEFT_BEHIND[way], u32(64), block=64, before=FIRST_NINE[0] + LOOPS)
     title, where, lanes, past, *_ = text.splitlines()
     assert title == "divergent aligned barrier in kernel k"
     assert re.search(r"bar\.|barrier\.", where), "the barrier's line comes first"
@@ -402,6 +410,18 @@ def test_lanes_that_write_past_an_aligned_barrier_leave_others_behind(way):
 @pytest.mark.parametrize("way", TOGETHER)
 def test_early_returns_and_branches_of_the_whole_warp_leave_nobody_behind(way):
     clean(FIRST_NINE[1] + TOGETHER[way], u32(64), block=64, before=FIRST_NINE[0])
+
+
+LESS_OFTEN = "again: bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, %lane; @%p2 bra again;\n"
+LIMITS = {  # what docs/cpu-executor.md says is not found
+    "all that follows is branched around": "@%p1 bra end; bar.sync 0; st.global.u32 [%rd1], %r1;\nend: ret;",
+    "nothing is written behind the loop": LESS_OFTEN + "ret;",
+}
+
+
+@pytest.mark.parametrize("way", LIMITS)
+def test_what_the_document_says_is_not_found(way):
+    clean(FIRST_NINE[1] + LIMITS[way], u32(64), block=64, before=FIRST_NINE[0])
 
 
 def test_barrier_sync_without_aligned_counts_threads():

@@ -12,11 +12,11 @@ from ptxgen.runtime.cpu.native import host
 from tests.support.isa_samples import module, samples, statement
 
 # What the executor does not run at all; anything else that is refused needs a reason here.
-ABSENT = {"clusterlaunchcontrol", "multimem", "tensormap", "wmma", "tcgen05"}
+ABSENT = {"clusterlaunchcontrol", "multimem", "wmma", "tcgen05"}
 FORMS_ABSENT = (
     r"cvt\.rs", r"cp_mask", r"(ld|st)matrix.*b8", r"st\.bulk", r"setp.*f16x2",
     r"(st|red)\.async.*release", r"async\.bulk\.tensor.*(im2col|tile::|cta_group)", r"cvt.*(e2m|e3m|ue8m0)",
-    r"mma.*mxf", r"mma.*m8n8k4.*f16",
+    r"mma.*mxf", r"mma.*m8n8k4.*f16", r"interleave_layout",
 )  # fmt: skip
 
 

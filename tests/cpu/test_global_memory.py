@@ -188,7 +188,7 @@ def test_what_is_written_in_full_is_complete():
     made.mark(0, 8, np.ones(8, np.uint8))
     assert fields_of(made)[SHADOW["complete"]] == 1
     other = Allocation(HERE, HERE + 8, "x").shadowed(True)
-    assert other.shadow.all()
+    assert other.shadow.tolist() == [1] * 8
     assert fields_of(other)[SHADOW["complete"]] == 1
     plain = Allocation(HERE, HERE + 8, "x")
     plain.mark(0, 8, 1)

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from ptxgen import SpecError, generate, supports
+from ptxgen.generator import _generate
 from ptxgen.kernels import Gemv, QkvAppend, RopeKvAppend
 from ptxgen.models.program import Pairs
+from ptxgen.products.geometry import Runs
+from ptxgen.render import environment
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
+from ptxgen.targets import target
 from ptxgen.weights import weight_formats
 
 SHAPE: dict[str, Any] = {"max_len": 70, "head_dim": 32, "n_heads": 6, "n_kv_heads": 2, "k": 256}
@@ -55,6 +59,15 @@ def test_it_is_the_product_and_then_the_append(device: Device) -> None:
     assert both["v_cache"].tobytes() == apart["v_cache"].tobytes()
     assert np.abs(both["q"] - apart["q"]).max() < 2e-6
     assert np.abs(both["k_cache"].astype(np.float32) - apart["k_cache"].astype(np.float32)).max() < 4e-3
+
+
+@pytest.mark.parametrize("mode", ["check", "fast"])
+def test_ctas_of_three_records_in_which_half_a_warp_has_no_result(mode: str) -> None:
+    spec = QkvAppend(max_len=70, head_dim=128, n_heads=32, n_kv_heads=8, k=64, weights="bf16", bias=True)
+    (runs,) = spec.geometries(target("sm_90"))
+    assert isinstance(runs, Runs)
+    assert runs.most == 3
+    trial(spec, CpuDevice(mode=mode), target="sm_90").require()
 
 
 @pytest.mark.parametrize("position", [-1, 70, 2**31 - 1])
@@ -105,3 +118,9 @@ def test_an_illegal_spec_is_refused_with_the_reason(fields: dict[str, Any], reas
     with pytest.raises(SpecError) as refused:
         QkvAppend(**{**SHAPE, **fields})
     assert reason in str(refused.value)
+
+
+def test_a_body_has_the_macros_that_its_skeleton_imports() -> None:
+    environment.cache_clear()  # nothing is compiled
+    text = _generate(QkvAppend(**SHAPE, weights="q4_k", v_weights="q6_k"), target("sm_90")).text
+    assert text.count("    bar.sync 0;") == 4

@@ -177,6 +177,23 @@ def test_append_of_rotated_rows(device: Device, target: str, kv_dtype: str, styl
         trial(spec, device, target=target, rows=3, pages=15).require()
 
 
+@pytest.mark.parametrize("stacked", ["qk", "qkv"])
+@pytest.mark.parametrize("style", ["norm", "neox"])
+@pytest.mark.parametrize("src_dtype", ["f32", "bf16"])
+def test_append_of_heads_that_lie_in_one_row(device: Device, stacked: str, style: str, src_dtype: str) -> None:
+    for more in (
+        {},
+        {"indirect": True, "kv_dtype": "f16", "out_dtype": "f16"},
+        {"batched": True, "page_size": 8, "kv_dtype": "s8"},
+    ):
+        spec = RopeKvAppend(
+            40, 40, 6, 2, style=style, rotary_dim=16, in_place=False, stacked=stacked, src_dtype=src_dtype, **more
+        )
+        trial(spec, device, target="sm_80", rows=3, pages=15).require()
+    with pytest.raises(SpecError, match="stacked: needs in_place=False"):
+        RopeKvAppend(40, 40, 6, 2, stacked=stacked)
+
+
 @pytest.mark.parametrize("src_dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "s8", "e4m3"])
 def test_fused_equals_rope_then_scatter(device: Device, src_dtype: str, kv_dtype: str) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ptxgen import assembler, doctor
+from ptxgen import assembler, doctor, generate
 from ptxgen.assembler import Resources, assemble, available_assemblers, installed, parse_resources, supported_targets
 from ptxgen.errors import AssembleError, TargetError
+from ptxgen.kernels import MultiHeadAttention
 from ptxgen.targets import target as parse_target
 from tests.support.marks import needs_assembler
 
@@ -198,3 +199,18 @@ def test_importing_the_assembler_imports_no_cuda() -> None:
     script = "import sys, ptxgen.assembler; print([m for m in sys.modules if m.split('.')[0] in ('cuda', 'numpy')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@needs_assembler
+def test_spills_of_a_text_whose_registers_nvjitlink_leaves_alone_count_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a ptxas there is nobody to ask what the text takes as drivers load it."""
+    library = [each for each in available_assemblers() if not each.path]
+    if not library:
+        pytest.skip("needs nvJitLink")
+    spec = MultiHeadAttention(head_dim=128, n_heads=8, n_kv_heads=2, q_dtype="bf16", kv_dtype="bf16")
+    monkeypatch.setattr(assembler, "available_assemblers", lambda: tuple(library))
+    (taken,) = assemble(generate(spec, "sm_90a").text).resources.values()
+    assert taken.spill_stores > 0
+    assert taken.clean

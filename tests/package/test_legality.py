@@ -16,7 +16,7 @@ from ptxgen.dtypes import DTYPES
 from ptxgen.kernel import KernelType
 from ptxgen.kernels import FlashDecodingReduce, IncrementalAttention, KvCacheScatter
 from ptxgen.spec.legality import choices, stand_ins
-from tests.support.kernels import NAMES, TYPES
+from tests.support.kernels import NAMES, TYPES, usual_target
 
 ATTENTION = [name for name, cls in TYPES.items() if "soft_cap" in {f.name for f in dataclasses.fields(cls)}]
 PLAIN = {"max_len": 64, "head_dim": 64, "n_heads": 2, "n_kv_heads": 2}
@@ -105,14 +105,14 @@ LEGAL = [*WIDE, *((name, fields) for name, cls in TYPES.items() for fields in cl
 @pytest.mark.parametrize(("name", "fields"), LEGAL)
 def test_a_legal_spec_without_one_of_its_values_has_one_reason(name: str, fields: dict[str, object]) -> None:
     """Bounds that come from what stands in for the value are none of the spec's."""
-    cls = TYPES[name]
-    assert supports({"kernel_type": name, **fields}, "sm_90")
+    cls, where = TYPES[name], usual_target(TYPES[name])
+    assert supports({"kernel_type": name, **fields}, where)
     for field in dataclasses.fields(cls):
         without = {key: value for key, value in fields.items() if key != field.name}
         for broken in ({}, {field.name: object}):
             needed = broken or field.default is dataclasses.MISSING
-            if needed or supports({"kernel_type": name, **without}, "sm_90"):
-                reasons = supports({"kernel_type": name, **without, **broken}, "sm_90").reasons
+            if needed or supports({"kernel_type": name, **without}, where):
+                reasons = supports({"kernel_type": name, **without, **broken}, where).reasons
                 assert [reason.partition(":")[0] for reason in reasons] == [field.name] * bool(needed)
 
 
@@ -143,7 +143,7 @@ def test_a_dtype_that_does_not_exist_is_answered_with_those_of_the_kernel(name: 
     for field in (f for f, annotation in cls.__annotations__.items() if annotation == "DType"):
         offered = choices(cls, field)
         assert offered
-        (reason,) = supports({"kernel_type": name, **cls.goldens[0], field: "q4"}, "sm_90").reasons
+        (reason,) = supports({"kernel_type": name, **cls.goldens[0], field: "q4"}, usual_target(cls)).reasons
         assert reason == f"{field}: must be one of {', '.join(offered)} (got q4)"
         taken = [kind for kind in DTYPES if not _against(cls, field, kind)]
         assert taken == [kind for kind in DTYPES if kind in offered]

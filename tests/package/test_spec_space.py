@@ -22,7 +22,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.kernel import KernelType, make_spec
 from tests.support.draws import beside, domains, fields_of, needed, swept, with_options
-from tests.support.kernels import NAMES, TYPES
+from tests.support.kernels import NAMES, TYPES, usual_target
 from tests.support.marks import needs_assembler
 from tests.support.sweep import examples, some
 
@@ -39,7 +39,7 @@ def test_what_is_legal_assembles_and_what_is_not_is_refused_alike_everywhere(nam
 
     @seed(0)
     @settings(max_examples=examples(20, 60), deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(fields_of(cls), st.sampled_from(TARGETS))
+    @given(fields_of(cls), st.sampled_from(TARGETS) if usual_target(cls) == "sm_90" else st.just(usual_target(cls)))
     def each(fields: dict[str, Any], where: str) -> None:
         answer = supports({"kernel_type": name, **fields}, where)
         seen["legal" if answer else "illegal"] += 1
@@ -123,7 +123,7 @@ def test_every_reason_is_given_at_once(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_and_missing_fields_are_named_together(name: str) -> None:
     cls = TYPES[name]
-    reasons = supports({"kernel_type": name, "hed_dim": 64, "colour": "red"}, "sm_90").reasons
+    reasons = supports({"kernel_type": name, "hed_dim": 64, "colour": "red"}, usual_target(cls)).reasons
     assert sorted(r.partition(":")[0] for r in reasons) == sorted([*needed(cls), "hed_dim", "colour"])
 
 

@@ -66,6 +66,7 @@ def test_arguments_are_packed_in_order_and_the_grid_follows_the_batch(fake: tupl
         ({"batch": 0}, r"bind\(batch\): a capacity must be an int ≥ 1 \(got 0\)"),
         ({"q": 4096 + 8}, r"bind\(q\): must be aligned to 16 bytes \(got address 0x1008\)"),
         ({"q": -1}, "within 64 bits"),
+        ({"q": True}, r"bind\(q\): must be a buffer, an array or an address \(got True\)"),
         ({"q": "x"}, r"bind\(q\): must be a Buffer, or have __dlpack__"),
         ({"q": np.zeros((3, 2, 64), np.float16)}, r"must be memory of cuda:0 \(got a NumPy array"),
         ({"caches": [1, 2, 3]}, r"bind\(caches\): a list of pointers must hold buffers \(got 1\)"),
@@ -125,6 +126,17 @@ def test_a_list_of_buffers_says_how_many_there_are(fake: tuple[Any, ...]) -> Non
     assert binding.launched[-1].grid == (2, 3, 1)
     with pytest.raises(SpecError, match=r"bind\(q\): must be a Buffer, or have __dlpack__"):
         kernel.bind(**arguments(device) | {"q": listed})
+
+
+def test_each_buffer_of_a_list_is_checked(fake: tuple[Any, ...]) -> None:
+    kernel, device, _ = fake
+    good, others = device.zeros(16, "f32"), fake_device(Binding())[0]
+    for wrong in (device.zeros(16, "f16"), others.zeros(16, "f32")):
+        with pytest.raises(SpecError, match=r"bind\(caches\): each must be f32 on cuda:0 \(got "):
+            kernel.bind(**arguments(device) | {"caches": [good, wrong, good]})
+    odd = device.zeros(17, "f32").view((16,), offset=4)
+    with pytest.raises(SpecError, match=r"bind\(caches\): must be aligned to 8 bytes"):
+        kernel.bind(**arguments(device) | {"caches": [good, odd, good]})
 
 
 def test_limits_hold_for_every_size_that_is_not_known(fake: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:

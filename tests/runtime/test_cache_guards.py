@@ -174,9 +174,38 @@ def test_what_waits_for_a_fork_is_told_of_it():
     from ptxgen.runtime.cpu.native import fork_safety
 
     for made in (Memory(), support_objects.Library(this_host(), False)):
-        made._lock.acquire()
+        before = made._lock
+        before.acquire()
         fork_safety._after_fork()
+        assert made._lock is not before
         assert made._lock.acquire(blocking=False)
+
+
+def test_a_library_of_support_functions_changes_under_its_lock_only(monkeypatch):
+    library = support_objects.Library(this_host(), False)
+    seen = []
+
+    def owned():
+        return vars(type(library._lock))["_is_owned"](library._lock)
+
+    def held(name):
+        assert owned(), f"{name} without the lock"
+        seen.append(name)
+
+    class Watched(dict):
+        def clear(self):
+            held("clear")
+            super().clear()
+
+    monkeypatch.setattr(library, "_kept", lambda name, make: held(name) or b"object")
+    monkeypatch.setattr(library, "_found", lambda name: held(name) or b"object")
+    library._quick, library._good = Watched(), Watched()
+    library.core()
+    library.good(["fault"])
+    library.quick(["fault"])
+    library.distrust()
+    assert seen == ["core", "fault", "fault", "clear", "clear"]
+    assert not owned()
 
 
 def test_objects_that_are_no_object_code_are_forgotten_and_compiled_again(monkeypatch):

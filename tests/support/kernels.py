@@ -8,10 +8,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ptxgen.kernel import kernel_types
+from ptxgen.kernel import KernelType, kernel_types
 from ptxgen.packages import OURS, package_of
+from ptxgen.targets import target
 
 PACKAGE = os.environ.get("PTXGEN_TEST_PACKAGE", OURS)
 GOLDENS = Path(os.environ.get("PTXGEN_TEST_GOLDENS", Path(__file__).resolve().parents[2] / "golden_ptx"))
 TYPES = {name: cls for name, cls in kernel_types().items() if package_of(cls) == PACKAGE}
 NAMES = sorted(TYPES)
+
+
+def usual_target(cls: type[KernelType]) -> str:
+    """sm_90, or the lowest that a kernel type has where that is none of it."""
+    return "sm_90" if target("sm_90").includes(target(cls.lowest_target)) else cls.lowest_target

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ptxgen.parity as parity
+from benchmarks.report.sentence import in_a_sentence
 
 _real = parity.compare
 EXECUTOR = "executor: "  # names of comparisons with the executor begin so (tests/cuda/test_goldens.py)
@@ -160,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_sentence(main)

@@ -58,6 +58,7 @@ _TYPE = "what a type is made of is not looked at when it runs"
 _SIZE = "how much a cache keeps changes no result"
 _QUICK = "a quick look that may say yes too often: what it lets through is looked at closely"
 _ROUNDS = "how many rounds a loop is followed is a choice: more of them know no less"
+_AHEAD = "done ahead, so that no kernel waits for it; else it is done when it is needed"
 _MORE_MEMORY = "more memory than is needed is taken, and nothing else"
 EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "runtime/core/diskcache.py": (
@@ -98,12 +99,22 @@ EQUIVALENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("visits[follower] >= _WIDEN", ">= → >", _ROUNDS),
         ('in ("bra", "brx"', '"brx", → nothing', "what stands behind brx has a label, or is never reached"),
         ("isinstance(target, Symbol) and target", "and → or", "a branch names a label: other texts come not so far"),
+        (".largest > entry.bounds[n].largest", "> → >=", "what is widened in vain is narrowed again"),
         ("if largest <= ANY:", "<= → <", "both ways give the same for the largest of all values"),
     ),
     "ptxgen/parity.py": (
         ("or 1.0", "1.0 → 10.0", "of a buffer of zeros the error is the largest difference, and held to the limit"),
     ),
+    "runtime/cpu/run/global_memory.py": (
+        ("_GUARD = 256", "256 → 257", _MORE_MEMORY), ("nbytes + 2 * _GUARD", "2 → 3", _MORE_MEMORY),
+        ("len(one[0])", "0 → 1", "the columns of a table are of one length"),
+        ("self.shadow is not None and self._fields", "and → or", "a shadow has its fields, and they have a shadow"),
+    ),
     "runtime/cpu/compile/support_objects.py": (
+        ('key_of(["support"', '"support", → nothing', "no other key has the same parts behind it"),
+        ('import_module("ptxgen.runtime.core', 'import_module("ptxgen.runtime.core.module") → pass', _AHEAD),
+        ("registry.family_of", 'registry.family_of(("ret",)) → pass', _AHEAD),
+        ("    sources_digest()", "sources_digest() → pass", _AHEAD),
         ("@functools.lru_cache(maxsize=1)", "1 → 2", _SIZE), ("@functools.lru_cache(maxsize=16)", "16 → 17", _SIZE),
     ),
     "runtime/cpu/compile/entry_cache.py": (

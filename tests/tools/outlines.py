@@ -53,10 +53,14 @@ def outlines() -> tuple[Outline, ...]:
     """Every outline that is kept."""
     one, llama, long = {"n_heads": 1, "n_kv_heads": 1}, {"n_heads": 32, "n_kv_heads": 8}, {"max_len": 131072}
     group, f16 = {"n_heads": 8, "n_kv_heads": 1}, {"q_dtype": "f16", "kv_dtype": "f16"}
+    bf16 = {"q_dtype": "bf16", "kv_dtype": "bf16"}
     staged, wide = long | f16 | {"head_dim": 80}, long | {"head_dim": 256, "n_heads": 64, "n_kv_heads": 1}
     return (
         Outline("product_gated", "sm_90", Gemm(n=16, k=256, weights="q4_k", activation="silu", gated=True)),
         Outline("prefill", "sm_80", MultiHeadAttention(head_dim=128, **llama)),
+        Outline("prefill_wgmma", "sm_90a", MultiHeadAttention(head_dim=128, **llama, **bf16)),
+        Outline("prefill_wgmma_registers", "sm_90a", MultiHeadAttention(head_dim=64, **llama, **bf16)),
+        Outline("prefill_wgmma_wide", "sm_90a", MultiHeadAttention(head_dim=256, **one, max_len=4096, batched=True)),
         Outline("prefill_converts", "sm_90", MultiHeadAttention(head_dim=512, **one, kv_dtype="e4m3", max_len=4096)),
         Outline("prefill_f32_wide", "sm_86", MultiHeadAttention(head_dim=512, **one, kv_dtype="f32")),
         Outline("decode", "sm_90", IncrementalAttention(**long, head_dim=64, **llama, **f16)),

@@ -14,9 +14,12 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-import transformers
+try:
+    import torch
+    import torch.distributed as dist
+    import transformers
+except ImportError as missing:
+    raise SystemExit(f"tensor_parallel: {missing}") from None
 
 from tests.transformers.models import build, continued, prompts
 

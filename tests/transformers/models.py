@@ -21,6 +21,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen3": ("Qwen3Config", dict(head_dim=32)),
     "mistral": ("MistralConfig", dict(sliding_window=16)),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        dict(sliding_window=16, use_sliding_window=True, max_window_layers=2, num_experts=4, num_experts_per_tok=2),
+    ),
     "gemma2": ("Gemma2Config", MIXED | dict(attn_logit_softcapping=2.0)),
     "gemma3": ("Gemma3TextConfig", MIXED),
     "gpt_oss": ("GptOssConfig", MIXED | dict(num_local_experts=4, num_experts_per_tok=2)),

@@ -11,6 +11,7 @@ import pytest
 from tests.transformers.models import FAMILIES, build, continued, prompts, torch, transformers
 
 operators: Any = importlib.import_module("ptxgen.transformers.operators")
+launches: Any = importlib.import_module("ptxgen.transformers.launches")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -29,7 +30,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         real(spec, *given, **more)
 
     monkeypatch.setattr(operators, "_launch", launch)
-    monkeypatch.setattr(operators, "_sites", {})
+    monkeypatch.setattr(launches, "_sites", {})
     return specs
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ptxgen.attention.decode.contract import Task
-from ptxgen.attention.decode.plan import Plan
+from ptxgen.attention.decode.plan import WAVES, Plan
 from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -216,12 +216,27 @@ def _for_long_sequences(b: Builder, attention: Attention, plan: Plan, busy: Reg,
     b.note(f"an equal share of the chip; more where a split would get over {counted(plan.split_tiles, 'tile')}")
     share = b.op("mov.u32", "share", b.special("nctaid.z"))
     b.op("mul.lo.u32", share, share, attention.problem.n_kv_heads * plan.parts * plan.cluster)
-    b.op("div.u32", share, plan.grid, share)
+    share = _share(b, plan, share)
     b.op("max.u32", share, share, 1)
     b.op("min.u32", busy, busy, share)
     long = _ceil_div(b, "splits_long", span, plan.split_tiles)
     b.op("max.u32", busy, busy, long)
     return busy
+
+
+def _share(b: Builder, plan: Plan, units: Reg) -> Reg:
+    """A unit's share of the chip, as the plan's `_share` has it before its bounds; `units` is written over."""
+    if not plan.room:
+        b.op("div.u32", units, plan.grid, units)
+        return units
+    share: Reg = b.op("div.u32", "share_of_grid", plan.grid, units)
+    full = b.op("div.u32", "share_of_room", plan.room, units)
+    b.op("min.u32", full, full, 2)
+    b.op("max.u32", share, share, full)
+    more = b.op("setp.gt.u32", "no_room", units, plan.room)
+    b.op("div.u32", full, WAVES * plan.room, units)
+    b.op("max.u32", share, share, full, pred=more)
+    return share
 
 
 def _ceil_div(b: Builder, name: str, value: Reg, by: int) -> Reg:

@@ -69,8 +69,8 @@ class Plan(CtaPlan):
     through records in global memory. At run time only as many splits work as the length has tiles for; and where
     `split_tiles` is not 0, no more than the unit's equal share of `grid` CTAs, unless a split would get more tiles than
     that: long sequences of a ragged batch. `grid` 0: splits follow the length alone, `split_tiles` for each as long as
-    there are splits. `mergers`: at most so many CTAs of a unit (of each rank of its clusters) merge its records, the
-    last to start; 0: one, the last to leave its record (`ticket`).
+    there are splits. `room`: see `_share`. `mergers`: at most so many CTAs of a unit (of each rank of its clusters)
+    merge its records, the last to start; 0: one, the last to leave its record (`ticket`).
     """
 
     cluster: int
@@ -79,6 +79,7 @@ class Plan(CtaPlan):
     grid: int = 0
     split_tiles: int = 0
     mergers: int = 0
+    room: int = 0
 
     @property
     def split(self) -> bool:
@@ -105,18 +106,32 @@ def _chip(target: Target) -> tuple[str, Chip]:
     return [(name, chip) for name, chip in CHIPS.items() if target.includes(parse_target(name))][-1]
 
 
+# CTAs of a batch have four warps, of which a multiprocessor holds several: they end more evenly than one of eight. What
+# a warp's registers hold beside tiles in flight, and bytes of a tile from which loads to registers are best.
+_BATCH_WARPS, _OTHER_REGISTERS, _WIDE_TILE = 4, 80, 8192
+WAVES = 4  # of the chip's room: units of a batch that are more than it are split until they fill most of so many
+
 # Outputs of so many values make long records: then pairs of CTAs merge first, if a unit gets so many CTAs.
 _WIDE, _MANY_OF_WIDE = 1024, 16
 
 
 def default_choice(
-    attention: Attention, chip: Chip, model: Model, shape: LoopShape, *, batched: bool, invariant: bool = False
+    attention: Attention,
+    chip: Chip,
+    model: Model,
+    shape: LoopShape,
+    *,
+    batched: bool,
+    invariant: bool = False,
+    decided: bool = False,
 ) -> Choice:
-    """What to do about an attention that no row of the table names."""
+    """What to do about an attention that no row of the table names; `decided`: one names its CTAs."""
     tiles, units = _visible_tiles(attention, shape), _units(attention, shape)
     in_flight = max(
         1, model.bytes_in_flight // (shape.tile * (attention.cache.k.row_bytes + attention.cache.v.row_bytes))
     )
+    if batched and not invariant and not decided and chip.cluster > 1:
+        return _of_batch(attention, chip, model, shape, in_flight)
     share = max(1, chip.sms // units)
     warps, cluster, grid = 4 if tiles <= model.short else 8, 1, chip.sms
     if chip.cluster > 1 and not batched:
@@ -134,14 +149,24 @@ def default_choice(
     return Choice(warps, cluster, grid, in_flight, model.invariant_positions if invariant else model.split_positions)
 
 
+def _of_batch(attention: Attention, chip: Chip, model: Model, shape: LoopShape, in_flight: int) -> Choice:
+    tile = shape.tile * (attention.cache.k.row_bytes + attention.cache.v.row_bytes)
+    stages = in_flight if tile < _WIDE_TILE else 0
+    registers = 128 if stages else -(-(_OTHER_REGISTERS + in_flight * tile // 128) // 8) * 8
+    room = chip.sms * max(1, 65536 // (32 * _BATCH_WARPS * registers))
+    return Choice(_BATCH_WARPS, 1, 2 * chip.sms, in_flight, model.split_positions, stages, room=room)
+
+
 def choice_of(
     attention: Attention, target: Target, *, batched: bool, invariant: bool = False, programmatic: bool = False
 ) -> Choice:
     """What the table in force says of an attention on a target."""
     (sm, chip), table = _chip(target), in_force()
     _, shape = _loop(attention, target, 8)
-    default = default_choice(attention, chip, table.model(sm), shape, batched=batched, invariant=invariant)
     shape_asked = shape_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
+    decided = not table.decides(shape_asked).isdisjoint({"warps", "cluster", "grid"})
+    model = table.model(sm)
+    default = default_choice(attention, chip, model, shape, batched=batched, invariant=invariant, decided=decided)
     return table.choose(shape_asked, default)
 
 
@@ -177,7 +202,8 @@ def plan(
     choice = choice_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
     loop, shape = _loop(attention, target, choice.warps, choice.stages)
     shape, units = replace(shape, in_flight=choice.in_flight), _units(attention, shape)
-    useful = max(1, -(-_visible_tiles(attention, shape) // shape.warps))  # CTAs that have a tile for every warp
+    turns = 2 if choice.room else 1  # of a warp, at least: merging records takes as long as a turn
+    useful = max(1, -(-_visible_tiles(attention, shape) // (turns * shape.warps)))
     ctas = min(useful, max(1, choice.grid // units))
     cluster = 1
     while chip.cluster > 1 and cluster * 2 <= min(choice.cluster, ctas, attention.problem.v_dim // 4):
@@ -185,7 +211,7 @@ def plan(
     most = ctas // cluster
     share: Extent = most
     if batched and not invariant and most > 1:
-        share = f"max(1, min({most}, {choice.grid} // ({units * cluster} * batch)))"
+        share = _share(choice, most, f"({units * cluster} * batch)")
     parts, v_dim = units // attention.problem.n_kv_heads, attention.problem.v_dim
     split_tiles = max(1, choice.split_positions // shape.tile)
     long_splits = -(-_visible_tiles(attention, shape) // split_tiles)
@@ -201,7 +227,17 @@ def plan(
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"
     most = max(most, long_splits)
     mergers = _mergers(choice, most)
-    return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers)
+    return Plan(loop, shape, parts, v_dim, cluster, splits, most, choice.grid, split_tiles, mergers, choice.room)
+
+
+def _share(choice: Choice, most: int, units: str) -> str:
+    """Splits of each of so many units: the grid's share. With room, two as long as there is room for them, and where
+    there is not room for one of each, so many that they fill most of `WAVES` rooms."""
+    share = f"{choice.grid} // {units}"
+    if choice.room:
+        full, waves = f"min(2, {choice.room} // {units})", f"{WAVES * choice.room} // {units}"
+        share = f"max({share}, max({full}, min(1, {units} // {choice.room + 1}) * ({waves})))"
+    return f"max(1, min({most}, {share}))"
 
 
 def _mergers(choice: Choice, most_splits: int) -> int:

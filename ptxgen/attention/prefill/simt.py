@@ -52,6 +52,7 @@ class SimtLoop:
         self._look_ahead()
         self._scores()
         self.softmax.vary(self.tile_start)
+        self.softmax.look_for_mask(self.tile_start)
         self.softmax.mask(self.tile_start)
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self._accumulators())

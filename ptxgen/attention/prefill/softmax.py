@@ -138,16 +138,17 @@ class Softmax:
             self._sources[value] = self.b.ld_param(value.param)
         return self._sources[value]
 
-    def mask(self, tile_start: Reg) -> None:
-        """Fragments `look_for_mask`, which sets the predicate `masked`, and `mask`: unseen keys get −inf.
-
-        The keys of a thread's scores start at tile_start + its first column.
-        """
-        b, rows, window = self.b, self.rows, self.variant.window
+    def look_for_mask(self, tile_start: Reg) -> None:
+        """Fragment `look_for_mask`, which sets the predicate `masked`: some row does not see all of the tile's keys."""
+        b, rows = self.b, self.rows
         with b.fragment("look_for_mask"):
             masked = b.op("setp.gt.s32", "masked", tile_start, rows.plain_end)
-            if window:
+            if self.variant.window:
                 b.op("setp.lt.or.s32", masked, tile_start, rows.plain_begin, masked)
+
+    def mask(self, tile_start: Reg) -> None:
+        """Fragment `mask`: unseen keys get −inf; the keys of a thread start at tile_start + its first column."""
+        b, rows, window = self.b, self.rows, self.variant.window
         with b.fragment("mask", "keys that a row does not see score -inf"):
             own = self.own()
             start = b.op("add.s32", "mask_start", tile_start, own.column)

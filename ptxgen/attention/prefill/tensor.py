@@ -44,6 +44,7 @@ class TensorLoop(TensorRegisters):
         self._look_ahead()
         self._scores()
         self.softmax.vary(self.tile_start)
+        self.softmax.look_for_mask(self.tile_start)
         self.softmax.mask(self.tile_start)
         self.softmax.tile_maxima()
         self.softmax.raise_maxima(self.accumulators)

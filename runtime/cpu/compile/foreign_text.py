@@ -21,6 +21,7 @@ _REFUSED_BY_NAME = {
     **dict.fromkeys(("suld", "sust", "sured", "suq"), "surfaces"),
     **dict.fromkeys(("tcgen05",), "tensor memory's instructions (tcgen05)"),
 }  # fmt: skip
+_SPARSE = re.compile(r"(mma|wgmma\.mma_async)\.sp\b")
 _NAME = re.compile(r"[\w$%]+")
 
 
@@ -68,7 +69,7 @@ def _why_unknown(opcode: str) -> str:
         lookup(opcode)
     except IsaError as error:
         name = opcode.partition(".")[0]
-        what = _REFUSED_BY_NAME.get(name)
+        what = "products of sparse matrices" if _SPARSE.match(opcode) else _REFUSED_BY_NAME.get(name)
         return f"{opcode}: {what} are not supported by the CPU executor" if what else str(error)
     return ""
 

@@ -14,6 +14,9 @@ FIELDS = {
     "steps": (86, "5B"), "rank": (91, "B"), "element": (92, "B"), "swizzle": (93, "B"), "nan": (94, "B"),
     "dtype": (95, "B"),
 }  # fmt: skip
+# .elemtype of tensormap.replace (PTX ISA, "tensormap.replace") -> the code kept here, bytes
+ELEMENT_TYPES = {0: (0, 1), 1: (1, 2), 2: (2, 4), 3: (3, 4), 4: (4, 8), 5: (5, 8), 6: (6, 2), 7: (7, 4), 9: (8, 8),
+                 10: (9, 2)}  # fmt: skip
 OFFSET = {name: offset for name, (offset, _) in FIELDS.items()}
 
 

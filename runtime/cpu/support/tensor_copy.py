@@ -30,11 +30,11 @@ REDUCTIONS = {
 
 @support("tensor")
 def tensor(what: str, *options: str) -> str:
-    """`tensor.load`, `.store`, `.reduce.OP`, and what lands them in check mode: `.arrive`, `.leave`,
+    """`tensor.load`, `.store`, `.publish`, `.reduce.OP`, and what lands them in check mode: `.arrive`, `.leave`,
     `.reduced.OP`."""
     if what in ("reduce", "reduced"):
         return (_reduce if what == "reduce" else _reduced)(*options)
-    return {"arrive": _arrive, "leave": _leave, "load": _load, "store": _store}[what]()
+    return {"arrive": _arrive, "leave": _leave, "load": _load, "publish": _publish, "store": _store}[what]()
 
 
 def _landing(name: str) -> tuple[Code, str, str]:
@@ -122,6 +122,23 @@ def _later(c: Code, kind: int, landing: str, what: tuple[str, str, str, str, str
     )
     record = moved_by(c, f"tensor.{landing}")
     c.move(c.at(record, ASYNC["coordinates"]), at, 4 * DIMENSIONS)
+
+
+def _publish() -> str:
+    """`tensor.publish(w, to_site, from_site, lane, to, from)`: a map from shared to global memory."""
+    sites = "i32 %to_site, i32 %from_site, i32 %lane, i64 %to, i64 %from"
+    c = Code(f"define internal void @tensor.publish(ptr %w, {sites}) noinline")
+    size = f"i64 {MAP_BYTES}, i64 64"
+    source = c(f"call ptr @reach.shared(ptr %w, i32 %from_site, i32 %lane, i64 %from, {size})")
+    c.ret(when=c(f"icmp eq ptr {source}, null"))
+    with c.if_(checking(c)):
+        head = f"ptr %w, i32 %from_site, i32 %lane, i32 {MAP_BYTES}"
+        c.do(f"call void @shadow.read.shared({head}, ptr {source}, i64 %from, i64 {MAP_BYTES})")
+    to = c(f"call ptr @reach.global.write(ptr %w, i32 %to_site, i32 %lane, i64 %to, {size})")
+    c.ret(when=c(f"icmp eq ptr {to}, null"))
+    c.move(to, source, MAP_BYTES)
+    c.ret()
+    return c.text()
 
 
 def _source_box(c: Code, size: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -84,9 +86,16 @@ def test_an_old_target_runs_with_a_note_and_without_sync_in_shuffles():
         assert result(module(body, target="sm_30", version="5.0"), count=32, block=32) == [n ^ 1 for n in range(32)]
 
 
-def test_textures_are_refused_by_name():
-    with pytest.raises(ModuleLoadError, match=r"tex\.2d\.v4\.f32\.f32: textures are not supported by the CPU executor"):
-        result(module("tex.2d.v4.f32.f32 {%f1, %f1, %f1, %f1}, [%rd1, {%f1, %f1}];"))
+@pytest.mark.parametrize(("instruction", "what"), [
+    ("tex.2d.v4.f32.f32 {%f1, %f1, %f1, %f1}, [%rd1, {%f1, %f1}];", "textures"),
+    ("tcgen05.fence::before_thread_sync;", r"tensor memory's instructions \(tcgen05\)"),
+    ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f1, %f1, %f1}, {%r1, %r1}, {%r1, %r1}, "
+     "{%f1, %f1, %f1, %f1}, %r1, 0x0;", "products of sparse matrices"),
+])  # fmt: skip
+def test_what_the_executor_lacks_is_refused_by_name(instruction, what):
+    opcode = re.escape(instruction.partition(" ")[0].rstrip(";"))
+    with pytest.raises(ModuleLoadError, match=rf"{opcode}: {what} are not supported by the CPU executor"):
+        result(module(instruction))
 
 
 PRINTF = """

@@ -201,6 +201,38 @@ def test_chunks_are_powers_of_two_and_exact() -> None:
         assert sum(rows for rows, _ in chunks(count, 16)) == count
 
 
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [("llama", "bf16"), ("qwen2", "q8_0"), ("phi3", "f16"), ("qwen3", "f16"), ("olmo2", "q4_0"), ("smollm3", "f16")],
+)
+def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPatch, family: str, format: str) -> None:
+    """Exact: the float64 model's tokens; fast: its logits within what bf16 leaves."""
+    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    file = file_of(family, format)
+    reference = ReferenceModel(file.spec, file.values())
+    exact = Model(file, device, "f32", chunk=8)
+    kernels = {op.spec.kernel_name for op in exact.program("prefill", 8).ops}
+    assert {"pack_tokens", "packed_gemm"} <= kernels
+    assert exact.generate(PROMPT, N_TOKENS)[len(PROMPT) :] == reference.generate(PROMPT, N_TOKENS)
+    reference.rollback(0)
+    fast = Model(file, device, "f16", chunk=8, precision="fast", weights=exact.weights)
+    fast.prefill(PROMPT)
+    want = reference.forward(PROMPT)[-1]
+    assert 1e-5 < np.linalg.norm(fast.steps.logits.numpy()[0] - want) / np.linalg.norm(want) < 0.03
+
+
+def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
+    spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+    model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(spec, file.values())
+    roles = [op.role for op in model.program("prefill", 16).ops]
+    assert "gate_up.pack" in roles
+    assert "down_proj.pack" not in roles
+    prompt = [*PROMPT, *PROMPT][:16]
+    assert model.generate(prompt, 4)[16:] == reference.generate(prompt, 4)
+
+
 def test_layers_with_a_window_in_rings(device: Device) -> None:
     """Tokens are those of a cache of all positions, past a ring's end too; it takes less, and goes back only so far."""
     spec = small_spec("gemma2", sliding_window=9, max_position_embeddings=192)

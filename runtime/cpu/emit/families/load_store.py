@@ -297,6 +297,17 @@ def store(e: Emitter, op: Op) -> None:
         synchronise(e, op, "after", target)
 
 
+def put(e: Emitter, target: Source, offset: int, bits: int, value: str) -> None:
+    """Store a vector of `bits`-bit integers `offset` bytes past an address, as `st` does."""
+    if not isinstance(target, nodes.Address):
+        raise e.error(f"operand {target}: must be an address")
+    space = space_of(e.op.words)
+    addresses, more = address(e, target, space)
+    head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {more + offset}, i32 {e.exec_mask()}"
+    name = f"st.{space}.v1.b{bits}{_check_word(e)}"
+    e.c.do(f"call void @{name}({head}, i32 {e.new_site()}, {vec(f'i{bits}')} {value})")
+
+
 def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: int) -> None:
     """Report undefined lanes of what is stored, but not those that store to local memory, which carries anything."""
     assert e.defined is not None
@@ -316,7 +327,7 @@ def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: i
 def fence(e: Emitter, op: Op) -> None:
     """Orders accesses between host threads; within one, the executor is in order anyway."""
     e.c.do("fence seq_cst")
-    if e.check and ("proxy" in op.words or "mbarrier_init" in op.words):
+    if e.check and ("mbarrier_init" in op.words or any(word.startswith("async") for word in op.words)):
         e.c.do("call void @proxy.fence(ptr %w)")
     if e.check and "proxy" not in op.words:
         e.c.do("call void @clock.fence(ptr %w)")

@@ -1,0 +1,63 @@
+"""Prefill on wgmma, put together: the skeleton `attention/multi_head_attention_wgmma.ptx.j2` places the fragments."""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.wgmma.boxes import WARPS, Boxes
+from ptxgen.attention.prefill.wgmma.consumer import Consumer
+from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.output import output
+from ptxgen.attention.prefill.wgmma.producer import Producer, QueryCopies
+from ptxgen.attention.prefill.wgmma.ring import Ring
+from ptxgen.attention.prefill.wgmma.tile import WARPGROUP, WgmmaTile, by_maps
+from ptxgen.builder import Builder
+from ptxgen.dtypes import DType, bf16
+
+
+def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
+    """Every fragment."""
+    variant = spec.attention.variant
+    first_maximum_serves = dtype == bf16 and variant.plain and not variant.window
+    maps = by_maps(spec)
+    queries = 32 * WARPS if maps else 0  # the first thread that copies q
+    items = Items(b, spec, tile)
+    ring = Ring(b, tile, 1 if maps else WARPGROUP, WARPGROUP - queries)
+    arena = b.shared("tiles", tile.shared_bytes, align=1024, dynamic=True)
+    with b.fragment("begin", "shared memory and its mbarriers"):
+        items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
+        smem = b.op("mov.u32", "smem", arena)
+        ring.begin(smem, items.thread)
+        b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
+    items.locate()
+    with b.fragment("give_registers"):
+        b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)
+    with b.fragment("take_registers"):
+        b.op("setmaxnreg.inc.sync.aligned.u32", tile.consumer_registers)
+    items.find()
+    if maps:
+        boxes, copies = Boxes(b, tile, items, ring, dtype), QueryCopies(b, spec, tile, items, ring, dtype, queries)
+        boxes.build(smem)
+        copies.build(smem)
+        boxes.announce(copies.thread)
+    else:
+        Producer(b, spec, tile, items, ring, dtype).build(smem)
+    consumer = Consumer(b, spec, tile, items, ring, dtype)
+    consumer.build(smem)
+    output(consumer, smem, first_maximum_serves)
+    if first_maximum_serves:
+        with b.fragment("first_pass"):
+            number = b.op("mov.u32", "pass", 0)
+            careful = b.op("setp.ne.u32", "is_careful", number, 0)
+        with b.fragment("look_at_flag", "some row needs its running maximum: once more, carefully"):
+            flag = b.reg("flag", "b32")
+            b.op("ld.shared.b32", flag, smem[tile.flag_at])
+            again = b.op("setp.ne.b32", b.reg("runs_again", "pred"), flag, 0)
+            b.op("and.pred", again, again, ~careful)
+            b.op("add.u32", number, number, 1)
+            b.op("setp.ne.u32", careful, number, 0)
+    else:
+        b.without("first_pass", "look_at_flag")
+    b.expose(
+        warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
+        checks=first_maximum_serves, fill_part="boxes" if maps else "copies", copies_need_fence=not maps,
+    )  # fmt: skip

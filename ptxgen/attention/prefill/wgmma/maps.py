@@ -1,0 +1,85 @@
+"""Tensor maps of K and V, made by every CTA itself, as a launch passes plain addresses.
+
+A map lies in global memory of the module, in a slot of this multiprocessor: shared memory has room for one CTA on it,
+so no other one uses the slot meanwhile. It ends with the last key, so that what lies behind arrives as zeros.
+Source: PTX ISA 9.0, "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA Programming Guide, "Device-side Encode of a
+Tensor Map".
+"""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.tile import COLUMN, MAP_BYTES, WgmmaTile
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.dtypes import DType
+
+SLOTS = 1024  # multiprocessors at most
+WORDS = MAP_BYTES // 4
+ELEMENT_TYPES = {"f16": 6, "bf16": 10}  # .elemtype
+SWIZZLE_128 = 3  # .swizzle_mode
+DIMENSIONS = 3  # elements, keys, heads
+
+
+class Maps:
+    """Fragments `clear_maps`, `write_maps` and `publish_maps`, by the two warps of which each copies K or V."""
+
+    def __init__(self, b: Builder, items: Items, tile: WgmmaTile, dtype: DType) -> None:
+        self.b, self.items, self.tile, self.dtype = b, items, tile, dtype
+
+    def build(self, smem: Reg, lane: Reg, copies_v: Reg) -> Reg:
+        """All of them; the address of this warp's map. `copies_v`: it is V's."""
+        b, items = self.b, self.items
+        cache = items.cache
+        slots = b.room("maps", 2 * MAP_BYTES * SLOTS)
+        with b.fragment("clear_maps"):
+            made = b.op("add.u32", "map_made", smem, self.tile.maps_at)
+            b.op("add.u32", made, made, MAP_BYTES, pred=copies_v)
+            word = b.op("mad.lo.u32", "map_word", lane, 4, made)
+            b.op("st.shared.b32", word[0], b.op("mov.b32", b.reg("no_word", "b32"), 0))
+        with b.fragment("meet_lanes"):
+            b.op("bar.warp.sync", -1)
+        with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
+            writes = b.op("setp.eq.u32", "writes_map", lane, 0)
+            array, keys = b.ld_param("k"), b.op("max.s32", "map_keys", items.kv_len, 1)
+            values = b.ld_param("v")
+            b.op("selp.b64", array, values, array, copies_v)
+            row = cache.k.row_bytes
+            stride = b.reg("map_stride", "u64")
+
+            def put(field: str, *operands: object, wide: bool = False) -> None:
+                kind = "b64" if wide else "b32"
+                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands, pred=writes)
+
+            put("global_address", array, wide=True)
+            put("rank", DIMENSIONS - 1)
+            put("elemtype", ELEMENT_TYPES[self.dtype.name])
+            put("interleave_layout", 0)
+            put("swizzle_mode", SWIZZLE_128)
+            put("fill_mode", 0)
+            for n, size in enumerate((COLUMN, self.tile.keys, 1)):
+                put("box_dim", n, size)
+            for n, extent in enumerate((cache.k.dim, keys, items.problem.n_kv_heads)):
+                put("global_dim", n, extent)
+            for n in range(DIMENSIONS):
+                put("element_stride", n, 1)
+            b.op("mov.u64", stride, cache.rows_per_position * row)
+            put("global_stride", 0, stride, wide=True)
+            if cache.by_token:
+                b.op("mov.u64", stride, row)
+            elif cache.max_len:
+                b.op("mov.u64", stride, cache.rows * row)
+            else:
+                b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
+            put("global_stride", 1, stride, wide=True)
+        with b.fragment("publish_maps"):
+            at = b.op("mov.u64", "map_at", slots)
+            slot = b.op("mov.u32", "multiprocessor", b.special("smid"))
+            b.op("min.u32", slot, slot, SLOTS - 1)
+            b.op("mad.wide.u32", at, slot, 2 * MAP_BYTES, at)
+            b.op("add.u64", at, at, MAP_BYTES, pred=copies_v)
+            b.op("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned",
+                 at[0], made[0], MAP_BYTES)  # fmt: skip
+            seen: Reg = b.op("cvta.global.u64", "map_seen", at)
+            b.op("fence.proxy.tensormap::generic.acquire.gpu", seen[0], MAP_BYTES)
+        return seen

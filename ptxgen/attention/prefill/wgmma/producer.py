@@ -1,0 +1,156 @@
+"""The producer warpgroup: rows of q, K and V from global memory into swizzled shared memory, 16 bytes a thread."""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
+from ptxgen.attention.prefill.sources import source_of
+from ptxgen.attention.prefill.wgmma.items import Items
+from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
+from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Addr, Reg
+from ptxgen.dtypes import DType
+from ptxgen.idioms.convert import scratch
+
+LANES = SWIZZLED_ROW // 16  # threads side by side on a swizzled row
+
+
+class SwizzledCopy(RowCopy):
+    """`rows` rows by `threads` threads; a thread takes the same place in every swizzled row that it visits."""
+
+    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType) -> None:
+        super().__init__(b, name, dim, rows, threads, dtype, dtype)
+        self.spread = Spread(dim // self.elements, rows, threads, LANES)
+
+    def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
+        """Chunk c of row r lies at c ^ (r % 8)."""
+        b = self.b
+        out: Reg = b.op("and.b32", scratch(b, name, "u32"), row, LANES - 1)
+        b.op("xor.b32", out, out, chunk)
+        b.op("shl.b32", out, out, 4)
+        b.op("mad.lo.u32", out, row, SWIZZLED_ROW, out)
+        return out
+
+    def take(self, other: SwizzledCopy) -> None:
+        """The same threads in the same places as another copy that has been aimed."""
+        self._has = other._has
+
+    def place(self, to: Place, row_pass: int, column: int) -> Addr:
+        """A pass over rows skips a multiple of 8, so the swizzle stays; a pass over columns skips all rows."""
+        s = self.spread
+        return to[0][to[1] + (row_pass * s.rows_per_pass + column * s.rows) * SWIZZLED_ROW]
+
+
+class QueryCopies:
+    """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by the threads from `first` to 127."""
+
+    def __init__(
+        self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
+    ) -> None:
+        self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
+        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, dtype)
+
+    def aim(self, smem: Reg) -> None:
+        """This thread's place in the rows that it copies; part of an open fragment."""
+        b, self.thread = self.b, self.items.thread
+        if self.first:
+            self.thread = b.op("sub.u32", "copying_thread", self.thread, self.first)
+        self.row, self.chunk = self.q.aim(self.thread)
+        self.to = self.q.offset("copy_to", self.row, self.chunk)
+        b.op("add.u32", self.to, self.to, smem)
+        self.taken = b.op("mov.u32", "items_filled", 0)
+        self.q_from = b.ld_param("q")
+
+    def build(self, smem: Reg) -> None:
+        """All of them; `smem` is where shared memory begins."""
+        b = self.b
+        with b.fragment("aim_copies", "this thread's place in the rows that it copies"):
+            self.aim(smem)
+        with b.fragment("begin_fill"):
+            self.q_parity = b.op("and.b32", b.reg("q_fill_parity", "u32"), self.taken, 1)
+            b.op("xor.b32", self.q_parity, self.q_parity, 1)
+            b.op("add.u32", self.taken, self.taken, 1)
+        self._fill_q()
+
+    def _fill_q(self) -> None:
+        """Fragments `fill_q0` …, of each warpgroup's rows, each behind the wait `q0_empty` …"""
+        b, copy, ring, items = self.b, self.q, self.ring, self.items
+        fills = []
+        row_bytes = self.spec.attention.problem.query_bytes
+        step = items.step(copy.spread.rows_per_pass)
+        for group in range(self.tile.warpgroups):
+            ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
+            with b.fragment(
+                f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
+            ):
+                size, exists = scratch(b, "copy_bytes", "u32"), scratch(b, "row_exists", "pred")
+                at = scratch(b, "q_at", "u64")
+                for i in range(copy.spread.row_passes):
+                    row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), items.first_row, self.row)
+                    skip = ROWS * group + i * copy.spread.rows_per_pass
+                    if skip:
+                        b.op("add.s32", row, row, skip)
+                    if i == 0 or step is None:
+                        items.address("q_at", row, self.q_from, row_bytes)
+                        b.op("mad.wide.u32", at, self.chunk, copy.source_bytes, at)
+                    b.op("setp.lt.s32", exists, row, items.n_rows)
+                    b.op("selp.b32", size, 16, 0, exists)
+                    offset = i * (step or 0) * row_bytes
+                    for column, takes_part in copy.passes(i):
+                        place = copy.place((self.to, group * self.tile.q_bytes), i, column)
+                        source = at[offset + column * LANES * copy.source_bytes]
+                        copy.copy_async(place, source, size, takes_part)
+                ring.arrive_behind_copies(ring.at[ring.q_full + WORD * group])
+            over, wait = b.registers[f"q{group}_empty_over"], b.fragments[f"q{group}_empty"]
+            fills.append((f"q{group}_rows_empty", wait, over, b.fragments[f"fill_q{group}"]))
+        b.expose(q_fills=fills)
+
+
+class Producer(QueryCopies):
+    """The same, and those of a tile of K and V: all 16 bytes at a time, by all threads of the producer."""
+
+    def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
+        super().__init__(b, spec, tile, items, ring, dtype)
+        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, dtype)
+        self.source = source_of(b, spec, items, self.kv)
+
+    def aim(self, smem: Reg) -> None:
+        super().aim(smem)
+        self.kv.take(self.q)
+        self.filled = self.b.op("mov.u32", "filled", 0, note="tiles so far")
+
+    def build(self, smem: Reg) -> None:
+        super().build(smem)
+        b, tile = self.b, self.tile
+        with b.fragment("begin_tiles"):
+            self.step = b.op("mov.s32", "fill_step", 0)
+        with b.fragment("aim_fill", "the tile of keys that comes next, and its slot"):
+            self.stage, self.slot, self.parity = self.ring.slot("fill", self.filled)
+            b.op("xor.b32", self.parity, self.parity, 1)
+            self.slot_at = b.op("mad.lo.u32", "fill_at", self.stage, tile.kv_bytes, self.to)
+            self.items.key_begin = self.items.tile_start(self.step)
+            self.source.aim(self.row, self.chunk)
+            self.source.start()
+            b.op("setp.eq.s32", "is_first_fill", self.step, 0)
+        self.ring.wait("k_empty", self.slot[K_EMPTY], self.parity)
+        self._fill("k", tile.k_at, K_FULL)
+        self.ring.wait("v_empty", self.slot[V_EMPTY], self.parity)
+        self._fill("v", tile.v_at, V_FULL)
+        with b.fragment("next_fill"):
+            b.op("add.u32", self.filled, self.filled, 1)
+            b.op("add.s32", self.step, self.step, 1)
+            b.op("setp.lt.s32", "more_fills", self.step, self.items.key_tiles)
+
+    def _fill(self, x: str, at: int, full: int) -> None:
+        b, copy = self.b, self.kv
+        with b.fragment(f"fill_{x}", f"{self.tile.keys} rows of {x.upper()}; those from kv_len on become zeros"):
+            size = scratch(b, "copy_bytes", "u32")
+            for i in range(copy.spread.row_passes):
+                exists = self.source.exists(i)
+                b.op("selp.b32", size, 16, 0, exists)
+                self.source.row(i, exists)
+                for column, takes_part in copy.passes(i):
+                    place = copy.place((self.slot_at, at), i, column)
+                    copy.copy_async(place, self.source.chunk_at(x, i, column), size, takes_part)
+            self.ring.arrive_behind_copies(self.slot[full])

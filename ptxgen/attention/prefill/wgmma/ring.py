@@ -1,0 +1,68 @@
+"""The mbarriers between the producer and the consumers: which they are, who arrives, and for which phase one waits.
+
+A full barrier's phase ends when the threads that copy have arrived, each behind its copies, or the one that asks for
+boxes, and all bytes of these have come; an empty one's when every warp of the consumers that read the slot has.
+"""
+
+from __future__ import annotations
+
+from ptxgen.attention.prefill.wgmma.tile import STAGES, WgmmaTile
+from ptxgen.builder import Builder
+from ptxgen.builder.values import SINK, Addr, Reg
+from ptxgen.idioms.convert import scratch
+
+WORD = 8  # bytes of an mbarrier
+WARPS = 4  # of a warpgroup
+K_FULL, K_EMPTY, V_FULL, V_EMPTY = (WORD * STAGES * n for n in range(4))
+
+
+class Ring:
+    """Offsets from the register `at`, the address of the first mbarrier."""
+
+    def __init__(self, b: Builder, tile: WgmmaTile, kv_arrivals: int, q_arrivals: int) -> None:
+        self.b, self.tile, self.kv_arrivals, self.q_arrivals = b, tile, kv_arrivals, q_arrivals
+        self.q_full = 4 * STAGES * WORD
+        self.q_empty = self.q_full + tile.warpgroups * WORD
+        self.at: Reg
+
+    def begin(self, smem: Reg, thread: Reg) -> None:
+        """The first thread makes the mbarriers; part of an open fragment."""
+        b, tile = self.b, self.tile
+        self.at = b.op("add.u32", "barriers", smem, tile.barriers_at)
+        first = b.op("setp.eq.u32", "is_first_thread", thread, 0)
+        for stage in range(STAGES):
+            for offset, count in (
+                (K_FULL, self.kv_arrivals), (V_FULL, self.kv_arrivals),
+                (K_EMPTY, WARPS * tile.warpgroups), (V_EMPTY, WARPS * tile.warpgroups),
+            ):  # fmt: skip
+                self._make(self.at[offset + WORD * stage], count, first)
+        for group in range(tile.warpgroups):
+            self._make(self.at[self.q_full + WORD * group], self.q_arrivals, first)
+            self._make(self.at[self.q_empty + WORD * group], WARPS, first)
+        b.op("st.shared.b32", smem[tile.flag_at], b.op("mov.b32", b.reg("no_flag", "b32"), 0), pred=first)
+        b.op("fence.mbarrier_init.release.cluster", pred=first)
+
+    def _make(self, at: Addr, count: int, first: Reg) -> None:
+        self.b.op("mbarrier.init.shared::cta.b64", at, count, pred=first)
+
+    def slot(self, name: str, number: Reg) -> tuple[Reg, Reg, Reg]:
+        """Of tile `number` the stage, its mbarriers' base and the parity of its phase, in registers that begin with
+        `name`; part of an open fragment."""
+        b = self.b
+        stage = b.op("and.b32", scratch(b, f"{name}_stage", "u32"), number, STAGES - 1)
+        at = b.op("mad.lo.u32", scratch(b, f"{name}_barrier", "u32"), stage, WORD, self.at)
+        parity = b.op("bfe.u32", scratch(b, f"{name}_parity", "u32"), number, STAGES.bit_length() - 1, 1)
+        return stage, at, parity
+
+    def wait(self, name: str, at: Addr, parity: Reg) -> None:
+        """The fragment `name` that asks whether the phase of that parity is over: predicate `name`_over."""
+        with self.b.fragment(name):
+            self.b.op("mbarrier.try_wait.parity.shared::cta.b64", f"{name}_over", at, parity)
+
+    def arrive(self, at: Addr, pred: Reg) -> None:
+        """A warp is through; part of an open fragment."""
+        self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, 1, pred=pred)
+
+    def arrive_behind_copies(self, at: Addr) -> None:
+        """A thread of the producer arrives when its copies so far have; part of an open fragment."""
+        self.b.op("cp.async.mbarrier.arrive.noinc.shared::cta.b64", at)

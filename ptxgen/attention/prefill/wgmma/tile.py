@@ -1,0 +1,150 @@
+"""How much a CTA on wgmma takes, what its shared memory holds, and which attention it can compute.
+
+Every tile of rows lies in shared memory in columns of 64 elements, [column][row][128 bytes], the 16-byte chunk c of row
+r at c ^ (r % 8): the 128-byte swizzle of wgmma's matrix descriptors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ptxgen.attention.prefill.contract import Prefill
+from ptxgen.targets import Target
+
+COLUMN = 64  # elements of a swizzled row of 128 bytes
+SWIZZLED_ROW = 128  # bytes
+ROWS = 64  # of a warpgroup
+STAGES = 2  # of K and of V
+WARPGROUP = 128  # threads
+MAP_BYTES = 128  # of a tensor map
+ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
+CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """`warpgroups` consumer warpgroups of 64 rows each, by `keys`; registers of a thread after setmaxnreg.
+
+    `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
+    rows of out are staged in the place of those of q, where there is no room for both.
+    """
+
+    dim: int
+    warpgroups: int
+    keys: int
+    q_in_registers: bool
+    producer_registers: int
+    consumer_registers: int
+    out_over_q: bool = False
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + self.warpgroups)
+
+    @property
+    def rows(self) -> int:
+        return ROWS * self.warpgroups
+
+    @property
+    def columns(self) -> int:
+        """Columns of 64 elements that hold a row."""
+        return -(-self.dim // COLUMN)
+
+    @property
+    def q_bytes(self) -> int:
+        """A warpgroup's rows of q, and as many of out."""
+        return self.columns * ROWS * SWIZZLED_ROW
+
+    @property
+    def kv_bytes(self) -> int:
+        """A tile of K, or of V."""
+        return self.columns * self.keys * SWIZZLED_ROW
+
+    @property
+    def out_at(self) -> int:
+        """Where the rows of out begin."""
+        return 0 if self.out_over_q else self.warpgroups * self.q_bytes
+
+    @property
+    def k_at(self) -> int:
+        """Where the stages of K begin."""
+        return self.out_at + self.warpgroups * self.q_bytes
+
+    @property
+    def v_at(self) -> int:
+        """Where the stages of V begin."""
+        return self.k_at + STAGES * self.kv_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        """Where the mbarriers begin."""
+        return self.v_at + STAGES * self.kv_bytes
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers: full and empty of every stage of K and of V, and of every warpgroup's q."""
+        return 4 * STAGES + 2 * self.warpgroups
+
+    @property
+    def flag_at(self) -> int:
+        """Where the flag lies that some row needs its running maximum."""
+        return self.barriers_at + 8 * self.barriers
+
+    @property
+    def maps_at(self) -> int:
+        """Where the tensor maps of K and V are made."""
+        return -(-(self.flag_at + 4) // MAP_BYTES) * MAP_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """All of it, and as much as keeps other CTAs off the multiprocessor."""
+        return max(self.maps_at + 2 * MAP_BYTES, ALONE)
+
+
+# By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
+_Row = tuple[int, int, int, bool, int, int, bool]
+_BY_MAPS: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 96, True, 56, 152, False),
+    (96, 3, 96, False, 56, 152, False),
+    (128, 2, 128, False, 72, 216, False),
+    (192, 2, 112, False, 72, 216, True),
+    (256, 2, 64, False, 40, 232, True),
+)
+_BY_COPIES: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 56, 152, False),
+    (96, 3, 64, False, 56, 152, False),
+    (128, 2, 128, False, 72, 216, False),
+    (192, 2, 112, False, 72, 216, True),
+    (256, 2, 64, False, 40, 232, True),
+)
+WIDEST = _BY_MAPS[-1][0]
+
+
+@lru_cache(maxsize=64)
+def wgmma_tile(dim: int, maps: bool = True) -> WgmmaTile:
+    """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps."""
+    row = next(row for row in (_BY_MAPS if maps else _BY_COPIES) if dim <= row[0])
+    return WgmmaTile(dim, *row[1:])
+
+
+def by_maps(prefill: Prefill) -> bool:
+    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: pages, rings and batches,
+    whose sequences end at different keys."""
+    cache = prefill.attention.cache
+    return not cache.batched and not cache.ring
+
+
+def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
+    """Whether this attention is computed here; all else goes through mma.sync or FMA."""
+    problem, cache, variant = prefill.attention.problem, prefill.attention.cache, prefill.attention.variant
+    return (
+        target.includes_any(("sm_90a",))
+        and problem.q_dtype.bits == 16
+        and problem.q_dtype == cache.dtype
+        and prefill.dim % 16 == 0
+        and prefill.dim <= WIDEST
+        and not variant.steps
+    )

@@ -1,0 +1,163 @@
+"""Rows of f32 into the tiles that PackedGemm reads, normalised on the way where that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, bf16, f32, s32
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.idioms.threads import split
+from ptxgen.kernel import KernelType, field, kernel_type
+from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.packing import OWN, Packing
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+MOST_THREADS = 256
+FLIGHT = 4  # loads of a thread in a pass
+
+
+@kernel_type
+class PackTokens(KernelType):
+    """The first n_rows rows of x `[rows, dim]` as the tiles of 16-bit numbers that PackedGemm reads.
+
+    out `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`, in which the rows of a tile from n_rows on
+    are zero; tiles without a row are not written. n_rows is a scalar, or `[1]` in device memory when `indirect`.
+
+    `dim`: columns. `tokens`: rows of a tile. `dtype`: of out. `src_dtype`: of x. `precision`: "fast": x rounded to
+    dtype once; "exact": three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) ·
+    (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
+    """
+
+    dim: int = field(doc="columns of x")
+    tokens: int = field(default=32, draws=(8, 16, 64, 256))
+    dtype: DType = bf16
+    src_dtype: DType = field(default=f32, doc="element type of x")
+    precision: str = "exact"
+    norm: str = ""
+    eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
+    norm_offset: float = 0.0
+    indirect: bool = field(default=False, doc="n_rows is read from device memory")
+    programmatic: bool = False
+
+    sizes = {"rows": 5, "n_rows": -1}  # -1: all
+    golden_targets = ("sm_80", "sm_90")
+    goldens = (
+        dict(dim=256, tokens=8, precision="fast"),
+        dict(dim=5000, tokens=16, precision="exact", norm="rms", norm_offset=1.0, indirect=True),
+        dict(dim=66, tokens=64, dtype="f16", precision="fast", norm="rms", programmatic=True),
+        dict(dim=72, tokens=8, src_dtype="f16", precision="fast"),
+    )
+    lowest_target = "sm_80"
+
+    def rules(self) -> Iterator[str]:
+        yield from rules.between("dim", self.dim, 1, 1 << 17)
+        yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
+        yield from rules.one_of("dtype", self.dtype.name, ("bf16", "f16"))
+        yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
+        yield from rules.one_of("norm", self.norm, ("", "rms"))
+        yield from rules.between("eps", self.eps, 1e-12, 1.0)
+        yield from rules.between("norm_offset", self.norm_offset, -16.0, 16.0)
+        yield from rules.one_of("src_dtype", self.src_dtype.name, ("f32", "f16", "bf16"))
+        if self.src_dtype != f32 and self.dim % OWN:
+            yield f"src_dtype: rows of 16-bit numbers are a multiple of {OWN} long (got dim={self.dim}; nearest: f32)"
+        if self.precision == "exact" and self.dtype != bf16:
+            yield f"dtype: exact digits are bf16 (got {self.dtype.name}; nearest: bf16)"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+        if not target.includes_any(("sm_80",)):
+            yield f"pack_tokens: needs sm_80 or later (got {target}; nearest: sm_80)"
+
+    # -- what follows from the fields ------------------------------------------------------------------------------
+
+    @property
+    def digits(self) -> int:
+        """16-bit numbers that an element of x becomes."""
+        return packed.DIGITS[self.precision]
+
+    @property
+    def columns(self) -> int:
+        """Columns of out."""
+        return packed.blocks(self.dim) * packed.COLUMNS
+
+    @property
+    def threads(self) -> int:
+        """Threads of a row; a multiple of a block's, so that a thread stays at its place in a block."""
+        return min(MOST_THREADS, self.columns // OWN)
+
+    @property
+    def flight(self) -> int:
+        """Loads of a thread in a pass."""
+        return min(FLIGHT, -(-self.columns // (OWN * self.threads)))
+
+    @property
+    def reach(self) -> int:
+        """Columns of a pass."""
+        return self.flight * OWN * self.threads
+
+    def params(self) -> tuple[Param, ...]:
+        wide = 16 if self.dim % OWN == 0 else 4
+        source = self.src_dtype.bytes * OWN if self.dim % OWN == 0 else 4
+        out = [buffer("x", self.src_dtype, "rows", self.dim, align=source)]
+        if self.norm:
+            out.append(buffer("norm_weight", f32, self.dim, align=wide))
+        out.append(
+            buffer("out", self.dtype, *packed.shape(self.dim, self.tokens, self.digits), access="out", align=128)
+        )
+        out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
+        return tuple(out)
+
+    def launch(self, target: Target) -> Launch:
+        grid = f"ceil_div(rows, {self.tokens}) * {self.tokens}"
+        return Launch((grid, 1, 1), (self.threads, 1, 1), programmatic=self.programmatic)
+
+    def build(self, b: Builder) -> None:
+        wait_for_producer(b, self.programmatic)
+        with b.fragment("locate", "a CTA takes a row; rows past the last, in the last tile, are zero"):
+            thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            row = b.op("mov.u32", "row", b.special("ctaid.x"))
+        with b.fragment("count"):
+            if self.indirect:
+                count = b.reg("row_count", "s32")
+                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
+            else:
+                count = b.ld_param("n_rows")
+            count = b.op("max.s32", "rows_counted", count, 0)
+            exists = b.op("setp.lt.u32", "row_exists", row, count)
+            tile, token = split(b, "tile", "token", row, self.tokens)
+            first = b.op("sub.u32", "first_row", row, token)
+            b.op("setp.lt.u32", "in_a_tile", first, count)
+        Packing(b, self).build(thread, row, tile, token, exists)
+        b.expose(repeats=self.columns > self.reach)
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
+        return {"n_rows": np.array([count], np.int32) if self.indirect else count}
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        count = max(0, int(np.ravel(a["n_rows"])[0]))
+        x = a["x"][:count].astype(np.float64)
+        if self.norm:
+            mean = np.mean(x**2, 1, keepdims=True)
+            x = x / np.sqrt(mean + self.eps) * (self.norm_offset + a["norm_weight"].astype(np.float64))
+        out = np.array(a["out"])
+        tiles = -(-count // self.tokens)
+        out[:tiles] = packed.pack(x.astype(np.float32), self.tokens, self.dtype, self.digits)
+        return {"out": out}

@@ -1,0 +1,294 @@
+"""Many tokens, packed by PackTokens, times a matrix of packed weights, on wgmma."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ptxgen import rules
+from ptxgen.dtypes import DType, bf16, f32, s32, u8
+from ptxgen.idioms import activation as activations
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.kernel import KernelType, field, kernel_type
+from ptxgen.launch import Launch, Param, buffer, scalar
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.results import Results
+from ptxgen.products.wgmma.ring import Copier, Ring
+from ptxgen.weights import weight_format, weight_formats
+from ptxgen.weights.format import WeightFormat, interleave, separate
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ptxgen.builder import Builder
+    from ptxgen.targets import Target
+
+FORMATS = tuple(name for name in weight_formats() if name != "f32")
+MOST_ROWS = 1 << 24
+FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of 168 that three warpgroups have each
+
+
+@kernel_type
+class PackedGemm(KernelType):
+    """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x as PackTokens leaves it.
+
+    x `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`; weight as Gemm has it. n_rows is a scalar, or
+    `[1]` in device memory when `indirect`; rows from there on are not written. sm_90a.
+
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a tile of x. `x_dtype`: of x. `precision`: "fast": x
+    is rounded to x_dtype once, weights that are not of that type become a product of two numbers of it (relative error
+    2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
+    `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
+    """
+
+    n: int
+    k: int
+    weights: str = "bf16"
+    tokens: int = field(default=32, draws=(8, 16, 64, 128))
+    x_dtype: DType = bf16
+    precision: str = "exact"
+    bias: bool = field(default=False, doc="a vector is added to every row")
+    activation: str = ""
+    gated: bool = False
+    residual: bool = field(default=False, doc="the residual stream is added")
+    packed_out: bool = field(
+        default=False,
+        draws=lambda drawn: (False, drawn["n"] % packed.PADDED == 0),
+        doc="out is packed as x is, for the next product",
+    )
+    tile_rows: int = field(default=0, draws=(0, 64, 256), doc="rows of weights of a CTA, gate and up; 0: by a table")
+    split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
+    indirect: bool = field(default=False, doc="n_rows is read from device memory")
+    programmatic: bool = False
+
+    sizes = {"rows": 7, "n_rows": -1}  # -1: all
+    lowest_target = "sm_90a"
+    golden_targets = ("sm_90a",)
+    unreported = {
+        r"/n40_.* wait .*griddepcontrol": "bulk copies are not held against the launch before",
+        r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
+        r" barrier .*a phase behind": "found in random order",
+    }
+    goldens = (
+        dict(n=128, k=256, tokens=8, precision="fast"),
+        dict(n=66, k=512, tokens=16, precision="fast", residual=True, indirect=True, programmatic=True),
+        dict(n=130, k=64, tokens=8, activation="silu", gated=True),
+        dict(n=256, k=64, tokens=8, precision="fast", activation="silu", gated=True, packed_out=True),
+        dict(n=250, k=64, tokens=192, precision="fast"),
+        dict(
+            n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
+        ),
+    )
+
+    def rules(self) -> Iterator[str]:
+        found = list(self._rules_of_fields())
+        yield from found or self._fits()
+
+    def _rules_of_fields(self) -> Iterator[str]:
+        yield from rules.between("n", self.n, 1, 1 << 20)
+        yield from rules.between("k", self.k, 1, 1 << 17)
+        known = list(rules.one_of("weights", self.weights, FORMATS))
+        yield from known
+        if not known and self.k % self.kind.block_cols:
+            step = self.kind.block_cols
+            yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
+        yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
+        yield from rules.one_of("x_dtype", self.x_dtype.name, ("bf16", "f16"))
+        yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
+        yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
+        if self.gated and not self.activation:
+            yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
+        if self.gated and self.bias:
+            yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
+        if self.packed_out and self.n % packed.PADDED:
+            yield from rules.multiple_of("n", self.n, packed.PADDED, packed.PADDED, 1 << 20)
+        if self.packed_out and self.residual:
+            yield "residual: a packed result is added to nothing (got packed_out=True; nearest: residual=False)"
+        yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 256))
+        yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
+        if self.precision == "exact" and self.x_dtype != bf16:
+            yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
+
+    def target_rules(self, target: Target) -> Iterator[str]:
+        yield from programmatic_rules(self.programmatic, target)
+        if not target.includes_any(("sm_90a",)):
+            yield f"wgmma: needs sm_90a (got {target}; nearest: sm_90a)"
+
+    def _fits(self) -> Iterator[str]:
+        """Accumulators in registers, the ring in shared memory, k among the CTAs."""
+        if self.gated and self.tile_rows == 64:
+            yield "tile_rows: a gated product has 128 or 256 (got 64; nearest: 128)"
+        elif self.split > self.kind.tiles(self.k):
+            yield f"split: must be at most {self.kind.tiles(self.k)}, the tiles of k (got {self.split}; nearest: 1)"
+        elif not Geometry.of(self).fits:
+            most = max((t for t in packed.TOKENS if Geometry.of(self, t).fits), default=packed.TOKENS[0])
+            yield (
+                f"tokens: must be at most {most} beside these weights, precision, tile_rows and split "
+                f"(got {self.tokens}; nearest: {most})"
+            )
+
+    @classmethod
+    def best(cls, rows: int, **fields: Any) -> PackedGemm:
+        """A spec with these fields whose tiles are likely the fastest for so many rows: `tokens` unless it is among the
+        fields, `tile_rows`, `split`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
+        from ptxgen.products.wgmma.tiles import best
+
+        return best(fields, rows)
+
+    # -- what follows from the fields ------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> WeightFormat:
+        """The format of the weights."""
+        return weight_format(self.weights)
+
+    @property
+    def parts(self) -> int:
+        """Matrices: gate and up, or one."""
+        return 2 if self.gated else 1
+
+    @property
+    def digits(self) -> int:
+        """16-bit numbers that add up to an element of x."""
+        return packed.DIGITS[self.precision]
+
+    def params(self) -> tuple[Param, ...]:
+        kind, wide = self.kind, 16 if self.n % 4 == 0 else 4
+        out = [buffer("x", self.x_dtype, *packed.shape(self.k, self.tokens, self.digits), align=128)]
+        out.append(buffer("weight", u8, self.parts * kind.records(self.n), kind.record_bytes(self.k)))
+        if self.bias:
+            out.append(buffer("bias", f32, self.n, align=wide))
+        if self.packed_out:
+            tiles = packed.shape(self.n, self.tokens, self.digits)
+            out.append(buffer("out", self.x_dtype, *tiles, access="out", align=128))
+        else:
+            out.append(buffer("out", f32, "rows", self.n, access="inout" if self.residual else "out", align=wide))
+        out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
+        return tuple(out)
+
+    def launch(self, target: Target) -> Launch:
+        at = Geometry.of(self)
+        tiles = f"ceil_div(rows, {self.tokens}) * {at.row_groups // at.shape.share}"
+        split, share = at.shape.split, at.shape.share
+        grid = f"{tiles} * {split}" if split > 1 else f"min({tiles}, {at.most_turns})"
+        if share > 1:
+            grid = f"{grid} * {share}"
+        block, cluster = (at.threads, 1, 1), (split * share, 1, 1)
+        resident = 1 if at.exact else at.shape.resident  # digits of weights take registers
+        return Launch((grid, 1, 1), block, at.shared, cluster, programmatic=self.programmatic, resident=resident)
+
+    def build(self, b: Builder) -> None:
+        at = Geometry.of(self)
+        ring = Ring(b, at)
+        split, share = at.shape.split, at.shape.share
+        rank = first_step = None
+        steps: Any = at.steps
+        with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
+            thread = b.op("mov.u32", "thread", b.special("tid.x"))
+            lane = b.op("and.b32", "lane", thread, 31)
+            warp = b.op("shr.u32", "warp", thread, 5)
+            b.op("setp.ge.u32", "is_copier", warp, at.warps)
+            b.op("setp.eq.u32", "copies_stages", warp, at.warps)
+            tile = b.op("mov.u32", "tile", b.special("ctaid.x"))
+            tile_step = b.op("mov.u32", "tile_step", b.special("nctaid.x"))
+            if split * share > 1:
+                rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
+                b.op("div.u32", tile, tile, split * share)
+            if share > 1:
+                b.op("div.u32", tile_step, tile_step, share)
+            if split > 1:
+                first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
+                b.op("div.u32", first_step, first_step, split)
+                steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
+                b.op("div.u32", steps, steps, split)
+                b.op("sub.u32", steps, steps, first_step)
+            ring.make(thread)
+            weight = b.ld_param("weight")
+            group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
+            if at.rows_first:
+                b.op("rem.u32", group, tile, at.row_groups // share)
+        if at.wide:
+            with b.fragment("fewer_registers"):
+                b.op("setmaxnreg.dec.sync.aligned.u32", FEW_REGISTERS)
+            with b.fragment("more_registers"):
+                b.op("setmaxnreg.inc.sync.aligned.u32", MANY_REGISTERS)
+        else:
+            b.without("fewer_registers", "more_registers")
+        wait_for_producer(b, self.programmatic)
+        with b.fragment("count", "how many tokens there are, and how many tiles of the output"):
+            if self.indirect:
+                count = b.reg("tokens", "s32")
+                b.op("ld.global.s32", count, b.ld_param("n_rows")[0])
+            else:
+                count = b.ld_param("n_rows")
+            count = b.op("max.s32", "tokens_counted", count, 0)
+            b.op("min.s32", count, count, MOST_ROWS)
+            token_tiles = b.op("add.u32", "token_tiles", count, self.tokens - 1)
+            b.op("div.u32", token_tiles, token_tiles, self.tokens)
+            if at.rows_first:
+                b.op("max.u32", token_tiles, token_tiles, 1)
+            tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, at.row_groups // share)
+            b.op("setp.lt.u32", "has_tile", tile, tiles)
+        with b.fragment("find_tile", "which rows of weights, and which tokens"):
+            inner, outer = (group, token_tile) if at.rows_first else (token_tile, group)
+            count_inner = at.row_groups // share if at.rows_first else token_tiles
+            b.op("div.u32", outer, tile, count_inner)
+            b.op("rem.u32", inner, tile, count_inner)
+            b.op("min.u32", group, group, at.row_groups // share - 1)
+            if share > 1:
+                b.op("mad.lo.u32", group, group, share, rank)
+            b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.tokens)
+        with b.fragment("next_tile"):
+            b.op("add.u32", tile, tile, tile_step)
+            b.op("setp.lt.u32", "more_tiles", tile, tiles)
+        Copier(b, self, at, ring).build(lane, group, token_tile, weight, rank, first_step, steps)
+        multiplier = Multiplier(b, self, at, ring)
+        multiplier.build(lane, warp, group, weight, first_step, steps)
+        Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
+        b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1)
+
+    # -- example and reference -----------------------------------------------------------------------------------------
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        return {**super().ranges(sizes), "n_rows": (0, sizes["rows"])}
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        import numpy as np
+
+        kind, matrices = self.kind, []
+        for _ in range(self.parts):
+            values = rng.standard_normal((self.n, self.k), np.float32) * np.float32(self.k**-0.5)
+            matrices.append(kind.pack(kind.quantise(values), self.n, self.k))
+        records = kind.records(self.n)
+        whole = interleave(matrices[0], matrices[1], records) if self.gated else matrices[0]
+        count = sizes["rows"] if sizes["n_rows"] < 0 else sizes["n_rows"]
+        x = rng.standard_normal((sizes["rows"], self.k), np.float32)
+        return {
+            "x": packed.pack(x, self.tokens, self.x_dtype, self.digits),
+            "weight": whole.reshape(self.parts * records, -1),
+            "n_rows": np.array([count], np.int32) if self.indirect else count,
+        }
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        kind, records = self.kind, self.kind.records(self.n)
+        count = max(0, int(np.ravel(a["n_rows"])[0]))
+        whole = a["weight"].reshape(-1)
+        matrices = separate(whole, records) if self.gated else (whole,)
+        x = packed.unpack(a["x"], count, self.k)
+        sums = [x @ kind.values(each, self.n, self.k).astype(np.float64).T for each in matrices]
+        y = sums[0] + (a["bias"].astype(np.float64) if self.bias else 0.0)
+        if self.activation:
+            y = activations.reference(self.activation, y)
+        if self.gated:
+            y = y * sums[1]
+        out = a["out"].copy()
+        if self.packed_out:
+            tiles = -(-count // self.tokens)
+            out[:tiles] = packed.pack(y.astype(np.float32), self.tokens, self.x_dtype, self.digits)
+            return {"out": out}
+        out[:count] = (y + out[:count].astype(np.float64) if self.residual else y).astype(np.float32)
+        return {"out": out}

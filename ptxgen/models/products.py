@@ -1,0 +1,193 @@
+"""The products of a step: which matrices make one, in which order their rows lie, and what several rows go through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ptxgen.dtypes import bf16, f32
+from ptxgen.models.draft import Draft
+from ptxgen.models.program import Pairs, Part, Ref
+from ptxgen.models.spec import ModelSpec
+from ptxgen.targets import target as parse_target
+from ptxgen.weights import weight_format
+
+QKV = ("q_proj", "k_proj", "v_proj")
+PRECISIONS = ("exact", "fast")
+BLOCK = 128  # rows of a scale of e4m3_block
+STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
+PACKED_FROM = {"exact": 64, "fast": 16}  # rows; with fewer mma.sync on rows of f32 is as fast
+MOST_TOKENS = {"exact": 128, "fast": 256}  # of a tile of packed tokens
+FEWEST_TOKENS, ENOUGH_TOKENS = 8, 64
+WIDE_TILE = 256  # columns of a tile of weights that leaves room for half as many tokens
+TILE_ROWS, PROCESSORS = 128, 132  # rows of weights of a CTA, and multiprocessors that want one
+
+
+@dataclass(kw_only=True)
+class Products(Draft):
+    """A step of `model` as far as its products go; `precision` is that of several rows."""
+
+    model: ModelSpec
+    precision: str
+
+    def _part(self, name: str) -> Part:
+        """A product of this layer in the file."""
+        return Part(self.at(name), self.model.products()[name][0], self._pairs(name))
+
+    def _bias(self, name: str) -> Part:
+        """Its bias."""
+        return Part(f"{self.at(name)}.bias", self.model.products()[name][0], self._pairs(name))
+
+    def _pairs(self, name: str = "q_proj") -> Pairs | None:
+        """How rows of q and k lie other than in the file: what rotates together is neighbours, so that a product can
+        rotate its own results. Not where a norm of heads or scales of blocks know the file's order."""
+        model, rope = self.model, self.model.layer(self.layer).rope
+        if name not in ("q_proj", "k_proj") or rope is None or model.rope_style == "norm" or model.block.qk_norm:
+            return None
+        head = model.shape.head_dim
+        in_blocks = "e4m3_block" in (self.format_of(self.at(each)) for each in ("q_proj", "k_proj"))
+        return None if in_blocks and BLOCK % head else Pairs(head, rope.rotary_dim)
+
+    def _norm_weight(self, name: str) -> str:
+        width = self.model.norms()[name] if self.layer >= 0 else self.model.dim
+        return self.vector(self.at(name), Part(self.at(name), width))
+
+    def _product(
+        self, role: str, weight: str | Ref, n: int, k: int, x: str | Ref, out: str | Ref, *, norm: str = "",
+        bias: str | Ref = "", rows: int = 0, **fields: Any,
+    ) -> None:  # fmt: skip
+        """x `[rows, k]` times a matrix `[n, k]`; `norm` is the name of an RMS norm before it."""
+        rows = rows or self.rows
+        held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
+        given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
+        if norm and rows == 1:
+            fields |= self._norm_fields()
+            given["norm_weight"] = self._norm_weight(norm)
+        if bias:
+            given["bias"] = bias
+        kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
+        if self.is_packed(x):
+            tokens = self.tensors[str(x)].shape[-2]
+            kernel, fields = "packed_gemm", {**fields, "tokens": tokens, "precision": self.precision}
+        self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
+
+    def _norm_fields(self) -> dict[str, Any]:
+        """Fields of a product that norms its inputs."""
+        return {"norm": "rms", "eps": self.model.norm_eps, "norm_offset": self.model.block.norm_offset}
+
+    def _rms(self, role: str, norm: str, x: str | Ref, out: str | Ref, rows: int = 0, **fields: Any) -> None:
+        weight = self._norm_weight(norm)
+        width, model = self.tensors[weight].size, self.model
+        given = {"x": x, "weight": weight, "out": out}
+        fields |= {"dim": width, "eps": model.norm_eps, "offset": model.block.norm_offset}
+        self.op("rms_norm", role, given, {"rows": rows or self.rows}, **fields)
+
+    def _input(
+        self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], n: int, *, gated: bool = False
+    ) -> tuple[str, str]:
+        """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
+        themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
+        if self.rows == 1:
+            return x, norm
+        if self.packs(kinds):
+            return self._packed(role, x, k, norm, self._tile_tokens(kinds, n, gated)), ""
+        if not norm:
+            return x, ""
+        out = self.scratch(f"{norm}.out", k)
+        self._rms(norm, norm, x, out)
+        return out, ""
+
+    def is_packed(self, x: str | Ref) -> bool:
+        """Whether rows lie in tiles, as `_packed` leaves them."""
+        return isinstance(x, str) and len(self.tensors[x].shape) > 2
+
+    def packs(self, kinds: Sequence[str]) -> bool:
+        """Whether wgmma multiplies the rows with weights of these formats."""
+        enough = self.rows >= PACKED_FROM[self.precision]
+        return enough and "f32" not in kinds and parse_target(self.target).includes_any(("sm_90a",))
+
+    def _packed(self, role: str, x: str, k: int, norm: str, tokens: int) -> str:
+        """Rows of x in tiles of so many, normed."""
+        out = self._packed_rows(role, k, tokens)
+        given: dict[str, str | Ref] = {"x": x, "out": out}
+        source = self.tensors[x].dtype
+        fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self.precision, "src_dtype": source}
+        if norm:
+            given["norm_weight"] = self._norm_weight(norm)
+            fields |= self._norm_fields()
+        self.op("pack_tokens", f"{role}.pack", given, {"rows": self.rows}, **fields)
+        return out
+
+    def _packed_rows(self, role: str, k: int, tokens: int) -> str:
+        """Scratch memory for rows in tiles of so many."""
+        shape = (-(-self.rows // tokens), -(-k // WIDE_TILE) * 4, 3 if self.precision == "exact" else 1, tokens, 64)
+        return self.tensor(self.at(f"{role}.packed"), "scratch", shape, bf16)
+
+    def _tile_tokens(self, kinds: Sequence[str], n: int, gated: bool) -> int:
+        """Tokens of a tile: as many as there are and as fit, but tiles enough for all multiprocessors."""
+        most = MOST_TOKENS[self.precision] // (2 if gated else 1)
+        if any(weight_format(kind).tile_k == WIDE_TILE for kind in kinds):
+            most = most // 2
+        tokens = FEWEST_TOKENS
+        while tokens < min(most, self.rows):
+            tokens *= 2
+        groups = -(-n * (2 if gated else 1) // TILE_ROWS)
+        while tokens > ENOUGH_TOKENS and -(-self.rows // tokens) * groups < PROCESSORS:
+            tokens //= 2
+        return tokens
+
+    def _kinds(self, *names: str) -> list[str]:
+        """The formats of matrices of this layer, or of the whole model."""
+        return [self.format_of(self.at(name)) for name in names]
+
+    def _biased(self) -> list[str]:
+        """Which of the three have a bias."""
+        return [name for name in QKV if name in self.model.biases]
+
+    def _qkv_bias(self) -> str:
+        """The biases of all three."""
+        return self.vector(self.at("qkv.bias"), *map(self._bias, QKV))
+
+    def _stacks(self) -> list[tuple[str, ...]]:
+        """Which of the three matrices make one: of one format, of whole records, all or none with a bias."""
+        if len(self._biased()) in (0, len(QKV)):
+            for names in (QKV, QKV[:2]):
+                whole = all(self.model.products()[name][0] % STACK == 0 for name in names)
+                if whole and len({self.format_of(self.at(name)) for name in names}) == 1:
+                    return [names, QKV[len(names) :]] if names != QKV else [QKV]
+        return [(name,) for name in QKV]
+
+    def _stacked(self, names: tuple[str, ...]) -> str:
+        """The matrix of some of the three."""
+        name = names[0] if len(names) == 1 else "".join(each[0] for each in names)
+        return self.matrix(self.at(name), [self._part(each) for each in names], self.model.dim)
+
+    def _products_of(self, names: tuple[str, ...], x: str, norm: str, *, whole_rows: bool = False) -> Iterator[Ref]:
+        """One product where one row reads the matrix, or where rows of all parts are wanted (`whole_rows`); else one
+        for each part of it, so that its rows lie together."""
+        dim, whole = self.model.dim, self._stacked(names)
+        widths = {name: self.model.products()[name][0] for name in QKV}
+        kind = weight_format(self.tensors[whole].format)
+        taken = [names] if self.rows == 1 or whole_rows else [(name,) for name in names]
+        for group in taken:
+            before = names[: names.index(group[0])]
+            weight: str | Ref = whole
+            if group != names:
+                weight = Ref(whole, kind.nbytes(sum(widths[name] for name in before), dim) if before else 0)
+            role, width = whole.rpartition(".")[2] if group == names else group[0], sum(widths[n] for n in group)
+            out = self.scratch(f"{role}.out", width)
+            self._product(role, weight, width, dim, x, out, norm=norm, bias=self._bias_of(group))
+            for name in group:
+                at = sum(widths[each] for each in group[: group.index(name)])
+                yield Ref(out, at * f32.bytes) if len(group) > 1 else Ref(out)
+
+    def _bias_of(self, names: tuple[str, ...]) -> str | Ref:
+        """The bias of some of the three, or ""."""
+        if len(self._biased()) == len(QKV):
+            whole = self._qkv_bias()
+            before = QKV[: QKV.index(names[0])]
+            rows = sum(self.model.products()[name][0] for name in before)
+            return whole if names == QKV else Ref(whole, rows * f32.bytes)
+        biased = [name for name in names if name in self.model.biases]
+        return self.vector(self.at(f"{names[0]}.bias"), self._bias(names[0])) if biased else ""

@@ -1,0 +1,189 @@
+"""How a product of many tokens is shared out: rows and tokens of a CTA, stages of its ring. Choices are a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, ROW_BYTES
+from ptxgen.weights.format import CHUNK, TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+WARPS = 4  # of a warpgroup
+PROCESSORS = 132  # of the largest GPU that runs these texts
+SHARED = 232448  # bytes that a CTA can have
+PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's for each CTA
+KEPT = 1024  # for mbarriers, and to align the ring
+RESULT_BUFFERS = 2  # of a warp, in turn
+MOST_ROWS_FIRST = 64  # tokens of a tile
+BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
+FEWEST = 2  # stages: one is released when the products of the next have begun
+# CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
+SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
+MOST_SUMS = 256  # of a row, in registers of a warpgroup
+SWIZZLE = 1024  # bytes after which it repeats
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of 16 columns
+    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
+    `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
+
+    groups: int
+    blocks: int
+    tiles: int
+    part: int
+    split: int
+    deep: int
+    resident: int
+    share: int = 1
+
+
+def choose(spec: PackedGemm, tokens: int) -> Shape:
+    """The shape for a spec with so many tokens a tile."""
+    parts, few = spec.parts, tokens <= MOST_ROWS_FIRST
+    rows = parts * spec.kind.records(spec.n) * TILE_ROWS
+    tile_rows = spec.tile_rows or (64 * parts if few else 128 * parts)
+    groups = 1 if tile_rows == 64 * parts else 2
+    blocks = max(parts, tile_rows // (64 * groups))
+    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if few else 1)
+    # weights that are converted keep their warps busy for longer
+    part = 4 if few and spec.kind.tile_k > COLUMNS else 2
+    tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
+    share = 2 if tokens > 128 and rows > tile_rows and split == 1 else 1
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if few and groups == 1 else 1, share)
+
+
+def _split(tiles: int, steps: int) -> int:
+    """CTAs that share k where there are so many tiles of rows, for a few tokens."""
+    return next(split for most, split, least in SPLITS if tiles <= most and steps >= least * split)
+
+
+def _smaller(shape: Shape, spec: PackedGemm) -> Shape | None:
+    """A shape that takes less shared memory."""
+    parts = spec.parts
+    if shape.tiles > 1:
+        return replace(shape, tiles=shape.tiles // 2)
+    if shape.resident > 1:
+        return replace(shape, resident=shape.resident - 1)
+    if shape.split > 1 and not spec.split:
+        return replace(shape, split=1)
+    if shape.blocks > parts:
+        return replace(shape, blocks=parts)
+    return replace(shape, groups=1) if shape.groups > 1 else None
+
+
+def _results(spec: PackedGemm, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
+    """Tokens whose results are in shared memory together, and the bytes of them."""
+    if shape.split > 1:
+        return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
+    together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
+    return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
+        TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
+    )
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What follows from a spec and its `Shape`."""
+
+    shape: Shape
+    tokens: int
+    parts: int
+    steps: int  # stages of a record
+    token_bytes: int  # of a stage
+    tile_bytes: int  # of a record in a stage
+    stage_bytes: int
+    stages: int
+    sums: int  # of a token and a row that a warpgroup has
+    exact: bool
+    result_tokens: int  # that are in shared memory together on their way out
+    result_bytes: int  # of them
+    row_groups: int  # CTAs that take all rows, rounded up to whole clusters
+
+    @classmethod
+    def of(cls, spec: PackedGemm, tokens: int = 0) -> Geometry:
+        """The geometry of a spec, or of it with so many tokens a tile."""
+        tokens = tokens or spec.tokens
+        shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact"
+        while kind.tiles(spec.k) % shape.tiles:
+            shape = replace(shape, tiles=shape.tiles // 2)
+        per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * tokens * ROW_BYTES
+        while True:
+            records = WARPS * shape.groups * shape.blocks
+            together, results = _results(spec, tokens, shape, records)
+            stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
+            smaller = _smaller(shape, spec)
+            if room >= FEWEST * stage or smaller is None:
+                break
+            shape = smaller
+        if shape.tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
+            shape = replace(shape, part=shape.part // 2)
+        steps = kind.tiles(spec.k) // shape.tiles
+        stages = min(room // stage, shape.deep, max(FEWEST, steps))
+        groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
+        return cls(
+            shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
+            shape.blocks + exact, exact, together, results, groups,
+        )  # fmt: skip
+
+    @property
+    def fits(self) -> bool:
+        """Whether accumulators fit in registers, and the ring in shared memory."""
+        return self.stages >= FEWEST and self.tokens * self.sums <= MOST_SUMS
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply."""
+        return WARPS * self.shape.groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: those that multiply, and the warp that copies."""
+        return 32 * (self.warps + (WARPS if self.wide else 1))
+
+    @property
+    def wide(self) -> bool:
+        """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
+        a whole warpgroup, give up theirs."""
+        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > 256)
+
+    @property
+    def records(self) -> int:
+        """Records of 16 rows of a CTA, those of gate and of up."""
+        return self.warps * self.shape.blocks
+
+    @property
+    def rows(self) -> int:
+        """Outputs of a CTA."""
+        return self.records * TILE_ROWS // self.parts
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of 16 columns of a stage."""
+        return self.token_bytes // ROW_BYTES // self.tokens * COLUMNS // CHUNK
+
+    @property
+    def rows_first(self) -> bool:
+        """Whether neighbouring CTAs have the same tokens, not the same rows: weights are read once anyway, and a CTA
+        knows its first rows before it knows how many tokens there are."""
+        return self.tokens <= MOST_ROWS_FIRST
+
+    @property
+    def early(self) -> int:
+        """Stages whose weights can be asked for before there are tokens."""
+        return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
+
+    @property
+    def most_turns(self) -> int:
+        """Clusters of a launch at most; each goes on to further tiles."""
+        return max(1, PROCESSORS * self.shape.resident // self.shape.share)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the ring and of the results."""
+        return self.stages * self.stage_bytes + self.result_bytes

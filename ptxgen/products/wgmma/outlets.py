@@ -1,0 +1,119 @@
+"""Where results go: rows of f32, or tiles as PackedGemm reads them, for the next product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.convert import scratch
+from ptxgen.products.digits import split_digits
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.geometry import Geometry
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+VECTOR = 4  # outputs of a lane
+
+
+class RowsOut:
+    """out f32 `[rows, n]`."""
+
+    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry) -> None:
+        self.b, self.spec, self.ragged = b, spec, spec.n % VECTOR != 0
+        self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
+        self._token = 0
+
+    def find(self, tile: Reg, token: Reg, row: Reg, column: Reg) -> None:
+        """Of `row`, which is `token` of a tile, the outputs from `column` on."""
+        b, spec = self.b, self.spec
+        b.op("mad.wide.u32", self.to, row, 4 * spec.n, self.out)
+        b.op("mad.wide.u32", self.to, column, 4, self.to)
+        if self.ragged:
+            self.columns_left = b.op("sub.u32", scratch(b, "columns_left", "u32"), spec.n, column)
+        self._token = 0
+
+    def move(self, opcode: str, values: Sequence[Reg], at: Reg, guard: Reg) -> None:
+        """Load or store four values, or those of them inside the row."""
+        b, store = self.b, opcode.startswith("st")
+        if not self.ragged:
+            operands = (at[0], tuple(values)) if store else (tuple(values), at[0])
+            b.op(f"{opcode}.v4.f32", *operands, pred=guard)
+            return
+        one = scratch(b, "one_inside", "pred")
+        for i, value in enumerate(values):
+            b.op("setp.gt.and.u32", one, self.columns_left, i, guard)
+            b.op(f"{opcode}.f32", *((at[4 * i], value) if store else (value, at[4 * i])), pred=one)
+
+    def go_to(self, token: int) -> None:
+        """To the row so many tokens from the first."""
+        if token != self._token:
+            self.b.op("add.u64", self.to, self.to, 4 * self.spec.n * (token - self._token))
+            self._token = token
+
+    def add_before(self, values: Sequence[Reg], before: Sequence[Reg], guard: Reg) -> None:
+        """What is in the row already."""
+        self.move("ld.global", before, self.to, guard)
+        for value, was in zip(values, before, strict=True):
+            self.b.op("add.f32", value, value, was)
+
+    def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
+        """Four results."""
+        self.move("st.global", values, self.to, guard)
+
+
+class TilesOut(RowsOut):
+    """out as `tokens.py` has it: columns 4t and 4t + 1 of a chunk in its first piece, 4t + 2 and 4t + 3 in the second.
+
+    Tokens from the last on are zero, as PackTokens has them.
+    """
+
+    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry) -> None:
+        super().__init__(b, spec, at)
+        self.at = at
+        self.digits = b.array("result_digit", "b32", 2 * spec.digits)
+        self.places = [b.array(f"place{half}_", "u64", 2).regs for half in (0, 1)]  # of tokens 0 … 3 and 4 … 7 on
+
+    def find(self, tile: Reg, token: Reg, row: Reg, column: Reg) -> None:
+        b, spec, at = self.b, self.spec, self.at
+        block_bytes = spec.digits * at.tokens * packed.ROW_BYTES
+        b.op("mad.wide.u32", self.to, tile, packed.blocks(spec.n) * block_bytes, self.out)
+        block = b.op("shr.u32", scratch(b, "out_block", "u32"), column, 6)
+        b.op("mad.wide.u32", self.to, block, block_bytes, self.to)
+        b.op("mad.wide.u32", self.to, token, packed.ROW_BYTES, self.to)
+        piece, turned = scratch(b, "out_piece", "u32"), scratch(b, "out_turned", "u32")
+        b.op("bfe.u32", piece, column, 4, 2)
+        b.op("shl.b32", piece, piece, 5)
+        b.op("and.b32", turned, token, packed.GROUP - 1)
+        b.op("shl.b32", turned, turned, 4)
+        b.op("xor.b32", piece, piece, turned)
+        b.op("and.b32", turned, column, 12)
+        b.op("add.u32", piece, piece, turned)
+        wide = scratch(b, "out_place", "u64")
+        for half, places in enumerate(self.places):
+            for quad, place in enumerate(places):
+                b.op("xor.b32", turned, piece, 16 * half + 64 * quad)
+                b.op("cvt.u64.u32", wide, turned)
+                b.op("add.u64", place, self.to, wide)
+        self._token = 0
+
+    def go_to(self, token: int) -> None:
+        self._token = token
+
+    def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
+        b, spec = self.b, self.spec
+        for value in values:
+            b.op("selp.f32", value, value, 0.0, guard)
+        digits = self.digits
+        if spec.digits == 1:
+            convert.pack(b, digits.regs, values, spec.x_dtype)
+        else:
+            split_digits(b, values, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
+        for n in range(spec.digits):
+            for half, places in enumerate(self.places):
+                place = places[self._token // 4 % 2]
+                offset = (n * self.at.tokens + self._token) * packed.ROW_BYTES
+                b.op("st.global.b32", place[offset], digits[2 * n + half], pred=inside)

@@ -1,0 +1,146 @@
+"""A row of x into its tile: loads, the norm's sum of squares, and where a thread's columns go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.reduce import over_cta
+from ptxgen.products.digits import split_digits
+from ptxgen.products.wgmma import tokens as packed
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.pack_tokens import PackTokens
+
+OWN = 4  # neighbouring columns of a thread
+
+
+class Packing:
+    """Fragments `begin` and `pack_pass`, with a norm also `begin_squares`, `squares_pass` and `root`."""
+
+    def __init__(self, b: Builder, spec: PackTokens) -> None:
+        self.b, self.spec = b, spec
+        self.values = b.array("value", "f32", OWN * spec.flight)
+        self.words = convert.word_array(b, "word", self.values, spec.src_dtype)
+
+    def build(self, thread: Reg, row: Reg, tile: Reg, token: Reg, exists: Reg) -> None:
+        """All fragments. The CTA has `row`, which is `token` of `tile`; `exists`: x has that row."""
+        with self.b.fragment("begin", "where the thread reads and writes"):
+            self._begin(thread, row, tile, token)
+        if self.spec.norm:
+            self._squares(thread, exists)
+        else:
+            self.b.without("begin_squares", "squares_pass", "root")
+        self._pack(exists)
+
+    def _begin(self, thread: Reg, row: Reg, tile: Reg, token: Reg) -> None:
+        b, spec = self.b, self.spec
+        own = self.own = b.op("mul.lo.u32", "own_column", thread, OWN)
+        self.column = b.op("mov.u32", "column", own)
+        self.source = b.op("mad.wide.u32", "source", row, spec.src_dtype.bytes * spec.dim, b.ld_param("x"))
+        if spec.norm:
+            self.gains = b.ld_param("norm_weight")
+        of_tile = packed.blocks(spec.dim) * spec.digits * spec.tokens * packed.ROW_BYTES
+        out = self.out = b.op("mad.wide.u32", "target", tile, of_tile, b.ld_param("out"))
+        b.op("mad.wide.u32", out, token, packed.ROW_BYTES, out)
+        block = b.op("shr.u32", "block", own, 6)
+        b.op("mad.wide.u32", out, block, spec.digits * spec.tokens * packed.ROW_BYTES, out)
+        b.note("columns 4t and 4t + 1 of a chunk are in its first piece, 4t + 2 and 4t + 3 in the second")
+        piece = b.op("bfe.u32", "piece", own, 4, 2)
+        b.op("shl.b32", piece, piece, 1)
+        turned = b.op("and.b32", "turned", token, packed.GROUP - 1)
+        b.op("xor.b32", piece, piece, turned)
+        place = b.op("shl.b32", "place", piece, 4)
+        lane = b.op("and.b32", "lane_place", own, 12)
+        b.op("add.u32", place, place, lane)
+        other = b.op("xor.b32", "other_place", place, 16)
+        wide, wider = b.op("cvt.u64.u32", "wide_place", place), b.op("cvt.u64.u32", "wide_other", other)
+        self.other_out = b.op("add.u64", "other_target", out, wider)
+        b.op("add.u64", out, out, wide)
+
+    def _load(self, values: tuple[Reg, ...], base: Reg, exists: Reg | None) -> None:
+        """The thread's columns of a pass, zeros past the last."""
+        b, spec = self.b, self.spec
+        width = next(v for v in (4, 2, 1) if spec.dim % v == 0)
+        at = b.op("mad.wide.u32", convert.scratch(b, "load_at", "u64"), self.column, 4, base)
+        inside = convert.scratch(b, "inside", "pred")
+        convert.clear(b, values)
+        for i in range(spec.flight):
+            for j in range(0, OWN, width):
+                offset = i * OWN * spec.threads + j
+                if offset >= spec.dim:
+                    continue
+                if exists is None:
+                    b.op("setp.lt.u32", inside, self.column, spec.dim - offset)
+                else:
+                    b.op("setp.lt.and.u32", inside, self.column, spec.dim - offset, exists)
+                words = values[OWN * i + j : OWN * i + j + width]
+                convert.load_words(b, words, at, 4 * offset, pred=inside)
+
+    def _load_row(self, exists: Reg) -> None:
+        """The same of x, widened to f32."""
+        b, spec = self.b, self.spec
+        if self.words is self.values:
+            self._load(self.values.regs, self.source, exists)
+            return
+        at = b.op("mad.wide.u32", convert.scratch(b, "load_at", "u64"), self.column, spec.src_dtype.bytes, self.source)
+        inside, each = convert.scratch(b, "inside", "pred"), len(self.words) // spec.flight
+        convert.clear(b, self.words)
+        for i in range(spec.flight):
+            offset = i * OWN * spec.threads
+            b.op("setp.lt.and.u32", inside, self.column, max(0, spec.dim - offset), exists)
+            words = self.words[each * i : each * (i + 1)]
+            convert.load_words(b, words, at, spec.src_dtype.bytes * offset, pred=inside)
+        convert.unpack(b, self.values, self.words, spec.src_dtype)
+
+    def _squares(self, thread: Reg, exists: Reg) -> None:
+        b, spec = self.b, self.spec
+        total = b.reg("square_sum", "f32")
+        with b.fragment("begin_squares"):
+            b.op("mov.f32", total, 0.0)
+        with b.fragment("squares_pass", "add up the squares of a pass"):
+            self._load_row(exists)
+            for value in self.values:
+                b.op("fma.rn.f32", total, value, value, total)
+            b.op("add.u32", self.column, self.column, spec.reach)
+            b.op("setp.lt.u32", "more_squares", self.column, spec.dim)
+        over_cta(b, "squares", "add.f32", [total], thread, spec.threads // 32)
+        with b.fragment("root", "1 / sqrt(mean + eps); back to the row's start"):
+            self.factor = b.op("fma.rn.f32", "factor", total, 1 / spec.dim, spec.eps)
+            b.op("sqrt.rn.f32", self.factor, self.factor)
+            b.op("rcp.rn.f32", self.factor, self.factor)
+            b.op("mov.u32", self.column, self.own)
+
+    def _pack(self, exists: Reg) -> None:
+        b, spec = self.b, self.spec
+        values = self.values.regs
+        gains = b.array("gain", "f32", len(values)) if spec.norm else None
+        digits = b.array("digit", "b32", 2 * spec.digits)
+        with b.fragment("pack_pass", "a pass of the row into its tile"):
+            self._load_row(exists)
+            if gains is not None:
+                self._load(gains.regs, self.gains, None)
+                for value, gain in zip(values, gains, strict=True):
+                    if spec.norm_offset:
+                        b.op("add.f32", gain, gain, spec.norm_offset)
+                    b.op("mul.f32", value, value, self.factor)
+                    b.op("mul.f32", value, value, gain)
+            there = b.reg("inside_tile", "pred")
+            step = OWN * spec.threads // packed.COLUMNS * spec.digits * spec.tokens * packed.ROW_BYTES
+            for i in range(spec.flight):
+                b.op("setp.lt.u32", there, self.column, spec.columns - i * OWN * spec.threads)
+                own = values[OWN * i : OWN * (i + 1)]
+                if spec.digits == 1:
+                    convert.pack(b, digits.regs, own, spec.dtype)
+                else:
+                    split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
+                for n in range(spec.digits):
+                    offset = n * spec.tokens * packed.ROW_BYTES
+                    b.op("st.global.b32", self.out[offset], digits[2 * n], pred=there)
+                    b.op("st.global.b32", self.other_out[offset], digits[2 * n + 1], pred=there)
+                for target in (self.out, self.other_out):
+                    b.op("add.u64", target, target, step)
+            b.op("add.u32", self.column, self.column, spec.reach)
+            b.op("setp.lt.u32", "more_columns", self.column, spec.columns)

@@ -1,0 +1,192 @@
+"""From accumulators to the output: sums change places in shared memory, so that a lane has four outputs of a token.
+
+Without split k every warp does so for itself, some tokens at a time. With it a CTA of the cluster leaves all its sums,
+and each CTA adds up those of its share of the rows over all CTAs, in the order of their ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.activation import activate
+from ptxgen.idioms.threads import split
+from ptxgen.products.wgmma.geometry import BANK_PAD, RESULT_BUFFERS, Geometry
+from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
+from ptxgen.products.wgmma.ring import Ring
+from ptxgen.weights.format import TILE_ROWS
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+OCTET = 8  # tokens of a group of accumulators
+
+
+class Results:
+    """Fragments `begin_results`, and `results`; with split k `leave_sums` and `results`."""
+
+    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]) -> None:
+        self.b, self.spec, self.at, self.ring, self.sums = b, spec, at, ring, sums
+        self.split = at.shape.split > 1
+        self.area_rows = at.rows if self.split else at.rows // at.warps  # of a part in an area of shared memory
+        self.pitch = 4 * (self.area_rows + BANK_PAD)
+        self.part_bytes = self.pitch * at.result_tokens
+        self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
+        loads = 1 if self.split else at.result_tokens // self.together
+        self.values = [
+            [b.array(f"result{load}_{part}_", "f32", VECTOR) for part in range(at.parts)] for load in range(loads)
+        ]
+        self.buffer_bytes = at.parts * self.part_bytes
+        self.before = b.array("before", "f32", VECTOR) if spec.residual or self.split else None
+        self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
+
+    def build(
+        self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, rank: Reg | None
+    ) -> None:
+        """All fragments; `count`: tokens in all."""
+        b, at = self.b, self.at
+        with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
+            area = b.op("mov.u32", "results_place", self.ring.memory)
+            b.op("add.u32", area, area, at.stages * at.stage_bytes)
+            row = b.op("shr.u32", "result_row", lane, 2)
+            self.mine = b.op("and.b32", "leave_at", lane, 3)
+            b.op("mul.lo.u32", self.mine, self.mine, 2 * self.pitch)
+            b.op("mad.lo.u32", self.mine, row, 4, self.mine)
+            rows_of_warp = at.rows // at.warps
+            b.op(
+                "mad.lo.u32",
+                self.mine,
+                warp,
+                4 * rows_of_warp if self.split else RESULT_BUFFERS * self.buffer_bytes,
+                self.mine,
+            )
+            b.op("add.u32", self.mine, self.mine, area)
+            self.token, self.column = b.reg("taken_token", "u32"), b.reg("taken_column", "u32")
+            self.taken = b.reg("take_at", "u32")
+            if not self.split:
+                split(b, "taken_token_", "taken_quad", lane, rows_of_warp // VECTOR)
+                b.op("mov.u32", self.token, b.registers["taken_token_"])
+                b.op("mul.lo.u32", self.column, b.registers["taken_quad"], VECTOR)
+                b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
+                b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
+                b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
+                b.op("mad.lo.u32", self.column, warp, rows_of_warp, self.column)
+            self.left, self.stored = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
+            self.inside = b.reg("column_inside", "pred")
+            self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
+            if self.bias is not None:
+                self.bias_from = b.ld_param("bias")
+        self.group, self.token_tile, self.count = group, token_tile, count
+        if self.split:
+            assert rank is not None
+            with b.fragment("leave_sums", "this CTA's sums to shared memory"):
+                for octet in range(at.tokens // OCTET):
+                    self._leave(octet, octet)
+            with b.fragment("results", "this CTA's share of the rows, added up over the cluster in order"):
+                self._share(thread, rank, area)
+        else:
+            b.without("leave_sums")
+            with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
+                self._find_output()
+                self._leave_some(0)
+                for first in range(0, at.tokens, at.result_tokens):
+                    self._round(first)
+                if at.result_tokens == at.tokens:
+                    b.op("bar.warp.sync", -1, note="before the next tile's are left there")
+
+    def _leave(self, octet: int, place: int, first: int = 0) -> None:
+        b, at = self.b, self.at
+        for block, sums in enumerate(self.sums):
+            offset = first + block * (self.part_bytes if at.parts > 1 else 4 * TILE_ROWS)
+            for half in (0, 1):
+                for token in (0, 1):
+                    where = offset + 32 * half + (OCTET * place + token) * self.pitch
+                    b.op("st.shared.f32", self.mine[where], sums[4 * octet + 2 * half + token])
+
+    def _find_output(self) -> None:
+        """The lane's outputs of its first token, and how many tokens there are from that on."""
+        b, spec, at = self.b, self.spec, self.at
+        row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), self.token_tile, at.tokens, self.token)
+        column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), self.group, at.rows, self.column)
+        self.outlet.find(self.token_tile, self.token, row, column)
+        b.op("sub.s32", self.left, self.count, row)
+        b.op("setp.lt.u32", self.inside, column, spec.n)
+        b.op("selp.s32", self.left, self.left, 0, self.inside)
+        if self.bias is not None:
+            at_bias = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), column, 4, self.bias_from)
+            convert.clear(b, self.bias)
+            self.outlet.move("ld.global.nc", self.bias, at_bias, self.inside)
+
+    def _buffer(self, first: int) -> int:
+        """Where the sums of some tokens from `first` on are left."""
+        return first // self.at.result_tokens % RESULT_BUFFERS * self.buffer_bytes
+
+    def _leave_some(self, first: int) -> None:
+        for place in range(self.at.result_tokens // OCTET):
+            self._leave(first // OCTET + place, place, self._buffer(first))
+        self.b.op("bar.warp.sync", -1)
+
+    def _round(self, first: int) -> None:
+        """Take up what was left, leave the next, and store."""
+        b, at = self.b, self.at
+        for load, parts in enumerate(self.values):
+            for part, values in enumerate(parts):
+                offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
+                convert.load_words(b, values, self.taken, offset, space="shared")
+        if first + at.result_tokens < at.tokens:
+            self._leave_some(first + at.result_tokens)
+        for load, parts in enumerate(self.values):
+            self._finish(first + load * self.together, parts)
+
+    def _share(self, thread: Reg, rank: Reg, area: Reg) -> None:
+        b, at = self.b, self.at
+        vectors = at.rows // at.shape.split // VECTOR
+        items, threads = at.tokens * vectors, 32 * at.warps
+        item, there, theirs = b.reg("item", "u32"), b.reg("item_inside", "pred"), b.reg("theirs", "u32")
+        assert self.before is not None
+        for first in range(0, items, threads):
+            b.op("add.u32", item, thread, first)
+            b.op("setp.lt.u32", there, item, items)
+            token, quad = convert.scratch(b, "item_token", "u32"), convert.scratch(b, "item_quad", "u32")
+            b.op("div.u32", token, item, vectors)
+            b.op("rem.u32", quad, item, vectors)
+            b.op("mov.u32", self.token, token)
+            b.op("mad.lo.u32", quad, rank, vectors, quad)
+            b.op("mul.lo.u32", self.column, quad, VECTOR)
+            b.op("mad.lo.u32", self.taken, token, self.pitch, area)
+            b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
+            self._find_output()
+            b.op("selp.s32", self.left, self.left, 0, there)
+            b.op("and.pred", self.inside, self.inside, there)
+            b.op("selp.b32", self.taken, self.taken, area, there)
+            for peer in range(at.shape.split):
+                b.op("mapa.shared::cluster.u32", theirs, self.taken, peer)
+                for part, values in enumerate(self.values[0]):
+                    got = values if peer == 0 else self.before
+                    convert.load_words(b, got, theirs, part * self.part_bytes, space="shared::cluster")
+                    if peer:
+                        for value, more in zip(values, got, strict=True):
+                            b.op("add.f32", value, value, more)
+            self._finish(0, self.values[0])
+
+    def _finish(self, token: int, parts: Sequence[Sequence[Reg]]) -> None:
+        """What stands around the product, and the store; `token`: from the lane's first."""
+        b, spec = self.b, self.spec
+        values = parts[0]
+        b.op("setp.gt.s32", self.stored, self.left, token)
+        if self.bias is not None:
+            for value, bias in zip(values, self.bias, strict=True):
+                b.op("add.f32", value, value, bias)
+        if spec.activation:
+            activate(b, spec.activation, values)
+        if spec.gated:
+            for value, factor in zip(values, parts[1], strict=True):
+                b.op("mul.f32", value, value, factor)
+        self.outlet.go_to(token)
+        if spec.residual:
+            assert self.before is not None
+            self.outlet.add_before(values, self.before, self.stored)
+        self.outlet.store(values, self.stored, self.inside)

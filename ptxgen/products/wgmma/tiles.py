@@ -1,0 +1,79 @@
+"""Which tile is likely the fastest for a matrix and a number of tokens: cycles as they were measured on an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.errors import SpecError
+from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES, TOKENS
+from ptxgen.weights.f16 import Half
+from ptxgen.weights.format import CHUNK
+
+if TYPE_CHECKING:
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+TENSOR = {1: 0.7 * 2048, 2: 0.85 * 2048}  # multiplications in a cycle that so many warpgroups of a CTA reach
+FEED = 40  # bytes that it gets from the L2 cache in a cycle while all others do, too
+MEMORY = 2650  # bytes of the GPU's memory in a cycle
+CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
+LATENCY = 2600  # cycles from asking for a stage to having it
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
+EDGES = 4500  # cycles of a tile before its first and after its last product
+ADDING = 3000  # and where CTAs add up their sums
+ROWS = (0, 64, 128, 256)
+SPLITS = (1, 2, 4, 8)
+
+
+def candidates(fields: dict[str, Any], rows: int) -> Iterator[PackedGemm]:
+    """Legal specs with these fields, whose tiles differ; for a few rows the one that the tables have."""
+    from ptxgen.kernels.packed_gemm import PackedGemm
+
+    if rows <= MOST_ROWS_FIRST:
+        enough = [count for count in TOKENS if count >= rows]
+        for count in (*enough[:1], *reversed(TOKENS[: -len(enough)])):
+            try:
+                yield PackedGemm(**{"tokens": count, **fields})
+                return
+            except SpecError:
+                continue
+        return
+    counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= MOST_ROWS_FIRST]
+    for count, tile_rows, split in product(counts, ROWS[1:], SPLITS):
+        try:
+            yield PackedGemm(**{**fields, "tokens": count, "tile_rows": tile_rows, "split": split})
+        except SpecError:
+            continue
+
+
+def cycles(spec: PackedGemm, rows: int) -> float:
+    """What a launch for so many rows takes."""
+    at, kind = Geometry.of(spec), spec.kind
+    shape = at.shape
+    tile_rows = 64 * shape.groups * shape.blocks
+    passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
+    tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR[shape.groups]
+    if not isinstance(kind, Half):
+        tensor += CONVERTING * tile_rows / 128
+    per_row = kind.tile_bytes / (kind.tile_k * 16) * COLUMNS
+    feed = (tile_rows * per_row + at.tokens * ROW_BYTES * spec.digits / shape.share) / FEED
+    columns = at.chunks * CHUNK // COLUMNS
+    wait = LATENCY / ((at.stages - 1) * columns)
+    steps = -(-kind.tiles(spec.k) * kind.tile_k // (COLUMNS * shape.split))
+    size = shape.split * shape.share
+    clusters = at.row_groups // shape.share * -(-rows // at.tokens)
+    turns = -(-clusters // CLUSTERS[size])
+    whole = turns * (steps * max(tensor, feed, wait) + EDGES + (ADDING if shape.split > 1 else 0))
+    return max(whole, spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY)
+
+
+def best(fields: dict[str, Any], rows: int) -> PackedGemm:
+    """The candidate of the fewest cycles."""
+    found = list(candidates(fields, rows))
+    if not found:
+        from ptxgen.kernels.packed_gemm import PackedGemm
+
+        return PackedGemm(**fields)  # raises with the reasons, or is legal as it is
+    return min(found, key=lambda spec: cycles(spec, rows))

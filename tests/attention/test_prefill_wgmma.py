@@ -1,0 +1,205 @@
+"""Prefill on wgmma: numbers against float64 on the executor, which attention it takes, and waits that matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import ExecutionError, generate
+from ptxgen.assembler import assemble, available_assemblers
+from ptxgen.attention.prefill.wgmma import items
+from ptxgen.attention.prefill.wgmma.tile import ROWS, WgmmaTile, wgmma_tile
+from ptxgen.generator import clear_cache
+from ptxgen.kernels import MultiHeadAttention
+from ptxgen.runtime import open_device
+from ptxgen.runtime.tools.trial import Trial, trial
+from ptxgen.targets import target as parse_target
+from tests.support.marks import needs_assembler
+from tests.tools.mutations import deletions
+
+TARGET = "sm_90a"
+SMALL: dict[str, Any] = {"head_dim": 16, "n_heads": 4, "n_kv_heads": 2, "q_dtype": "bf16", "kv_dtype": "bf16"}
+
+
+def spec(**fields: Any) -> MultiHeadAttention:
+    return MultiHeadAttention(**{"lse": True, **SMALL, **fields})
+
+
+def attend(mode: str, sizes: dict[str, int], loud: float = 1.0, **fields: Any) -> Trial:
+    """A trial, NaN beyond the lengths, queries `loud` times as large; every buffer must match."""
+    one = spec(**fields)
+    assert one.template(parse_target(TARGET)).endswith("_wgmma")
+    given = one.example(np.random.default_rng(1), **sizes)
+    given["q"] = (given["q"].astype(np.float32) * loud).astype(given["q"].dtype)
+    for array, index in one.past(given):
+        array[index] = np.nan
+    return trial(one, open_device("cpu", mode=mode), target=TARGET, arguments=given, **sizes).require()
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 112, 128, 192, 208, 256])
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_head_dims(head_dim: int, kind: str) -> None:
+    attend("check", {"n_tokens": 70, "n_keys": 150}, head_dim=head_dim, q_dtype=kind, kv_dtype=kind)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_lengths_around_every_boundary(causal: bool, kind: str) -> None:
+    """One less, equal and one more than tiles of rows (128, of which a token has 2) and of keys (16)."""
+    for q_len, kv_len in [
+        (0, 0), (0, 9), (1, 0), (1, 1), (2, 15), (63, 16), (64, 17), (65, 64), (31, 33), (70, 1), (1, 70), (70, 70),
+    ]:  # fmt: skip
+        sizes = {"n_tokens": 70, "q_len": q_len, "kv_len": kv_len}
+        attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layout": "heads"},
+        {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150},
+        {"max_len": 150, "window": 20, "sinks": True},
+        {"max_len": 150, "window": 20, "ring": 128},
+        {"soft_cap": 5.0, "scale": 1.0},
+        {"max_len": 150, "batched": True},
+        {"max_len": 150, "batched": True, "page_size": 16, "sinks": True, "causal": False},
+        {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30},
+        {"n_heads": 5, "n_kv_heads": 5},
+    ],
+    ids=str,
+)
+def test_options(mode: str, fields: dict[str, Any]) -> None:
+    attend(mode, {"n_tokens": 90, "n_keys": 140, "batch": 40 if "batched" in fields else 3, "pages": 30}, **fields)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_logits_beyond_the_first_tiles_maximum(head_dim: int) -> None:
+    """Probabilities would pass 2^63 of the first maximum: the items are computed again, with a running one."""
+    loud = attend("check", {"n_tokens": 90, "n_keys": 250}, 100.0, head_dim=head_dim)
+    assert np.isfinite(loud.outputs["lse"]).all()
+
+
+def test_values_that_a_first_maximum_would_make_infinite() -> None:
+    """Sums stay within their range, but products with large values do not."""
+    one = spec(n_heads=1, n_kv_heads=1, scale=1.0)
+    given = one.example(np.random.default_rng(1), n_tokens=40, n_keys=40)
+    for name, value in (("q", 1.0), ("k", 0.0), ("v", 1e37)):
+        given[name][...] = value
+    given["k"][:16] = 1.8  # of the 16 elements: keys of the first tile of late rows have a lower maximum
+    trial(one, open_device("cpu"), target=TARGET, arguments=given, n_tokens=40, n_keys=40).require()
+
+
+def test_the_same_bits_whatever_the_order() -> None:
+    runs = []
+    for seed in (1, 2):
+        one, device = spec(), open_device("cpu", mode="random", seed=seed)
+        given = one.example(np.random.default_rng(3), n_tokens=90, n_keys=200)
+        runs.append(trial(one, device, target=TARGET, arguments=given, n_tokens=90, n_keys=200).outputs["out"])
+    assert runs[0].tobytes() == runs[1].tobytes()
+
+
+# -- several items of a CTA --------------------------------------------------------------------------------------------
+
+
+def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
+    """The error of a launch of fewer CTAs than there are items, each of which then takes several."""
+    device = open_device("cpu", mode=mode)
+    given = one.example(np.random.default_rng(5), n_tokens=300, n_keys=300)
+    held = {name: device.array(a) if np.ndim(a) else np.int32(a) for name, a in given.items()}
+    launch = one.launch(parse_target(TARGET))
+    entry = device.module(text)[one.kernel_name]
+    entry.launch(grid=ctas, block=launch.block, args=[held[p.name] for p in one.params()], shared=launch.shared)
+    wanted = one.reference(**given)["out"].astype(np.float64)
+    got = held["out"].numpy().astype(np.float64)
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("ctas", [1, 3])
+@pytest.mark.parametrize("head_dim", [16, 64, 192])
+def test_a_cta_takes_several_items(mode: str, ctas: int, head_dim: int) -> None:
+    one = spec(head_dim=head_dim)
+    assert few_ctas(one, generate(one, TARGET).text, mode, ctas) < 0.01
+
+
+@pytest.mark.parametrize("ctas", [1, 3, 7])
+@pytest.mark.parametrize("heads", [4, 6])
+def test_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int, heads: int) -> None:
+    """As where K and V of all heads do not stay in the L2 cache: two heads at a time."""
+    monkeypatch.setattr(items, "WHOLE", 300 * 64 * 3)
+    monkeypatch.setattr(items, "SECTION", 300 * 64 * 2)
+    clear_cache()
+    one = spec(n_heads=2 * heads, n_kv_heads=heads)
+    assert few_ctas(one, generate(one, TARGET).text, "check", ctas) < 0.01
+    clear_cache()
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"kv_dtype": "f16", "q_dtype": "f16", "max_len": 300, "batched": True}], ids=str
+)
+def test_waits_between_items_that_are_left_out(fields: dict[str, Any]) -> None:
+    """Those that a single item does not need: for q to be read, and for rows of out to have left."""
+    one = spec(lse=False, **fields)
+    between = [m for m in deletions(generate(one, TARGET).text) if "q0_empty" in m.what or "q1_empty" in m.what]
+    assert len(between) == 2
+    for mutation in between:
+        with pytest.raises(ExecutionError):
+            few_ctas(one, mutation.text, "check", 1)
+
+
+# -- what it takes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("sm_90", {}),
+        ("sm_100a", {}),
+        (TARGET, {"q_dtype": "f32"}),
+        (TARGET, {"q_dtype": "f16"}),
+        (TARGET, {"kv_dtype": "e4m3"}),
+        (TARGET, {"head_dim": 24}),
+        (TARGET, {"head_dim": 272}),
+    ],
+    ids=str,
+)
+def test_everything_else_takes_another_way(target: str, fields: dict[str, Any]) -> None:
+    assert not isinstance(spec(**fields).tile(parse_target(target)), WgmmaTile)
+
+
+@pytest.mark.parametrize("head_dim", range(16, 257, 16))
+@pytest.mark.parametrize("maps", [True, False])
+def test_shared_memory_and_registers_are_within_the_chip(head_dim: int, maps: bool) -> None:
+    tile = wgmma_tile(head_dim, maps)
+    assert tile.keys % 16 == 0
+    assert tile.kv_bytes % 1024 == 0
+    assert 232448 // 2 < tile.shared_bytes <= 232448  # one CTA on a multiprocessor
+    at_launch = 65536 // tile.threads // 8 * 8
+    asked = tile.producer_registers + tile.warpgroups * tile.consumer_registers
+    assert asked <= (1 + tile.warpgroups) * at_launch, "setmaxnreg would wait for ever"
+    assert tile.rows == ROWS * tile.warpgroups
+
+
+@needs_assembler
+@pytest.mark.skipif(not any(a.path for a in available_assemblers()), reason="nvJitLink leaves setmaxnreg out")
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layout": "heads"},
+        {"q_dtype": "f16", "kv_dtype": "f16", "soft_cap": 30.0},
+        {"n_heads": 24, "n_kv_heads": 8, "max_len": 4096, "batched": True, "page_size": 48, "page_layout": "nhd"},
+        {"max_len": 4096, "window": 100, "ring": 256, "sinks": True},
+    ],
+    ids=str,
+)
+def test_nothing_is_spilled_and_no_product_waits_for_another(head_dim: int, fields: dict[str, Any]) -> None:
+    made = assemble(generate(spec(head_dim=head_dim, **fields), TARGET).text)
+    assert all(taken.clean for taken in made.resources.values()), made.resources
+    assert "serialized" not in made.log

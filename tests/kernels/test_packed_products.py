@@ -1,0 +1,260 @@
+"""PackTokens and PackedGemm: formats, fusions, ragged shapes, digits, the ring's turns, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import SpecError, generate, supports
+from ptxgen.assembler import assemble
+from ptxgen.dtypes import bf16, dtype
+from ptxgen.generator import clear_cache
+from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.kernels.packed_gemm import FORMATS
+from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.tools.trial import trial
+from tests.support.marks import needs_assembler
+
+EXACT = 1e-6  # of a result whose every product is f32
+FAST = 4e-3  # of one whose factors are rounded to bf16
+WHERE = "sm_90a"
+
+
+def tried(spec: PackedGemm | PackTokens, mode: str, rows: int, limit: float, **more: Any) -> Any:
+    where = WHERE if isinstance(spec, PackedGemm) else "sm_80"
+    return trial(spec, CpuDevice(mode=mode), target=where, rows=rows, limit=limit, **more).require()
+
+
+# -- PackTokens --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (5, {"dim": 256, "tokens": 8}),
+        (17, {"dim": 4099, "tokens": 8, "precision": "fast"}),
+        (70, {"dim": 66, "tokens": 64, "dtype": "f16", "precision": "fast", "norm": "rms"}),
+        (9, {"dim": 2000, "tokens": 16, "norm": "rms", "norm_offset": 1.0, "indirect": True}),
+        (300, {"dim": 1001, "tokens": 256, "norm": "rms", "eps": 0.1}),
+    ],
+)
+def test_tokens_are_packed(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    tried(PackTokens(**fields), mode, rows, 1e-4 if fields.get("precision") != "fast" else 2e-3)
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16"])
+def test_packing_is_undone_by_unpacking(name: str) -> None:
+    x = np.random.default_rng(0).standard_normal((13, 300), np.float32)
+    digits = 3 if name == "bf16" else 1
+    back = tokens.unpack(tokens.pack(x, 8, dtype(name), digits), 13, 300)
+    assert np.abs(back - x).max() <= (0 if digits == 3 else 2e-3)
+
+
+def test_a_lane_has_the_columns_that_its_weights_have() -> None:
+    """Place 4t, 4t + 1 of a chunk's halves are columns 4t … 4t + 3; token 1's pieces are exchanged in pairs."""
+    x = np.tile(np.arange(256, dtype=np.float32), (2, 1))
+    packed = tokens.pack(x, 8, bf16, 1)[0, 0, 0].astype(int)
+    assert packed[0, :16].tolist() == [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]
+    assert packed[1, :16].tolist() == [2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13]
+
+
+def test_tiles_without_a_row_are_not_written() -> None:
+    out = tried(PackTokens(dim=64, tokens=8), "check", 20, 1e-4, n_rows=3).outputs["out"]
+    assert not out[0, :, :, 3:].any()
+    assert np.isnan(out[1:].astype(np.float32)).all()
+
+
+# -- PackedGemm --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("fields", [{"tokens": 16}, {"tokens": 32, "gated": True, "activation": "silu"}])
+def test_every_format_exactly(name: str, fields: dict[str, Any]) -> None:
+    tried(PackedGemm(100, 512, name, **fields), "check", 20, 2 * EXACT)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_rounded_once(name: str) -> None:
+    tried(PackedGemm(70, 512, name, tokens=128, precision="fast"), "check", 20, FAST)
+
+
+SHAPES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (70, {"n": 200, "k": 512, "tokens": 64}),
+    (300, {"n": 130, "k": 192, "tokens": 256, "bias": True, "residual": True}),
+    (20, {"n": 37, "k": 1024, "tokens": 16, "bias": True, "activation": "silu", "residual": True}),
+    (20, {"n": 300, "k": 512, "tokens": 128, "gated": True, "activation": "gelu_tanh", "indirect": True}),
+    (3, {"n": 1, "k": 1, "tokens": 8}),
+    (9, {"n": 15, "k": 65, "tokens": 8, "programmatic": True}),
+    (30, {"n": 337, "k": 2048, "tokens": 32, "programmatic": True, "indirect": True}),
+)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(("rows", "fields"), SHAPES, ids=str)
+def test_ragged_shapes_and_fusions(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    tried(PackedGemm(**fields, precision="fast"), mode, rows, EXACT)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (70, {"n": 600, "k": 512, "tokens": 16}),
+        (600, {"n": 530, "k": 192, "tokens": 256, "residual": True}),
+        (300, {"n": 260, "k": 512, "tokens": 128, "weights": "q4_k"}),
+        (60, {"n": 270, "k": 512, "tokens": 16, "gated": True, "activation": "silu", "programmatic": True}),
+    ],
+    ids=str,
+)
+def test_a_cta_goes_on_to_further_tiles(
+    mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 1)
+    spec = PackedGemm(**fields, precision="fast")
+    at = Geometry.of(spec)
+    assert at.row_groups * -(-rows // spec.tokens) > at.most_turns
+    tried(spec, mode, rows, FAST)
+
+
+PACKED: tuple[tuple[int, dict[str, Any]], ...] = (
+    (20, {"n": 512, "k": 192, "tokens": 16, "gated": True, "precision": "fast"}),
+    (70, {"n": 256, "k": 512, "tokens": 64, "bias": True}),
+    (70, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "precision": "fast"}),
+    (150, {"n": 512, "k": 128, "tokens": 128, "weights": "q8_0", "bias": True, "precision": "fast"}),
+)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(("rows", "fields"), PACKED, ids=str)
+def test_a_packed_result_is_what_pack_tokens_makes_of_it(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    spec = PackedGemm(**fields, activation="silu", packed_out=True)
+    done = tried(spec, mode, rows, 4e-3 if spec.precision == "fast" else 1e-4)
+    assert not done.outputs["out"][-1, :, :, rows % spec.tokens :].any()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("fields", [{"tokens": 256}, {"tokens": 128, "weights": "q4_k"}], ids=str)
+def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = 256 // fields["tokens"]
+    shape = geometry.Shape(2, blocks, 1, 2, 1, 8, 1, share=2)
+    monkeypatch.setattr(geometry, "choose", lambda *_: shape)
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    tried(PackedGemm(700, 512, precision="fast", residual=True, **fields), mode, 600, FAST)
+    clear_cache()
+
+
+@pytest.mark.parametrize(("count", "indirect"), [(0, True), (1, False), (4, True), (6, False)])
+def test_rows_past_the_number_of_tokens_are_not_written(count: int, indirect: bool) -> None:
+    spec = PackedGemm(20, 80, "f16", tokens=8, indirect=indirect)
+    out = tried(spec, "check", 7, EXACT, n_rows=count).outputs["out"]
+    assert np.isfinite(out[:count]).all()
+    assert np.isnan(out[count:]).all()  # as they were
+
+
+def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
+    """Sums are in one order, however many tokens there are, and wherever among them one stands."""
+    spec = PackedGemm(40, 512, "q5_k", tokens=16, precision="fast")
+    values = spec.example(np.random.default_rng(3), rows=11)
+    out = tried(spec, "fast", 11, FAST, arguments=values).outputs["out"]
+    for row in (0, 3, 9):
+        own = np.zeros_like(values["x"])
+        token = tokens.unpack(values["x"], 11, 512)[row : row + 1].astype(np.float32)
+        own[:1] = tokens.pack(token, 16, bf16, 1)
+        alone = tried(spec, "fast", 1, FAST, arguments={"x": own, "weight": values["weight"]}).outputs["out"]
+        assert alone.tobytes() == out[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"weights": "f32"}, "weights: must be one of"),
+        ({"tokens": 48}, "tokens: must be one of 8, 16"),
+        ({"x_dtype": "f16"}, r"x_dtype: exact digits are bf16 \(got f16"),
+        ({"tokens": 256}, r"tokens: must be at most 128 .* \(got 256; nearest: 128\)"),
+        ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: must be at most 192"),
+        ({"tokens": 256, "gated": True, "activation": "silu", "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 256, "tokens": 192, "precision": "fast"}, "tokens: must be at most 128"),
+        ({"tile_rows": 64, "gated": True, "activation": "silu"}, "tile_rows: a gated product has 128 or 256"),
+        ({"split": 8}, "split: must be at most 4, the tiles of k"),
+        ({"gated": True, "tokens": 8}, "gated: needs an activation"),
+        ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
+        ({"packed_out": True, "residual": True}, "residual: a packed result is added to nothing"),
+    ],
+)
+def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        PackedGemm(64, 256, **fields)
+
+
+def test_it_is_for_sm_90a_alone() -> None:
+    assert supports(PackedGemm(64, 64), "sm_90a")
+    assert "sm_90a" in str(supports(PackedGemm(64, 64), "sm_90"))
+    assert not supports(PackedGemm(64, 64), "sm_100")
+
+
+def test_the_first_weights_are_asked_for_before_the_producer_is_waited_for() -> None:
+    spec = PackedGemm(64, 1024, tokens=8, precision="fast", programmatic=True)
+    before, after = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)
+    assert before.count("@%has_record cp.async.bulk") == Geometry.of(spec).early > 0
+    assert "%brings_tokens" in after
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", tokens.TOKENS)
+@pytest.mark.parametrize("fusion", [{}, {"gated": True, "activation": "silu"}])
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+def test_every_legal_tile_has_two_stages_that_fit(
+    name: str, count: int, fusion: dict[str, Any], precision: str
+) -> None:
+    fields = {"n": 4096, "k": 4096, "weights": name, "tokens": count, "precision": precision, **fusion}
+    if not supports({"kernel_type": "packed_gemm", **fields}, WHERE):
+        return
+    at = Geometry.of(PackedGemm(**fields))
+    assert at.stages >= geometry.FEWEST
+    assert at.shared + geometry.KEPT <= geometry.SHARED
+    assert at.chunks * at.shape.blocks % (2 * at.shape.part) == 0
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"split": 2, "weights": "q8_0", "gated": True, "activation": "silu", "tokens": 128},
+        {"split": 4, "bias": True, "residual": True, "tokens": 128},
+        {"split": 2, "tokens": 64, "tile_rows": 64},
+        {"tokens": 96, "tile_rows": 256},
+    ],
+    ids=str,
+)
+def test_ctas_that_share_k_and_other_tiles(mode: str, fields: dict[str, Any]) -> None:
+    tried(PackedGemm(300, 512, precision="fast", **fields), mode, 150, FAST)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [1, 33, 65, 512, 4096])
+@pytest.mark.parametrize("more", [{}, {"gated": True, "activation": "silu"}, {"tokens": 64}])
+def test_the_best_tile_is_legal(name: str, rows: int, more: dict[str, Any]) -> None:
+    for precision in tokens.DIGITS:
+        if rows > 64 or "tokens" in more:
+            spec = PackedGemm.best(rows, n=4096, k=2048, weights=name, precision=precision, **more)
+            assert supports(spec, WHERE)
+
+
+def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
+    few = PackedGemm.best(128, n=2048, k=8192, precision="fast")
+    many = PackedGemm.best(4096, n=4096, k=4096, precision="fast")
+    assert few.split > 1
+    assert (many.tokens, many.split) == (256, 1)
+
+
+@needs_assembler
+@pytest.mark.parametrize(("name", "count"), [("bf16", 64), ("q4_k", 16), ("q6_k", 64), ("int4_g128", 64)])
+def test_no_spills_at_a_models_sizes(name: str, count: int) -> None:
+    for fusion in ({"residual": True}, {"gated": True, "activation": "silu"}):
+        ptx = generate(PackedGemm(4096, 4096, name, tokens=count, precision="fast", **fusion), WHERE)
+        assert assemble(ptx.text, WHERE).resources[ptx.entry].clean, (name, fusion)
