@@ -74,14 +74,26 @@ class Ours:
 
     def single(self, name: str, weights: str, depths: Sequence[int]) -> None:
         """Rows of one sequence."""
-        model = self.model(name, weights)
+        self._single(self.model(name, weights), name, weights, depths, "ptxgen")
+
+    def persistent(self, name: str, weights: str, depths: Sequence[int]) -> None:
+        """Rows of one sequence whose step is one launch."""
+        from ptxgen.runtime import Model
+
+        graph = self.model(name, weights)
+        model = Model(graph.source, self.device, weights=graph.weights, persistent=True)
+        for layer in range(model.shape.n_layers):
+            fill_cache(model.cache.buffers(layer))
+        self._single(model, name, weights, depths, "ptxgen-persistent")
+
+    def _single(self, model: Model, name: str, weights: str, depths: Sequence[int], impl: str) -> None:
         program = model.steps.decode.program
         for depth in depths:
             us = self._us(model.steps.decode.graph, functools.partial(at_depth, model, depth))
             at_depth(model, depth)
             host = tokens_us(model, self.steps) - us
             nbytes = weight_bytes(program) + cache_bytes(program, depth + 1)
-            self._add(case_of(name, weights, 1, depth), us, host, nbytes)
+            self._add(case_of(name, weights, 1, depth), us, host, nbytes, impl)
 
     def batch(self, name: str, weights: str, slots: int, depths: Sequence[int]) -> None:
         """Rows of several sequences, all as long."""
@@ -272,6 +284,9 @@ def tasks(run: Run, ours: Ours, llama: LlamaCpp | None, given: argparse.Namespac
 
     yield Task({}, "floor", ours.read, 15)
     yield from map(one, first)
+    for name in plain:
+        work = functools.partial(ours.persistent, name, "bf16", DEPTHS[1])
+        yield Task(case_of(name, "bf16", 1, 0), "ptxgen-persistent", work, 15)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
@@ -326,7 +341,7 @@ OPTIONS = (
     ("--weights", {"help": "only these weights"}),
 )
 PEERS = ("llama.cpp", "transformers-compiled")
-IMPLS = ("ptxgen", "ptxgen-fast", *PEERS, "floor")
+IMPLS = ("ptxgen", "ptxgen-fast", "ptxgen-persistent", *PEERS, "floor")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

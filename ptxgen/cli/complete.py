@@ -39,9 +39,11 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 @click.option("--min-p", type=float, default=0.0, show_default=True, help="Least weight, of the likeliest's.")
 @click.option("--penalty", type=float, default=1.0, show_default=True, help="Divisor of logits of tokens before.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers.")
+@click.option("--persistent", is_flag=True, help="A step is one kernel that stays on the GPU.")
 def command(
     model: str, prompt: str, max_tokens: int, device: str | None, max_len: int | None, kv_dtype: str,
     precision: str, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int,
+    persistent: bool,
 ) -> None:  # fmt: skip
     """Complete PROMPT with a MODEL: a .gguf file, a folder with safetensors, a llama2.c checkpoint.
 
@@ -57,7 +59,7 @@ def command(
     started = time.perf_counter()
     opened = open_device(device)
     with _bar() as progress:
-        loaded = completion.load(opened, kv_dtype, progress, precision=precision)
+        loaded = completion.load(opened, kv_dtype, progress, precision=precision, persistent=persistent)
     seconds = time.perf_counter() - started
     click.echo(prompt, nl=False)
     drawn = sampling.temperature > 0 or sampling.penalises

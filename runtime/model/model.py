@@ -45,7 +45,8 @@ class Model:
     of prompts and batches: "exact", as one token is; "fast": on GPUs with wgmma their activations are rounded to bf16
     before each product, a relative error of 2⁻⁹ in each, as in other engines. `weights`: another model's of the same
     source, which lie on the device already; then `source` is not read. `rings`: layers with a window keep the last
-    window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`.
+    window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`. `persistent`: a token that is
+    not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -62,6 +63,7 @@ class Model:
         progress: Progress | None = None,
         weights: Mapping[str, Buffer] | None = None,
         rings: bool = False,
+        persistent: bool = False,
     ) -> None:
         if device is None:
             from ptxgen.runtime.opening import open_device
@@ -74,8 +76,9 @@ class Model:
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
+        overlaps = not self.deterministic
         self.steps = Steps(
-            device, source, kv_dtype, self.chunk, not self.deterministic, progress, weights, precision, rings
+            device, source, kv_dtype, self.chunk, overlaps, progress, weights, precision, rings, persistent
         )
         self._token_out = device.pinned(1, s32)
         self._read_token = self.steps.tokens.reader(self._token_out, self.stream)

@@ -26,6 +26,7 @@ class Steps:
 
     A prompt's steps take `chunk` positions or a power of two below. `overlaps`: kernels may start before the one ahead
     has ended, where the device can. `rings`: layers with a window keep rings that take `chunk` positions at a time.
+    `persistent`: a greedy decode step is one launch (`resident.py`).
     """
 
     def __init__(
@@ -39,11 +40,16 @@ class Steps:
         weights: Mapping[str, Buffer] | None = None,
         precision: str = "exact",
         rings: bool = False,
+        persistent: bool = False,
     ) -> None:
         self.device, self.source, self.spec, self.precision = device, source, source.spec, precision
         self.kv_dtype, self.overlaps = dtype(kv_dtype), overlaps and device.target.includes_any(("sm_90",))
         self.rings = chunk if rings else 0
         decode, prefill = self.program("decode"), self.program("prefill", chunk)
+        if persistent:
+            from ptxgen.runtime.model.resident import resident
+
+            decode = resident(device, decode)
         self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.spec.shape
         self.cache = KvCache(

@@ -119,10 +119,21 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     given = argparse.Namespace(models="", weights="", transformers=True)
     made = list(decode_step.tasks(run, ours, None, given, 0.0))
     assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(decode_step.FIRST)
-    assert {task.impl for task in made} == {"floor", "ptxgen", "ptxgen ops", "transformers-compiled"}
+    impls = {"floor", "ptxgen", "ptxgen-persistent", "ptxgen ops", "transformers-compiled"}
+    assert {task.impl for task in made} == impls
     given = argparse.Namespace(models="llama-3.2-1b", weights="bf16", transformers=False)
     few = list(decode_step.tasks(run, ours, None, given, 0.0))
     assert {task.case["model"] for task in few[1:]} == {"llama-3.2-1b"}
+
+
+def test_rows_of_a_step_in_one_launch(device: CpuDevice) -> None:
+    run = Run("decode_step", "the executor")
+    ours = Ours(run, run, device, {"small": LLAMA | {"num_hidden_layers": 1}}, max_len=64, steps=1)
+    ours.persistent("small", "bf16", (3,))
+    (row,) = run.rows
+    assert row["impl"] == "ptxgen-persistent"
+    assert row["us"] > 0
+    assert row["bytes"] > 0
 
 
 def test_a_floor_past_the_sizes_goes_on_at_their_rate() -> None:

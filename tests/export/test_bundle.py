@@ -23,7 +23,7 @@ from ptxgen.models.spec import load_spec
 from tests.support.kernels import GOLDENS, NAMES
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
-SCREEN = 60  # lines; the widest parameter list among the goldens decides it
+SCREEN = 80  # lines; the widest parameter list among the goldens decides it
 
 
 def manifest(model: str, prefix: str = "") -> dict[str, Any]:

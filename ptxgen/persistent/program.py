@@ -1,0 +1,152 @@
+"""A decode step's Program as one whose layers are a single op: the same tensors, another way to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ptxgen.errors import SpecError
+from ptxgen.idioms.rope_settings import RopeSettings
+from ptxgen.kernel import KernelType
+from ptxgen.kernels.persistent_step import PersistentStep
+from ptxgen.models.program import Op, Program, Ref, Tensor
+
+EXCHANGE = "workspace.persistent_step.exchange"
+
+
+def persistent(program: Program, ctas: int) -> Program:
+    """The Program with all of its layers, the logits and the choice of the token in one op, on so many CTAs, all of
+    which must run at once. The embedding stays an op of its own unless its table and the matrices have one format.
+
+    Raises `SpecError` naming the first op that such a step does not have; then the Program's own ops are the way.
+    """
+    layers = _by_layer(program)
+    head = {op.role: op for op in program.ops if op.layer < 0}
+    for role in ("embed_tokens", "lm_head"):
+        if role not in head:
+            raise _refusal("program", f"an op {role} must be there (it has {', '.join(head)})")
+    _only(head.keys() - {"embed_tokens", "lm_head"})
+    facts, refs = _layer_facts(layers)
+    facts["vocab"] = _spec(head["lm_head"], "next_token", norm="rms").n
+    _like(head["lm_head"], facts, ("weights", "eps", "norm_offset"))
+    embedding = head["embed_tokens"]
+    facts["embeds"] = embedding.spec.weights == facts["weights"] == "bf16" and embedding.spec.scale == 1.0  # type: ignore[attr-defined]
+    refs |= {"norm": head["lm_head"].tensors["norm_weight"], "head": head["lm_head"].tensors["weight"]}
+    refs |= {"logits": head["lm_head"].tensors["out"], "chosen": head["lm_head"].tensors["token"]}
+    refs |= {name: head["lm_head"].tensors[name] for name in ("position", "length")}
+    if facts["embeds"]:
+        refs |= {"token": embedding.tensors["tokens"], "table": embedding.tensors["table"]}
+    else:
+        refs["x"] = embedding.tensors["out"]
+    spec = PersistentStep(n_layers=len(layers), ctas=ctas, **facts)
+    exchange = Tensor(EXCHANGE, spec.params()[-1].dtype, (spec.plan.exchange_words,), "state", zeroed=True)
+    refs["exchange"] = Ref(EXCHANGE)
+    step = Op(spec, {param.name: refs[param.name] for param in spec.params()}, role="step")
+    ops = (step,) if facts["embeds"] else (embedding, step)
+    used = {ref.tensor for op in ops for ref in op.tensors.values()}
+    kept = {name: tensor for name, tensor in program.tensors.items() if name in used}
+    return Program({**kept, EXCHANGE: exchange}, ops)
+
+
+def _by_layer(program: Program) -> list[dict[str, Op]]:
+    """The ops of every layer by role."""
+    found: dict[int, dict[str, Op]] = {}
+    for op in program.ops:
+        if op.layer >= 0:
+            found.setdefault(op.layer, {})[op.role] = op
+    return [found[layer] for layer in sorted(found)]
+
+
+ROLES = ("attention", "o_proj", "gate_up", "down_proj")
+
+
+def _layer_facts(layers: list[dict[str, Op]]) -> tuple[dict[str, Any], dict[str, Ref]]:
+    """What all layers have in common, as fields of the step, and their tensors by its parameters."""
+    facts: dict[str, Any] = {}
+    refs: dict[str, Ref] = {}
+    for number, layer in enumerate(layers):
+        heads = layer.get("qkv_append") or layer.get("rope_append")
+        product = layer.get("qkv_append") or layer.get("qkv")
+        if heads is None or product is None:
+            raise _refusal(
+                f"layers.{number}", f"q, k and v must be one product that rotates (it has {', '.join(layer)})"
+            )
+        extra = layer.keys() - {*ROLES, heads.role, product.role}
+        for role in ROLES:
+            if role not in layer:
+                raise _refusal(f"layers.{number}", f"an op {role} must be there (it has {', '.join(layer)})")
+        if extra:
+            raise _refusal(f"layers.{number}", f"no such op: {', '.join(sorted(extra))}")
+        mine = _facts(layer, heads, product)
+        facts = facts or mine
+        for name, value in mine.items():
+            if value != facts[name]:
+                raise _refusal(f"layers.{number}", f"{name} must be as in layer 0, {facts[name]!r} (got {value!r})")
+        refs |= {
+            f"norm_{number}": product.tensors["norm_weight"], f"qkv_{number}": product.tensors["weight"],
+            f"k_cache_{number}": heads.tensors["k_cache"], f"v_cache_{number}": heads.tensors["v_cache"],
+            f"o_{number}": layer["o_proj"].tensors["weight"], f"down_{number}": layer["down_proj"].tensors["weight"],
+            f"mlp_norm_{number}": layer["gate_up"].tensors["norm_weight"],
+            f"gate_up_{number}": layer["gate_up"].tensors["weight"],
+        }  # fmt: skip
+        if mine["bias"]:
+            refs[f"bias_{number}"] = product.tensors["bias"]
+    return facts, refs
+
+
+def _facts(layer: Mapping[str, Op], heads: Op, product: Op) -> dict[str, Any]:
+    """Fields of the step, from the specs of a layer's ops."""
+    names = {f.name for f in fields(heads.spec)}  # type: ignore[arg-type]
+    if getattr(product.spec, "v_weights", ""):
+        raise _refusal(product.name, f"v must have the format of q and k (got v_weights={product.spec.v_weights!r})")  # type: ignore[attr-defined]
+    _spec(heads, heads.spec.kernel_name, ring=0, precise=True)
+    _spec(
+        layer["attention"],
+        "incremental_attention",
+        scale=None,
+        soft_cap=0.0,
+        window=0,
+        alibi=False,
+        sinks=False,
+        ring=0,
+    )
+    _spec(layer["o_proj"], "gemv", bias=False, activation="", norm="", residual=True)
+    gate = _spec(layer["gate_up"], "gemv", bias=False, gated=True, norm="rms", residual=False)
+    down = _spec(layer["down_proj"], "gemv", bias=False, activation="", norm="", residual=True)
+    qkv = _spec(product, product.spec.kernel_name, norm="rms")
+    found = {"dim": down.n, "hidden": down.k, "weights": qkv.weights, "eps": qkv.eps, "norm_offset": qkv.norm_offset}
+    found |= {"activation": gate.activation, "bias": qkv.bias, "style": getattr(heads.spec, "style", "norm")}
+    rope = [f.name for f in fields(RopeSettings) if f.name in names]
+    shape = ("head_dim", "n_heads", "n_kv_heads", "max_len", "kv_dtype")
+    found |= {name: getattr(heads.spec, name) for name in (*shape, *rope)}
+    for op in (layer["o_proj"], layer["gate_up"], layer["down_proj"]):
+        _like(op, found, ("weights",))
+    _like(layer["gate_up"], found, ("eps", "norm_offset"))
+    return found
+
+
+def _spec(op: Op, kernel: str, **wanted: object) -> Any:
+    """An op's spec, which is of that kernel type, with these values."""
+    spec: KernelType = op.spec
+    if spec.kernel_name != kernel:
+        raise _refusal(op.name, f"must be a {kernel} (got {spec.kernel_name})")
+    for name, value in wanted.items():
+        if getattr(spec, name, value) != value:
+            raise _refusal(op.name, f"{name} must be {value!r} (got {getattr(spec, name)!r})")
+    return spec
+
+
+def _like(op: Op, facts: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(op.spec, name) != facts[name]:
+            raise _refusal(op.name, f"{name} must be {facts[name]!r}, as in layer 0 (got {getattr(op.spec, name)!r})")
+
+
+def _only(others: set[str]) -> None:
+    if others:
+        raise _refusal("program", f"no such op: {', '.join(sorted(others))}")
+
+
+def _refusal(where: str, why: str) -> SpecError:
+    return SpecError(f"persistent: {where}: {why}; without persistent the step is a graph of launches")

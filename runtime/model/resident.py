@@ -1,0 +1,41 @@
+"""A decode step as one kernel on a device: on how many CTAs, and whether all of them run at once. Owns nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ptxgen.errors import SpecError
+from ptxgen.models.program import Program
+from ptxgen.persistent.program import persistent
+
+if TYPE_CHECKING:
+    from ptxgen.runtime.core.device import Device
+
+ON_THE_EXECUTOR = 16  # CTAs; its clock is no measure of how many are good
+
+
+def resident(device: Device, program: Program) -> Program:
+    """The decode step's Program with its layers in one launch, a CTA a multiprocessor.
+
+    Raises `SpecError` for what such a step does not have, and where the device does not hold all CTAs at once.
+    """
+    if not device.target.includes_any(("sm_90",)):
+        raise SpecError(f"persistent: a device must run sm_90 (got {device.target}); the step's graph runs here")
+    ctas = getattr(device, "multiprocessors", ON_THE_EXECUTOR)
+    made = persistent(program, ctas)
+    if device.kind == "cuda":
+        _held(device, made, ctas)
+    return made
+
+
+def _held(device: Any, program: Program, ctas: int) -> None:
+    """Ask the driver whether a multiprocessor holds a CTA."""
+    from ptxgen.runtime.core.backend import Geometry
+    from ptxgen.runtime.cuda.launch import check_geometry
+
+    spec = program.ops[-1].spec
+    launch, function = spec.launch(device.target), device.load(spec).function
+    check_geometry(device, function, Geometry.of((ctas, 1, 1), launch.block, launch.shared))
+    held = int(device.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function.raw, launch.threads, launch.shared))
+    if held * device.multiprocessors < ctas:
+        raise SpecError(f"persistent: {ctas} CTAs must run at once (the device holds {held * device.multiprocessors})")

@@ -1,0 +1,191 @@
+"""A decode step in one launch: against its reference step after step, in any order of CTAs and without a finding; what
+is noticed of waits that are left out; Programs that become one; a model whose tokens are the float64 model's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptxgen import ExecutionError, SpecError, generate
+from ptxgen.kernels import PersistentStep
+from ptxgen.models.decode import step_program
+from ptxgen.models.reference import ReferenceModel
+from ptxgen.parity import compare, limit_of
+from ptxgen.persistent.inputs import POLLS
+from ptxgen.persistent.program import persistent
+from ptxgen.runtime import Model
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.cpu.device import CpuDevice
+from tests.support.array_file import ArrayFile
+from tests.support.families import random_weights, small_spec
+
+# CTAs with rows of all products, of some and of none; all positions in one CTA, and in parts
+ALIKE: dict[str, Any] = {
+    "n_layers": 2, "dim": 64, "hidden": 96, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "max_len": 64,
+    "vocab": 300, "ctas": 5, "shared_bytes": 100_000,
+}  # fmt: skip
+APART: dict[str, Any] = ALIKE | {
+    "ctas": 12, "n_layers": 4, "n_heads": 6, "n_kv_heads": 1, "split_rows": 16, "bias": True, "embeds": True,
+    "norm_offset": 1.0, "style": "norm", "rotary_dim": 8, "hidden": 1040, "kv_dtype": "bf16",
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False}, "qwen2": {"use_sliding_window": False}, "gemma": {},
+}  # fmt: skip
+POSITIONS = (0, 1, 17, 50, 3, 40, 63)  # parts come and go; the last one fills the cache
+PROMPT = (3, 17, 101, 44, 9)
+
+
+class Steps:
+    """A spec's launches one after the other, each with another token; `text` in place of its own."""
+
+    def __init__(self, device: Device, spec: PersistentStep, text: str = "") -> None:
+        self.spec, self.rng = spec, np.random.default_rng(5)
+        self.given = spec.example(self.rng, position=0)
+        self.buffers = {name: device.array(value) for name, value in self.given.items()}
+        ptx = generate(spec, "sm_90")
+        self.bound = Kernel(device, ptx, device._load(text or ptx.text, "step").function(ptx.entry)).bind(
+            **self.buffers
+        )
+
+    def step(self, position: int) -> None:
+        """One launch at a position, held against the reference."""
+        given = self.given
+        if self.spec.embeds:
+            given["token"] = self.rng.integers(self.spec.vocab, size=1).astype(np.int32)
+        else:
+            given["x"] = self.rng.standard_normal(self.spec.dim).astype(np.float32)
+        given["position"], given["length"] = np.array([position], np.int32), np.array([position + 1], np.int32)
+        for name in ("x", "token", "position", "length"):
+            if name in given:
+                self.buffers[name].copy_from(given[name])
+        wanted = self.spec.reference(**given)
+        self.bound.launch()
+        for name, want in wanted.items():
+            found = self.buffers[name].numpy()
+            verdict = compare(name, found, want, limit_of(self.spec))
+            assert verdict.ok, (position, str(verdict))
+            if "_cache_" in name:
+                given[name] = found
+
+
+@pytest.mark.parametrize("fields", [ALIKE, APART], ids=["alike", "apart"])
+def test_step_after_step(device: Device, fields: dict[str, Any]) -> None:
+    steps = Steps(device, PersistentStep(**fields))
+    for position in POSITIONS:
+        steps.step(position)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("fields", [ALIKE, APART], ids=["alike", "apart"])
+def test_in_any_order_of_ctas_and_without_a_finding(fields: dict[str, Any], mode: str) -> None:
+    steps = Steps(CpuDevice(mode), PersistentStep(**fields))
+    for position in (17, 50, 3):
+        steps.step(position)
+
+
+def test_logits_are_as_exact_as_f32(device: Device) -> None:
+    """x is three bf16 numbers, and nothing that is published is rounded."""
+    spec = PersistentStep(**ALIKE | {"kv_dtype": "f32"})
+    steps = Steps(device, spec)
+    for position in (0, 1, 2):
+        given = dict(steps.given, position=np.array([position], np.int32))
+        steps.step(position)
+        given["x"] = steps.given["x"]
+        want = spec.reference(**given)["logits"]
+        assert np.abs(steps.buffers["logits"].numpy() - want).max() < 2e-6 * np.abs(want).max()
+
+
+# waits that are left out --------------------------------------------------------------------------------------------
+WAITS = ("x_comes", "head_comes", "part_comes", "unit_comes", "slot_free")
+
+
+def without(text: str, wait: str) -> str:
+    """The text without a wait: the branch that repeats it, and what tries an mbarrier (it waits by itself here)."""
+    before, label, after = text.partition(f"${wait}:\n")
+    body, branch, rest = re.split(rf"(?m)(^    @!?%\w+ bra \${wait};\n)", after, maxsplit=1)
+    assert label
+    assert branch
+    return before + label + re.sub(r"(?m)^.*mbarrier\.try_wait.*\n", "", body) + rest
+
+
+def faults(text: str) -> Iterator[tuple[str, str]]:
+    """Texts with one wait or one barrier of the CTA less, and with values that are never cleared or never published.
+
+    Lanes of a warp run together here, so that what orders them alone (`bar.warp.sync`) is not missed.
+    """
+    for wait in WAITS:
+        yield wait, without(text, wait)
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if re.match(r"    (bar\.sync|fence)", line):
+            yield f"{number}: {line.strip()}", "".join([*lines[:number], *lines[number + 1 :]])
+    for place in ("row_clear", "row_out", "head_clear", "head_to"):
+        yield place, re.sub(rf"(?m)^.*st\.relaxed\.gpu\.global\.b32 \[%{place}\b.*\n", "", text)
+
+
+def noticed(spec: PersistentStep, text: str) -> bool:
+    """Whether check mode or a random order has anything against a text."""
+    quick = text.replace(f"%polls_left, {POLLS};", "%polls_left, 300000;")
+    for device in (CpuDevice("check"), CpuDevice("random", 1), CpuDevice("random", 2)):
+        try:
+            steps = Steps(device, spec, quick)
+            for position in (20, 40, 41, 42):
+                steps.step(position)
+        except (ExecutionError, AssertionError):
+            return True
+    return False
+
+
+def test_waits_that_are_left_out_are_noticed() -> None:
+    spec = PersistentStep(**ALIKE | {"ctas": 9, "n_kv_heads": 1, "split_rows": 16, "vocab": 40, "hidden": 1040})
+    text = generate(spec, "sm_90").text
+    assert not noticed(spec, text)
+    missed = [what for what, changed in faults(text) if not noticed(spec, changed)]
+    assert len(missed) <= 0.05 * sum(1 for _ in faults(text)), missed
+
+
+def test_a_value_that_never_comes_ends_in_a_trap() -> None:
+    spec = PersistentStep(**ALIKE)
+    text = re.sub(r"(?m)^.*st\.relaxed\.gpu\.global\.b32 \[%row_out\],.*\n", "", generate(spec, "sm_90").text)
+    with pytest.raises(ExecutionError, match="trap"):
+        Steps(CpuDevice(), spec, text.replace(f"%polls_left, {POLLS};", "%polls_left, 300000;")).step(5)
+
+
+# Programs -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("mistral", {}, "layers.0.attention: window must be 0 "),
+        ("llama", {}, "layers.0.o_proj: bias must be False "),
+        ("qwen3", {}, "layers.0: no such op: k_norm, q_norm"),
+        ("gemma2", {}, "no such op: .*soft_cap"),
+    ],
+)
+def test_what_a_persistent_step_lacks_is_refused_by_name(family: str, changes: dict[str, Any], reason: str) -> None:
+    program = step_program(small_spec(family, **changes), "bf16", kv_dtype="f16", target="sm_90")
+    with pytest.raises(SpecError, match=f"persistent: .*{reason}.*without persistent"):
+        persistent(program, 8)
+
+
+def test_another_format_is_refused() -> None:
+    program = step_program(small_spec("gemma"), "q8_0", kv_dtype="f16", target="sm_90")
+    with pytest.raises(SpecError, match="weights: must be one of bf16"):
+        persistent(program, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_models_tokens_are_those_of_the_float64_model(device: Device, family: str) -> None:
+    spec = small_spec(family, **FAMILIES[family])
+    file = ArrayFile(spec, random_weights(spec), "bf16")
+    model = Model(file, device, "f16", chunk=8, persistent=True)
+    assert model.steps.decode.program.ops[-1].spec.kernel_name == "persistent_step"
+    reference = ReferenceModel(spec, file.values(), "f16")
+    logits = [model.forward(token) for token in PROMPT]
+    np.testing.assert_allclose(logits, reference.forward(PROMPT), rtol=0, atol=3e-2)
+    reference.rollback(0)
+    assert model.generate(PROMPT, 20) == [*PROMPT, *reference.generate(PROMPT, 20)]
