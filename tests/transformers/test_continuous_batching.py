@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
-from transformers.generation.continuous_batching import cache as paging
 
 from tests.transformers.models import FAMILIES, VOCABULARY, build, torch, transformers
+
+paging: Any = importlib.import_module("transformers.generation.continuous_batching.cache")
 
 
 def batched(model: Any, implementation: str, requests: list[list[int]], block_size: int) -> list[list[int]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import ptxgen.transformers.attention as forward
 from ptxgen.errors import SpecError
-from ptxgen.transformers.paged import paged_attention
 from tests.transformers.models import build, prompts, torch
+
+forward: Any = importlib.import_module("ptxgen.transformers.attention")
+paged_attention: Any = importlib.import_module("ptxgen.transformers.paged").paged_attention
 
 MODULE: Any = SimpleNamespace(is_causal=True)
 
