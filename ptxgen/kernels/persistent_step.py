@@ -69,9 +69,18 @@ class PersistentStep(KernelType):
     bias: bool = field(default=False, doc="q, k and v have a bias")
     style: str = field(default="neox", like=STYLE)
     rope: ClassVar[Spread] = ROPE_FIELDS
-    ctas: int = field(default=132, draws=(4, 7), doc="CTAs, all of which must run at once")
-    split_rows: int = field(default=256, draws=(16, 256), doc="positions that one CTA takes alone")
-    shared_bytes: int = field(default=232448, draws=(232448,), doc="of shared memory that a CTA may have")
+    ctas: int = field(
+        default=132, draws=(4, 7), silent="it says who computes, not what", doc="CTAs, all of which must run at once"
+    )
+    split_rows: int = field(
+        default=256, draws=(16, 256), silent="it says who computes, not what", doc="positions that one CTA takes alone"
+    )
+    shared_bytes: int = field(
+        default=232448,
+        draws=(232448,),
+        silent="it says who computes, not what",
+        doc="of shared memory that a CTA may have",
+    )
 
     precise = True
     lowest_target = "sm_90"
@@ -90,6 +99,7 @@ class PersistentStep(KernelType):
     sizes = {"position": -1}
     unreported: ClassVar[Mapping[str, str]] = {
         r" barrier .*bar\.warp\.sync": "the lanes of a warp run together on the executor",
+        r" wait .*%has_landed": "does not matter: it bounds the bytes that are under way, and orders nothing",
         r" fence .*atom\.acq_rel": "the CTA's best is a reduction that comes when the CTA leaves",
     }
     may_alias = MappingProxyType({"chosen": "token"})

@@ -149,7 +149,7 @@ def test_a_table_says_what_is_missing_and_why() -> None:
     run.add(case, "transformers-compiled", why="no time")
     run.add(case, "floor", us=80.0)
     table = decode_step.table(run.rows)
-    assert "| m | bf16 | 1 | 0 | 1 | 100 |  | 250 |  | 80 | 9 | 0.80 | 2.50 |" in table
+    assert "| m | bf16 | 1 | 0 | 1 | 100 |  |  | 250 |  | 80 | 9 | 0.80 | 2.50 |" in table
     assert "transformers-compiled, m, bf16, 1, 0: no time" in table
 
 
