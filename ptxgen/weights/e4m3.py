@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,7 +62,6 @@ class E4m3(WeightFormat):
     """e4m3, scales `per` "tensor", "channel" or "block"."""
 
     per: str = "tensor"
-    evens: ClassVar[bool] = False
 
     def trailer_bytes(self, cols: int) -> int:
         return {"tensor": 16, "channel": 4 * TILE_ROWS, "block": -(-4 * self.tiles(cols) // 16) * 16}[self.per]

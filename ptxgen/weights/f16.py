@@ -71,8 +71,6 @@ class Half(WeightFormat):
 class Half16(Half):
     """f16."""
 
-    evens = False
-
     def halves(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return words[4 * chunk : 4 * chunk + 4]
 

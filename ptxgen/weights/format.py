@@ -169,7 +169,6 @@ class WeightFormat(ABC):
 
     byte_type: ClassVar[str] = ""  # "u8" or "s8", where codes are bytes: what `byte_fragment` has
     x_sums_each: ClassVar[bool] = True  # whether `add_blocks` gets a sum of x for every block
-    evens: ClassVar[bool] = True  # columns 4t, 4t + 2 in the first two registers of `halves`; else 4t, 4t + 1
     x_sum_factor: ClassVar[float] = 0.0  # of the sums of x that `add_blocks` gets; 0: it needs none
 
     @property
