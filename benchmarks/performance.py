@@ -68,14 +68,20 @@ def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
     cases = [{name: row["us"] for name, row in impls.items()} for impls in by_case(load("prefill")).values()]
     flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
-    rates = [{name: row["tokens_s"] for name, row in i.items()} for i in by_case(_measured("prompt")).values()]
-    beside = [rate["ptxgen-fast"] / rate["llama.cpp"] for rate in rates if {"ptxgen-fast", "llama.cpp"} <= rate.keys()]
+    peers = {row["case"]["model"]: row["tokens_s"] for row in _measured("prompt") if _at_zero(row, "llama.cpp")}
+    fast = {row["case"]["model"]: row["tokens_s"] for row in _alone("prompt") if _at_zero(row, "ptxgen-fast")}
+    beside = [fast[name] / peers[name] for name in fast.keys() & peers.keys()]
     return (
         f"Prefill's attention in bf16, on wgmma, is {mean(flash):.2f} times as fast as FlashAttention 2 and "
         f"{mean(cudnn):.2f} times as fast as cuDNN (geometric means; least {min(flash):.2f} and {min(cudnn):.2f}). "
-        f"Prompts through whole models are behind: of 512 tokens at {min(beside):.2f} to {max(beside):.2f} of "
-        "llama.cpp's rate.\n"
+        f"Prompts of 512 tokens run through whole four-bit models at {min(beside):.1f} to {max(beside):.1f} times "
+        "llama.cpp's rate with activations rounded to bf16 (measured in different runs).\n"
     )
+
+
+def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
+    """Whether a prompt at depth 0 by an implementation."""
+    return row["impl"] == impl and row["case"]["depth"] == 0
 
 
 def _commit(rows: list[dict[str, Any]]) -> str:
@@ -149,22 +155,23 @@ def launches() -> Iterable[str]:
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
     steps, prompts = _measured("decode_step"), _measured("prompt")
-    alone, many = _measured("products", "fma"), _measured("products", "pack")
+    alone, many = _measured("products", without="pack"), _measured("products", "pack")
     yield "## Whole models: µs of a decode step\n"
     yield (
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
         "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
-        "exact in f32. The aims, 2.5 times llama.cpp and 690 µs for Llama 3.2 1B, are not reached: four-bit weights "
-        "are read at about half the rate, batches of more than 8 read the weights once for every 8 tokens, and of "
-        f"small models most of a step is the latency of six launches a layer. {_commit(steps)}\n"
+        "exact in f32. This is the last run beside peers; what has changed since is in the next table. "
+        f"{_commit(steps)}\n"
     )
     yield decode_step.table(steps) + "\n"
+    yield from _since("decode_step", "µs")
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
-        "One step of 512 positions, its products on wgmma. `ptxgen`: activations as exact as f32; `ptxgen-fast`: "
-        f"rounded to bf16 before each product, as llama.cpp rounds them to 8 bits. {_commit(prompts)}\n"
+        "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
+        f"rounds them to 8 bits. The last run beside llama.cpp; then ours since. {_commit(prompts)}\n"
     )
     yield prompt.table(prompts) + "\n"
+    yield from _since("prompt", "tokens/s")
     yield "## Products alone: µs as graph nodes, weights beyond the L2\n"
     yield (
         "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
@@ -181,12 +188,38 @@ def whole_models() -> Iterable[str]:
     yield packed_products.table(many) + "\n"
 
 
-def _measured(bench: str, impl: str = "") -> list[dict[str, Any]]:
+def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:
     """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
-    that has rows of it."""
+    that has rows of it; `without`: that has none."""
     whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
-    chosen = next(rows for rows in reversed(whole) if not impl or any(row["impl"] == impl for row in rows))
+    of = [({row["impl"] for row in rows}, rows) for rows in whole]
+    chosen = next(rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
     return [row for row in chosen if "us" in row]
+
+
+def _alone(bench: str) -> list[dict[str, Any]]:
+    """The last row of every case and implementation in runs since the last whole one: ours, without peers."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for rows in runs(bench).values():
+        if rows[-1].get("partial"):
+            found |= {(json.dumps(row["case"]), row["impl"]): row for row in rows}
+        else:
+            found.clear()
+    return list(found.values())
+
+
+def _since(bench: str, unit: str) -> Iterable[str]:
+    """A table of those rows."""
+    rows = _alone(bench)
+    if not rows:
+        return
+    lines = [[*map(str, row["case"].values()), row["impl"], _figure(row, unit), row["commit"]] for row in rows]
+    yield "Measured since, without peers in the same run:\n"
+    yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
+
+
+def _figure(row: Mapping[str, Any], unit: str) -> str:
+    return f"{row['us']:.0f}" if unit == "µs" else f"{row['tokens_s']:.0f}"
 
 
 def generation() -> Iterable[str]:
