@@ -51,3 +51,4 @@ class Gemv(Product):
         dict(n=16, k=384, weights="int4_g128"),
     )
     golden_targets = ("sm_75", "sm_90")
+    golden_lines = 1100  # the tiles of a run stand out one by one

@@ -85,7 +85,7 @@ class PersistentStep(KernelType):
     precise = True
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
-    golden_lines = 2500
+    golden_lines = 3000
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = (
         dict(
             n_layers=1, dim=64, hidden=96, n_heads=4, n_kv_heads=2, head_dim=16, max_len=64, vocab=100, ctas=5,

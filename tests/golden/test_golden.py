@@ -47,7 +47,7 @@ def test_goldens_are_read_by_people(name: str) -> None:
         assert first == f"// {case.spec!r} for {case.target}"
         assert len(rest) <= case.spec.golden_lines, case.file
         wide = [line for line in rest if len(line) > 140]
-        assert all(re.search(r"mma|st.async|cp.async.bulk", line) for line in wide), case.file
+        assert all(re.search(r"mma|st.async|cp.async.bulk|\.v4\.", line) for line in wide), case.file
 
 
 def test_the_same_bytes_in_any_process_and_hash_seed() -> None:
@@ -121,17 +121,21 @@ def shape(case: Case) -> object:
 def test_a_different_size_changes_only_lines_that_hold_it(name: str, field: str) -> None:
     """Unless another shape is chosen; which n_kv_heads near a golden's never does."""
     cases = [c for c in different() if c.spec.kernel_name == name and getattr(c.spec, field)]
-    assert cases
+    compared = 0
     for case in sweep.some(cases, 6):
         alike = [(a, b) for a, b in pairs(case, field) if shape(a) == shape(b)]
-        assert len(alike) == len(list(pairs(case, field))) or (field == "max_len" and alike), case.file
+        assert field == "max_len" or len(alike) == len(list(pairs(case, field))), case.file
+        compared += len(alike)
         for first, second in alike:
             old = first.generate().text
-            most = 2 * LOCAL if vars(case.spec).get("page_layout") == "nhd" else LOCAL  # all offsets from row to row
+            most = LOCAL * (2 if vars(case.spec).get("page_layout") == "nhd" else 1)  # all offsets from row to row
+            if "%section" in old:
+                most = 5 * LOCAL  # prefill on wgmma: a way to share out heads for every divisor of their number
             assert 0 < changed_lines(old, second.generate().text) <= most, (
                 f"{beside(TYPES[name], field)}: field(local=True), and other lines change too "
                 f"({case.file}: {first.spec}, {second.spec})"
             )
+    assert compared, "no golden has a size whose neighbours choose the same shape"
 
 
 def test_the_measure_of_locality_sees_renumbered_registers() -> None:
