@@ -59,6 +59,7 @@ class Machine:
         self.barriers: dict[tuple[int, int], list[np.ndarray]] = {}
         self.cluster_arrivals = np.zeros(self.count, np.int64)
         self.mbarriers: dict[int, Any] = {}
+        self.fields: dict[int, dict[tuple[str, int], int]] = {}  # of tensor maps in shared memory, by position
         self.copies: list[Any] = []
         self.copy_group = np.zeros(self.count, np.int64)
         self.waited: np.ndarray | None = None

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.evidence.oracle.access import combine
-from tests.evidence.oracle.machine import Machine, bits, typed
+from tests.evidence.oracle.machine import Machine, bits, handles, typed
 from tests.evidence.oracle.memory import RANK_SHIFT, SHARED, OracleFault
-from tests.evidence.oracle.program import Op, Place
+from tests.evidence.oracle.program import WIDTH, Op, Place
+from tests.evidence.oracle.warp import constant
 
 NAME = b"a tensor map of the oracle: "
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+ELEMENTS = {  # of tensormap.replace's elemtype
+    0: "u8", 1: "u16", 2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 9: "f64", 10: "bf16",
+}  # fmt: skip
 PTX_TYPES = {"s8": "u8", "e4m3": "u8", "e5m2": "u8", "s16": "u16"}
 
 
@@ -33,6 +37,7 @@ class Map:
     nan: bool
     data: bytes
     item: int
+    pitches: tuple[int, ...] = ()  # bytes from one index to the next; none where elements lie one after the other
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -45,14 +50,15 @@ class Map:
         return math.prod(self.counts) * self.item
 
     def elements(self, coordinates: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """(number in the array, whether it is in there) of all elements of the box at PTX's coordinates."""
+        """(byte from the array's start, whether it is in there) of all elements of the box at PTX's coordinates."""
         grids = np.meshgrid(*(c + s * np.arange(n) for c, s, n in
                               zip(coordinates[::-1], self.steps, self.counts, strict=True)), indexing="ij")  # fmt: skip
         inside = np.logical_and.reduce([(g >= 0) & (g < n) for g, n in zip(grids, self.shape, strict=True)])
-        number = np.zeros(self.counts, np.int64)
-        for grid, extent in zip(grids, self.shape, strict=True):
-            number = number * extent + np.clip(grid, 0, extent - 1)
-        return number.reshape(-1), inside.reshape(-1)
+        pitches = self.pitches or [self.item * math.prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+        byte = np.zeros(self.counts, np.int64)
+        for grid, extent, pitch in zip(grids, self.shape, pitches, strict=True):
+            byte += np.clip(grid, 0, extent - 1) * pitch
+        return byte.reshape(-1), inside.reshape(-1)
 
     def lanes(self, start: int) -> np.ndarray:
         """Byte, from `start` on, of every element of a box that begins there in shared memory."""
@@ -74,6 +80,44 @@ def make(memory, array, box, element_strides=None, swizzle=0, oob_fill="zero", l
                oob_fill == "nan", data, array.like.itemsize)  # fmt: skip
     memory.maps[data] = made
     return made
+
+
+@handles("tensormap")
+def written(m: Machine, op: Op) -> None:
+    """tensormap.replace, which notes a field, and tensormap.cp_fenceproxy, which makes a map of the fields."""
+    if op.mods[0] == "cp_fenceproxy":
+        to, source = (m.spaces.place(m.at(op.args[n], space), 16, m.active) for n, space in
+                      enumerate(("global", "shared")))  # fmt: skip
+        for place, fields in set(zip(to.tolist(), source.tolist(), strict=True)):  # one of every warp
+            data = _made(m, m.fields[fields]).data
+            m.spaces.bytes[place : place + 128] = np.frombuffer(data, np.uint8)
+        return
+    if op.mods[1] != "tile":
+        raise OracleFault("only tile mode")
+    at = m.spaces.place(m.at(op.args[0], "shared"), 16, m.active)
+    ordinal = constant(op.args[1]) if len(op.args) == 3 else 0
+    for place, value in zip(at, m.get(op.args[-1], op.type), strict=True):
+        m.fields.setdefault(int(place), {})[op.mods[2], ordinal] = int(value)
+
+
+def _made(m: Machine, fields: dict[tuple[str, int], int]) -> Map:
+    """The map of these fields, which count dimensions from the innermost on."""
+    kind, rank = ELEMENTS[fields["elemtype", 0]], fields["rank", 0] + 1
+    if fields["interleave_layout", 0]:
+        raise OracleFault("only boxes that are not interleaved")
+
+    def outermost_first(name: str) -> tuple[int, ...]:
+        return tuple(fields[name, d] for d in reversed(range(rank)))
+
+    maps, item = m.spaces.memory.maps, WIDTH[kind] // 8
+    data = (NAME + str(len(maps)).encode()).ljust(128, b"\0")
+    pitches = (*(fields["global_stride", d] for d in reversed(range(rank - 1))), item)
+    maps[data] = Map(
+        fields["global_address", 0], kind, outermost_first("global_dim"), outermost_first("box_dim"),
+        outermost_first("element_stride"), (0, 32, 64, 128)[fields["swizzle_mode", 0]], bool(fields["fill_mode", 0]),
+        data, item, pitches,
+    )  # fmt: skip
+    return maps[data]
 
 
 def _map(m: Machine, place: Place, thread: np.ndarray) -> tuple[Map, tuple[int, ...]]:
@@ -142,24 +186,24 @@ def _box(m: Machine, map_: Map, start: int, thread: np.ndarray) -> np.ndarray:
     return first + map_.lanes(start & (1 << RANK_SHIFT) - 1)
 
 
-def _array(m: Machine, map_: Map, numbers: np.ndarray, thread: np.ndarray) -> np.ndarray:
-    address = (map_.address + numbers * map_.item).astype(np.uint64)
+def _array(m: Machine, map_: Map, offsets: np.ndarray, thread: np.ndarray) -> np.ndarray:
+    address = (map_.address + offsets).astype(np.uint64)
     return m.spaces.place(address, map_.item, np.repeat(thread, address.size))
 
 
 def _load(m: Machine, map_: Map, coordinates: tuple[int, ...], start: int, thread: np.ndarray) -> None:
-    numbers, inside = map_.elements(coordinates)
+    offsets, inside = map_.elements(coordinates)
     fill = np.full(map_.item, 0xFF if map_.nan else 0, np.uint8)
     fill[-1] = 0x7F if map_.nan else 0
-    data = np.tile(fill, (numbers.size, 1))
-    data[inside] = m.spaces.load(_array(m, map_, numbers[inside], thread), map_.item)
+    data = np.tile(fill, (offsets.size, 1))
+    data[inside] = m.spaces.load(_array(m, map_, offsets[inside], thread), map_.item)
     m.spaces.store(_box(m, map_, start, thread), data)
 
 
 def _store(m: Machine, op: Op, map_: Map, coordinates: tuple[int, ...], start: int, thread: np.ndarray) -> None:
-    numbers, inside = map_.elements(coordinates)
+    offsets, inside = map_.elements(coordinates)
     data = m.spaces.load(_box(m, map_, start, thread)[inside], map_.item)
-    to = _array(m, map_, numbers[inside], thread)
+    to = _array(m, map_, offsets[inside], thread)
     if op.mods[0] == "reduce":
         name = next(w for w in op.mods if w in REDUCTIONS)
         for n, at in enumerate(to):
