@@ -81,7 +81,7 @@ def standing() -> str:
 
 def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
     """Whether a prompt at depth 0 by an implementation."""
-    return row["impl"] == impl and row["case"]["depth"] == 0
+    return bool(row["impl"] == impl and row["case"]["depth"] == 0)
 
 
 def _commit(rows: list[dict[str, Any]]) -> str:

@@ -124,7 +124,7 @@ class PackTokens(KernelType):
         with b.fragment("locate", "a CTA takes a row; rows past the last, in the last tile, are zero"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
-        with b.fragment("count"):
+        with b.fragment("count", "how many rows there are, and whether this is one"):
             if self.indirect:
                 count = b.reg("row_count", "s32")
                 b.op("ld.global.s32", count, b.ld_param("n_rows")[0])

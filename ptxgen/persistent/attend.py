@@ -97,7 +97,7 @@ class Attend:
             element = b.op("mul.lo.u32", "take_element", at.thread, 4)
             b.op("setp.lt.u32", "takes", element, 4 * quads)
             allow_polls(b)
-        with b.fragment("locate_take"):
+        with b.fragment("locate_take", "where the head's query, key and value lie in what q, k and v have published"):
             at_q = b.op("mad.lo.u32", "take_from", self.head, q, element)
             at_k = b.op("mad.lo.u32", "take_key", self.head, self.dim, element)
             b.op("add.u32", at_k, at_k, plan.q_width - q)
@@ -116,7 +116,7 @@ class Attend:
                 b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "is_taken", least, 0)
             count_poll(b)
-        with b.fragment("keep_taken"):
+        with b.fragment("keep_taken", "published values, inverted, are f32"):
             for word in taken:
                 b.op("not.b32", word, word)
             place = b.op("mov.u32", "heads_at", self.heads)
@@ -259,7 +259,7 @@ class Attend:
                     offset = step * plan.rows_at_once * row_bytes
                     convert.load_words(b, part, place, offset, pred=seen[step])
         self._score_rows(words, seen)
-        with b.fragment("next_rows"):
+        with b.fragment("next_rows", "on to the next positions of the warp"):
             b.op("add.u32", row, row, WARPS * warp_rows)
             b.op("add.u32", warp_at, warp_at, WARPS * warp_rows)
             for place in sources:
@@ -441,7 +441,7 @@ class Attend:
         parts = [b.array(f"part_{name}", "b32", 3) for name in "abcd"[:PARTS]]
         places = b.array("part_place", "u64", PARTS), b.array("part_tail_at", "u64", PARTS)
         there = b.array("part_counts", "pred", PARTS)
-        with b.fragment("locate_part"):
+        with b.fragment("locate_part", "where the other splits publish"):
             one = b.reg("one_split", "u32")
             for i, (place, extremes) in enumerate(zip(*places, strict=True)):
                 b.op("add.u32", one, other, i)
@@ -465,7 +465,7 @@ class Attend:
                     b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "part_is_there", least, 0)
             count_poll(b)
-        with b.fragment("add_part"):
+        with b.fragment("add_part", "scale both to the larger maximum, and add"):
             out, top, total = b.array("part_value", "f32", 3)
             both, mine, theirs = (b.reg(name, "f32") for name in ("both_top", "mine_shrink", "part_shrink"))
             for words, counts in zip(parts, there, strict=True):

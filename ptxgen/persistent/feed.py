@@ -42,7 +42,7 @@ class Feed:
             b.op("setp.ge.u32", "too_many", flying, most)
         with b.fragment("oldest_landed"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", "has_landed", oldest[0], oldest_phase)
-        with b.fragment("count_landed"):
+        with b.fragment("count_landed", "one unit fewer is on its way"):
             b.op("sub.u32", flying, flying, 1)
             b.op("add.u32", oldest, oldest, MBARRIER_BYTES)
             wraps = b.op("setp.eq.u32", "oldest_wraps", oldest, end)

@@ -64,7 +64,7 @@ class Rows:
             b.op("sub.u32", self.steps.other_squares, 0, self.steps.other_squares)
             self.left = b.op("mov.u32", "records_left", share.count)
             self.first = b.op("mov.u32", "batch_first", share.first)
-        with b.fragment("begin_batch"):
+        with b.fragment("begin_batch", "the next records of this CTA, as many as are summed together"):
             b.op("setp.eq.u32", "first_batch", self.first, share.first)
             self.count = b.op("min.u32", "batch_records", self.left, BATCH)
             self.units = b.op("mul.lo.u32", "units_left", self.count, share.units)
@@ -177,7 +177,7 @@ class Rows:
                 b.op("add.f32", self.value, self.value, steps.bias_value)
         else:
             b.without("finish_bias")
-        with b.fragment("keep_logit"):
+        with b.fragment("keep_logit", "store the logit, and keep the best"):
             logits = b.ld_param("logits")
             b.op("mad.wide.u32", logits, self.out_row, 4, logits)
             b.op("st.global.f32", logits[0], self.value)

@@ -78,7 +78,7 @@ class Epilogue:
         assert isinstance(at, Runs)
         self.loop = stream
         slots = self.run_slots.locate(stream)
-        with b.fragment("first_result"):
+        with b.fragment("first_result", "results of the CTA, one a thread"):
             self.result = b.op("mov.u32", "result_index", stream.thread)
             self.has_result = b.op("setp.lt.u32", "has_result", self.result, self.results)
             inside = self.inside = b.op("setp.lt.u32", "row_in_matrix", self.result, 0)

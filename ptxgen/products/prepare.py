@@ -72,7 +72,7 @@ class Prepare:
                 self.total = b.op("mov.f32", "square_sum", 0.0)
         items = self._stage(stream.warp)
         if self.passes > 1:
-            with b.fragment("next_stage"):
+            with b.fragment("next_stage", "on to the next columns"):
                 step = self.flight * self.reach
                 b.op("add.u32", column, column, step)
                 digits.next(self.flight)

@@ -107,7 +107,7 @@ class Multiplier:
             step = b.op("mov.u32", "multiplied_steps", steps)
         with b.fragment("poll_full"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", ring.is_full, ring.full[0], ring.parity)
-        with b.fragment("find_stage"):
+        with b.fragment("find_stage", "where the stage's tiles and tokens lie"):
             for key, base_reg in self.bases.items():
                 b.op("add.u32", self.places[key], base_reg, ring.offset)
             low = b.op("shr.u32", self.tokens_at, ring.offset, 4)

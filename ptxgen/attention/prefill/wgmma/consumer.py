@@ -53,7 +53,7 @@ class Consumer(ConsumerRegisters):
 
     def _queries(self) -> None:
         b, ring = self.b, self.ring
-        with b.fragment("begin_item"):
+        with b.fragment("begin_item", "wait for the queries of this item"):
             at = b.op("mad.lo.u32", "q_barrier", self.group, WORD, ring.at)
             parity = b.op("and.b32", b.reg("q_parity", "u32"), self.items_read, 1)
             b.op("add.u32", self.items_read, self.items_read, 1)
@@ -95,7 +95,7 @@ class Consumer(ConsumerRegisters):
             self.k_low = b.op("mad.lo.u32", "k_low", stage, tile.kv_bytes // UNIT, self.k_descriptor)
             self.start = self.items.tile_start(self.step)
             b.op("setp.gt.s32", "is_masked", self.step, self.items.plain_tiles)
-        with b.fragment("aim_values"):
+        with b.fragment("aim_values", "the stage of the values of the tile before"):
             before = b.op("sub.u32", "read_before", self.read, 1)
             stage, self.v_slot, v_parity = ring.slot("v", before)
             b.op("shfl.sync.idx.b32", stage, stage, 0, 31, -1)

@@ -36,7 +36,7 @@ class Items(Rows):
                 self._lengths()
                 self._sections()
             self.ctas = b.op("mov.u32", "ctas", b.special("nctaid.x"))
-        with b.fragment("first_round"):
+        with b.fragment("first_round", "the first round of items"):
             self.round = b.op("mov.u32", "round", 0)
             self.place = b.op("mov.u32", "place", b.special("ctaid.x"))
             if not self.cache.batched:

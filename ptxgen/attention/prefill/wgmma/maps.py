@@ -32,7 +32,7 @@ class Maps:
         b, items = self.b, self.items
         cache = items.cache
         slots = b.room("maps", 2 * MAP_BYTES * SLOTS)
-        with b.fragment("clear_maps"):
+        with b.fragment("clear_maps", "a tensor map of zeros"):
             made = b.op("add.u32", "map_made", smem, self.tile.maps_at)
             b.op("add.u32", made, made, MAP_BYTES, pred=copies_v)
             word = b.op("mad.lo.u32", "map_word", lane, 4, made)
@@ -72,7 +72,9 @@ class Maps:
             else:
                 b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
             put("global_stride", 1, stride, wide=True)
-        with b.fragment("publish_maps"):
+        with b.fragment(
+            "publish_maps", "the map in module memory, a place for each multiprocessor, seen by the copies from here on"
+        ):
             at = b.op("mov.u64", "map_at", slots)
             slot = b.op("mov.u32", "multiprocessor", b.special("smid"))
             b.op("min.u32", slot, slot, SLOTS - 1)
