@@ -1,0 +1,164 @@
+"""Scores of a KV head's positions: the new one, which is a part of its own, and those before it, by warps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.idioms import convert
+from ptxgen.idioms.log2 import LOG2E
+from ptxgen.idioms.reduce import halves, over_lanes
+from ptxgen.persistent.heads import CHUNK, Heads
+from ptxgen.persistent.plan import WARPS
+
+NOTHING = -1e30  # a maximum of no scores, in units of log2
+
+
+class Scores(Heads):
+    """The fragments from the first score to every warp's sums."""
+
+    def _score_new(self) -> None:
+        """Of a query head by a warp."""
+        b, at = self.b, self.at
+        with b.fragment("begin_new"):
+            head = b.op("mov.u32", "new_head", at.warp)
+            b.op("setp.lt.u32", "scores_new", head, self.group)
+        with b.fragment("score_new", "the score of the new position, with the key as the cache has it"):
+            source = b.op("mov.u32", "new_from", self.heads)
+            b.op("mad.lo.u32", source, at.lane, 4, source)
+            query = b.op("mad.lo.u32", "new_query", head, 4 * self.dim, source)
+            score, mine, theirs = b.op("mov.f32", "new_score", 0.0), b.reg("new_q", "f32"), b.reg("new_k", "f32")
+            here = b.reg("new_here", "pred")
+            for first in range(0, self.dim, 32):
+                guard = None
+                if self.dim - first < 32:
+                    guard = b.op("setp.lt.u32", here, at.lane, self.dim - first)
+                    convert.clear(b, (mine, theirs))
+                b.op("ld.shared.f32", mine, query[4 * first], pred=guard)
+                b.op("ld.shared.f32", theirs, source[4 * (self.group * self.dim + first)], pred=guard)
+                self._rounded(theirs)
+                b.op("fma.rn.f32", score, mine, theirs, score)
+            over_lanes(b, "add.f32", score)
+            b.op("mul.f32", score, score, self._factor())
+            to = b.op("mov.u32", "new_to", self.news)
+            b.op("mad.lo.u32", to, head, 4, to)
+            b.op("st.shared.f32", to[0], score, pred=self.steps.first_lane)
+            b.op("add.u32", head, head, WARPS)
+            b.op("setp.lt.u32", "scores_more", head, self.group)
+
+    def _factor(self) -> float:
+        """What brings q·k to units of log2."""
+        return LOG2E / math.sqrt(self.dim)
+
+    def _go_over(self) -> None:
+        b, plan, at = self.b, self.plan, self.at
+        group, unroll = self.group, plan.unroll
+        warp_rows = unroll * plan.rows_at_once
+        self.queries = b.array("query", "f32", (1 if self.plan.crowded else group) * CHUNK)
+        self.outs = b.array("out", "f32", group * CHUNK)
+        self.maxima, self.totals = b.array("maximum", "f32", group), b.array("weight_sum", "f32", group)
+        with b.fragment("begin_ahead", "the warp's first rows, asked for before the queries come; the others to L2"):
+            warp_at = b.op("mad.lo.u32", "warp_position", at.warp, warp_rows, self.first)
+            row = b.op("add.u32", "lane_position", warp_at, self.row_group)
+            row_bytes = self.dim * plan.kv_dtype.bytes
+            sources = b.array("kv_from", "u64", 2)
+            for place, base in zip(sources, self.caches, strict=True):
+                b.op("mad.wide.u32", place, row, row_bytes, base)
+                b.op("mad.wide.u32", place, self.sub, CHUNK * plan.kv_dtype.bytes, place)
+        with b.fragment("begin_positions", "the lane's eight elements of every query"):
+            source = b.op("mov.u32", "query_from", self.heads)
+            b.op("mad.lo.u32", source, self.sub, 4 * CHUNK, source)
+            self.query_from = source
+            for head in range(0 if plan.crowded else group):
+                self._ask_query(head, head)
+            convert.clear(b, self.outs)
+            convert.clear(b, self.totals)
+            for maximum in self.maxima:
+                b.op("mov.f32", maximum, NOTHING)
+            b.op("setp.lt.u32", "has_positions", warp_at, self.end)
+        words = [b.array(f"{side}_word", "b32", unroll * self.words) for side in "kv"]
+        seen = b.array("is_seen", "pred", unroll)
+        with b.fragment("ask_rows", "rows of K and V"):
+            here = b.reg("row_here", "u32")
+            for step in range(unroll):
+                b.op("add.u32", here, row, step * plan.rows_at_once)
+                b.op("setp.lt.u32", seen[step], here, self.end)
+            for own, place in zip(words, sources, strict=True):
+                convert.clear(b, own)
+                for step in range(unroll):
+                    part = own[step * self.words : (step + 1) * self.words]
+                    offset = step * plan.rows_at_once * row_bytes
+                    convert.load_words(b, part, place, offset, pred=seen[step])
+        self._score_rows(words, seen)
+        with b.fragment("next_rows", "on to the next positions of the warp"):
+            b.op("add.u32", row, row, WARPS * warp_rows)
+            b.op("add.u32", warp_at, warp_at, WARPS * warp_rows)
+            for place in sources:
+                b.op("add.u64", place, place, WARPS * warp_rows * row_bytes)
+            b.op("setp.lt.u32", "more_positions", warp_at, self.end)
+
+    def _score_rows(self, words: list[RegArray], seen: RegArray) -> None:
+        b, plan, group, unroll = self.b, self.plan, self.group, self.plan.unroll
+        wide = b.array("kv_value", "f32", CHUNK)
+        scores = b.array("score", "f32", unroll * group)
+        with b.fragment("score_rows", "scores of the rows that the lane's group has"):
+            if plan.crowded:  # queries come head by head, and rows stay
+                keys = wide if unroll == 1 else b.array("key_value", "f32", unroll * CHUNK)
+                for step in range(unroll):
+                    self._widen(keys[step * CHUNK : (step + 1) * CHUNK], words[0], step)
+                for head in range(group):
+                    self._ask_query(head, 0)
+                    for step in range(unroll):
+                        self._dot(
+                            scores[step * group + head], self.queries.regs, keys[step * CHUNK : (step + 1) * CHUNK]
+                        )
+            for step in range(0 if plan.crowded else unroll):
+                self._widen(wide.regs, words[0], step)
+                for head in range(group):
+                    own = self.queries[head * CHUNK : (head + 1) * CHUNK]
+                    self._dot(scores[step * group + head], own, wide.regs)
+            over_lanes(b, "add.f32", scores.regs, halves(plan.row_lanes))
+            for step in range(unroll):
+                for score in scores[step * group : (step + 1) * group]:
+                    b.op("mul.f32", score, score, self._factor())
+                    b.op("selp.f32", score, score, float("-inf"), seen[step])
+        with b.fragment("weigh_rows", "softmax as it goes: maxima, totals, weighted sums of V"):
+            top, less = b.reg("new_maximum", "f32"), b.reg("shrink", "f32")
+            for head in range(group):
+                mine = [scores[step * group + head] for step in range(unroll)]
+                maximum, total = self.maxima[head], self.totals[head]
+                b.op("max.f32", top, maximum, mine[0])
+                for score in mine[1:]:
+                    b.op("max.f32", top, top, score)
+                b.op("sub.f32", less, maximum, top)
+                b.op("ex2.approx.ftz.f32", less, less)
+                b.op("mov.f32", maximum, top)
+                b.op("mul.f32", total, total, less)
+                for out in self.outs[head * CHUNK : (head + 1) * CHUNK]:
+                    b.op("mul.f32", out, out, less)
+                for score in mine:
+                    b.op("sub.f32", score, score, top)
+                    b.op("ex2.approx.ftz.f32", score, score)
+                    b.op("add.f32", total, total, score)
+            for step in range(unroll):
+                self._widen(wide.regs, words[1], step)
+                for head in range(group):
+                    for j, value in enumerate(wide):
+                        out = self.outs[head * CHUNK + j]
+                        b.op("fma.rn.f32", out, scores[step * group + head], value, out)
+
+    def _ask_query(self, head: int, place: int) -> None:
+        """The lane's eight elements of a query."""
+        own = self.queries[place * CHUNK : (place + 1) * CHUNK]
+        convert.load_words(self.b, own, self.query_from, 4 * head * self.dim, space="shared")
+
+    def _dot(self, score: Reg, query: Sequence[Reg], key: Sequence[Reg]) -> None:
+        for j, (x, y) in enumerate(zip(query, key, strict=True)):
+            if j:
+                self.b.op("fma.rn.f32", score, x, y, score)
+            else:
+                self.b.op("mul.f32", score, x, y)
+
+    def _widen(self, wide: Sequence[Reg], words: RegArray, step: int) -> None:
+        convert.unpack(self.b, wide, words[step * self.words : (step + 1) * self.words], self.plan.kv_dtype)
