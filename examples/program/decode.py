@@ -2,7 +2,7 @@
 
     python decode.py FOLDER [--token 1] [--count 16] [--device cpu]
 
-What it does is what a host in any language does; `decode.c` beside it is the same in C with the CUDA driver.
+What it does is what a host in any language does; `examples/c_host/decode.c` is the same in C with the CUDA driver.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ class Embedding(KernelType):
         dict(vocab=40, dim=1280, weights="q4_0", scale=2.5),
         dict(vocab=33, dim=131, weights="e4m3_channel"),
         dict(vocab=20, dim=256, weights="q8_0", programmatic=True),
+        dict(vocab=20, dim=256, weights="q4_k"),
+        dict(vocab=20, dim=256, weights="q6_k"),
     )
     golden_targets = ("sm_75", "sm_90")
 

@@ -43,6 +43,8 @@ class Gemm(Product):
         dict(n=16, k=64, weights="bf16", activation="silu", gated=True, residual=True, indirect=True),
         dict(n=33, k=2080, weights="q8_0", bias=True),
         dict(n=20, k=64, weights="f16", norm="rms"),
+        dict(n=20, k=256, weights="q4_k"),
+        dict(n=20, k=256, weights="q6_k", residual=True),
     )
 
     golden_targets = ("sm_75", "sm_90")

@@ -49,6 +49,9 @@ class Gemv(Product):
         dict(n=16, k=256, weights="int4_g32"),
         dict(n=16, k=128, weights="int4_g64"),
         dict(n=16, k=384, weights="int4_g128"),
+        dict(n=20, k=512, weights="q4_k"),
+        dict(n=20, k=512, weights="q5_k"),
+        dict(n=20, k=512, weights="q6_k"),
     )
     golden_targets = ("sm_75", "sm_90")
     golden_lines = 1100  # the tiles of a run stand out one by one

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ptxgen.export.program import export_program
+from ptxgen.models.files import open_model
+from ptxgen.models.files.modelfile import ModelFile
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime.core.device import Device
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
-SOURCE = Path(__file__).parents[2] / "examples" / "c_host" / "decode.c"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SOURCE = EXAMPLES / "c_host" / "decode.c"
 COMPILER = shutil.which("cc")
 
 
@@ -33,10 +38,25 @@ def test_what_is_not_there_is_said(host: Path, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (1, f"decode: {tmp_path}/program.json: cannot be opened\n")
 
 
-@pytest.mark.gpu
-def test_it_decodes_as_the_float64_model_does(host: Path, gpu: Device, tmp_path: Path) -> None:
+def small() -> tuple[ArrayFile, ReferenceModel]:
+    """A llama of random weights, and its float64 model."""
     spec = small_spec("llama")
     file = ArrayFile(spec, random_weights(spec), "q8_0")
+    return file, ReferenceModel(file.spec, file.values())
+
+
+def shipped() -> tuple[ModelFile, ReferenceModel]:
+    """The model of this repository, and its float64 model."""
+    file = open_model(EXAMPLES / "models" / "kjv-q8_0.gguf", 128)
+    return file, ReferenceModel(file.spec, {name: file.values(name) for name in file.tensors})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of", [small, shipped])
+def test_it_decodes_as_the_float64_model_does(
+    of: Callable[[], tuple[Any, ReferenceModel]], host: Path, gpu: Device, tmp_path: Path
+) -> None:
+    file, reference = of()
     export_program(file, gpu.target, tmp_path / "model", kv_dtype="f32", cubin=False)
     shown = subprocess.run([host, tmp_path / "model", "1", "16"], capture_output=True, text=True, check=True).stdout
-    assert [int(word) for word in shown.split()] == ReferenceModel(file.spec, file.values()).generate([1], 16)
+    assert [int(word) for word in shown.split()] == reference.generate([1], 16)

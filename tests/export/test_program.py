@@ -12,11 +12,14 @@ import pytest
 
 from ptxgen import SpecError
 from ptxgen.export.program import export_program
+from ptxgen.models.files import open_model
 from ptxgen.models.reference import ReferenceModel
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "program" / "decode.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "program" / "decode.py"
+SHIPPED = EXAMPLES / "models" / "kjv-q8_0.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +35,21 @@ def folder(file: ArrayFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_script_decodes_the_folder_as_the_float64_model_does(file: ArrayFile, folder: Path) -> None:
+def decoded(folder: Path) -> list[int]:
+    """16 tokens by the script, on the CPU executor."""
     command = [sys.executable, str(SCRIPT), str(folder), "--token", "1", "--count", "16", "--device", "cpu"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    expected = ReferenceModel(file.spec, file.values()).generate([1], 16)
-    assert [int(word) for word in shown.split()] == expected
+    return [int(word) for word in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+
+
+def test_a_script_decodes_the_folder_as_the_float64_model_does(file: ArrayFile, folder: Path) -> None:
+    assert decoded(folder) == ReferenceModel(file.spec, file.values()).generate([1], 16)
+
+
+def test_a_script_decodes_the_shipped_model(tmp_path: Path) -> None:
+    file = open_model(SHIPPED, 128)
+    export_program(file, "sm_90", tmp_path / "model", kv_dtype="f32", cubin=False)
+    values = {name: file.values(name) for name in file.tensors}
+    assert decoded(tmp_path / "model") == ReferenceModel(file.spec, values).generate([1], 16)
 
 
 def test_the_listing_holds_all_that_a_host_needs(folder: Path) -> None:
