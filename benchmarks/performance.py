@@ -193,7 +193,12 @@ def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, A
     that has rows of it; `without`: that has none."""
     whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
     of = [({row["impl"] for row in rows}, rows) for rows in whole]
-    chosen = next(rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
+    fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
+    chosen = next(fitting, None)
+    if chosen is None:
+        raise SystemExit(
+            f"{bench}: no run with rows of {impl or 'anything'}{f', without {without}' if without else ''}"
+        )
     return [row for row in chosen if "us" in row]
 
 

@@ -1,4 +1,4 @@
-"""Attention in NumPy, float64: the one reference of every attention kernel, whatever its cache and its lengths."""
+"""Attention in NumPy, float64: the reference of attention kernels, whatever their cache and their lengths."""
 
 from __future__ import annotations
 

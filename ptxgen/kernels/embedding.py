@@ -44,6 +44,7 @@ class Embedding(KernelType):
     programmatic: bool = False
 
     sizes = {"rows": 5}
+    golden_lines = 950  # a tile of 256 columns
     goldens = (
         dict(vocab=50, dim=72),
         dict(vocab=40, dim=1280, weights="q4_0", scale=2.5),

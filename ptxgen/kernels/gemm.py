@@ -48,6 +48,7 @@ class Gemm(Product):
     )
 
     golden_targets = ("sm_75", "sm_90")
+    golden_lines = 1350  # a tile of 256 columns for several tokens
     most_tokens = 4
     tensor_tokens = TOKENS
     group_axis = "ctaid.y"

@@ -92,7 +92,7 @@ class PersistentStep(KernelType):
             shared_bytes=100000,
         ),
         dict(
-            n_layers=1, dim=64, hidden=48, n_heads=6, n_kv_heads=1, head_dim=16, max_len=64, vocab=40, ctas=6,
+            n_layers=1, dim=64, hidden=48, n_heads=5, n_kv_heads=1, head_dim=16, max_len=64, vocab=40, ctas=6,
             shared_bytes=100000, bias=True, embeds=True, norm_offset=1.0, style="norm", split_rows=16,
         ),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """x of a product, which other CTAs publish: polled value by value, normed, and left in shared memory as bf16 digits.
 
 A word of the exchange is 0 until it is written; what is written is the complement of the value's bits, so that 0 stands
-for a NaN that no instruction makes. So a reader sees by the value itself that it is there, and nobody counts.
+for a NaN that no instruction makes. So a reader sees by the value itself that it is there, without a counter.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from tests.support.marks import needs_assembler
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = KvCacheScatter(max_len=64, head_dim=64, n_kv_heads=2)
 EMITS = re.compile(r"\.(op|note|ld_param|fragment)\(")
-PLACED = re.compile(r"\{\{.*\}\}|\{%.*%\}|[;:,(){}]|//|\.reqn|\.version|\.target|\.address|^$")
+PLACED = re.compile(r"\{\{.*\}\}|\{%.*%\}|[;:,(){}]|//|\.reqn|\.minn|\.version|\.target|\.address|^$")
 
 
 def one_of_each() -> list[Case]:
