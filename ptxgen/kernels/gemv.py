@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.kernel import kernel_type
+from ptxgen.products.columns import columns_of
 from ptxgen.products.geometry import ON_TENSOR_CORES
 from ptxgen.products.product import KEPT_FOR_SLOTS, Product
 from ptxgen.weights.format import OWN
@@ -31,8 +32,10 @@ class Gemv(Product):
     sizes = {}
 
     def on_tensor_cores(self, target: Target) -> bool:
+        if self.weights not in ON_TENSOR_CORES or not columns_of(self.kind)[0].takes(self.kind):
+            return False
         fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FOR_SLOTS
-        return self.weights in ON_TENSOR_CORES and self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
+        return self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
 
     goldens = (
         dict(n=40, k=72, programmatic=True),

@@ -11,6 +11,7 @@ from ptxgen.dtypes import bf16, f32
 from ptxgen.models.draft import Draft
 from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.spec import ModelSpec
+from ptxgen.products.wgmma.tokens import COLUMNS
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 
@@ -99,7 +100,7 @@ class Products(Draft):
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
         if self.rows == 1:
             return x, norm
-        if self.packs(kinds):
+        if self.packs(kinds, k):
             return self._packed(role, x, k, norm, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
             return x, ""
@@ -111,10 +112,11 @@ class Products(Draft):
         """Whether rows lie in tiles, as `_packed` leaves them."""
         return isinstance(x, str) and len(self.tensors[x].shape) > 2
 
-    def packs(self, kinds: Sequence[str]) -> bool:
-        """Whether wgmma multiplies the rows with weights of these formats."""
+    def packs(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether wgmma multiplies the rows of k columns with weights of these formats."""
         enough = self.rows >= PACKED_FROM[self.precision]
-        return enough and "f32" not in kinds and parse_target(self.target).includes_any(("sm_90a",))
+        wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
+        return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
 
     def _packed(self, role: str, x: str, k: int, norm: str, tokens: int) -> str:
         """Rows of x in tiles of so many, normed."""

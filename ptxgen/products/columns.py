@@ -45,6 +45,11 @@ class Columns(ABC):
     def __init__(self, b: Builder, kind: WeightFormat) -> None:
         self.b, self.kind = b, kind
 
+    @staticmethod
+    def takes(kind: WeightFormat) -> bool:
+        """Whether tiles are wide enough."""
+        return True
+
     @property
     def pieces(self) -> Sequence[Piece]:
         """What a lane reads of a tile."""
@@ -106,6 +111,10 @@ class BlockColumns(Columns):
     """Two f16 digits of the four blocks of a tile on eight columns of N: of a block's chunks only its two columns are
     not zero, so that lane t has the sums of block t, and only that factor to apply."""
 
+    @staticmethod
+    def takes(kind: WeightFormat) -> bool:
+        return kind.tile_k == BLOCKS * kind.x_block
+
     @property
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
@@ -113,7 +122,6 @@ class BlockColumns(Columns):
     def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
         assert isinstance(digits, Blocks)
         b, kind = self.b, self.kind
-        assert kind.tile_k == BLOCKS * kind.x_block
         self.words = kind.x_block // 8  # of a digit of a block that a lane loads
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
@@ -160,6 +168,10 @@ class IntegerColumns(Columns):
 
     Lanes t = 0, 1 of a quad have the sums of the first block, 2, 3 of the second; even ones of the two larger digits.
     """
+
+    @staticmethod
+    def takes(kind: WeightFormat) -> bool:
+        return kind.tile_k % UNIT == 0
 
     @property
     def pieces(self) -> Sequence[Piece]:

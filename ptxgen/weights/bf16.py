@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ptxgen.dtypes import bf16
-from ptxgen.weights.f16 import PIECES, Half
+from ptxgen.weights.f16 import Half, in_tiles
 
-FORMATS = (Half("bf16", 64, 2048, PIECES, dtype=bf16),)
+FORMATS = (in_tiles(Half, "bf16", dtype=bf16),)
