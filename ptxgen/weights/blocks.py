@@ -58,6 +58,13 @@ def nibble_pieces(tile_k: int) -> tuple[Piece, ...]:
     return tuple(Piece(128 * words * p, 4 * words, words=words) for p in range(tile_k // 16 // words))
 
 
+def sides(at: int, nbytes: int, tile_k: int) -> tuple[Piece, ...]:
+    """What lane t reads of `nbytes` for each block of 32 columns of its rows, of those that it has the sums of: blocks
+    t div 2 and, in a tile of 128 columns, two further on."""
+    by, count = {128: ("side", 2), 64: ("pair", 1)}.get(tile_k, ("row", 1))
+    return tuple(Piece(at + 2 * nbytes * i, nbytes, by, 1, half=nbytes < 4) for i in range(count))
+
+
 def split_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scales and mins, 8 of 6 bits each, of the 12 bytes that K-blocks have: `[…, 12]` as two of `[…, 8]`."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]

@@ -175,7 +175,9 @@ class E4m3(WeightFormat):
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         factors = pair(b, "scale")
-        for word, factor, value, total in zip((words[2 * self.chunks], words[-1]), factors, sums[0], totals, strict=True):
+        for word, factor, value, total in zip(
+            (words[2 * self.chunks], words[-1]), factors, sums[0], totals, strict=True
+        ):
             b.op("mov.b32", factor, word)
             if not _converts(b):
                 b.op("mul.f32", factor, factor, 256.0)

@@ -1,15 +1,15 @@
 """Weights of 16 bits.
 
 A tile of 16 rows by 64 columns, 2048 bytes: chunk c at c·512 + lane·16, four words: row g columns 4t, 4t + 1; row g + 8
-the same; row g columns 4t + 2, 4t + 3; row g + 8 the same. A narrow tile ends after 32 columns. Source: `weight`
-`[rows, cols]`.
+the same; row g columns 4t + 2, 4t + 3; row g + 8 the same. A narrow tile of f16 ends after 32 columns. Source:
+`weight` `[rows, cols]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.builder.values import Reg
 
+PIECES = tuple(Piece(512 * n, 16) for n in range(4))
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,4 @@ class Half16(Half):
             b.op("add.f32", total, total, value)
 
 
-HalfFormat = TypeVar("HalfFormat", bound=Half)
-
-
-def in_tiles(of: Callable[..., HalfFormat], name: str, **fields: Any) -> HalfFormat:
-    """A format of 16 bits in tiles of 64 columns, and narrow ones of 32."""
-    pieces = tuple(Piece(512 * n, 16) for n in range(4))
-    return of(name, 64, 2048, pieces, narrow=(of(name, 32, 1024, pieces[:2], **fields),), **fields)
-
-
-FORMATS = (in_tiles(Half16, "f16"),)
+FORMATS = (Half16("f16", 64, 2048, PIECES, narrow=(Half16("f16", 32, 1024, PIECES[:2]),)),)

@@ -39,8 +39,8 @@ class Piece:
     """Consecutive 32-bit words that a lane reads of every tile.
 
     They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane"),
-    each g ("row"), each 4g + t div 2 ("side"), or each of these, and 2 more where t is odd ("own"); tiles further on
-    begin `step` bytes later (None: the tile's size).
+    each g ("row"), each 4g + t div 2 ("side"), each of these, and 2 more where t is odd ("own"), or each 2g + t div 2
+    ("pair"); tiles further on begin `step` bytes later (None: the tile's size).
     `half`: the one word is half a word in memory.
     """
 
@@ -183,7 +183,7 @@ class WeightFormat(ABC):
     @property
     def x_block(self) -> int:
         """Columns of a block: a lane has the sums of four neighbouring blocks of a tile, its own being block t."""
-        return CHUNK if self.tile_k == 4 * CHUNK else 2 * CHUNK
+        return CHUNK if self.tile_k == 4 * CHUNK and not self.byte_type else 2 * CHUNK
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.blocks import in_blocks, nibble_pieces, pack_nibbles, ratio, unpack_nibbles
+from ptxgen.weights.blocks import in_blocks, nibble_pieces, pack_nibbles, ratio, sides, unpack_nibbles
 from ptxgen.weights.format import (
     NIBBLE_UNITS,
     Piece,
@@ -138,12 +138,9 @@ class Int4(WeightFormat):
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
         """A group of 32 columns is a block; of wider ones all lanes of a row have the scales and zeros."""
-        codes, at = self.pieces[: self.chunks // 4], self._nibble_bytes
-        if self.groups > 2:
-            words = ((4, False), (2, True))
-            offsets = (at, at + 32 * self.groups)
-            return (*codes, *(Piece(o + 2 * stride * i, stride, "side", 1, half=half)
-                              for o, (stride, half) in zip(offsets, words, strict=True) for i in (0, 1)))  # fmt: skip
+        codes, at = self.pieces[:-2], self._nibble_bytes
+        if self.block_cols == self.x_block:
+            return (*codes, *sides(at, 4, self.tile_k), *sides(at + 32 * self.groups, 2, self.tile_k))
         return (*codes, *_group_pieces(at, self.groups))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
@@ -154,11 +151,11 @@ class Int4(WeightFormat):
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         zeros = pair(b, "zero_point")
-        own_groups = min(self.groups, 2)
+        own = len(sums) if self.block_cols == self.x_block else self.groups
         for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
-            group = i * own_groups // len(sums)
+            group = i * own // len(sums)
             factors = scaled_pair(b, "scale", words[self.chunks + group], (1.0, 1.0))
-            first, byte = (-1, 2 * group) if self.groups <= 2 else (group - own_groups, 0)
+            first, byte = (group - own, 0) if self.block_cols == self.x_block else (-1, 2 * group)
             bytes_to_f32(b, zeros, words[first], 0.0, byte)
             for value, unit, zero, factor, total in zip(values, NIBBLE_UNITS, zeros, factors, totals, strict=True):
                 b.op("mul.f32", value, value, unit)

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.weights.blocks import field, in_blocks, nibble_pieces, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
+from ptxgen.weights.blocks import (
+    field,
+    in_blocks,
+    nibble_pieces,
+    pack_nibbles,
+    ratio,
+    raw_blocks,
+    sides,
+    unpack_nibbles,
+    whole_blocks,
+)
 from ptxgen.weights.format import (
     NIBBLE_UNITS,
     ByteCodes,
@@ -92,7 +102,7 @@ class Q4_0(ByteCodes):
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:2], Piece(1024, 4, "side", 1), Piece(1032, 4, "side", 1))
+        return (*self.pieces[:-1], *sides(8 * self.tile_k, 4, self.tile_k))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, whole_blocks
+from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, sides, whole_blocks
 from ptxgen.weights.e4m3 import BYTES, pack_bytes, unpack_bytes
 from ptxgen.weights.format import (
     Piece,
@@ -103,7 +103,7 @@ class Q8_0(WeightFormat):
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:4], Piece(2048, 4, "side", 1), Piece(2056, 4, "side", 1))
+        return (*self.pieces[:-1], *sides(16 * self.tile_k, 4, self.tile_k))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return words[2 * chunk : 2 * chunk + 4]
@@ -112,7 +112,7 @@ class Q8_0(WeightFormat):
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
-        for word, values in zip(words[16:], sums, strict=True):
+        for word, values in zip(words[2 * self.chunks :], sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))
             for value, factor, total in zip(values, factors, totals, strict=True):
                 b.op("fma.rn.f32", total, value, factor, total)
