@@ -44,7 +44,8 @@ def step_program(
     page_layout: str = "hnd",
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
-    overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
+    overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the others
+    are, and with exact precision however many there are.
     `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
     tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
     which are whose; `page_layout` is the order of their axes. `rings`: layers with a window keep rings with room for
@@ -68,7 +69,7 @@ def step_program(
         raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
+        programmatic=programmatic, batch_invariant=batch_invariant and step == "batch", choice=choice, rings=rings, page_size=page_size,
         pages=pages, page_layout=page_layout, precision=precision,
     )  # fmt: skip
     made.make()
@@ -81,7 +82,6 @@ class _Step(Products):
 
     step: str
     kv_dtype: DType
-    batch_invariant: bool
     choice: str
     rings: int
     page_size: int
@@ -117,7 +117,7 @@ class _Step(Products):
         rows = 1 if self.step == "prefill" else self.rows
         source: str | Ref = Ref(x, (self.rows - 1) * dim * f32.bytes) if self.step == "prefill" else x
         norm = "norm"
-        if rows > 1:
+        if not self.is_token(rows):
             kind = self.format_of("embed_tokens" if model.tied else "lm_head")
             source, norm = self._input("lm_head", x, dim, "norm", [kind], vocab)
         name = "embed_tokens" if model.tied else "lm_head"
