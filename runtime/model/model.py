@@ -101,7 +101,7 @@ class Model:
 
         `device` is a `Device` or the name of one (None: CUDA where there is one, else the CPU executor); `max_len`
         replaces the longest context; `options` are the constructor's. Raises `FileError` before anything is allocated
-        for what is damaged or not covered.
+        for what is damaged or not covered, and `CapacityError` for what the device's free memory does not hold.
         """
         from ptxgen.models.files import open_model
         from ptxgen.runtime.core.device import Device
