@@ -42,7 +42,7 @@ class Products(Draft):
     batch_invariant: bool
 
     def is_token(self, rows: int) -> bool:
-        """Whether so many rows go through the kernels of one token, whose sums have another order than those of rows."""
+        """Whether so many rows go through the kernels of one token, whose sums have another order than others."""
         return rows == 1 and not self.batch_invariant
 
     def _part(self, name: str) -> Part:

@@ -3,8 +3,8 @@
 weight = (code − zero) · scale, 0 ≤ code ≤ 15 and 0 ≤ zero ≤ 16 (GPTQ files store zero − 1; a reader adds 1).
 A tile of 16 rows by 128 columns (groups of 128: by 256) begins with the codes as nibbles, as in q4_0's. Then, with n
 groups a tile, at g·4n + 4j the scales of rows g and g + 8 in group j; then bytes at g·2n + 2j: their zeros.
-Bytes: 1216 (32), 1120 (64), 2144 (128). Narrow tiles are the same with fewer columns, down to a group. Source: `qweight` uint8 `[rows, cols]`, one code each; `scales` f16 and `zeros`
-uint8 `[rows, cols / group]`.
+Bytes: 1216 (32), 1120 (64), 2144 (128). Narrow tiles are the same with fewer columns, down to a group. Source:
+`qweight` uint8 `[rows, cols]`, one code each; `scales` f16 and `zeros` uint8 `[rows, cols / group]`.
 """
 
 from __future__ import annotations

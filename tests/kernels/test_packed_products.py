@@ -90,7 +90,7 @@ def test_every_format_rounded_once(name: str) -> None:
 )  # fmt: skip
 def test_narrow_tiles(name: str, k: int) -> None:
     for fields in ({"tokens": 16}, {"tokens": 64, "precision": "fast", "gated": True, "activation": "silu"}):
-        spec = PackedGemm(130, k, name, **fields)  # type: ignore[arg-type]
+        spec = PackedGemm(130, k, name, **fields)
         tried(spec, "check", 20, FAST if spec.precision == "fast" else 2 * EXACT)
 
 

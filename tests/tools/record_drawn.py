@@ -26,7 +26,7 @@ SETTINGS = {
 
 def drawn(model: Model, sampling: Sampling) -> list[int]:
     """The tokens after the prompt."""
-    text = model.source.text()  # type: ignore[attr-defined]
+    text = model.source.text()
     return list(model.tokens(text.encode(PROMPT), N_TOKENS, sampling=sampling))
 
 
