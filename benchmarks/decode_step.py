@@ -6,10 +6,9 @@
 
 `us` of ours: launches of a step's graph back to back; "ptxgen-fast": batches with precision="fast". `host_us`: what
 `forward_to_token` (`Batch.step`) takes longer, token by token. `bytes`: weights, and keys and values at that depth.
-`floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of ops, by what they do in all layers, go to
-`decode_step_ops.jsonl`: `us` in a graph of nothing else, `missing_us` how much shorter the step's graph is without
-them, `apart_us` one by one outside of a graph (launches included). Every row is kept as soon as it is there; what fails
-or finds no time says why.
+`floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of a step's ops go to
+`decode_step_ops.jsonl` (`benchmarks.step_ops`). Every row is kept as soon as it is there; what fails or finds no time
+says why.
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ from benchmarks.cases.models import MIXES, MODELS, cache_bytes, fill_cache, open
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.schedule import Task, work_off
+from benchmarks.step_ops import Bound
+from benchmarks.step_ops import measure as measure_ops
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp
     from ptxgen.runtime import Model
-    from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.graph import Graph
     from ptxgen.runtime.model.batch import Batch
@@ -49,7 +49,6 @@ ROLES_DEPTH = 4096
 MAX_LEN = 4096 + 512
 STEPS = 32  # launches back to back
 REPEATS = 5
-NODES = 16  # of a graph of few ops
 SETTLE_SECONDS = 0.04  # see benchmarks.gpu
 FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 
@@ -100,9 +99,11 @@ class Ours:
         exact = self.model(name, weights)
         self._batch("ptxgen", exact, case_of(name, weights, slots, 0), depths)
         gc.collect()  # their caches
-        fast = type(exact)(exact.source, self.device, chunk=1, weights=exact.weights, precision="fast")
-        self._batch("ptxgen-fast", fast, case_of(name, weights, slots, 0), depths)
+        self._batch("ptxgen-fast", self._fast(exact), case_of(name, weights, slots, 0), depths)
         gc.collect()
+
+    def _fast(self, exact: Model) -> Model:
+        return type(exact)(exact.source, self.device, chunk=1, weights=exact.weights, precision="fast")
 
     def _batch(self, impl: str, model: Model, case: Case, depths: Sequence[int]) -> None:
         batch = model.batch(case["batch"])
@@ -127,26 +128,22 @@ class Ours:
         """Microseconds of a graph, launched back to back from the same place on."""
         return graph_us(self.device, graph, place, self.steps, REPEATS)
 
-    def roles(self, name: str, weights: str, depth: int) -> None:
-        """Rows of the ops of one token's step, those of all layers that do the same together."""
-        model = self.model(name, weights)
-        step = model.steps.decode
-        place = functools.partial(at_depth, model, depth)
-        whole = self._us(step.graph, place)
-        place()
-        apart = model.profile(repeats=3)
-        named = {(cost.op, cost.kernel): cost for cost in apart.by_role()}
-        for role in dict.fromkeys(op.role for op in step.program.ops):
-            mine = [bound for bound, op in zip(step.launches, step.program.ops, strict=True) if op.role == role]
-            others = [bound for bound, op in zip(step.launches, step.program.ops, strict=True) if op.role != role]
-            times = -(-NODES // len(mine))
-            alone = self._us(chain(self.device, mine * times), place) / times
-            less = whole - self._us(chain(self.device, others), place)
-            for cost in (cost for (of, _), cost in named.items() if of == role):
-                case = case_of(name, weights, 1, depth) | {"op": role, "kernel": cost.kernel}
-                more = {"missing_us": less, "apart_us": cost.us, "bytes": cost.bytes, "tbs": cost.bytes / alone / 1e6}
-                self.ops.add(case, "ptxgen", us=alone, count=len(mine), step_us=whole, **more)
-        print(apart.table(), flush=True)
+    def bound(self, name: str, weights: str, batch: int, depth: int) -> tuple[Bound, str]:
+        """A step whose ops are to be measured, and the name of the implementation."""
+        exact = self.model(name, weights)
+        if batch == 1:
+            place = functools.partial(at_depth, exact, depth)
+            return Bound(exact.steps.decode, place, depth, self.device), "ptxgen"
+        made = self._fast(exact).batch(batch)
+        for layer in range(exact.shape.n_layers):
+            fill_cache(made.cache.buffers(layer))
+        place = functools.partial(batch_at, made, depth, stepped=True)
+        return Bound(made._step, place, depth, self.device), "ptxgen-fast"
+
+    def roles(self, name: str, weights: str, batch: int, depth: int) -> None:
+        """Rows of the ops of a step."""
+        bound, impl = self.bound(name, weights, batch, depth)
+        measure_ops(bound, self.ops, case_of(name, weights, batch, depth), impl)
 
     def read(self) -> None:
         """Measure the floors."""
@@ -157,14 +154,6 @@ class Ours:
 def case_of(model: str, weights: str, batch: int, depth: int) -> Case:
     """A row's case."""
     return {"model": model, "weights": weights, "batch": batch, "depth": depth}
-
-
-def chain(device: Device, launches: Sequence[BoundKernel]) -> Graph:
-    """Launches in one graph, as a step's are."""
-    made = device.graph()
-    for bound in launches:
-        made.add(bound, programmatic=bool(made.nodes) and bound.geometry.programmatic)
-    return made
 
 
 def at_depth(model: Model, depth: int) -> None:
@@ -182,11 +171,14 @@ def batch_at(batch: Batch, depth: int, stepped: bool = False) -> None:
         batch.cache.step(batch.active, batch.model.stream)
 
 
-def graph_us(device: Device, graph: Graph, place: Callable[[], object], steps: int, repeats: int) -> float:
-    """Microseconds of a launch: the median over `repeats` of `steps` back to back, each from `place` on."""
+def graph_us(
+    device: Device, graph: Graph, place: Callable[[], object], steps: int, repeats: int, settle: float = SETTLE_SECONDS
+) -> float:
+    """Microseconds of a launch: the median over `repeats` of `steps` back to back, each from `place` on; those of the
+    first `settle` seconds do not count."""
     stream = device.default_stream
     times: list[float] = []
-    settled = time.perf_counter() + (SETTLE_SECONDS if device.kind == "cuda" else 0)
+    settled = time.perf_counter() + (settle if device.kind == "cuda" else 0)
     while len(times) < repeats:
         place()
         stream.synchronize()
@@ -297,7 +289,7 @@ def tasks(run: Run, ours: Ours, llama: LlamaCpp | None, given: argparse.Namespac
         yield Task(case_of(name, "bf16", 1, 128), "transformers-compiled", work, 40)
     yield from (several(pair, 32) for pair in first)
     for pair in first:
-        work = functools.partial(ours.roles, *pair, ROLES_DEPTH)
+        work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
         yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 15)
     if llama is not None:
         for name in packed:

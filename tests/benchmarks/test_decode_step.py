@@ -94,7 +94,7 @@ def test_rows_of_a_small_model(device: CpuDevice) -> None:
     ours.floors = {1000: 1.0}
     ours.single("small", "q4_k_m", (0, 8))
     ours.batch("small", "q4_k_m", 3, (8,))
-    ours.roles("small", "q4_k_m", 8)
+    ours.roles("small", "q4_k_m", 1, 8)
     found, floors = ([row for row in run.rows if row["impl"] == impl] for impl in ("ptxgen", "floor"))
     assert [(row["case"]["batch"], row["case"]["depth"]) for row in found] == [(1, 0), (1, 8), (3, 8)]
     assert all(math.isfinite(row[name]) and row["us"] > 0 for row in found for name in ("us", "host_us", "tbs"))
