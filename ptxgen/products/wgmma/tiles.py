@@ -70,10 +70,11 @@ def cycles(spec: PackedGemm, rows: int) -> float:
 
 
 def best(fields: dict[str, Any], rows: int) -> PackedGemm:
-    """The candidate of the fewest cycles."""
+    """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
+    fewer times: 64 rows by 128 tokens take 0.8 to 0.85 of the time of 128 by 64 (4096 by 4096 and by 14336)."""
     found = list(candidates(fields, rows))
     if not found:
         from ptxgen.kernels.packed_gemm import PackedGemm
 
         return PackedGemm(**fields)  # raises with the reasons, or is legal as it is
-    return min(found, key=lambda spec: cycles(spec, rows))
+    return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
