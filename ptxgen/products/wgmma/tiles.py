@@ -15,7 +15,11 @@ from ptxgen.weights.format import CHUNK
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
-TENSOR = {1: 0.7 * 2048, 2: 0.85 * 2048}  # multiplications in a cycle that so many warpgroups of a CTA reach
+TENSOR = {
+    1: 0.7 * 2048,
+    2: 0.85 * 2048,
+}  # multiplications in a cycle that so many warpgroups of a CTA reach; three were
+TENSOR[3] = TENSOR[2]  # not measured
 FEED = 40  # bytes that it gets from the L2 cache in a cycle while all others do, too
 MEMORY = 2650  # bytes of the GPU's memory in a cycle
 CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
