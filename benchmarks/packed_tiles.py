@@ -1,6 +1,7 @@
-"""Tiles of PackedGemm beside each other and beside cuBLAS, to choose the table's: bf16 weights, many tokens.
+"""Tiles of PackedGemm beside each other and beside cuBLAS, to choose the table's: bf16 weights, 8 to 4096 tokens.
 
-    python -m benchmarks.packed_tiles --seconds 60              measure on a GPU, print, append rows
+    python -m benchmarks.packed_tiles --seconds 300             measure on a GPU, print, append rows
+    python -m benchmarks.packed_tiles --tokens 64,512           only these numbers of tokens
     python -m benchmarks.packed_tiles --report [--run ID]       the table of the last run, or of one
 
 Of each case: what `PackedGemm.best` takes (`best`), the same with results in bf16, as cuBLAS has them (`best in bf16`),
@@ -21,7 +22,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from benchmarks.packed_products import BYTES, LARGEST, MANY, NODES, ROWS, TARGET
+from benchmarks.packed_products import BYTES, FEW, LARGEST, MANY, NODES, ROWS, TARGET
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
@@ -35,11 +36,13 @@ from ptxgen.products.wgmma.tokens import TOKENS
 
 TILE_ROWS, SHARES = (64, 128, 192, 256), (1, 2, 4)
 LIKELIEST = 6  # of a case, beside the table's
+# rows, split and share that are tried for a few tokens, where the model of cycles sees the weights' read alone
+OF_FEW = ((64, 1, 2), (64, 1, 4), (128, 1, 1), (128, 1, 2), (192, 1, 1), (64, 2, 1))
 
 
 def cases() -> Iterator[Case]:
-    """bf16 in every shape, with many tokens."""
-    for m, (n, k) in product(MANY, SHAPES):
+    """bf16 in every shape and number of tokens."""
+    for m, (n, k) in product((*FEW, *MANY), SHAPES):
         if n < LARGEST:
             yield {"m": m, "n": n, "k": k, "weights": "bf16"}
 
@@ -50,7 +53,7 @@ def choices(case: Case, likeliest: int = LIKELIEST) -> dict[str, PackedGemm]:
     best = PackedGemm.best(m, n=n, k=k, weights=case["weights"], precision="fast")
     found = {"best": best, "best in bf16": replace(best, out_dtype=bf16)}
     known = {Geometry.of(best)}
-    for spec in sorted(_all(replace(best, out_dtype=bf16)), key=lambda spec: cycles(spec, m)):
+    for spec in sorted(_all(replace(best, out_dtype=bf16), m), key=lambda spec: cycles(spec, m)):
         at = Geometry.of(spec)
         if len(found) < 2 + likeliest and at not in known:
             known.add(at)
@@ -58,10 +61,11 @@ def choices(case: Case, likeliest: int = LIKELIEST) -> dict[str, PackedGemm]:
     return found
 
 
-def _all(best: PackedGemm) -> Iterator[PackedGemm]:
-    """Every legal tile."""
-    counts = [count for count in TOKENS if count >= MOST_ROWS_FIRST]
-    for tokens, tile_rows, split, share in product(counts, TILE_ROWS, SPLITS, SHARES):
+def _all(best: PackedGemm, m: int) -> Iterator[PackedGemm]:
+    """Every legal tile for many tokens; for a few, those worth a try."""
+    counts = [count for count in TOKENS if count >= MOST_ROWS_FIRST] if m > MOST_ROWS_FIRST else [best.tokens]
+    shapes = product(TILE_ROWS, SPLITS, SHARES) if m > MOST_ROWS_FIRST else OF_FEW
+    for tokens, (tile_rows, split, share) in product(counts, shapes):
         try:
             yield replace(best, tokens=tokens, tile_rows=tile_rows, split=split, share=share)
         except SpecError:
@@ -154,7 +158,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 OPTIONS = (
-    ("--seconds", {"type": float, "default": 60.0, "help": "how long to measure"}),
+    ("--seconds", {"type": float, "default": 300.0, "help": "how long to measure"}),
     ("--tokens", {"help": "only these numbers of tokens, separated by commas"}),
 )
 

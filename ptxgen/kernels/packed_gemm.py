@@ -12,7 +12,7 @@ from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
+from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Copier, Ring
@@ -126,8 +126,6 @@ class PackedGemm(KernelType):
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
         if self.share > 1 and self.split > 1:
             yield f"share: CTAs that share k share no tokens (got share={self.share}, split={self.split}; nearest: 1)"
-        if self.share > 1 and self.tokens <= MOST_ROWS_FIRST:
-            yield f"share: tiles of {MOST_ROWS_FIRST} tokens or fewer are not shared (got {self.share}; nearest: 1)"
         if self.precision == "exact" and self.x_dtype != bf16:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
 
@@ -231,6 +229,8 @@ class PackedGemm(KernelType):
             group, token_tile = b.reg("row_group", "u32"), b.reg("token_tile", "u32")
             if at.rows_first:
                 b.op("rem.u32", group, tile, at.row_groups // share)
+                if share > 1:
+                    b.op("mad.lo.u32", group, group, share, rank)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])

@@ -178,6 +178,10 @@ def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: 
         (20, {"n": 37, "k": 1024, "tokens": 16, "bias": True, "out_dtype": "bf16"}),
         (20, {"n": 300, "k": 512, "tokens": 64, "gated": True, "activation": "silu", "out_dtype": "f16"}),
         (30, {"n": 200, "k": 256, "tokens": 32, "tile_rows": 192, "weights": "int4_g128"}),
+        (70, {"n": 300, "k": 1024, "tokens": 64, "share": 2}),
+        (70, {"n": 330, "k": 1024, "tokens": 64, "share": 2, "programmatic": True, "indirect": True}),
+        (20, {"n": 700, "k": 2048, "tokens": 8, "share": 4, "programmatic": True, "residual": True}),
+        (40, {"n": 300, "k": 512, "tokens": 16, "share": 2, "weights": "q4_k", "programmatic": True}),
     ],
     ids=str,
 )
@@ -232,7 +236,6 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
         ({"out_dtype": "bf16", "residual": True}, r"out_dtype: with residual it is f32 \(got bf16"),
         ({"out_dtype": "e4m3"}, "out_dtype: must be one of f32, bf16, f16"),
         ({"share": 2, "tokens": 128, "split": 2}, "share: CTAs that share k share no tokens"),
-        ({"share": 4, "tokens": 64}, "share: tiles of 64 tokens or fewer are not shared"),
         ({"share": 8, "tokens": 128}, "share: must be one of 0, 1, 2, 4"),
         ({"gated": True, "tokens": 8}, "gated: needs an activation"),
         ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),

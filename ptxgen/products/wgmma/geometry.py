@@ -49,7 +49,8 @@ def choose(spec: PackedGemm, tokens: int) -> Shape:
     tile_rows = spec.tile_rows or (64 * parts if few else 128 * parts)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     blocks = max(parts, tile_rows // (64 * groups))
-    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if few else 1)
+    alone = few and spec.share <= 1
+    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if alone else 1)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > COLUMNS else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
