@@ -85,7 +85,7 @@ class PackedGemm(KernelType):
         dict(n=130, k=64, tokens=8, activation="silu", gated=True),
         dict(n=256, k=64, tokens=8, precision="fast", activation="silu", gated=True, packed_out=True),
         dict(n=250, k=64, tokens=192, precision="fast"),
-        dict(n=388, k=192, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
+        dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
