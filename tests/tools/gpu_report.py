@@ -138,7 +138,24 @@ def document() -> Iterable[str]:
             if row["case"].get("against") == against:
                 figures = f"{row['largest_error']:.2g} | {row['of_limit']:.2g}"
                 yield f"| {row['case']['family']} | {row['comparisons']} | {row['exact']} | {figures} |"
+    yield from outcomes(first["date"])
     yield from others()
+
+
+def outcomes(since: str) -> Iterable[str]:
+    """Runs of a later day that kept their outcome only: their tests were run by pytest alone."""
+    from benchmarks.report.rows import RESULTS, runs
+
+    if not (RESULTS / "gpu_suite_outcome.jsonl").is_file():
+        return
+    later = [row for (row,) in runs("gpu_suite_outcome").values() if row["date"] > since]
+    if later:
+        yield "\n## Later runs, of which only the outcome was kept\n"
+        yield "| date | commit | passed | failed | skipped | seconds | skipped for want of |"
+        yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for r in later:
+        counts = f"{r['passed']} | {r['failed']} | {r['skipped']} | {r['seconds']:.0f}"
+        yield f"| {r['date']} | {r['commit']} | {counts} | {r['why_skipped']} |"
 
 
 def others() -> Iterable[str]:
