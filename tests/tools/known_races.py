@@ -185,11 +185,8 @@ def table(data: dict[str, Any] | None) -> str:
         theirs = "".join(f" {_words(rows, pair, tool)} |" for tool in TOOLS if rows)
         lines.append(f"| [{name.replace('_', ' ')}]({pair.report}) | {pair.wrong} | {ours} |{theirs}")
     if data:
-        lines += [
-            "",
-            f"compute-sanitizer {data['tools']} on an {data['device']}, {data['date']}, commit {data['commit']}; a broken "
-            "kernel that would not end on a GPU was not run there.",
-        ]
+        run = f"compute-sanitizer {data['tools']} on an {data['device']}, {data['date']}, commit {data['commit']}"
+        lines += ["", f"{run}; a broken kernel that would not end on a GPU was not run there."]
     return "\n".join(lines)
 
 
