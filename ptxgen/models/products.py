@@ -21,7 +21,9 @@ QKV = ("q_proj", "k_proj", "v_proj")
 PRECISIONS = ("exact", "fast")
 BLOCK = 128  # rows of a scale of e4m3_block
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
-PACKED_FROM = {"exact": 64, "fast": 2}  # rows; with fewer mma.sync on rows of f32 is faster
+# Rows from which wgmma is faster than mma.sync on rows of f32; of weights that are not quantised, from HALVES_FROM on.
+PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2}, 16
+HALVES = frozenset({"bf16", "f16"})
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -113,7 +115,8 @@ class Products(Draft):
 
     def packs(self, kinds: Sequence[str]) -> bool:
         """Whether wgmma multiplies the rows with weights of these formats."""
-        enough = self.rows >= PACKED_FROM[self.precision]
+        least = PACKED_FROM[self.precision]
+        enough = self.rows >= (min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least)
         return enough and "f32" not in kinds and parse_target(self.target).includes_any(("sm_90a",))
 
     def _packed(self, role: str, x: str, k: int, norm: str, tokens: int) -> str:

@@ -45,7 +45,8 @@ class ProductJob:
     def row(self, target: Target, choice: ProductChoice, note: str) -> Row:
         """The row of this matrix with that choice."""
         where = (
-            ("sm", chip_name(target)), ("weights", self.weights), ("n", self.n), ("k", self.k), ("gated", self.gated)
+            ("sm", chip_name(target)), ("weights", self.weights), ("n", self.n), ("k", self.k), ("gated", self.gated),
+            ("programmatic", False),  # as it was measured
         )  # fmt: skip
         return Row(where, tuple(vars(choice).items()), note)
 

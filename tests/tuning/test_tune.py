@@ -364,7 +364,8 @@ def test_it_writes_the_rows_of_products(
     assert invoke(["tune", "--product", "64x2048/q4_k", "-o", str(path)]) == 0
     assert f"1 row written to {path}" in capsys.readouterr().err
     (row,) = Table.read(path).products
-    assert dict(row.where) == {"sm": "sm_90", "weights": "q4_k", "n": 64, "k": 2048, "gated": False}
+    assert dict(row.where) == {"sm": "sm_90", "weights": "q4_k", "n": 64, "k": 2048, "gated": False,
+                               "programmatic": False}  # fmt: skip
     assert dict(row.choose)["warps"] == 2
     assert not Table.read(path).rows
 
