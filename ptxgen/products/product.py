@@ -95,7 +95,7 @@ class Product(KernelType):
     @property
     def kind(self) -> WeightFormat:
         """The format of the weights."""
-        return weight_format(self.weights)
+        return weight_format(self.weights).fitted(self.k)
 
     @property
     def parts(self) -> int:
