@@ -82,8 +82,8 @@ def standing() -> str:
 
 
 def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
-    """Whether a prompt at depth 0 by an implementation."""
-    return bool(row["impl"] == impl and row["case"]["depth"] == 0)
+    """Whether a prompt at depth 0 by an implementation, with weights that llama.cpp has, too."""
+    return bool(row["impl"] == impl and row["case"]["depth"] == 0 and row["case"]["weights"] == "q4_k_m")
 
 
 def _commit(rows: list[dict[str, Any]]) -> str:

@@ -36,7 +36,8 @@ class ProductJob:
     @property
     def bytes(self) -> int:
         """Of the packed weights."""
-        return self.spec.parts * weight_format(self.weights).nbytes(self.n, self.k)
+        each: int = weight_format(self.weights).nbytes(self.n, self.k)
+        return self.spec.parts * each
 
     def label(self) -> str:
         """In a few words."""
