@@ -36,8 +36,8 @@ class ProductJob:
     @property
     def bytes(self) -> int:
         """Of the packed weights."""
-        each: int = weight_format(self.weights).nbytes(self.n, self.k)
-        return self.spec.parts * each
+        matrices = 2 if self.gated else 1
+        return matrices * weight_format(self.weights).nbytes(self.n, self.k)
 
     def label(self) -> str:
         """In a few words."""
