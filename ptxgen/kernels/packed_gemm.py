@@ -75,7 +75,12 @@ class PackedGemm(KernelType):
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     unreported = {
-        r"/n40_.* wait .*griddepcontrol": "bulk copies are not held against the launch before",
+        r"/n(40|66)_.* wait .*griddepcontrol": "bulk copies are not held against the launch before",
+        r"/n(128|130|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r" wait .*wgmma.wait_group": "keeps fragments of a in registers, which check mode does not follow, and a stage "
+        "that the executor's next copy fills after a later wait only",
+        r" wait .*barrier.cluster.wait": "found in random order",
+        r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
         r" barrier .*a phase behind": "found in random order",
     }
