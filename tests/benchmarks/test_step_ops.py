@@ -29,7 +29,7 @@ def known(layers: int) -> Known:
     spec = SimpleNamespace(kernel_name="gemv")
     ops = [SimpleNamespace(role=r, layer=n, spec=spec, name=f"layers.{n}.{r}" if n >= 0 else r) for r, n in roles]
     step = SimpleNamespace(launches=list(range(1, len(ops) + 1)), program=SimpleNamespace(ops=ops))
-    return Known(step, lambda: None, 9, None)  # type: ignore[arg-type]
+    return Known(step, lambda: None, 9, None)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
