@@ -204,6 +204,12 @@ def where_the_time_goes() -> Iterable[str]:
         "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
         f"one before: the gaps. {_commit(rows)}\n"
     )
+    yield (
+        "What is far from the read is small: a launch of less than 10 MB is latency, and five of them a layer follow "
+        "one another. Tried there: other geometries of products (the table of products of one token), other plans of "
+        "attention (`ptxgen tune`), and one launch for the whole step, which wins 0.6 to 2 % at depth 0 of two models "
+        "and loses elsewhere (`ptxgen-persistent` above).\n"
+    )
     yield "![The launches of one token](images/decode_step.png)\n"
     yield step_ops.table(rows) + "\n"
 
