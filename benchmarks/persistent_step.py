@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.cases.models import MODELS, open_random
 from benchmarks.decode_step import MAX_LEN, at_depth
+from ptxgen.builder.values import Addr
 from ptxgen.dtypes import u64
 from ptxgen.kernel import kernel_type
 from ptxgen.kernels.persistent_step import EVENTS, PersistentStep
@@ -51,14 +52,15 @@ class TracedStep(PersistentStep):
 
     def mark(self, b: Builder, begin: Begin, steps: Steps) -> None:
         place, index, now = b.reg("time_at", "u64"), b.reg("time_index", "u32"), b.reg("time_now", "u64")
+        times = b.reg("times", "u64")
         for number, event in enumerate(EVENTS):
             with b.fragment(f"mark_{event}", event):
-                if number == 0:
-                    b.ld_param("times")
+                b.op("ld.param.u64", times, Addr("times_param"))  # in each: no fragment comes first for all CTAs
+                b.op("cvta.to.global.u64", times, times)
                 b.op("mov.u64", now, b.special("globaltimer"))
                 b.op("mad.lo.u32", index, steps.done, self.ctas, begin.cta)
                 b.op("min.u32", index, index, self.plan.ops * self.ctas)
-                b.op("mad.wide.u32", place, index, 8 * len(EVENTS), b.registers["times"])
+                b.op("mad.wide.u32", place, index, 8 * len(EVENTS), times)
                 b.op("st.global.u64", place[8 * number], now, pred=begin.leads)
 
 

@@ -75,6 +75,10 @@ class PersistentStep(KernelType):
     split_rows: int = field(
         default=256, draws=(16, 256), silent="it says who computes, not what", doc="positions that one CTA takes alone"
     )
+    group_parts: int = field(
+        default=1, draws=(1, 2), refuses=(3,), silent="it says who computes, not what",
+        doc="CTAs that share the query heads of a KV head",
+    )  # fmt: skip
     shared_bytes: int = field(
         default=232448,
         draws=(232448,),
@@ -121,6 +125,10 @@ class PersistentStep(KernelType):
         yield from rules.one_of("activation", self.activation, activations.KINDS)
         yield from rules.between("ctas", self.ctas, 1, 1024)
         yield from rules.between("split_rows", self.split_rows, 1, 1 << 20)
+        yield from rules.between("group_parts", self.group_parts, 1, 16)
+        if min(self.n_heads, self.n_kv_heads, self.group_parts) > 0 and self.n_heads % self.n_kv_heads == 0:
+            group = self.n_heads // self.n_kv_heads
+            yield from rules.divides("group_parts", self.group_parts, "n_heads / n_kv_heads", group)
         yield from rules.between("shared_bytes", self.shared_bytes, 1 << 14, 232448)
         yield from self.rotation.rules()
         yield from self._room()
@@ -128,6 +136,7 @@ class PersistentStep(KernelType):
     def _room(self) -> Iterator[str]:
         """What does not fit, where the fields themselves are legal."""
         sizes = (self.dim, self.hidden, self.vocab, self.n_layers, self.n_heads, self.n_kv_heads, self.ctas)
+        sizes += (self.group_parts,)
         if (
             min(*sizes, self.max_len, self.split_rows) < 1
             or self.weights not in FORMATS
@@ -135,10 +144,12 @@ class PersistentStep(KernelType):
         ):
             return
         plan = self.plan
-        if self.n_heads % self.n_kv_heads == 0 and plan.group > MOST_GROUP:
+        if self.n_heads % plan.heads:
+            return
+        if plan.group > MOST_GROUP:
             yield f"n_heads: at most {MOST_GROUP} of a KV head have registers (got {plan.group})"
         if plan.attending > self.ctas:
-            yield f"n_kv_heads: at most one a CTA (got {self.n_kv_heads}, ctas={self.ctas})"
+            yield f"n_kv_heads: at most one a CTA (got {plan.heads}, ctas={self.ctas})"
         for product in plan.products[:2]:
             ctas = self.ctas - (plan.alone if product.name == "qkv" else 0)
             most = -(-product.records(plan.kind) // ctas)

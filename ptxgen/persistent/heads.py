@@ -33,8 +33,12 @@ class Heads:
         row_bytes = self.dim * plan.kv_dtype.bytes
         with b.fragment("locate_attention", "the CTA's KV head, and its part of the positions"):
             b.op("setp.lt.u32", "has_head", at.cta, plan.attending)
-            self.head = b.op("rem.u32", "kv_head", at.cta, plan.spec.n_kv_heads)
-            self.split = b.op("div.u32", "split", at.cta, plan.spec.n_kv_heads)
+            parts = plan.spec.group_parts
+            self.head = self.kv_head = b.op("rem.u32", "kv_head" if parts == 1 else "head_part", at.cta, plan.heads)
+            if parts > 1:
+                b.note(f"{parts} CTAs share a KV head: each has {self.group} of its query heads")
+                self.kv_head = b.op("div.u32", "kv_head", self.head, parts)
+            self.split = b.op("div.u32", "split", at.cta, plan.heads)
             past = b.op("min.u32", "past", at.position, plan.spec.max_len)
             share = b.op("add.u32", "split_positions", past, plan.splits - 1)
             b.op("div.u32", share, share, plan.splits)
@@ -49,8 +53,12 @@ class Heads:
             b.op("min.u32", self.first, self.first, self.end)
             self.leads = b.op("setp.eq.u32", "is_first_split", self.split, 0)
             self.takes_part = b.op("setp.lt.u32", "takes_part", self.split, self.active)
-            b.op("setp.lt.and.u32", "appends", at.position, plan.spec.max_len, self.leads)
-            self.cache_row = b.op("mul.wide.u32", "head_rows", self.head, plan.spec.max_len * row_bytes)
+            appends = b.op("setp.lt.and.u32", "appends", at.position, plan.spec.max_len, self.leads)
+            if parts > 1:
+                part = b.op("rem.u32", "group_part", self.head, parts)
+                b.op("setp.eq.and.u32", appends, part, 0, appends)
+            self.appends = appends
+            self.cache_row = b.op("mul.wide.u32", "head_rows", self.kv_head, plan.spec.max_len * row_bytes)
             sub, group = b.reg("row_lane", "u32"), b.reg("lane_group", "u32")
             b.op("and.b32", sub, at.lane, plan.row_lanes - 1)
             b.op("div.u32", group, at.lane, plan.row_lanes)
@@ -79,7 +87,7 @@ class Heads:
             allow_polls(b)
         with b.fragment("locate_take", "where the head's query, key and value lie in what q, k and v have published"):
             at_q = b.op("mad.lo.u32", "take_from", self.head, q, element)
-            at_k = b.op("mad.lo.u32", "take_key", self.head, self.dim, element)
+            at_k = b.op("mad.lo.u32", "take_key", self.kv_head, self.dim, element)
             b.op("add.u32", at_k, at_k, plan.q_width - q)
             at_v = b.op("add.u32", "take_value", at_k, plan.kv_width - self.dim)
             is_k = b.op("setp.ge.u32", "takes_key", element, q)
@@ -143,7 +151,7 @@ class Heads:
         """Key and value to the cache: eight elements a thread."""
         b, plan, at = self.b, self.plan, self.at
         with b.fragment("begin_append"):
-            b.op("setp.lt.and.u32", "appends_here", at.thread, 2 * self.dim // CHUNK, b.registers["appends"])
+            b.op("setp.lt.and.u32", "appends_here", at.thread, 2 * self.dim // CHUNK, self.appends)
         with b.fragment("append", "eight elements of the key or of the value to the cache"):
             values = b.array("appended", "f32", CHUNK)
             words = convert.word_array(b, "appended_word", values, plan.kv_dtype)

@@ -31,6 +31,9 @@ SLOTS = 3  # layers whose values lie in memory at a time: read, written, cleared
 HEADER = 4  # words before them: turn, ticket, and the best logit's key (two)
 EARLY = 2  # units under way while an op's first ones are fetched: others' values must pass
 EARLY_UNITS = 7  # of an op that count as its first ones
+AHEAD = 131072  # bytes of an op's weights that are fetched to L2 while the ring has no room for them
+AHEAD_FROM = 8  # units of the op that are not among them
+AHEAD_AT = 1  # units of the op after which they are fetched
 STAGES = (8, 6, 4, 2)  # slots of the ring: as many as fit (measured: odd numbers are slower by a tenth)
 OP_BYTES = 32  # of an op in the table: weight, norm, bias
 KIND_BYTES = 48
@@ -66,8 +69,13 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.spec.n_heads // self.spec.n_kv_heads
+        """Query heads that a CTA has: those of a KV head, or a part of them."""
+        return self.spec.n_heads // self.heads
+
+    @property
+    def heads(self) -> int:
+        """KV heads, each as often as it has parts of its query heads."""
+        return self.spec.n_kv_heads * self.spec.group_parts
 
     @property
     def q_width(self) -> int:
@@ -101,18 +109,17 @@ class Plan:
     def splits(self) -> int:
         """CTAs that share the positions of a KV head, at most."""
         at = self.spec
-        return min(max(1, at.ctas // at.n_kv_heads), -(-at.max_len // at.split_rows))
+        return min(max(1, at.ctas // self.heads), -(-at.max_len // at.split_rows))
 
     @property
     def attending(self) -> int:
         """CTAs that have a part of a KV head's attention: the first parts of all heads, then the second ones, …"""
-        return self.spec.n_kv_heads * self.splits
+        return self.heads * self.splits
 
     @property
     def alone(self) -> int:
         """Of these, those that take no rows of q, k and v: they ask for keys and values meanwhile."""
-        at = self.spec
-        return at.n_kv_heads * min(self.splits, at.ctas // 4 // at.n_kv_heads)
+        return self.heads * min(self.splits, self.spec.ctas // 4 // self.heads)
 
     # -- what CTAs exchange --------------------------------------------------------------------------------------------
     @property

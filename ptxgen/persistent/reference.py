@@ -19,7 +19,7 @@ def reference(spec: PersistentStep, a: dict[str, Any]) -> dict[str, np.ndarray]:
     import numpy as np
 
     plan, position = spec.plan, int(a["position"][0])
-    kind, group = plan.kind, plan.group
+    kind, group = plan.kind, spec.n_heads // spec.n_kv_heads
     out = {name: a[name].copy() for name in a if "_cache_" in name}
 
     def product(number: int, name: str, x: np.ndarray) -> list[np.ndarray]:

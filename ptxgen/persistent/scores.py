@@ -77,21 +77,25 @@ class Scores(Heads):
             for maximum in self.maxima:
                 b.op("mov.f32", maximum, NOTHING)
             b.op("setp.lt.u32", "has_positions", warp_at, self.end)
-        words = [b.array(f"{side}_word", "b32", unroll * self.words) for side in "kv"]
+        keys, values = (b.array(f"{side}_word", "b32", unroll * self.words) for side in "kv")
         seen = b.array("is_seen", "pred", unroll)
-        with b.fragment("ask_rows", "rows of K and V"):
+
+        def ask(own: RegArray, place: Reg) -> None:
+            convert.clear(b, own)
+            for step in range(unroll):
+                part = own[step * self.words : (step + 1) * self.words]
+                convert.load_words(b, part, place, step * plan.rows_at_once * row_bytes, pred=seen[step])
+
+        with b.fragment("ask_keys", "rows of K"):
             here = b.reg("row_here", "u32")
             for step in range(unroll):
                 b.op("add.u32", here, row, step * plan.rows_at_once)
                 b.op("setp.lt.u32", seen[step], here, self.end)
-            for own, place in zip(words, sources, strict=True):
-                convert.clear(b, own)
-                for step in range(unroll):
-                    part = own[step * self.words : (step + 1) * self.words]
-                    offset = step * plan.rows_at_once * row_bytes
-                    convert.load_words(b, part, place, offset, pred=seen[step])
-        self._score_rows(words, seen)
-        with b.fragment("next_rows", "on to the next positions of the warp"):
+            ask(keys, sources[0])
+        with b.fragment("ask_values", "rows of V"):
+            ask(values, sources[1])
+        self._score_rows([keys, values], seen)
+        with b.fragment("next_rows", "on to the next positions of the warp: keys are asked for before values count"):
             b.op("add.u32", row, row, WARPS * warp_rows)
             b.op("add.u32", warp_at, warp_at, WARPS * warp_rows)
             for place in sources:
