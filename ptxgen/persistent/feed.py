@@ -70,7 +70,12 @@ class Feed:
             if AHEAD:
                 fetches = b.op("setp.eq.u32", "fetches_ahead_of_ring", fresh, AHEAD_AT)
                 b.op("setp.ne.and.u32", fetches, ahead, 0, fetches)
-                b.op("cp.async.bulk.prefetch.L2.global", source[(AHEAD_FROM - AHEAD_AT) * plan.unit_bytes], ahead, pred=fetches)
+                b.op(
+                    "cp.async.bulk.prefetch.L2.global",
+                    source[(AHEAD_FROM - AHEAD_AT) * plan.unit_bytes],
+                    ahead,
+                    pred=fetches,
+                )
             b.op("add.u32", slot, slot, plan.unit_bytes)
             b.op("add.u32", bell, bell, MBARRIER_BYTES)
             around = b.op("setp.eq.u32", "fed_wraps", bell, end)

@@ -9,8 +9,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.persistent.begin import Begin
-from ptxgen.persistent.inputs import LOAD, allow_polls, count_poll
 from ptxgen.persistent.plan import THREADS, WARPS, Plan
+from ptxgen.persistent.polls import LOAD
 from ptxgen.persistent.steps import Steps
 
 CHUNK = 8  # elements of a row of K or V that a lane has
@@ -84,7 +84,7 @@ class Heads:
                 self._clear_part()
             element = b.op("mul.lo.u32", "take_element", at.thread, 4)
             b.op("setp.lt.u32", "takes", element, 4 * quads)
-            allow_polls(b)
+            at.polls.allow()
         with b.fragment("locate_take", "where the head's query, key and value lie in what q, k and v have published"):
             at_q = b.op("mad.lo.u32", "take_from", self.head, q, element)
             at_k = b.op("mad.lo.u32", "take_key", self.kv_head, self.dim, element)
@@ -103,7 +103,7 @@ class Heads:
             for word in taken[2:]:
                 b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "is_taken", least, 0)
-            count_poll(b)
+            at.polls.count()
         with b.fragment("keep_taken", "published values, inverted, are f32"):
             for word in taken:
                 b.op("not.b32", word, word)

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import DType
+from ptxgen.persistent.fields import Fields
+from ptxgen.products.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights import weight_format
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, WeightFormat
-
-if TYPE_CHECKING:
-    from ptxgen.kernels.persistent_step import PersistentStep
 
 WARPS = 8  # that multiply; one more brings the weights
 THREADS = 32 * WARPS  # of these
 BLOCK = THREADS + 32
 BATCH = THREADS // TILE_ROWS  # records whose sums lie in shared memory at a time: a row for each thread
 SUM_BYTES = 48  # of a row's sums, one a warp, and what keeps rows from falling on the same banks
-DIGITS = 3  # bf16 numbers that add up to an f32
-DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk
 LOADS = 8  # of 16 bytes that a lane has under way for x, at most
 LOAD_COLUMNS = THREADS * OWN  # of one load of all threads
 COPIES = 2  # of what all CTAs read: fewer of them wait at one line
@@ -60,7 +56,7 @@ class Product:
 class Plan:
     """The numbers of a spec."""
 
-    spec: PersistentStep
+    spec: Fields
 
     @cached_property
     def kind(self) -> WeightFormat:
@@ -98,6 +94,10 @@ class Plan:
             Product("down", at.dim, at.hidden, "gated", "down"),
             Product("head", at.vocab, at.dim, "down", "", norm=True),
         )
+
+    def product(self, index: int) -> Product:
+        """The kind of an op."""
+        return self.products[index % 4 if index < self.ops - 1 else 4]
 
     @property
     def ops(self) -> int:

@@ -13,10 +13,10 @@ import pytest
 from ptxgen import ExecutionError, SpecError, generate
 from ptxgen.kernels import PersistentStep
 from ptxgen.models.decode import step_program
+from ptxgen.models.persistent import persistent
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.parity import compare, limit_of
-from ptxgen.persistent.inputs import POLLS
-from ptxgen.persistent.program import persistent
+from ptxgen.persistent.polls import POLLS
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.kernel import Kernel
