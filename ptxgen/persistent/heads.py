@@ -22,6 +22,7 @@ class Heads:
     def __init__(self, b: Builder, plan: Plan, begin: Begin, steps: Steps, digits: Reg) -> None:
         self.b, self.plan, self.at, self.steps = b, plan, begin, steps
         self.group, self.dim = plan.group, plan.spec.head_dim
+        self.variant = plan.spec.attention.variant
         self.words = convert.words_of(plan.kv_dtype, CHUNK)
         self.heads = b.shared("heads", 4 * (self.group + 2) * self.dim)
         self.extremes = b.shared("extremes", 8 * WARPS * self.group)
@@ -63,6 +64,10 @@ class Heads:
             b.op("and.b32", sub, at.lane, plan.row_lanes - 1)
             b.op("div.u32", group, at.lane, plan.row_lanes)
             self.sub, self.row_group = sub, group
+            self.per_head = {}
+            for value in self.variant.per_head:
+                source = self.per_head[value] = b.ld_param(value.param)
+                b.op("mad.wide.u32", source, self.head, 4 * self.group, source)
 
     def _take(self) -> None:
         b, plan, at, steps = self.b, self.plan, self.at, self.steps
