@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen.builder import SINK, Builder
 from ptxgen.persistent.begin import MBARRIER_BYTES, Begin
-from ptxgen.persistent.plan import AHEAD, AHEAD_AT, AHEAD_FROM, EARLY, EARLY_UNITS, KIND_BYTES, OP_BYTES, Plan
+from ptxgen.persistent.plan import EARLY, EARLY_UNITS, KIND_BYTES, OP_BYTES, Plan
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
 
@@ -34,12 +34,6 @@ class Feed:
             in_record = b.op("mov.u32", "fed_units_left", share.units)
             fresh = b.op("mov.u32", "fresh", 0)
             b.op("setp.ne.u32", "feeds", left, 0)
-            if AHEAD:
-                b.note("bytes that the ring has no room for: they go to L2")
-                ahead = b.op("mul.lo.u32", "fed_ahead", share.count, share.record_bytes)
-                b.op("max.u32", ahead, ahead, AHEAD_FROM * plan.unit_bytes)
-                b.op("sub.u32", ahead, ahead, AHEAD_FROM * plan.unit_bytes)
-                b.op("min.u32", ahead, ahead, AHEAD)
         with b.fragment("slot_empty"):
             b.op("mbarrier.try_wait.parity.shared::cta.b64", "is_empty", bell[8], phase)
         with b.fragment("count_flight", "few bytes while an op's first units are fetched: others' values must pass"):
@@ -67,15 +61,6 @@ class Feed:
             b.op("add.u64", source, source, wide)
             b.op("add.u32", flying, flying, 1)
             b.op("add.u32", fresh, fresh, 1)
-            if AHEAD:
-                fetches = b.op("setp.eq.u32", "fetches_ahead_of_ring", fresh, AHEAD_AT)
-                b.op("setp.ne.and.u32", fetches, ahead, 0, fetches)
-                b.op(
-                    "cp.async.bulk.prefetch.L2.global",
-                    source[(AHEAD_FROM - AHEAD_AT) * plan.unit_bytes],
-                    ahead,
-                    pred=fetches,
-                )
             b.op("add.u32", slot, slot, plan.unit_bytes)
             b.op("add.u32", bell, bell, MBARRIER_BYTES)
             around = b.op("setp.eq.u32", "fed_wraps", bell, end)
