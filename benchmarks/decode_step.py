@@ -6,10 +6,10 @@
 
 `us` of ours: launches of a step's graph back to back; "ptxgen-fast": batches with precision="fast". `host_us`: what
 `forward_to_token` (`Batch.step`) takes longer, token by token. `bytes`: weights, and keys and values at that depth.
-`floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of ops, by what they do in all layers, go to
-`decode_step_ops.jsonl`: `us` in a graph of nothing else, `missing_us` how much shorter the step's graph is without
-them, `apart_us` one by one outside of a graph (launches included). Every row is kept as soon as it is there; what fails
-or finds no time says why.
+transformers compiles in processes of its own while ours is measured; it is timed alone, and ours are medians.
+`floor`: only reading so many bytes; from 2 GB on at the rate of 2 GB. Rows of a step's ops go to
+`decode_step_ops.jsonl` (`benchmarks.step_ops`). Every row is kept as soon as it is there; what fails or finds no time
+says why.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from benchmarks.cases.models import MIXES, MODELS, cache_bytes, fill_cache, open
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.schedule import Task, work_off
+from benchmarks.step_ops import Bound
+from benchmarks.step_ops import measure as measure_ops
 
 if TYPE_CHECKING:
     from benchmarks.peers.llama_cpp import LlamaCpp
+    from benchmarks.peers.transformers_step import Transformers
     from ptxgen.runtime import Model
-    from ptxgen.runtime.core.bound import BoundKernel
     from ptxgen.runtime.core.device import Device
     from ptxgen.runtime.core.graph import Graph
     from ptxgen.runtime.model.batch import Batch
@@ -44,12 +46,12 @@ FIRST = (
     ("qwen2.5-1.5b", "bf16"), ("llama-3-8b", "bf16"),
 )  # fmt: skip
 MORE = (("llama-3-8b", "e4m3"), ("llama-3-8b", "int4-128"), ("llama-3-8b", "q8_0"))
-DEPTHS = {1: (0, 128, 4096), 8: (128, 512, 4096), 32: (512, 4096)}  # of ours by batch; llama.cpp and transformers: some
+DEPTHS = {1: (0, 128, 4096), 8: (128, 512, 4096), 32: (512, 4096)}  # of ours by batch; llama.cpp: some
+TRANSFORMERS = ((1, 128), (8, 512), (1, 4096), (8, 4096), (32, 512))  # batch and depth, in the order of compiling
 ROLES_DEPTH = 4096
 MAX_LEN = 4096 + 512
 STEPS = 32  # launches back to back
 REPEATS = 5
-NODES = 16  # of a graph of few ops
 SETTLE_SECONDS = 0.04  # see benchmarks.gpu
 FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 
@@ -100,9 +102,11 @@ class Ours:
         exact = self.model(name, weights)
         self._batch("ptxgen", exact, case_of(name, weights, slots, 0), depths)
         gc.collect()  # their caches
-        fast = type(exact)(exact.source, self.device, chunk=1, weights=exact.weights, precision="fast")
-        self._batch("ptxgen-fast", fast, case_of(name, weights, slots, 0), depths)
+        self._batch("ptxgen-fast", self._fast(exact), case_of(name, weights, slots, 0), depths)
         gc.collect()
+
+    def _fast(self, exact: Model) -> Model:
+        return type(exact)(exact.source, self.device, chunk=1, weights=exact.weights, precision="fast")
 
     def _batch(self, impl: str, model: Model, case: Case, depths: Sequence[int]) -> None:
         batch = model.batch(case["batch"])
@@ -127,26 +131,22 @@ class Ours:
         """Microseconds of a graph, launched back to back from the same place on."""
         return graph_us(self.device, graph, place, self.steps, REPEATS)
 
-    def roles(self, name: str, weights: str, depth: int) -> None:
-        """Rows of the ops of one token's step, those of all layers that do the same together."""
-        model = self.model(name, weights)
-        step = model.steps.decode
-        place = functools.partial(at_depth, model, depth)
-        whole = self._us(step.graph, place)
-        place()
-        apart = model.profile(repeats=3)
-        named = {(cost.op, cost.kernel): cost for cost in apart.by_role()}
-        for role in dict.fromkeys(op.role for op in step.program.ops):
-            mine = [bound for bound, op in zip(step.launches, step.program.ops, strict=True) if op.role == role]
-            others = [bound for bound, op in zip(step.launches, step.program.ops, strict=True) if op.role != role]
-            times = -(-NODES // len(mine))
-            alone = self._us(chain(self.device, mine * times), place) / times
-            less = whole - self._us(chain(self.device, others), place)
-            for cost in (cost for (of, _), cost in named.items() if of == role):
-                case = case_of(name, weights, 1, depth) | {"op": role, "kernel": cost.kernel}
-                more = {"missing_us": less, "apart_us": cost.us, "bytes": cost.bytes, "tbs": cost.bytes / alone / 1e6}
-                self.ops.add(case, "ptxgen", us=alone, count=len(mine), step_us=whole, **more)
-        print(apart.table(), flush=True)
+    def bound(self, name: str, weights: str, batch: int, depth: int) -> tuple[Bound, str]:
+        """A step whose ops are to be measured, and the name of the implementation."""
+        exact = self.model(name, weights)
+        if batch == 1:
+            place = functools.partial(at_depth, exact, depth)
+            return Bound(exact.steps.decode, place, depth, self.device), "ptxgen"
+        made = self._fast(exact).batch(batch)
+        for layer in range(exact.shape.n_layers):
+            fill_cache(made.cache.buffers(layer))
+        place = functools.partial(batch_at, made, depth, stepped=True)
+        return Bound(made._step, place, depth, self.device), "ptxgen-fast"
+
+    def roles(self, name: str, weights: str, batch: int, depth: int) -> None:
+        """Rows of the ops of a step."""
+        bound, impl = self.bound(name, weights, batch, depth)
+        measure_ops(bound, self.ops, case_of(name, weights, batch, depth), impl)
 
     def read(self) -> None:
         """Measure the floors."""
@@ -157,14 +157,6 @@ class Ours:
 def case_of(model: str, weights: str, batch: int, depth: int) -> Case:
     """A row's case."""
     return {"model": model, "weights": weights, "batch": batch, "depth": depth}
-
-
-def chain(device: Device, launches: Sequence[BoundKernel]) -> Graph:
-    """Launches in one graph, as a step's are."""
-    made = device.graph()
-    for bound in launches:
-        made.add(bound, programmatic=bool(made.nodes) and bound.geometry.programmatic)
-    return made
 
 
 def at_depth(model: Model, depth: int) -> None:
@@ -182,11 +174,14 @@ def batch_at(batch: Batch, depth: int, stepped: bool = False) -> None:
         batch.cache.step(batch.active, batch.model.stream)
 
 
-def graph_us(device: Device, graph: Graph, place: Callable[[], object], steps: int, repeats: int) -> float:
-    """Microseconds of a launch: the median over `repeats` of `steps` back to back, each from `place` on."""
+def graph_us(
+    device: Device, graph: Graph, place: Callable[[], object], steps: int, repeats: int, settle: float = SETTLE_SECONDS
+) -> float:
+    """Microseconds of a launch: the median over `repeats` of `steps` back to back, each from `place` on; those of the
+    first `settle` seconds do not count."""
     stream = device.default_stream
     times: list[float] = []
-    settled = time.perf_counter() + (SETTLE_SECONDS if device.kind == "cuda" else 0)
+    settled = time.perf_counter() + (settle if device.kind == "cuda" else 0)
     while len(times) < repeats:
         place()
         stream.synchronize()
@@ -257,56 +252,55 @@ def llama_batches(
         print(run.add(case, "llama.cpp", us=us, tokens_s=row["pl"] * 1e6 / us), flush=True)
 
 
-def transformers_steps(run: Run, name: str, batch: int, depths: Sequence[int], ends: float) -> None:
-    """transformers' steps."""
-    from benchmarks.peers.transformers_step import measured
-
-    for row in measured(name, batch, depths, ends - time.monotonic()):
-        case = case_of(name, "bf16", batch, row["depth"])
-        found = {"us": row["us"], "tokens_s": batch * 1e6 / row["us"]} if "us" in row else {"why": row["why"]}
-        print(run.add(case, "transformers-compiled", **found), flush=True)
+def transformers_step(run: Run, made: Transformers, name: str, batch: int, depth: int) -> None:
+    """A step of transformers'."""
+    row = made.measure((batch, depth))
+    found = {"us": row["us"], "tokens_s": batch * 1e6 / row["us"]} if "us" in row else {"why": row["why"]}
+    print(run.add(case_of(name, "bf16", batch, depth), "transformers-compiled", **found), flush=True)
 
 
 # the run --------------------------------------------------------------------------------------------------------------
-def tasks(run: Run, ours: Ours, llama: LlamaCpp | None, given: argparse.Namespace, ends: float) -> Iterator[Task]:
-    """Everything, the most important first."""
+def tasks(
+    run: Run, ours: Ours, llama: LlamaCpp | None, transformers: Mapping[str, Transformers], given: argparse.Namespace,
+    ends: float,
+) -> Iterator[Task]:  # fmt: skip
+    """Everything, the most important first. `transformers`: the processes by model."""
     first = [pair for pair in FIRST if chosen(pair, given)]
     packed = [name for name, weights in first if weights == "q4_k_m"]
     plain = [name for name, weights in first if weights == "bf16"]
 
     def one(pair: tuple[str, str]) -> Task:
         case, work = case_of(*pair, 1, 0), functools.partial(ours.single, *pair, DEPTHS[1])
-        return Task(case, "ptxgen", work, 20)
+        return Task(case, "ptxgen", work, 6)
 
     def several(pair: tuple[str, str], slots: int) -> Task:
         case, work = case_of(*pair, slots, 512), functools.partial(ours.batch, *pair, slots, DEPTHS[slots])
-        return Task(case, "ptxgen", work, 25)
+        return Task(case, "ptxgen", work, 12)
 
-    yield Task({}, "floor", ours.read, 15)
+    yield Task({}, "floor", ours.read, 5)
     yield from map(one, first)
     for name in plain:
         work = functools.partial(ours.persistent, name, "bf16", DEPTHS[1])
-        yield Task(case_of(name, "bf16", 1, 0), "ptxgen-persistent", work, 15)
+        yield Task(case_of(name, "bf16", 1, 0), "ptxgen-persistent", work, 6)
+    for sizes in TRANSFORMERS:
+        for name, made in transformers.items():
+            work = functools.partial(transformers_step, run, made, name, *sizes)
+            ready = functools.partial(made.ready, sizes)
+            yield Task(case_of(name, "bf16", *sizes), "transformers-compiled", work, 3, ready)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_single, run, llama, name, (0, 4096), ends)
-            yield Task(case_of(name, "q4_k_m", 1, 0), "llama.cpp", work, 20, functools.partial(llama.ready, name))
+            yield Task(case_of(name, "q4_k_m", 1, 0), "llama.cpp", work, 12, functools.partial(llama.ready, name))
     yield from (several(pair, 8) for pair in first)
-    for name in plain if given.transformers else ():
-        work = functools.partial(transformers_steps, run, name, 1, (128, 4096), ends)
-        yield Task(case_of(name, "bf16", 1, 128), "transformers-compiled", work, 40)
-    yield from (several(pair, 32) for pair in first)
-    for pair in first:
-        work = functools.partial(ours.roles, *pair, ROLES_DEPTH)
-        yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 15)
     if llama is not None:
         for name in packed:
             work = functools.partial(llama_batches, run, llama, name, (8, 32), (512, 4096), ends)
-            yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 35, functools.partial(llama.ready, name))
+            yield Task(case_of(name, "q4_k_m", 8, 512), "llama.cpp", work, 25, functools.partial(llama.ready, name))
+    yield from (several(pair, 32) for pair in first)
     yield from (one(pair) for pair in MORE if chosen(pair, given))
-    for name in plain if given.transformers else ():
-        work = functools.partial(transformers_steps, run, name, 8, (128, 4096), ends)
-        yield Task(case_of(name, "bf16", 8, 128), "transformers-compiled", work, 40)
+    for pair in first:
+        work = functools.partial(ours.roles, *pair, 1, ROLES_DEPTH)
+        yield Task(case_of(*pair, 1, ROLES_DEPTH), "ptxgen ops", work, 8)
 
 
 def chosen(pair: tuple[str, str], given: argparse.Namespace) -> bool:
@@ -318,23 +312,35 @@ def chosen(pair: tuple[str, str], given: argparse.Namespace) -> bool:
 def main(run: Run, given: argparse.Namespace) -> None:
     """All of it, in `given.seconds`."""
     from benchmarks.peers.llama_cpp import WEIGHTS, LlamaCpp
+    from benchmarks.peers.transformers_step import Transformers
     from ptxgen.runtime import open_device
 
     ends = time.monotonic() + given.seconds
+    wanted = [pair for pair in FIRST if chosen(pair, given)]
     llama = LlamaCpp(Path(given.llama), given.work and Path(given.work)) if given.llama else None
+    plain = [name for name, weights in wanted if weights == "bf16" and given.transformers]
+    transformers = {name: Transformers(name, TRANSFORMERS) for name in plain}
     try:
         if llama is not None:
-            llama.write([pair[0] for pair in FIRST if pair[1] == WEIGHTS and chosen(pair, given)])
+            llama.write([name for name, weights in wanted if weights == WEIGHTS])
         with Run("decode_step_ops", gpu(), at_once=True) as ops:
-            work_off(run, list(tasks(run, Ours(run, ops, open_device("cuda")), llama, given, ends)), ends)
+            ours = Ours(run, ops, open_device("cuda"))
+            work_off(run, list(tasks(run, ours, llama, transformers, given, ends)), ends)
     finally:
-        if llama is not None:
-            llama.stop()
+        for each in (*transformers.values(), *((llama,) if llama is not None else ())):
+            each.stop()
 
 
 OPTIONS = (
     ("--seconds", {"type": float, "default": 400.0, "help": "end after so many (default: 400)"}),
-    ("--llama", {"metavar": "SOURCE", "help": "an archive of llama.cpp's source, built while ours is measured"}),
+    (
+        "--llama",
+        {
+            "metavar": "SOURCE",
+            "help": "llama.cpp: an archive of its source, built while ours is measured, or an "
+            "archive or a folder with its programs",
+        },
+    ),
     ("--work", {"metavar": "FOLDER", "help": "where llama.cpp and its files are, or will be (default: a new one)"}),
     ("--no-transformers", {"dest": "transformers", "action": "store_false", "help": "leave transformers out"}),
     ("--models", {"help": "only these models, separated by commas"}),

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from benchmarks.cases.models import MODELS
 from benchmarks.products import PATTERN, _pattern
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from ptxgen.generator import clear_cache, generate
+from ptxgen.generator import generate
 from ptxgen.kernels import Gemv
-from ptxgen.products import geometry
+from ptxgen.tuning import ProductChoice, fixed, using
 from ptxgen.weights import weight_format
 
 WEIGHTS = ("q4_k", "q6_k", "bf16", "q8_0", "int4_g128", "e4m3_channel")
@@ -42,17 +41,9 @@ def layer(config: dict[str, Any], weights: str) -> tuple[Gemv, ...]:
     )
 
 
-@contextmanager
-def chosen(given: str) -> Iterator[None]:
+def chosen(given: str) -> AbstractContextManager[object]:
     """A geometry for all products, instead of the table's."""
-    if given:
-        geometry.GIVEN = geometry.Shape(*map(int, given.split("x")))
-    clear_cache()
-    try:
-        yield
-    finally:
-        geometry.GIVEN = None
-        clear_cache()
+    return using(fixed(ProductChoice(*map(int, given.split("x"))))) if given else nullcontext()
 
 
 class Chain:

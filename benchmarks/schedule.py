@@ -1,5 +1,5 @@
-"""Tasks of a benchmark that has so many seconds: the most important first, those that wait for something when it is
-there, and none that would not end in time."""
+"""Tasks of a benchmark that has so many seconds: the most important of those that can begin, and none that would not
+end in time. What waits for something is waited for only when nothing else can be done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.report.rows import Run
 
 Case = dict[str, Any]
-TICK = 1.0  # seconds between looks for what is ready
+TICK = 0.2  # seconds between looks for what is ready
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """llama.cpp on the GPU: built from its source beside whatever else runs, and timed by its own two programs.
 
-python -m benchmarks.peers.llama_cpp FOLDER MODEL…      write GGUF files, which `LlamaCpp.write` does beside
+python -m benchmarks.peers.llama_cpp write FOLDER MODEL…                     GGUF files, as `LlamaCpp.write` does
+python -m benchmarks.peers.llama_cpp build FOLDER SOURCE ARCHITECTURE        the programs, as `LlamaCpp` does
+
+A lock lets one process at a time write to a folder; the next one finds what is there.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -12,7 +16,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,49 +35,36 @@ WEIGHTS = "q4_k_m"
 
 
 class LlamaCpp:
-    """A build in `folder`, begun at once and gone on with in the background; one that is there already is used."""
+    """Its programs in `folder`, whatever brings them there in the background: `source` is an archive of its source,
+    which is built for an architecture, or an archive or a folder with the programs and their libraries. Those that are
+    in `folder` already are used."""
 
     def __init__(self, source: Path, folder: Path | None = None, architecture: str = "90a") -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="llama.cpp-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "build.log"
+        self._places = (self.folder, source) if source.is_dir() else (self.folder,)
         self._writing: subprocess.Popen[bytes] | None = None
         self._building: subprocess.Popen[bytes] | None = None
-        if not all(self._program(name).exists() for name in TARGETS):
-            self._building = self._build(source, architecture)
+        if not all(program(name, self._places) for name in TARGETS):
+            if source.is_dir():
+                raise FileNotFoundError(f"{source}: a folder without {' and '.join(TARGETS)}")
+            self._building = self._begin(self.log, "build", str(source.resolve()), architecture)
 
-    def _program(self, name: str) -> Path:
-        return self.folder / "build" / "bin" / name
-
-    def _build(self, source: Path, architecture: str) -> subprocess.Popen[bytes]:
-        """Unpack, configure and compile, at the lowest priority."""
-        tree, build = self.folder / "source", self.folder / "build"
-        if not tree.exists():
-            with tarfile.open(source) as packed:
-                packed.extractall(tree, filter="data")
-        if not (tree / "CMakeLists.txt").exists():  # a folder of its own in the archive
-            (tree,) = (found.parent for found in tree.glob("*/CMakeLists.txt"))
-        configure = ["cmake", "-G", "Ninja", "-S", tree, "-B", build, f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
-        jobs = str(max(1, (os.cpu_count() or 2) - 1))
-        compile = ["cmake", "--build", build, "-j", jobs, "--target", *TARGETS]
-        script = 'n=$1; shift; "${@:1:n}" && "${@:n+1}"'  # the first command of n words, then the other
-        commands = [*map(str, (*configure, *OPTIONS)), *map(str, compile)]
-        count = str(len(configure) + len(OPTIONS))
-        with self.log.open("wb") as log:
+    def _begin(self, log: Path, what: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """This module in a process of its own, at the lowest priority."""
+        root = RESULTS.parent.parent
+        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
+        with log.open("ab") as out:
             return subprocess.Popen(
-                ["nice", "-n", "15", "bash", "-c", script, "build", count, *commands],
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                ["nice", "-n", "15", sys.executable, "-m", __name__, what, str(self.folder.resolve()), *arguments],
+                cwd=root, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
 
     def write(self, names: Sequence[str]) -> None:
         """Begin to write these models' files, in the background."""
-        root = RESULTS.parent.parent
-        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
-        with (self.folder / "files.log").open("wb") as log:
-            self._writing = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(self.folder), *names], cwd=root, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | {"PYTHONPATH": path},
-            )  # fmt: skip
+        self._writing = self._begin(self.folder / "files.log", "write", *names)
 
     def ready(self, name: str = "") -> bool:
         """Whether the programs, and a model's file, are there. Raises `RuntimeError` with the end of a log for what
@@ -115,12 +107,50 @@ class LlamaCpp:
         )  # fmt: skip
         return rows_of(said)
 
-    def _run(self, program: str, seconds: float, *arguments: object) -> str:
-        command = [str(self._program(program)), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, seconds))
+    def _run(self, name: str, seconds: float, *arguments: object) -> str:
+        path = program(name, self._places)
+        if path is None:
+            raise RuntimeError(f"{name}: not among the programs in {self.folder}")
+        libraries = [str(path.parent), str(path.parent.parent / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+        done = subprocess.run(
+            [str(path), *map(str, arguments)], capture_output=True, text=True, timeout=max(1.0, seconds),
+            env=os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))},
+        )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(f"{program}: exit {done.returncode}: {done.stderr[-300:]}")
+            raise RuntimeError(f"{name}: exit {done.returncode}: {done.stderr[-300:]}")
         return done.stdout + done.stderr
+
+
+def program(name: str, places: Sequence[Path]) -> Path | None:
+    """Where a program is, in the first of these folders that has it."""
+    return next((path for place in places for path in sorted(place.rglob(name)) if path.is_file()), None)
+
+
+@contextmanager
+def alone(folder: Path, what: str) -> Iterator[None]:
+    """No other process does `what` in a folder meanwhile; one that does is waited for."""
+    with (folder / f"{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build(folder: Path, source: Path, architecture: str) -> None:
+    """Unpack, and unless the programs are there then, configure and compile."""
+    with alone(folder, "build"):
+        tree, into = folder / "source", folder / "build"
+        if not (folder / "unpacked").exists():
+            with tarfile.open(source) as packed:
+                packed.extractall(tree, filter="data")
+            (folder / "unpacked").touch()
+        if all(program(name, [folder]) for name in TARGETS):
+            return
+        if not (tree / "CMakeLists.txt").exists():  # a folder of its own in the archive
+            (tree,) = (found.parent for found in tree.glob("*/CMakeLists.txt"))
+        jobs = str(max(1, (os.cpu_count() or 2) - 1))
+        configure = ["cmake", "-G", "Ninja", "-S", tree, "-B", into, f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
+        for command in ([*configure, *OPTIONS], ["cmake", "--build", into, "-j", jobs, "--target", *TARGETS]):
+            if code := subprocess.run(list(map(str, command))).returncode:
+                raise SystemExit(code)
 
 
 def _going(process: subprocess.Popen[bytes] | None, log: Path) -> subprocess.Popen[bytes] | None:
@@ -151,7 +181,7 @@ def import_gguf(folder: Path) -> None:
     try:
         import gguf  # noqa: F401
     except ModuleNotFoundError:
-        found = next((folder / "source").glob("**/gguf-py/gguf"), None)
+        found = next(folder.glob("**/gguf-py/gguf"), None)
         if found is None:
             raise
         sys.path.append(str(found.parent))
@@ -173,5 +203,10 @@ def rows_of(said: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for each in sys.argv[2:]:
-        print(written(Path(sys.argv[1]), each))
+    what, place, *others = sys.argv[1:]
+    if what == "build":
+        build(Path(place), Path(others[0]), others[1])
+    else:
+        with alone(Path(place), "files"):
+            for each in others:
+                print(written(Path(place), each), flush=True)

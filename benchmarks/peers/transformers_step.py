@@ -1,19 +1,22 @@
 """Decode steps of whole models by transformers, compiled over a static cache, in bf16 with random weights.
 
-    python -m benchmarks.peers.transformers_step MODEL BATCH DEPTH[,DEPTH…]
+    python -m benchmarks.peers.transformers_step MODEL BATCHxDEPTH…
 
-A process of its own, which ends with its memory; every line that it prints is {"depth", "us"} or {"depth", "why"}.
+A process of its own, which compiles while others are measured. Before it fills a cache and before it is timed it asks,
+by a line {"asks"}, and waits for a line; {"did"} says that the cache is full. {"us"} or {"why"} is a case's result.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases.models import MODELS
@@ -22,39 +25,103 @@ from benchmarks.report.rows import RESULTS
 STEPS = 24
 ROOM = 64  # positions after the depth
 OTHERS = ("torch_dtype", "rope_scaling", "rope_theta", "head_dim")  # no matter of time, or what follows from others
+COMPILERS = 4  # processes that compile for a model: several models at once leave room for what is timed
+SLOW = 60.0  # seconds within which a cache is full and a case timed
+
+Batch = tuple[int, int]  # sequences and their depth
 
 
-def measured(model: str, batch: int, depths: Sequence[int], seconds: float) -> Iterator[dict[str, Any]]:
-    """The rows of a process of its own, each as soon as it is there; those that are had when the time is over."""
-    command = [sys.executable, "-m", __name__, model, str(batch), ",".join(map(str, depths))]
-    root = RESULTS.parent.parent
-    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
-    ends = time.monotonic() + seconds
-    with subprocess.Popen(
-        ["timeout", str(max(1, int(seconds))), *command], stdout=subprocess.PIPE, text=True, cwd=root,
-        env=os.environ | {"PYTHONPATH": path},
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
+class Transformers:
+    """The steps of a model in a process of its own. `cases` come in their order; `ready` says when one has come."""
+
+    def __init__(self, model: str, cases: Sequence[Batch]) -> None:
+        command = [sys.executable, "-m", __name__, model, *(f"{batch}x{depth}" for batch, depth in cases)]
+        root = RESULTS.parent.parent
+        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
+        more = {"PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=os.environ | more,
+            start_new_session=True,
+        )  # fmt: skip
+        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._asks: Batch | None = None
+        self._done: dict[Batch, dict[str, Any]] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             if line.startswith("{"):
-                yield json.loads(line)
-    if process.returncode:
-        left = "no time was left" if time.monotonic() >= ends - 1 else f"exit {process.returncode}"
-        raise RuntimeError(f"transformers: {left}")
+                self._said.put(json.loads(line))
+        self._said.put({"ended": self._process.wait()})
+
+    def ready(self, case: Batch) -> bool:
+        """Whether a case is compiled, or its result is known. Lets the process fill a cache, where it asks to."""
+        while case not in self._done and self._asks != case:
+            try:
+                self._hear(self._said.get_nowait())
+            except queue.Empty:
+                return False
+        return True
+
+    def measure(self, case: Batch) -> dict[str, Any]:
+        """{"us"} or {"why"} of a case that is ready."""
+        if self._asks == case:
+            self._answer()
+        while case not in self._done:
+            self._hear(self._said.get(timeout=SLOW))
+        return self._done[case]
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _hear(self, line: dict[str, Any]) -> None:
+        if "ended" in line:
+            self._said.put(line)
+            raise RuntimeError(f"transformers: exit {line['ended']}")
+        if line.get("asks") == "to fill":
+            self._answer()
+            while "did" not in line:
+                line = self._said.get(timeout=SLOW)
+                if "did" not in line:
+                    self._hear(line)
+                    return
+        elif "asks" in line:
+            self._asks = (line["batch"], line["depth"])
+        elif "us" in line or "why" in line:
+            self._done[line["batch"], line["depth"]] = line
+
+    def _answer(self) -> None:
+        self._asks = None
+        assert self._process.stdin is not None
+        self._process.stdin.write("go on\n")
+        self._process.stdin.flush()
 
 
-def main(model: str, batch: int, depths: Sequence[int]) -> None:
+def main(model: str, cases: Sequence[Batch]) -> None:
     """Measure and print."""
     import torch
 
     made = _model(model)
-    for depth in depths:
+    for batch, depth in cases:
+        row: dict[str, Any] = {"batch": batch, "depth": depth}
         try:
-            row: dict[str, Any] = {"depth": depth, "us": _us(made, batch, depth)}
+            row["us"] = _us(made, batch, depth)
         except Exception as wrong:
-            row = {"depth": depth, "why": f"{type(wrong).__name__}: {wrong}"[:300]}
+            row["why"] = f"{type(wrong).__name__}: {wrong}"[:300]
         print(json.dumps(row), flush=True)
         torch._dynamo.reset()
+        torch.cuda.empty_cache()
+
+
+def _ask(what: str, batch: int, depth: int) -> None:
+    """Wait until this may be done."""
+    print(json.dumps({"asks": what, "batch": batch, "depth": depth}), flush=True)
+    if not sys.stdin.readline():
+        raise SystemExit(0)
 
 
 def _model(name: str) -> Any:
@@ -87,10 +154,15 @@ def _us(model: Any, batch: int, depth: int) -> float:
         return out.logits[:, -1].argmax(-1).view(batch, 1).clone()
 
     with torch.no_grad():
+        _ask("to fill", batch, depth)
         prompt = torch.zeros(batch, depth, dtype=torch.long, device="cuda")
         model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        torch.cuda.synchronize()
+        print(json.dumps({"did": "fill"}), flush=True)
         for index in range(6):
             ids = step(index)
+        torch.cuda.synchronize()
+        _ask("to be timed", batch, depth)
         times = []
         for group in range(3):
             torch.cuda.synchronize()
@@ -103,4 +175,4 @@ def _us(model: Any, batch: int, depth: int) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), [int(depth) for depth in sys.argv[3].split(",")])
+    main(sys.argv[1], [(int(batch), int(depth)) for batch, depth in (each.split("x") for each in sys.argv[2:])])

@@ -38,7 +38,7 @@ class Run:
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         }
 
-    def add(self, case: Mapping[str, Any], impl: str, **measures: float | str) -> dict[str, Any]:
+    def add(self, case: Mapping[str, Any], impl: str, **measures: float | str | Sequence[object]) -> dict[str, Any]:
         """Keep one row; a measure that is a float is rounded to four significant digits."""
         rounded = {n: float(f"{value:.4g}") if isinstance(value, float) else value for n, value in measures.items()}
         self.rows.append({"bench": self.bench, "case": dict(case), "impl": impl, **rounded, **self._common})

@@ -1,4 +1,4 @@
-"""`ptxgen tune`: measures how decode attention is best divided on this GPU, and writes the tuning table."""
+"""`ptxgen tune`: measures how decode attention and products are best divided on a GPU, and writes the tuning table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ptxgen.errors import CudaError, SpecError
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device
     from ptxgen.targets import Target
-    from ptxgen.tuning import Row
     from ptxgen.tuning.jobs import Found, Job
+    from ptxgen.tuning.product_jobs import FoundProduct, ProductJob
 
 _CAPACITIES = (512, 2048, 8192, 32768, 131072)
 _BATCHES = (1, 8, 32)
@@ -27,6 +27,10 @@ _BATCHES = (1, 8, 32)
 @click.command(name="tune")
 @click.option("--heads", multiple=True, metavar="Q/KV/DIM", help="Query heads, KV heads, head_dim; repeatable.")
 @click.option("--config", "configs", multiple=True, metavar="CONFIG.JSON", help="A model's config.json; repeatable.")
+@click.option(
+    "--product", "products", multiple=True, metavar="NxK/FORMAT", help="A matrix [n, k] of weights; repeatable."
+)
+@click.option("--weights", "formats", multiple=True, help="Formats: the products of each --config, too; repeatable.")
 @click.option("--kv-dtype", "dtypes", multiple=True, help="Of the cache's elements; repeatable [default: model's, f16]")
 @click.option(
     "--capacity",
@@ -58,28 +62,37 @@ _BATCHES = (1, 8, 32)
 @click.option("--dry-run", is_flag=True, help="Show what would be measured; needs no GPU when --target is given.")
 @json_option
 def command(
-    heads: Sequence[str], configs: Sequence[str], dtypes: Sequence[str], capacities: Sequence[int],
-    batches: Sequence[int], fills: Sequence[float], output: str | None, shipped: bool, device: str | None,
-    target: str | None, gain: float, seconds: float | None, dry_run: bool, as_json: bool,
+    heads: Sequence[str], configs: Sequence[str], products: Sequence[str], formats: Sequence[str],
+    dtypes: Sequence[str], capacities: Sequence[int], batches: Sequence[int], fills: Sequence[float],
+    output: str | None, shipped: bool, device: str | None, target: str | None, gain: float, seconds: float | None,
+    dry_run: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Measure decode attention on this GPU and write a tuning table.
+    """Measure decode attention and products on this GPU and write a tuning table.
 
     Each class of shapes (heads, element type, capacity, one sequence or batches) is measured with several ways to
     divide the work, as nodes of a graph, with enough caches in rotation to defeat the L2. A class gets a row where one
     of them is at least 2 % faster than what is in force.
+
+    Products are those with one token on tensor cores: --product names a matrix, --weights with --config all of a model.
 
     The table is your own: it is read where PTXGEN_TUNING names it, and its rows stand before the shipped ones.
 
     \b
     ptxgen tune --config config.json
     ptxgen tune --heads 32/8/128 --kv-dtype f16 --kv-dtype e4m3 --capacity 8192 -o tuning.json
+    ptxgen tune --product 4096x14336/q4_k --product 4096x4096/q6_k -o tuning.json
     export PTXGEN_TUNING=tuning.json
     """
     from ptxgen.targets import target as parse_target
 
     if shipped and output:
         raise click.UsageError("tune: -o or --shipped, not both")
-    found = list(dict.fromkeys(_jobs(heads, configs, dtypes, capacities, batches, fills)))
+    if not heads and not configs and not products:
+        raise click.UsageError("tune: --heads, --config or --product: is needed, for example --heads 32/8/128")
+    found: list[Job | ProductJob] = []
+    if heads or configs:
+        found += dict.fromkeys(_jobs(heads, configs, dtypes, capacities, batches, fills))
+    found += dict.fromkeys(_products(products, configs, formats))
     if dry_run and target:
         return _show(found, parse_target(target), as_json)
     opened = _open(device)
@@ -92,7 +105,7 @@ def command(
     for one in _measure(found, opened, where, seconds, gain / 100):
         results.append(one)
         if one.better:
-            _write(path, one.job.row(where, one.best, f"{one.best_us:.2f} us, before {one.before_us:.2f}"))
+            _write(path, one, where)
     return _report(results, len(found), path, as_json)
 
 
@@ -105,8 +118,6 @@ def _jobs(
     from ptxgen.targets import target as parse_target
     from ptxgen.tuning.jobs import Job
 
-    if not heads and not configs:
-        raise click.UsageError("tune: --heads or --config: is needed, for example --heads 32/8/128")
     shapes = [(*_heads(word), tuple(dtypes) or ("f16",), 1 << 24) for word in heads]
     shapes += [_model(path, dtypes) for path in configs]
     sizes = tuple(sorted(set(batches or _BATCHES)))
@@ -124,6 +135,40 @@ def _jobs(
                         raise spec_error("tune", support.reasons)
                     out.append(job)
     return out
+
+
+def _products(words: Sequence[str], configs: Sequence[str], formats: Sequence[str]) -> Iterator[ProductJob]:
+    """Every matrix that the options name, as far as its format is for tensor cores."""
+    from ptxgen.kernel import spec_error, supports
+    from ptxgen.models.spec import load_spec
+    from ptxgen.targets import target as parse_target
+    from ptxgen.tuning.product_jobs import ProductJob
+
+    jobs = [_product(word) for word in words]
+    for path in configs if formats else ():
+        model = load_spec(path)
+        shape, rows = model.shape, model.products()
+        stacked = sum(rows[name][0] for name in ("q_proj", "k_proj", "v_proj"))
+        sizes = [(stacked, model.dim, False), (*rows["o_proj"], False), (model.hidden, model.dim, True)]
+        sizes += [(*rows["down_proj"], False), (shape.vocab, model.dim, False)]
+        jobs += [ProductJob(n, k, kind, gated) for kind in formats for n, k, gated in sizes]
+    for job in jobs:
+        support = supports(job.spec, parse_target("sm_90"))
+        if not support:
+            raise spec_error("tune", support.reasons)
+        if job.runs(parse_target("sm_90")) is None:
+            raise SpecError(f"--product: has no tensor cores, and so nothing to choose (got {job.label()})")
+        yield job
+
+
+def _product(word: str) -> ProductJob:
+    from ptxgen.tuning.product_jobs import ProductJob
+
+    sizes, _, kind = word.partition("/")
+    n, _, k = sizes.partition("x")
+    if not (n.isdigit() and k.isdigit() and kind):
+        raise SpecError(f"--product: must be NxK/FORMAT, as 4096x14336/q4_k (got {word!r})")
+    return ProductJob(int(n), int(k), kind)
 
 
 def _heads(word: str) -> tuple[int, int, int]:
@@ -162,20 +207,31 @@ def _path(output: str | None, shipped: bool) -> Path:
     return Path(output or os.environ.get(tuning.VARIABLE) or tuning.own_path()).expanduser()
 
 
-def _measure(jobs: Sequence[Job], device: Device, where: Target, seconds: float | None, gain: float) -> Iterator[Found]:
+def _measure(
+    jobs: Sequence[Job | ProductJob], device: Device, where: Target, seconds: float | None, gain: float
+) -> Iterator[Found | FoundProduct]:
     """The outcome of each job, as far as the time goes."""
-    from ptxgen.runtime.tools.tuner import Timer
-    from ptxgen.tuning.jobs import search
-
     ends = time.monotonic() + seconds if seconds else None
     for job in progress(jobs, "tuning"):
         if ends is not None and time.monotonic() > ends:
             return
-        timer = Timer(device, job, where)
-        found = search(job, where, timer.us, gain, timer.prepare)
+        found = _search(job, device, where, gain)
         if not sys.stderr.isatty():
             say(f"{job.label()}: {found.before_us:.2f} us, best of {found.measured}: {found.best_us:.2f} us")
         yield found
+
+
+def _search(job: Job | ProductJob, device: Device, where: Target, gain: float) -> Found | FoundProduct:
+    from ptxgen.runtime.tools.product_timer import ProductTimer
+    from ptxgen.runtime.tools.tuner import Timer
+    from ptxgen.tuning.jobs import search
+    from ptxgen.tuning.product_jobs import ProductJob, search_product
+
+    if isinstance(job, ProductJob):
+        matrices = ProductTimer(device, job, where)
+        return search_product(job, where, matrices.us, gain, matrices.prepare)
+    timer = Timer(device, job, where)
+    return search(job, where, timer.us, gain, timer.prepare)
 
 
 def _check(path: Path) -> None:
@@ -189,21 +245,32 @@ def _check(path: Path) -> None:
         raise SpecError(f"-o: cannot be written (got {path})")
 
 
-def _write(path: Path, row: Row) -> None:
+def _write(path: Path, found: Found | FoundProduct, where: Target) -> None:
     """Put a row into the table of that file, or into a new one: nothing is lost when the next job is interrupted."""
     from ptxgen.files.output import write_files
     from ptxgen.tuning import Table
+    from ptxgen.tuning.product_jobs import FoundProduct
 
     before = Table.read(path) if path.exists() else Table()
-    write_files(path.parent, {path.name: before.with_rows([row]).text()})
+    note = f"{found.best_us:.2f} us, before {found.before_us:.2f}"
+    if isinstance(found, FoundProduct):
+        after = before.with_rows(products=[found.job.row(where, found.best, note)])
+    else:
+        after = before.with_rows([found.job.row(where, found.best, note)])
+    write_files(path.parent, {path.name: after.text()})
 
 
-def _show(jobs: Sequence[Job], where: Target, as_json: bool) -> int:
+def _show(jobs: Sequence[Job | ProductJob], where: Target, as_json: bool) -> int:
     from ptxgen.attention.decode.plan import choice_of
     from ptxgen.tuning.jobs import choices
+    from ptxgen.tuning.product_jobs import ProductJob
 
     lines: list[dict[str, Any]] = []
     for job in jobs:
+        if isinstance(job, ProductJob):
+            every = list(job.choices(where))
+            lines.append({"job": job.label(), "bytes": job.bytes, "choices": len(every), "now": vars(every[0])})
+            continue
         now = choice_of(job.spec.attention, where, batched=bool(job.batches))
         lines.append({"job": job.label(), "bytes": job.bytes(max(job.sizes)), "choices": choices(job, where),
                       "now": vars(now)})  # fmt: skip
@@ -219,7 +286,7 @@ def _words(choice: dict[str, int]) -> str:
     return " ".join(f"{name}={value}" for name, value in choice.items())
 
 
-def _report(results: Sequence[Found], wanted: int, path: Path, as_json: bool) -> int:
+def _report(results: Sequence[Found | FoundProduct], wanted: int, path: Path, as_json: bool) -> int:
     from ptxgen import tuning
 
     if as_json:

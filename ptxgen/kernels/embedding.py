@@ -71,7 +71,7 @@ class Embedding(KernelType):
     @property
     def kind(self) -> WeightFormat:
         """The format of the table."""
-        return weight_format(self.weights)
+        return weight_format(self.weights).fitted(self.dim)
 
     @property
     def lanes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen.kernel import kernel_type
+from ptxgen.products.columns import columns_of
 from ptxgen.products.geometry import ON_TENSOR_CORES
 from ptxgen.products.product import KEPT_FOR_SLOTS, Product
 from ptxgen.weights.format import OWN
@@ -31,8 +32,10 @@ class Gemv(Product):
     sizes = {}
 
     def on_tensor_cores(self, target: Target) -> bool:
+        if self.weights not in ON_TENSOR_CORES or not columns_of(self.kind)[0].takes(self.kind):
+            return False
         fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FOR_SLOTS
-        return self.weights in ON_TENSOR_CORES and self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
+        return self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
 
     goldens = (
         dict(n=40, k=72, programmatic=True),
@@ -40,7 +43,7 @@ class Gemv(Product):
         dict(n=16, k=256, weights="bf16", activation="silu", gated=True),
         dict(n=33, k=128, weights="q8_0", bias=True, activation="gelu"),
         dict(n=16, k=2080, weights="f32", norm="rms", norm_offset=1.0, activation="gelu_tanh"),
-        dict(n=80000, k=32, weights="q4_0", residual=True),
+        dict(n=80000, k=128, weights="q4_0", residual=True),
         dict(n=20, k=200, weights="bf16"),
         dict(n=20, k=131, weights="e4m3"),
         dict(n=3, k=16640, weights="q4_0"),
@@ -49,6 +52,7 @@ class Gemv(Product):
         dict(n=16, k=256, weights="int4_g32"),
         dict(n=16, k=128, weights="int4_g64"),
         dict(n=16, k=384, weights="int4_g128"),
+        dict(n=20, k=192, weights="q8_0"),
         dict(n=20, k=512, weights="q4_k"),
         dict(n=20, k=512, weights="q5_k"),
         dict(n=20, k=512, weights="q6_k"),

@@ -75,6 +75,8 @@ class PackedGemm(PackedProduct):
         if not known and self.k % self.kind.block_cols:
             step = self.kind.block_cols
             yield from rules.multiple_of("k", self.k, step, step, 1 << 17)
+        elif not known and self.kind.tile_k < packed.COLUMNS:
+            yield from rules.multiple_of("k", self.k, packed.COLUMNS, packed.COLUMNS, 1 << 17)
         yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
         yield from rules.one_of("x_dtype", self.x_dtype.name, ("bf16", "f16"))
         yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))

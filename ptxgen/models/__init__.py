@@ -33,6 +33,7 @@ __all__ = [
     "read_config",
 ]
 
+_LONGEST = 1 << 20  # positions that a file gets without being asked: a cache has room for all of them
 _MOST_LAYERS = 10_000
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
@@ -198,7 +199,10 @@ def _text_values(config: dict[str, object], family: Family, source: str) -> dict
 
 
 def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
-    max_len = max_len or read.count("max_position_embeddings")
+    if not max_len:
+        max_len = read.count("max_position_embeddings")
+        if max_len > _LONGEST:
+            raise read.error("max_position_embeddings", f"above {_LONGEST} max_len must say how many positions to keep")
     n_layers = read.count("num_hidden_layers", most=_MOST_LAYERS)
     n_heads = read.count("num_attention_heads")
     n_kv_heads = family.kv_heads.of(read, n_heads)

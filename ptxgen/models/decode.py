@@ -44,9 +44,9 @@ def step_program(
     page_layout: str = "hnd",
 ) -> Program:
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
-    overlap where a kernel and the `target` can. `batch_invariant`: attention has the same bits in every batch.
-    `choice` of the token: "greedy" the likeliest, "sample" by the rows' settings, "penalise" by the sequences' own
-    tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
+    overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the
+    others are, and with exact precision however many there are. `choice` of the token: "greedy" the likeliest,
+    "sample" by the rows' settings, "penalise" by the sequences' own tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
     which are whose; `page_layout` is the order of their axes. `rings`: layers with a window keep rings with room for
     appends of up to so many rows. `precision` of several rows: "exact" as f32 is; "fast" rounds them to bf16 before
     each product where the target has wgmma.
@@ -68,8 +68,8 @@ def step_program(
         raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
-        programmatic=programmatic, batch_invariant=batch_invariant, choice=choice, rings=rings, page_size=page_size,
-        pages=pages, page_layout=page_layout, precision=precision,
+        programmatic=programmatic, batch_invariant=batch_invariant and step == "batch", choice=choice, rings=rings,
+        page_size=page_size, pages=pages, page_layout=page_layout, precision=precision,
     )  # fmt: skip
     made.make()
     return made.program()
@@ -81,7 +81,6 @@ class _Step(Products):
 
     step: str
     kv_dtype: DType
-    batch_invariant: bool
     choice: str
     rings: int
     page_size: int
@@ -117,7 +116,7 @@ class _Step(Products):
         rows = 1 if self.step == "prefill" else self.rows
         source: str | Ref = Ref(x, (self.rows - 1) * dim * f32.bytes) if self.step == "prefill" else x
         norm = "norm"
-        if rows > 1:
+        if not self.is_token(rows):
             kind = self.format_of("embed_tokens" if model.tied else "lm_head")
             source, norm = self._input("lm_head", x, dim, "norm", [kind], vocab)
         name = "embed_tokens" if model.tied else "lm_head"
@@ -235,7 +234,7 @@ class _Step(Products):
     def _stacks_rows(self, attention: Attention) -> bool:
         """Whether q and k of several rows come from one product, as heads of one row."""
         kinds = self._kinds(*QKV)
-        one = self.packs(kinds) and attention.rope is not None and not self.model.block.qk_norm
+        one = self.packs(kinds, self.model.dim) and attention.rope is not None and not self.model.block.qk_norm
         return one and self._stacks()[0] != QKV[:1]
 
     def _append_stacked(self, x: str, attention: Attention) -> Ref:
@@ -253,7 +252,8 @@ class _Step(Products):
 
     def _attended(self) -> DType:
         """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
-        narrow = self.precision == "fast" and self.step == "prefill" and self.packs(self._kinds("o_proj"))
+        packs = self.packs(self._kinds("o_proj"), self.model.q_width)
+        narrow = self.precision == "fast" and self.step == "prefill" and packs
         return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
 
     def _qkv(self, x: str) -> list[Ref]:
@@ -330,7 +330,8 @@ class _Step(Products):
         model = self.model
         gated = not {"gate_proj", "up_proj"} & set(model.biases)
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
-        if gated and self.packs(kinds) and model.hidden % WIDE_TILE == 0:
+        packs = self.packs(kinds[:2], model.dim) and self.packs(kinds[2:], model.hidden)
+        if gated and packs and model.hidden % WIDE_TILE == 0:
             out = self._packed_gate(x, kinds)
         else:
             width = model.hidden if gated else 2 * model.hidden

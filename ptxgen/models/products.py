@@ -11,6 +11,7 @@ from ptxgen.dtypes import bf16, f32
 from ptxgen.models.draft import Draft
 from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.spec import ModelSpec
+from ptxgen.products.wgmma.tokens import COLUMNS
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
 
@@ -38,6 +39,11 @@ class Products(Draft):
 
     model: ModelSpec
     precision: str
+    batch_invariant: bool
+
+    def is_token(self, rows: int) -> bool:
+        """Whether so many rows go through the kernels of one token, whose sums have another order than others."""
+        return rows == 1 and not self.batch_invariant
 
     def _part(self, name: str) -> Part:
         """A product of this layer in the file."""
@@ -69,12 +75,12 @@ class Products(Draft):
         rows = rows or self.rows
         held = self.tensors[weight.tensor if isinstance(weight, Ref) else weight]
         given: dict[str, str | Ref] = {"x": x, "weight": weight, "out": out}
-        if norm and rows == 1:
+        if norm and self.is_token(rows):
             fields |= self._norm_fields()
             given["norm_weight"] = self._norm_weight(norm)
         if bias:
             given["bias"] = bias
-        kernel, sizes = ("gemv", {}) if rows == 1 else ("gemm", {"rows": rows})
+        kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
         if self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
@@ -97,9 +103,9 @@ class Products(Draft):
     ) -> tuple[str, str]:
         """What the products of `role` read, with `n` rows of weights of these formats, and the norm that they apply
         themselves: of one row x; several rows are normed once, before, and packed where wgmma multiplies them."""
-        if self.rows == 1:
+        if self.is_token(self.rows):
             return x, norm
-        if self.packs(kinds):
+        if self.packs(kinds, k):
             return self._packed(role, x, k, norm, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
             return x, ""
@@ -111,10 +117,11 @@ class Products(Draft):
         """Whether rows lie in tiles, as `_packed` leaves them."""
         return isinstance(x, str) and len(self.tensors[x].shape) > 2
 
-    def packs(self, kinds: Sequence[str]) -> bool:
-        """Whether wgmma multiplies the rows with weights of these formats."""
-        enough = self.rows >= PACKED_FROM[self.precision]
-        return enough and "f32" not in kinds and parse_target(self.target).includes_any(("sm_90a",))
+    def packs(self, kinds: Sequence[str], k: int) -> bool:
+        """Whether wgmma multiplies the rows of k columns with weights of these formats."""
+        enough = self.rows >= PACKED_FROM[self.precision] and not (self.batch_invariant and self.precision == "exact")
+        wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
+        return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
 
     def _packed(self, role: str, x: str, k: int, norm: str, tokens: int) -> str:
         """Rows of x in tiles of so many, normed."""
@@ -173,7 +180,7 @@ class Products(Draft):
         dim, whole = self.model.dim, self._stacked(names)
         widths = {name: self.model.products()[name][0] for name in QKV}
         kind = weight_format(self.tensors[whole].format)
-        taken = [names] if self.rows == 1 or whole_rows else [(name,) for name in names]
+        taken = [names] if self.is_token(self.rows) or whole_rows else [(name,) for name in names]
         for group in taken:
             before = names[: names.index(group[0])]
             weight: str | Ref = whole

@@ -18,11 +18,11 @@ from ptxgen.products.digits import (
     MAGIC_BITS,
     QUAD,
     UNIT,
-    UNIT_BYTES,
     Blocks,
     Digits,
     Integers,
     Thirds,
+    unit_of,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Columns(ABC):
 
     def __init__(self, b: Builder, kind: WeightFormat) -> None:
         self.b, self.kind = b, kind
+
+    @staticmethod
+    def takes(kind: WeightFormat) -> bool:
+        """Whether tiles are wide enough."""
+        return True
 
     @property
     def pieces(self) -> Sequence[Piece]:
@@ -106,6 +111,10 @@ class BlockColumns(Columns):
     """Two f16 digits of the four blocks of a tile on eight columns of N: of a block's chunks only its two columns are
     not zero, so that lane t has the sums of block t, and only that factor to apply."""
 
+    @staticmethod
+    def takes(kind: WeightFormat) -> bool:
+        return kind.tile_k == BLOCKS * kind.x_block
+
     @property
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
@@ -113,7 +122,6 @@ class BlockColumns(Columns):
     def begin(self, lane: Reg, row: Reg, quad: Reg, digits: Digits) -> None:
         assert isinstance(digits, Blocks)
         b, kind = self.b, self.kind
-        assert kind.tile_k == BLOCKS * kind.x_block
         self.words = kind.x_block // 8  # of a digit of a block that a lane loads
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
@@ -161,6 +169,10 @@ class IntegerColumns(Columns):
     Lanes t = 0, 1 of a quad have the sums of the first block, 2, 3 of the second; even ones of the two larger digits.
     """
 
+    @staticmethod
+    def takes(kind: WeightFormat) -> bool:
+        return kind.tile_k % UNIT == 0 or kind.tile_k == 2 * kind.x_block
+
     @property
     def pieces(self) -> Sequence[Piece]:
         return self.kind.block_pieces
@@ -169,21 +181,23 @@ class IntegerColumns(Columns):
         assert isinstance(digits, Integers)
         b, kind = self.b, self.kind
         self.factor_bytes = digits.factor_bytes
-        self.unit_groups = UNIT // kind.x_block // 2
-        self.units = kind.tile_k // UNIT
+        unit = unit_of(kind)
+        self.unit_groups, self.units = unit // kind.x_block // 2, kind.tile_k // unit
+        self.unit_bytes, lane_bytes = DIGITS * unit, unit // 2 // QUAD
+        self.words = lane_bytes // 4  # of a digit of a parity that a lane loads
         self.crowded = sum(piece.words for piece in self.pieces) > FEW_WORDS
         base = b.op("mov.u32", "x_base", digits.vector)
         factors = b.op("add.u32", "factors_base", base, digits.factors_at)
         b.op("mad.lo.u32", factors, quad, self.factor_bytes, factors)
         parity, digit = b.op("shr.u32", "own_parity", row, 2), b.op("and.b32", "own_digit", row, 3)
-        b.op("mad.lo.u32", base, parity, UNIT_BYTES // 2, base)
-        b.op("mad.lo.u32", base, digit, QUAD * 16, base)
-        b.op("mad.lo.u32", base, quad, 16, base)
+        b.op("mad.lo.u32", base, parity, self.unit_bytes // 2, base)
+        b.op("mad.lo.u32", base, digit, QUAD * lane_bytes, base)
+        b.op("mad.lo.u32", base, quad, lane_bytes, base)
         self.x_bases = (base, factors)
-        self.x_steps = (self.units * UNIT_BYTES, self.units * QUAD * self.factor_bytes)
+        self.x_steps = (self.units * self.unit_bytes, self.units * QUAD * self.factor_bytes)
         has_digit = b.op("setp.lt.u32", "has_digit", digit, DIGITS)
         self.owns = b.array("owns_parity", "pred", 2)
-        self.digit = b.array("x_digit", "b32", 8)
+        self.digit = b.array("x_digit", "b32", 2 * self.words)
         for i, owns in enumerate(self.owns):
             b.op("setp.eq.and.u32", owns, parity, i, has_digit)
         convert.clear(b, self.digit)
@@ -209,9 +223,8 @@ class IntegerColumns(Columns):
             own = self.factors[per_unit * unit : per_unit * (unit + 1)]
             x_sums += own[groups:]
             for i, owns in enumerate(self.owns):
-                convert.load_words(
-                    b, self.digit[4 * i : 4 * i + 4], at[0], UNIT_BYTES * unit, space="shared", pred=owns
-                )
+                digit = self.digit[self.words * i : self.words * (i + 1)]
+                convert.load_words(b, digit, at[0], self.unit_bytes * unit, space="shared", pred=owns)
             convert.load_words(b, own, at[1], QUAD * self.factor_bytes * unit, space="shared")
             for group in range(groups):
                 self._multiply_group(words, unit, group)
@@ -224,13 +237,14 @@ class IntegerColumns(Columns):
     def _multiply_group(self, words: Sequence[Reg], unit: int, group: int) -> None:
         """Two blocks; blocks of 32 columns one after the other, blocks of 16 as the halves of a fragment."""
         b, kind, x = self.b, self.kind, self.digit
-        chunk = (UNIT * unit + 2 * kind.x_block * group) // 16
+        chunk = (unit_of(kind) * unit + 2 * kind.x_block * group) // 16
         sums: Sequence[Reg] = (self.magic,) * 4
         fragments: list[tuple[int, Sequence[Reg]]]
         if kind.x_block == 16:
-            fragments = [(chunk, (x[group], x[4 + group]))]
+            fragments = [(chunk, (x[group], x[self.words + group]))]
         else:
-            fragments = [(chunk + 2 * p, x[4 * p + 2 * group : 4 * p + 2 * group + 2]) for p in (0, 1)]
+            starts = [self.words * p + 2 * group for p in (0, 1)]
+            fragments = [(chunk + 2 * p, x[first : first + 2]) for p, first in enumerate(starts)]
         for first, digits in fragments:
             a = kind.byte_fragment(b, words, first)
             b.op(MMA_S8.format(kind.byte_type), tuple(self.products), tuple(a), tuple(digits), tuple(sums))

@@ -4,7 +4,7 @@
 columns two f16 digits of x times a power of two, `[block, digit, lane t, chunk of the block, 4]`, and beside them that
 power's inverse. Two digits have 22 bits of the largest of a block. `Integers`: of such blocks three
 digits of s8 that add up to an integer of 23 bits, `[128 columns, parity of the block, digit, lane t, 16 bytes]`, and
-beside them `[128 columns, lane t]` factors and sums.
+beside them `[128 columns, lane t]` factors and sums; of tiles of 64 columns, `[64 columns, …, 8 bytes]`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ FACTOR_BYTES = 4  # of a block of f16 digits
 INTEGER_BITS = 22  # the largest of a block becomes an integer of so many bits, and a sign
 MAGIC = 12582912.0  # 2^23 + 2^22: an integer below 2^22, added to it, is in its low bits
 MAGIC_BITS = 0x4B400000
-UNIT = 128  # columns whose integers a lane reads together
-UNIT_BYTES = 3 * UNIT
+UNIT = 128  # columns whose integers a lane reads together, at most
 QUAD = 4  # lanes
 
 
@@ -217,20 +216,24 @@ class Integers(InBlocks):
 
     @staticmethod
     def bytes_of(kind: WeightFormat, padded_k: int) -> int:
-        return padded_k // UNIT * (UNIT_BYTES + QUAD * factor_bytes(kind))
+        unit = unit_of(kind)
+        return padded_k // unit * (DIGITS * unit + QUAD * factor_bytes(kind))
 
     def begin(self, group: Reg, quad: Reg) -> None:
         b, kind = self.b, self.kind
-        self.factors_at = self.padded_k // UNIT * UNIT_BYTES
+        self.unit = unit_of(kind)
+        self.unit_bytes, lane_bytes = DIGITS * self.unit, self.unit // 2 // QUAD
+        self.digit_bytes = QUAD * lane_bytes
+        self.factors_at = self.padded_k // self.unit * self.unit_bytes
         self.factor_bytes = factor_bytes(kind)
         group, chunk = self._locate(group, quad)
-        unit, index = split(b, "stage_unit", "block_of_unit", group, UNIT // self.block)
+        unit, index = split(b, "stage_unit", "block_of_unit", group, self.unit // self.block)
         pair, parity = split(b, "pair_of_unit", "block_parity", index, 2)
         self.to = b.op("mov.u32", "stage_to", self.vector)
         self.factors_to = b.op("add.u32", "factors_to", self.to, self.factors_at)
-        b.op("mad.lo.u32", self.to, unit, UNIT_BYTES, self.to)
-        b.op("mad.lo.u32", self.to, parity, UNIT_BYTES // 2, self.to)
-        b.op("mad.lo.u32", self.to, quad, 16, self.to)
+        b.op("mad.lo.u32", self.to, unit, self.unit_bytes, self.to)
+        b.op("mad.lo.u32", self.to, parity, self.unit_bytes // 2, self.to)
+        b.op("mad.lo.u32", self.to, quad, lane_bytes, self.to)
         b.op("mad.lo.u32", self.to, pair, 4 * self.block // CHUNK, self.to)
         if chunk is not None:
             b.op("mad.lo.u32", self.to, chunk, 4, self.to)
@@ -251,7 +254,7 @@ class Integers(InBlocks):
 
     def keep(self, values: Sequence[Reg], load: int, pred: Reg) -> None:
         b, kind, pieces = self.b, self.kind, len(self.pieces)
-        units = load * self.columns * self.threads // UNIT
+        units = load * self.columns * self.threads // self.unit
         self._scale(values, INTEGER_BITS - 1, "max.NaN")
         b.op("fma.rn.f32", self.down, self.largest, 0.0, self.down, note="a NaN where x is not finite")
         b.note("integers in the low bits of 2^23 + 2^22, then digits of a byte, 128 more each")
@@ -265,7 +268,7 @@ class Integers(InBlocks):
             self._add()
         for digit in range(3):
             plane = self.planes[pieces * digit : pieces * (digit + 1)]
-            at = units * UNIT_BYTES + QUAD * 16 * digit
+            at = units * self.unit_bytes + self.digit_bytes * digit
             convert.store_words(b, self.to, plane, at, space="shared", pred=pred)
         b.op("and.pred", self.keeps, pred, self.is_first)
         at = units * QUAD * self.factor_bytes
@@ -276,7 +279,7 @@ class Integers(InBlocks):
             b.op("st.shared.f32", self.sums_to[at + 8], self.total, pred=self.keeps)
         elif kind.x_sum_factor:
             for lane, total in enumerate((self.total, 0.0)):
-                to = at + lane * self.factor_bytes + 4 * (UNIT // self.block // 2)
+                to = at + lane * self.factor_bytes + 4 * (self.unit // self.block // 2)
                 b.op("st.shared.f32", self.factors_to[to], total, pred=self.keeps)
 
     def _transpose(self, planes: Sequence[Reg]) -> None:
@@ -304,17 +307,22 @@ class Integers(InBlocks):
         b.op("mul.f32", self.total, self.total, self.kind.x_sum_factor)
 
     def next(self, loads: int) -> None:
-        b, units = self.b, loads * self.columns * self.threads // UNIT
-        b.op("add.u32", self.to, self.to, units * UNIT_BYTES)
+        b, units = self.b, loads * self.columns * self.threads // self.unit
+        b.op("add.u32", self.to, self.to, units * self.unit_bytes)
         step = units * QUAD * self.factor_bytes
         b.op("add.u32", self.factors_to, self.factors_to, step)
         if self._half_of_sums:
             b.op("add.u32", self.sums_to, self.sums_to, step)
 
 
+def unit_of(kind: WeightFormat) -> int:
+    """Columns whose integers a lane reads together."""
+    return min(UNIT, kind.tile_k)
+
+
 def factor_bytes(kind: WeightFormat) -> int:
-    """What a lane of a quad reads for 128 columns beside the digits: factors of its blocks of x, and sums."""
-    groups = UNIT // kind.x_block // 2
+    """What a lane of a quad reads for a unit beside the digits: factors of its blocks of x, and sums."""
+    groups = unit_of(kind) // kind.x_block // 2
     if not kind.x_sum_factor:
         return 4 * groups
     return 4 * 2 * groups if kind.x_sums_each else 4 * 4

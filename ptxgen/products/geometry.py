@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ptxgen.tuning import ProductChoice
     from ptxgen.weights.format import WeightFormat
 
 WARPS = 8
@@ -107,13 +108,12 @@ RUN_BEFORE_SM_90 = Shape(8, 2, 108)  # and of an A100
 WIDE = 256
 WIDE_STAGES = 2
 WIDE_WARPS = ((37, 16), (17, 12), (0, 8))
-GIVEN: Shape | None = None  # instead of these: for measurements
 
 
-def _shape(tile_k: int, tiles: int, since_sm_90: bool) -> Shape:
-    """The shape for so many tiles a CTA."""
-    if GIVEN is not None:
-        return GIVEN
+def _shape(tile_k: int, tiles: int, since_sm_90: bool, choice: ProductChoice | None) -> Shape:
+    """The shape for so many tiles a CTA, unless a tuning table has one."""
+    if choice is not None:
+        return Shape(choice.warps, choice.stages, choice.ctas)
     if not since_sm_90:
         return RUN_BEFORE_SM_90
     if tile_k < WIDE:
@@ -122,17 +122,19 @@ def _shape(tile_k: int, tiles: int, since_sm_90: bool) -> Shape:
 
 
 def share_runs(
-    units: int, parts: int, kind: WeightFormat, k: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0
-) -> Runs:
+    units: int, parts: int, kind: WeightFormat, k: int, *, since_sm_90: bool, most_ctas: int = 0, warps: int = 0,
+    choice: ProductChoice | None = None,
+) -> Runs:  # fmt: skip
     """The geometry of a product with one token on tensor cores: at most the warps and stages that have a tile.
 
-    `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs.
+    `most_ctas`: of this product, where it has not all of a launch's; `warps`: those of the other product's CTAs;
+    `choice`: what a tuning table says.
     """
     tiles = kind.tiles(k)
-    ctas = most_ctas or _shape(kind.tile_k, tiles, since_sm_90).ctas
+    ctas = most_ctas or _shape(kind.tile_k, tiles, since_sm_90, choice).ctas
     ctas = min(units, ctas * -(-units // (ctas * MOST_UNITS)))
     most_tiles = -(-units // ctas) * parts * tiles
-    shape = _shape(kind.tile_k, most_tiles, since_sm_90)
+    shape = _shape(kind.tile_k, most_tiles, since_sm_90, choice)
     warps = warps or min(shape.warps, most_tiles)
     return Runs(units, parts, tiles, warps, min(shape.stages, -(-most_tiles // warps)), ctas)
 

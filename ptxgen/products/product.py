@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
+from ptxgen.attention.decode.plan import chip_name
 from ptxgen.builder import Builder
 from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
@@ -23,6 +24,7 @@ from ptxgen.products.prepare import Prepare
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.products.stream import Stream
+from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
 from ptxgen.weights.format import WeightFormat, separate
 
@@ -93,7 +95,7 @@ class Product(KernelType):
     @property
     def kind(self) -> WeightFormat:
         """The format of the weights."""
-        return weight_format(self.weights)
+        return weight_format(self.weights).fitted(self.k)
 
     @property
     def parts(self) -> int:
@@ -118,7 +120,9 @@ class Product(KernelType):
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
-            return share_runs(records, self.parts, kind, self.k, since_sm_90=target.includes_any(("sm_90",)))
+            shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated)
+            choice, since_sm_90 = in_force().product(shape), target.includes_any(("sm_90",))
+            return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
         if self.on_tensor_cores(target):
             return choose_for_tensor_cores(records, tiles, self.tensor_tokens, kind.words)
         # sums of two matrices leave registers for half of the tokens

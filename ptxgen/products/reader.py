@@ -53,6 +53,9 @@ class TileReader:
             odd = b.op("and.b32", "lane_odd", lane, 1)
             b.op("mad.lo.u32", side, row, 4, side)
             by["own"] = b.op("mad.lo.u32", "lane_own", odd, 2, side)
+        if any(pattern.by == "pair" for pattern in self.bases):
+            pair = by["pair"] = b.op("bfe.u32", "lane_pair", lane, 1, 1)
+            b.op("mad.lo.u32", pair, row, 2, pair)
         for pattern, base in self.bases.items():
             b.op("mad.wide.u32", base, by[pattern.by], pattern.stride, weight)
             if pattern.in_trailer:

@@ -1,5 +1,6 @@
-"""Tuning of decode attention as data: the file format, the rows, and which table is in force. What a choice does to a
-kernel's geometry is the plan's (`attention.decode.plan`); the file that is shipped is `table.json` beside this one.
+"""Tuning as data: the file format, the rows, and which table is in force. What a choice does to a kernel's geometry is
+the plan's (`attention.decode.plan`) and the products' (`products.geometry`); the file that is shipped is `table.json`
+beside this one.
 
 A table is a JSON file with one row a line:
 
@@ -12,6 +13,12 @@ last number of positions that can be visible (`max_len`, or the window where the
 `programmatic` (the launch) true or false, and so is `invariant`, which is false where it is absent. The first row that
 matches counts: exact rows stand above general ones. `choose` has fields of `Choice`; what it leaves out, and every
 shape that no row names, is decided by the thresholds of the architecture in `models`.
+
+`products` has rows of the same kind for products with one token on tensor cores (Gemv, NextToken):
+
+    {"sm": "sm_90", "weights": "q4_k", "n": 2048, "k": 5632, "choose": {"warps": 12, "stages": 2, "ctas": 132}}
+
+with keys of `ProductShape` and all of `ProductChoice`; every other product is shared out as its geometry says.
 
 `PTXGEN_TUNING` names a user's own table, as `ptxgen tune` writes it. Its rows stand before the shipped ones, its models
 replace theirs. Texts are deterministic for a given table; kernels in memory are kept apart by the table's digest.
@@ -27,10 +34,11 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ptxgen.errors import SpecError
 
+T = TypeVar("T")
 VARIABLE = "PTXGEN_TUNING"
 SHIPPED = Path(__file__).with_name("table.json")
 
@@ -102,6 +110,28 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class ProductChoice:
+    """What of a product with one token is a matter of speed: `warps` of a CTA, tiles on their way of each (`stages`),
+    and `ctas`; upper bounds, which a matrix with less work lowers."""
+
+    warps: int = _bounds(1, 32)
+    stages: int = _bounds(1, 8)
+    ctas: int = _bounds(1, 1 << 16)
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """What rows of products are matched against: the architecture (a row of the plan's `CHIPS`), the format of the
+    weights, outputs and inputs, and whether it is two matrices, gate and up."""
+
+    sm: str
+    weights: str
+    n: int
+    k: int
+    gated: bool = False
+
+
+@dataclass(frozen=True)
 class Row:
     """A class of shapes and what to choose for it, as pairs of name and value."""
 
@@ -109,14 +139,14 @@ class Row:
     choose: tuple[tuple[str, int], ...]
     note: str = ""
 
-    def matches(self, shape: Shape) -> bool:
+    def matches(self, shape: Shape | ProductShape) -> bool:
         """Whether the shape is in the class."""
         said = False
         for name, wanted in self.where:
             if not _matches(name, wanted, getattr(shape, name)):
                 return False
             said = said or name == "invariant"
-        return said or not shape.invariant
+        return said or isinstance(shape, ProductShape) or not shape.invariant
 
     def plain(self) -> dict[str, Any]:
         """As the file has it."""
@@ -126,10 +156,11 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows in their order, and the models by architecture."""
+    """Rows in their order, the models by architecture, and the rows of products."""
 
     rows: tuple[Row, ...] = ()
     models: tuple[tuple[str, Model], ...] = ()
+    products: tuple[Row, ...] = ()
 
     @classmethod
     def read(cls, path: str | Path) -> Table:
@@ -145,25 +176,27 @@ class Table:
     @classmethod
     def of(cls, plain: Any, source: str) -> Table:
         """The table of a parsed file."""
-        if not isinstance(plain, dict) or not plain.keys() <= {"models", "rows"}:
-            raise SpecError(f"{source}: must be an object with models and rows (got {_kind(plain)})")
-        rows, models = plain.get("rows", []), plain.get("models", {})
+        if not isinstance(plain, dict) or not plain.keys() <= {"models", "rows", "products"}:
+            raise SpecError(f"{source}: must be an object with models, rows and products (got {_kind(plain)})")
+        rows, models, products = plain.get("rows", []), plain.get("models", {}), plain.get("products", [])
         if not isinstance(rows, list) or not isinstance(models, dict):
             raise SpecError(f"{source}: rows must be a list and models an object (got {_kind(rows)}, {_kind(models)})")
+        if not isinstance(products, list):
+            raise SpecError(f"{source}: products must be a list (got {_kind(products)})")
         return cls(
             tuple(_row(row, f"{source}: row {index}") for index, row in enumerate(rows, 1)),
             tuple((sm, _model(values, f"{source}: models: {sm}")) for sm, values in models.items()),
+            tuple(_product(row, f"{source}: products: row {index}") for index, row in enumerate(products, 1)),
         )
 
     def over(self, other: Table) -> Table:
         """These rows before the other's; these models in place of the other's."""
-        return Table(self.rows + other.rows, tuple((dict(other.models) | dict(self.models)).items()))
+        models = tuple((dict(other.models) | dict(self.models)).items())
+        return Table(self.rows + other.rows, models, self.products + other.products)
 
-    def with_rows(self, rows: Iterable[Row]) -> Table:
+    def with_rows(self, rows: Iterable[Row] = (), products: Iterable[Row] = ()) -> Table:
         """These rows in the place of those of the same class; those of new classes before all others."""
-        new = {row.where: row for row in rows}
-        kept = [new.pop(row.where, row) for row in self.rows]
-        return Table((*new.values(), *kept), self.models)
+        return Table(_put(rows, self.rows), self.models, _put(products, self.products))
 
     def model(self, sm: str) -> Model:
         """The thresholds of an architecture."""
@@ -179,12 +212,19 @@ class Table:
         row = next((row for row in self.rows if row.matches(shape)), None)
         return otherwise if row is None else replace(otherwise, **dict(row.choose))
 
+    def product(self, shape: ProductShape) -> ProductChoice | None:
+        """The choice of the first row that matches."""
+        row = next((row for row in self.products if row.matches(shape)), None)
+        return None if row is None else ProductChoice(**dict(row.choose))
+
     def text(self) -> str:
         """The file: a line a row."""
         models = [f"  {json.dumps(sm)}: {json.dumps(_plain(model))}" for sm, model in self.models]
-        rows = [f"  {json.dumps(row.plain())}" for row in self.rows]
+        rows, products = ([f"  {json.dumps(row.plain())}" for row in some] for some in (self.rows, self.products))
         parts = [f' "models": {_block("{", models, "}")}'] if models else []
-        return "{\n" + ",\n".join([*parts, f' "rows": {_block("[", rows, "]")}']) + "\n}\n"
+        parts += [f' "rows": {_block("[", rows, "]")}']
+        parts += [f' "products": {_block("[", products, "]")}'] if products else []
+        return "{\n" + ",\n".join(parts) + "\n}\n"
 
     @cached_property
     def digest(self) -> str:
@@ -192,9 +232,11 @@ class Table:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
 
-def fixed(choice: Choice) -> Table:
+def fixed(choice: Choice | ProductChoice) -> Table:
     """A table that makes this choice for every shape."""
     choose = tuple(_plain(choice).items())
+    if isinstance(choice, ProductChoice):
+        return Table(products=(Row((), choose),))
     return Table(tuple(Row((("invariant", flag),), choose) for flag in (False, True)))
 
 
@@ -243,21 +285,33 @@ def using(table: Table | str | Path) -> Iterator[Table]:
 # -- reading a file ----------------------------------------------------------------------------------------------------
 
 
-def _row(plain: Any, source: str) -> Row:
+def _row(plain: Any, source: str, shape: Any = Shape, choice: Any = Choice) -> Row:
     if not isinstance(plain, dict) or not isinstance(plain.get("choose"), dict):
         raise SpecError(f"{source}: must be an object with choose, an object (got {_kind(plain)})")
     where = {name: value for name, value in plain.items() if name not in ("choose", "note")}
-    known = {f.name: str(f.type) for f in fields(Shape)}
+    known = {f.name: str(f.type) for f in fields(shape)}
     for name, value in where.items():
         if name not in known:
             raise SpecError(f"{source}: {name}: no such key; there are {', '.join(known)}, choose, note")
         _check_class(name, value, known[name], source)
-    choice = _integers(plain["choose"], Choice, f"{source}: choose")
+    values = _integers(plain["choose"], choice, f"{source}: choose")
     return Row(
         tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in where.items()),
-        tuple(choice.items()),
+        tuple(values.items()),
         str(plain.get("note", "")),
     )
+
+
+def _product(plain: Any, source: str) -> Row:
+    row = _row(plain, source, ProductShape, ProductChoice)
+    return _complete(row, {name for name, _ in row.choose}, ProductChoice, f"{source}: choose")
+
+
+def _complete(whole: T, given: Iterable[str], cls: Any, source: str) -> T:
+    """What was read, unless one of the fields is missing."""
+    if missing := [f.name for f in fields(cls) if f.name not in given]:
+        raise SpecError(f"{source}: {', '.join(missing)}: must be given")
+    return whole
 
 
 def _check_class(name: str, value: Any, kind: str, source: str) -> None:
@@ -271,13 +325,10 @@ def _check_class(name: str, value: Any, kind: str, source: str) -> None:
 
 
 def _model(plain: Any, source: str) -> Model:
-    values = _integers(plain, Model, source)
-    if missing := [f.name for f in fields(Model) if f.name not in values]:
-        raise SpecError(f"{source}: {', '.join(missing)}: must be given")
-    return Model(**values)
+    return Model(**_complete(_integers(plain, Model, source), plain, Model, source))
 
 
-def _integers(plain: Any, cls: type[Choice] | type[Model], source: str) -> dict[str, int]:
+def _integers(plain: Any, cls: Any, source: str) -> dict[str, int]:
     if not isinstance(plain, dict):
         raise SpecError(f"{source}: must be an object (got {_kind(plain)})")
     rules: dict[str, Mapping[Any, Any]] = {f.name: f.metadata for f in fields(cls)}
@@ -295,8 +346,14 @@ def _matches(name: str, wanted: Any, value: Any) -> bool:
     return bool(wanted[0] <= value <= wanted[1]) if name == "capacity" else bool(wanted == value)
 
 
-def _plain(values: Choice | Model) -> dict[str, int]:
+def _plain(values: Choice | ProductChoice | Model) -> dict[str, int]:
     return {f.name: getattr(values, f.name) for f in fields(values)}
+
+
+def _put(new: Iterable[Row], rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    left = {row.where: row for row in new}
+    kept = [left.pop(row.where, row) for row in rows]
+    return (*left.values(), *kept)
 
 
 def _kind(value: Any) -> str:

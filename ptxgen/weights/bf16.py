@@ -1,4 +1,4 @@
-"""bf16 weights: laid out as those of f16."""
+"""bf16 weights: laid out as those of f16, but always in tiles of 64 columns, as PersistentStep reads them."""
 
 from __future__ import annotations
 

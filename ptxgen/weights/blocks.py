@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ptxgen.errors import SpecError
-from ptxgen.weights.format import cut, from_fragments, to_fragments
+from ptxgen.weights.format import Piece, cut, from_fragments, to_fragments
 
 
 def raw_blocks(source: Mapping[str, np.ndarray], rows: int, count: int, nbytes: int) -> np.ndarray:
@@ -31,19 +31,38 @@ def whole_blocks(*fields: np.ndarray) -> np.ndarray:
 
 
 def pack_nibbles(codes: np.ndarray, tile_k: int) -> np.ndarray:
-    """4-bit codes `[rows, cols]`: 64 columns p at p·512 + lane·16, a word a chunk; of its byte b the low nibble is row
-    g, the high one row g + 8, column 4t + b."""
+    """4-bit codes `[rows, cols]`: 64 columns p at p·512 + lane·16 (in a tile of 32 at lane·8), a word a chunk; of its
+    byte b the low nibble is row g, the high one row g + 8, column 4t + b."""
     fragments = to_fragments(codes, tile_k)
     both = fragments[..., 0, :] | (fragments[..., 1, :] << 4)
-    split = both.reshape(*both.shape[:2], -1, 4, *both.shape[3:])
+    split = both.reshape(*both.shape[:2], -1, _words(tile_k), *both.shape[3:])
     return np.asarray(split.transpose(0, 1, 2, 4, 5, 3, 6))
 
 
 def unpack_nibbles(tiles: np.ndarray, tile_k: int, rows: int, cols: int) -> np.ndarray:
     """The inverse of `pack_nibbles`, from tiles that begin with them."""
-    both = cut(tiles, 0, np.uint8, tile_k // 64, 8, 4, 4, 4).transpose(0, 1, 2, 5, 3, 4, 6)
+    words = _words(tile_k)
+    both = cut(tiles, 0, np.uint8, tile_k // 16 // words, 8, 4, words, 4).transpose(0, 1, 2, 5, 3, 4, 6)
     both = both.reshape(*both.shape[:2], tile_k // 16, 8, 4, 4)
     return from_fragments(np.stack([both & 15, both >> 4], 5), rows, cols)
+
+
+def _words(tile_k: int) -> int:
+    """Of nibbles that are neighbours for a lane."""
+    return min(4, tile_k // 16)
+
+
+def nibble_pieces(tile_k: int) -> tuple[Piece, ...]:
+    """What a lane reads of the nibbles of a tile."""
+    words = _words(tile_k)
+    return tuple(Piece(128 * words * p, 4 * words, words=words) for p in range(tile_k // 16 // words))
+
+
+def sides(at: int, nbytes: int, tile_k: int) -> tuple[Piece, ...]:
+    """What lane t reads of `nbytes` for each block of 32 columns of its rows, of those that it has the sums of: blocks
+    t div 2 and, in a tile of 128 columns, two further on."""
+    by, count = {128: ("side", 2), 64: ("pair", 1)}.get(tile_k, ("row", 1))
+    return tuple(Piece(at + 2 * nbytes * i, nbytes, by, 1, half=nbytes < 4) for i in range(count))
 
 
 def split_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

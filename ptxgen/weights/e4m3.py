@@ -1,7 +1,8 @@
 """e4m3 weights with f32 scales: one of the tensor, one for each row (output channel), or one for 128 by 128 values.
 
 A tile of 16 rows by 128 columns, 2048 bytes: 32 columns s at s·512 + lane·16, four words: row g columns 4t … 4t + 3;
-row g + 8 the same; row g columns 16 + 4t …; row g + 8 the same. The record's trailer:
+row g + 8 the same; row g columns 16 + 4t …; row g + 8 the same. Narrow tiles end after 64 or 32 columns. The record's
+trailer:
 "e4m3" 16 bytes, the f32 scale and zeros; "e4m3_channel" 64 bytes, at 8g the scales of rows g and g + 8;
 "e4m3_block" 4 bytes a tile, its scale, filled up to 16.
 Source: `weight` e4m3 `[rows, cols]`, `scale` f32: `[]`, `[rows]`, or `[ceil(rows/128), ceil(cols/128)]`.
@@ -68,11 +69,12 @@ class E4m3(WeightFormat):
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
+        tile_k, count = self.fitted(cols).tile_k, self.tiles(cols)
         weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy)
         wrong = np.argwhere((weight.view(np.uint8) & 127) == 127)
         if wrong.size:
             raise SpecError(f"{self.name} weights: must be finite (got NaN at {wrong[0].tolist()})")
-        tiles = join([pack_bytes(weight, self.tile_k)])
+        tiles = join([pack_bytes(weight, tile_k)])
         records = self.records(rows)
         trailer = np.zeros((records, self.trailer_bytes(cols) // 4), np.float32)
         scale = np.asarray(source["scale"], np.float32)
@@ -81,22 +83,22 @@ class E4m3(WeightFormat):
         elif self.per == "channel":
             trailer[:] = to_rows(scale.reshape(rows, 1), 1).reshape(records, TILE_ROWS)
         else:
-            per_block = np.repeat(scale.reshape(-1, self.tiles(cols)), BLOCK // TILE_ROWS, 0)
-            trailer[:, : self.tiles(cols)] = per_block[:records]
+            per_block = np.repeat(scale.reshape(-1, -(-cols // BLOCK)), BLOCK // TILE_ROWS, 0)
+            trailer[:, :count] = np.repeat(per_block[:records], BLOCK // tile_k, 1)[:, :count]
         return np.concatenate([tiles.reshape(records, -1), trailer.view(np.uint8)], 1).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
-        records, tiles = self.records(rows), self.tiles(cols)
+        kind, records, tiles = self.fitted(cols), self.records(rows), self.tiles(cols)
         whole = packed.reshape(records, -1)
-        body = whole[:, : tiles * self.tile_bytes].reshape(records, tiles, self.tile_bytes)
-        trailer = np.ascontiguousarray(whole[:, tiles * self.tile_bytes :]).view(np.float32)
+        body = whole[:, : tiles * kind.tile_bytes].reshape(records, tiles, kind.tile_bytes)
+        trailer = np.ascontiguousarray(whole[:, tiles * kind.tile_bytes :]).view(np.float32)
         if self.per == "tensor":
             scale = trailer[0, 0].copy()
         elif self.per == "channel":
             scale = from_rows(trailer.reshape(records, 1, 8, 2, 1), rows, 1).reshape(rows)
         else:
-            scale = trailer[:: BLOCK // TILE_ROWS, :tiles].copy()
-        return {"weight": unpack_bytes(body, self.tile_k, rows, cols).view(e4m3.numpy), "scale": np.asarray(scale)}
+            scale = trailer[:: BLOCK // TILE_ROWS, : tiles : BLOCK // kind.tile_k].copy()
+        return {"weight": unpack_bytes(body, kind.tile_k, rows, cols).view(e4m3.numpy), "scale": np.asarray(scale)}
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         weight = np.asarray(source["weight"]).reshape(rows, cols).view(e4m3.numpy).astype(np.float32)
@@ -122,7 +124,7 @@ class E4m3(WeightFormat):
             return scale.reshape(1, 1)
         if self.per == "channel":
             return scale.reshape(rows, 1)
-        blocks = scale.reshape(-1, self.tiles(cols))
+        blocks = scale.reshape(-1, -(-cols // BLOCK))
         return np.repeat(np.repeat(blocks, BLOCK, 0)[:rows], BLOCK, 1)[:, :cols]
 
     def codes(self, b: Builder, words: Sequence[Reg], chunk: int, half: int, out: Sequence[Reg]) -> None:
@@ -145,7 +147,7 @@ class E4m3(WeightFormat):
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")
         if chunk == 0:
-            b.op("mov.b32", upper, words[16])
+            b.op("mov.b32", upper, words[2 * self.chunks])
             b.op("mov.b32", lower, words[-1])
         return (upper, lower), ()
 
@@ -173,7 +175,9 @@ class E4m3(WeightFormat):
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         factors = pair(b, "scale")
-        for word, factor, value, total in zip((words[16], words[-1]), factors, sums[0], totals, strict=True):
+        for word, factor, value, total in zip(
+            (words[2 * self.chunks], words[-1]), factors, sums[0], totals, strict=True
+        ):
             b.op("mov.b32", factor, word)
             if not _converts(b):
                 b.op("mul.f32", factor, factor, 256.0)
@@ -185,8 +189,16 @@ def _converts(b: Builder) -> bool:
     return b.target.includes_any(("sm_89",))
 
 
+def _made(name: str, scale: Piece, per: str, *widths: int) -> E4m3:
+    """A format in tiles of the first of `widths`, and in narrower ones."""
+    first, *others = widths
+    narrow = tuple(_made(name, scale, per, each) for each in others)
+    return E4m3(name, first, 16 * first, (*BYTES[: first // 32], scale), narrow=narrow, per=per)
+
+
+WIDTHS = (128, 64, 32)
 FORMATS = (
-    E4m3("e4m3", 128, 2048, (*BYTES, Piece(0, 0, "row", 1, True, 0)), per="tensor"),
-    E4m3("e4m3_channel", 128, 2048, (*BYTES, Piece(0, 8, "row", 2, True, 0)), per="channel"),
-    E4m3("e4m3_block", 128, 2048, (*BYTES, Piece(0, 0, "row", 1, True, 4)), per="block"),
+    _made("e4m3", Piece(0, 0, "row", 1, True, 0), "tensor", *WIDTHS),
+    _made("e4m3_channel", Piece(0, 8, "row", 2, True, 0), "channel", *WIDTHS),
+    _made("e4m3_block", Piece(0, 0, "row", 1, True, 4), "block", *WIDTHS),
 )

@@ -1,7 +1,8 @@
 """Weights of 16 bits.
 
 A tile of 16 rows by 64 columns, 2048 bytes: chunk c at c·512 + lane·16, four words: row g columns 4t, 4t + 1; row g + 8
-the same; row g columns 4t + 2, 4t + 3; row g + 8 the same. Source: `weight` `[rows, cols]`.
+the same; row g columns 4t + 2, 4t + 3; row g + 8 the same. A narrow tile of f16 ends after 32 columns. Source:
+`weight` `[rows, cols]`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class Half(WeightFormat):
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
         weight = np.asarray(source["weight"]).astype(self.dtype.numpy, copy=False).reshape(rows, cols)
-        fragments = to_fragments(weight.view(np.uint16), self.tile_k)
+        fragments = to_fragments(weight.view(np.uint16), self.fitted(cols).tile_k)
         pairs = fragments.reshape(*fragments.shape[:6], 2, 2)
         return join([pairs.transpose(0, 1, 2, 3, 4, 6, 5, 7)]).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
-        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
-        pairs = cut(tiles, 0, np.uint16, self.chunks, 8, 4, 2, 2, 2).transpose(0, 1, 2, 3, 4, 6, 5, 7)
+        kind = self.fitted(cols)
+        tiles = packed.reshape(self.records(rows), -1, kind.tile_bytes)
+        pairs = cut(tiles, 0, np.uint16, kind.chunks, 8, 4, 2, 2, 2).transpose(0, 1, 2, 3, 4, 6, 5, 7)
         fragments = pairs.reshape(*pairs.shape[:6], 4)
         return {"weight": from_fragments(fragments, rows, cols).view(self.dtype.numpy)}
 
@@ -82,4 +84,4 @@ class Half16(Half):
             b.op("add.f32", total, total, value)
 
 
-FORMATS = (Half16("f16", 64, 2048, PIECES),)
+FORMATS = (Half16("f16", 64, 2048, PIECES, narrow=(Half16("f16", 32, 1024, PIECES[:2]),)),)

@@ -2,7 +2,8 @@
 
 A matrix `[rows = outputs, cols = inputs]` is packed as an array of equal *records*, one for 16 rows: tiles of 16 rows
 by `tile_k` columns one after the other, then a trailer (scales that belong to more than a tile), each a multiple of 16
-bytes. So matrices of one format and width are stacked by joining their records.
+bytes. So matrices of one format and width are stacked by joining their records. Where tiles of the usual width would
+leave more than 2 % of the columns empty, all tiles of the matrix are narrower (`WeightFormat.fitted`).
 
 Within a tile lane 4g + t of a warp (g = 0 … 7, t = 0 … 3) owns rows g and g + 8, at columns 16c + 4t … 16c + 4t + 3 of
 every *chunk* c of 16 columns: the A fragment of `mma.m16n8k16` (and k32 for bytes) in an order of k that makes four
@@ -38,8 +39,8 @@ class Piece:
     """Consecutive 32-bit words that a lane reads of every tile.
 
     They begin at `offset` from the tile (`in_trailer`: from the trailer) plus `stride` bytes for each lane ("lane"),
-    each g ("row"), each 4g + t div 2 ("side"), or each of these, and 2 more where t is odd ("own"); tiles further on
-    begin `step` bytes later (None: the tile's size).
+    each g ("row"), each 4g + t div 2 ("side"), each of these, and 2 more where t is odd ("own"), or each 2g + t div 2
+    ("pair"); tiles further on begin `step` bytes later (None: the tile's size).
     `half`: the one word is half a word in memory.
     """
 
@@ -61,6 +62,7 @@ class WeightFormat(ABC):
     tile_bytes: int
     pieces: tuple[Piece, ...]
     block_cols: int = 1  # the format itself needs a multiple of so many columns
+    narrow: tuple[WeightFormat, ...] = ()  # the same format in narrower tiles, the widest first
 
     # -- shapes --------------------------------------------------------------------------------------------------------
 
@@ -69,9 +71,16 @@ class WeightFormat(ABC):
         yield from rules.between("rows", rows, 1, MOST)
         yield from rules.multiple_of("cols", cols, self.block_cols, self.block_cols, MOST)
 
+    def fitted(self, cols: int) -> WeightFormat:
+        """The format in the tiles that a matrix of so many columns has: its own, or where they would be empty by more
+        than 2 %, the widest of `narrow` of which `cols` is a multiple."""
+        if 100 * self.tile_k * -(-cols // self.tile_k) <= 102 * cols:
+            return self
+        return next((each for each in self.narrow if cols % each.tile_k == 0), self)
+
     def tiles(self, cols: int) -> int:
         """Tiles of a record."""
-        return -(-cols // self.tile_k)
+        return -(-cols // self.fitted(cols).tile_k)
 
     def trailer_bytes(self, cols: int) -> int:
         """Bytes of a record after its tiles."""
@@ -79,7 +88,7 @@ class WeightFormat(ABC):
 
     def record_bytes(self, cols: int) -> int:
         """Bytes of 16 rows."""
-        return self.tiles(cols) * self.tile_bytes + self.trailer_bytes(cols)
+        return self.tiles(cols) * self.fitted(cols).tile_bytes + self.trailer_bytes(cols)
 
     def records(self, rows: int) -> int:
         """Records of a matrix."""
@@ -174,7 +183,7 @@ class WeightFormat(ABC):
     @property
     def x_block(self) -> int:
         """Columns of a block: a lane has the sums of four neighbouring blocks of a tile, its own being block t."""
-        return CHUNK if self.tile_k == 4 * CHUNK else 2 * CHUNK
+        return CHUNK if self.tile_k == 4 * CHUNK and not self.byte_type else 2 * CHUNK
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:

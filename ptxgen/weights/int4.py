@@ -3,8 +3,8 @@
 weight = (code − zero) · scale, 0 ≤ code ≤ 15 and 0 ≤ zero ≤ 16 (GPTQ files store zero − 1; a reader adds 1).
 A tile of 16 rows by 128 columns (groups of 128: by 256) begins with the codes as nibbles, as in q4_0's. Then, with n
 groups a tile, at g·4n + 4j the scales of rows g and g + 8 in group j; then bytes at g·2n + 2j: their zeros.
-Bytes: 1216 (32), 1120 (64), 2144 (128). Source: `qweight` uint8 `[rows, cols]`, one code each; `scales` f16 and `zeros`
-uint8 `[rows, cols / group]`.
+Bytes: 1216 (32), 1120 (64), 2144 (128). Narrow tiles are the same with fewer columns, down to a group. Source:
+`qweight` uint8 `[rows, cols]`, one code each; `scales` f16 and `zeros` uint8 `[rows, cols / group]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.blocks import in_blocks, pack_nibbles, ratio, unpack_nibbles
+from ptxgen.weights.blocks import in_blocks, nibble_pieces, pack_nibbles, ratio, sides, unpack_nibbles
 from ptxgen.weights.format import (
     NIBBLE_UNITS,
     Piece,
@@ -57,19 +57,23 @@ class Int4(WeightFormat):
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
+        kind = self.fitted(cols)
+        assert isinstance(kind, Int4)
         codes = np.asarray(source["qweight"], np.uint8).reshape(rows, cols)
         scales = np.asarray(source["scales"], np.float16).reshape(rows, -1)
         zeros = np.asarray(source["zeros"], np.uint8).reshape(rows, -1)
-        tiled = [to_rows(each, self.groups).transpose(0, 1, 2, 4, 3) for each in (scales, zeros)]
-        return join([pack_nibbles(codes, self.tile_k), *tiled]).reshape(-1)
+        tiled = [to_rows(each, kind.groups).transpose(0, 1, 2, 4, 3) for each in (scales, zeros)]
+        return join([pack_nibbles(codes, kind.tile_k), *tiled]).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
-        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
-        shape, count = (8, self.groups, 2), cols // self.block_cols
-        scales = cut(tiles, self._nibble_bytes, np.float16, *shape).transpose(0, 1, 2, 4, 3)
-        zeros = cut(tiles, self._nibble_bytes + 32 * self.groups, np.uint8, *shape).transpose(0, 1, 2, 4, 3)
+        kind = self.fitted(cols)
+        assert isinstance(kind, Int4)
+        tiles = packed.reshape(self.records(rows), -1, kind.tile_bytes)
+        shape, count = (8, kind.groups, 2), cols // self.block_cols
+        scales = cut(tiles, kind._nibble_bytes, np.float16, *shape).transpose(0, 1, 2, 4, 3)
+        zeros = cut(tiles, kind._nibble_bytes + 32 * kind.groups, np.uint8, *shape).transpose(0, 1, 2, 4, 3)
         return {
-            "qweight": unpack_nibbles(tiles, self.tile_k, rows, cols),
+            "qweight": unpack_nibbles(tiles, kind.tile_k, rows, cols),
             "scales": from_rows(scales, rows, count),
             "zeros": from_rows(zeros, rows, count),
         }
@@ -134,13 +138,10 @@ class Int4(WeightFormat):
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
         """A group of 32 columns is a block; of wider ones all lanes of a row have the scales and zeros."""
-        codes, at = self.pieces[: self.chunks // 4], self._nibble_bytes
-        if self.groups > 2:
-            words = ((4, False), (2, True))
-            offsets = (at, at + 32 * self.groups)
-            return (*codes, *(Piece(o + 2 * stride * i, stride, "side", 1, half=half)
-                              for o, (stride, half) in zip(offsets, words, strict=True) for i in (0, 1)))  # fmt: skip
-        return (*codes, Piece(at, 8, "row", 2), Piece(at + 64, 4, "row", 1))
+        codes, at = self.pieces[:-2], self._nibble_bytes
+        if self.block_cols == self.x_block:
+            return (*codes, *sides(at, 4, self.tile_k), *sides(at + 32 * self.groups, 2, self.tile_k))
+        return (*codes, *_group_pieces(at, self.groups))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -150,11 +151,11 @@ class Int4(WeightFormat):
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
         zeros = pair(b, "zero_point")
-        own_groups = 2
+        own = len(sums) if self.block_cols == self.x_block else self.groups
         for i, (values, x_sum) in enumerate(zip(sums, x_sums, strict=True)):
-            group = i * own_groups // len(sums)
+            group = i * own // len(sums)
             factors = scaled_pair(b, "scale", words[self.chunks + group], (1.0, 1.0))
-            first, byte = (-1, 2 * group) if self.groups == 2 else (group - own_groups, 0)
+            first, byte = (group - own, 0) if self.block_cols == self.x_block else (-1, 2 * group)
             bytes_to_f32(b, zeros, words[first], 0.0, byte)
             for value, unit, zero, factor, total in zip(values, NIBBLE_UNITS, zeros, factors, totals, strict=True):
                 b.op("mul.f32", value, value, unit)
@@ -162,12 +163,19 @@ class Int4(WeightFormat):
                 b.op("fma.rn.f32", total, value, factor, total)
 
 
-def _made(group: int, tile_k: int) -> Int4:
-    n, nibbles = tile_k // group, 8 * tile_k
-    scales = Piece(nibbles, 4 * n, "row", n)
-    zeros = Piece(nibbles + 32 * n, 2 * n, "row", n // 2)
-    codes = tuple(Piece(512 * p, 16) for p in range(tile_k // 64))
-    return Int4(f"int4_g{group}", tile_k, nibbles + 48 * n, (*codes, scales, zeros), block_cols=group)
+def _group_pieces(at: int, groups: int) -> tuple[Piece, Piece]:
+    """Scales and zeros of all groups of a row, which begin at `at`."""
+    zeros = at + 32 * groups
+    return Piece(at, 4 * groups, "row", groups), Piece(zeros, 2 * groups, "row", -(-groups // 2), half=groups == 1)
 
 
-FORMATS = (_made(32, 128), _made(64, 128), _made(128, 256))
+def _made(group: int, *widths: int) -> Int4:
+    """A format in tiles of the first of `widths`, and in narrower ones."""
+    first, *others = widths
+    n, nibbles = first // group, 8 * first
+    pieces = (*nibble_pieces(first), *_group_pieces(nibbles, n))
+    narrow = tuple(_made(group, each) for each in others)
+    return Int4(f"int4_g{group}", first, nibbles + 48 * n, pieces, block_cols=group, narrow=narrow)
+
+
+FORMATS = (_made(32, 128, 64, 32), _made(64, 128, 64), _made(128, 256, 128))

@@ -2,7 +2,8 @@
 
 A tile of 16 rows by 128 columns, 1152 bytes: the codes as nibbles in fragment order (64 columns p at p·512 + lane·16, a
 word a chunk; of its byte b the low nibble is row g, the high one row g + 8, column 4t + b); block t at
-1024 + g·16 + t·4: the scales of rows g and g + 8. Source: `blocks`, raw.
+1024 + g·16 + t·4: the scales of rows g and g + 8. Narrow tiles have n = 2 or 1 blocks: 288·n bytes, of one block the
+codes at lane·8, block t at 256·n + g·4n + t·4. Source: `blocks`, raw.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxgen.weights.blocks import field, in_blocks, pack_nibbles, ratio, raw_blocks, unpack_nibbles, whole_blocks
+from ptxgen.weights.blocks import (
+    field,
+    in_blocks,
+    nibble_pieces,
+    pack_nibbles,
+    ratio,
+    raw_blocks,
+    sides,
+    unpack_nibbles,
+    whole_blocks,
+)
 from ptxgen.weights.format import (
     NIBBLE_UNITS,
     ByteCodes,
@@ -46,14 +57,17 @@ class Q4_0(ByteCodes):
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
+        tile_k = self.fitted(cols).tile_k
         codes, scales = self._fields(source, rows, cols)
-        tiled = to_rows(scales[..., 0], 4).transpose(0, 1, 2, 4, 3)
-        return join([pack_nibbles(codes.reshape(rows, cols), self.tile_k), tiled]).reshape(-1)
+        tiled = to_rows(scales[..., 0], tile_k // BLOCK).transpose(0, 1, 2, 4, 3)
+        return join([pack_nibbles(codes.reshape(rows, cols), tile_k), tiled]).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
-        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
-        codes = in_blocks(unpack_nibbles(tiles, self.tile_k, rows, cols), BLOCK)
-        scales = from_rows(cut(tiles, 1024, np.float16, 8, 4, 2).transpose(0, 1, 2, 4, 3), rows, cols // BLOCK)
+        tile_k = self.fitted(cols).tile_k
+        tiles = packed.reshape(self.records(rows), self.tiles(cols), -1)
+        codes = in_blocks(unpack_nibbles(tiles, tile_k, rows, cols), BLOCK)
+        tiled = cut(tiles, 8 * tile_k, np.float16, 8, tile_k // BLOCK, 2).transpose(0, 1, 2, 4, 3)
+        scales = from_rows(tiled, rows, cols // BLOCK)
         return {"blocks": whole_blocks(scales[..., None], codes[..., :16] | (codes[..., 16:] << 4))}
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -83,12 +97,12 @@ class Q4_0(ByteCodes):
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")
         if chunk % 2 == 0:
-            halves_to_f32(b, upper, lower, words[8 + chunk // 2])
+            halves_to_f32(b, upper, lower, words[self.chunks + chunk // 2])
         return (upper, lower), ()
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:2], Piece(1024, 4, "side", 1), Piece(1032, 4, "side", 1))
+        return (*self.pieces[:-1], *sides(8 * self.tile_k, 4, self.tile_k))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return nibble_fragment(b, words[chunk : chunk + 2])
@@ -97,11 +111,17 @@ class Q4_0(ByteCodes):
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
-        for word, values, x_sum in zip(words[8:], sums, x_sums, strict=True):
+        for word, values, x_sum in zip(words[self.chunks :], sums, x_sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))
             for value, factor, unit, total in zip(values, factors, NIBBLE_UNITS, totals, strict=True):
                 b.op("fma.rn.f32", value, value, unit, x_sum)
                 b.op("fma.rn.f32", total, value, factor, total)
 
 
-FORMATS = (Q4_0("q4_0", 128, 1152, (Piece(0, 16), Piece(512, 16), Piece(1024, 16, "row")), block_cols=BLOCK),)
+def _made(tile_k: int, narrow: tuple[Q4_0, ...] = ()) -> Q4_0:
+    blocks = tile_k // BLOCK
+    scales = Piece(8 * tile_k, 4 * blocks, "row", blocks)
+    return Q4_0("q4_0", tile_k, 9 * tile_k, (*nibble_pieces(tile_k), scales), block_cols=BLOCK, narrow=narrow)
+
+
+FORMATS = (_made(128, (_made(64), _made(32))),)

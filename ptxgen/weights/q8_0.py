@@ -1,7 +1,7 @@
 """GGUF's Q8_0: blocks of 32 columns, an f16 scale and 32 signed bytes.
 
 A tile of 16 rows by 128 columns, 2176 bytes: the bytes as in e4m3's; block t at 2048 + g·16 + t·4: the scales of rows g
-and g + 8. Source: `blocks`, raw.
+and g + 8. Narrow tiles have n = 2 or 1 blocks: 544·n bytes, block t at 512·n + g·4n + t·4. Source: `blocks`, raw.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxgen.idioms import convert
-from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, whole_blocks
+from ptxgen.weights.blocks import field, in_blocks, ratio, raw_blocks, sides, whole_blocks
 from ptxgen.weights.e4m3 import BYTES, pack_bytes, unpack_bytes
 from ptxgen.weights.format import (
     Piece,
@@ -46,15 +46,19 @@ class Q8_0(WeightFormat):
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
         self.check(rows, cols)
+        tile_k = self.fitted(cols).tile_k
         blocks = raw_blocks(source, rows, cols // BLOCK, BLOCK_BYTES)
         codes = field(blocks, 2, BLOCK).reshape(rows, cols)
         scales = field(blocks, 0, 1, np.float16)[..., 0]
-        return join([pack_bytes(codes, self.tile_k), to_rows(scales, 4).transpose(0, 1, 2, 4, 3)]).reshape(-1)
+        tiled = to_rows(scales, tile_k // BLOCK).transpose(0, 1, 2, 4, 3)
+        return join([pack_bytes(codes, tile_k), tiled]).reshape(-1)
 
     def unpack(self, packed: np.ndarray, rows: int, cols: int) -> Source:
-        tiles = packed.reshape(self.records(rows), -1, self.tile_bytes)
-        codes = unpack_bytes(tiles, self.tile_k, rows, cols)
-        scales = from_rows(cut(tiles, 2048, np.float16, 8, 4, 2).transpose(0, 1, 2, 4, 3), rows, cols // BLOCK)
+        tile_k = self.fitted(cols).tile_k
+        tiles = packed.reshape(self.records(rows), self.tiles(cols), -1)
+        codes = unpack_bytes(tiles, tile_k, rows, cols)
+        tiled = cut(tiles, 16 * tile_k, np.float16, 8, tile_k // BLOCK, 2).transpose(0, 1, 2, 4, 3)
+        scales = from_rows(tiled, rows, cols // BLOCK)
         return {"blocks": whole_blocks(scales[..., None], in_blocks(codes, BLOCK))}
 
     def dequantise(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -94,12 +98,12 @@ class Q8_0(WeightFormat):
     def scales(self, b: Builder, words: Sequence[Reg], chunk: int) -> tuple[Sequence[Reg], Sequence[Reg]]:
         upper, lower = pair(b, "scale")
         if chunk % 2 == 0:
-            halves_to_f32(b, upper, lower, words[16 + chunk // 2])
+            halves_to_f32(b, upper, lower, words[2 * self.chunks + chunk // 2])
         return (upper, lower), ()
 
     @property
     def block_pieces(self) -> tuple[Piece, ...]:
-        return (*self.pieces[:4], Piece(2048, 4, "side", 1), Piece(2056, 4, "side", 1))
+        return (*self.pieces[:-1], *sides(16 * self.tile_k, 4, self.tile_k))
 
     def byte_fragment(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return words[2 * chunk : 2 * chunk + 4]
@@ -108,10 +112,16 @@ class Q8_0(WeightFormat):
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],
         totals: Sequence[Reg],
     ) -> None:  # fmt: skip
-        for word, values in zip(words[16:], sums, strict=True):
+        for word, values in zip(words[2 * self.chunks :], sums, strict=True):
             factors = scaled_pair(b, "scale", word, (1.0, 1.0))
             for value, factor, total in zip(values, factors, totals, strict=True):
                 b.op("fma.rn.f32", total, value, factor, total)
 
 
-FORMATS = (Q8_0("q8_0", 128, 2176, (*BYTES, Piece(2048, 16, "row")), block_cols=BLOCK),)
+def _made(tile_k: int, narrow: tuple[Q8_0, ...] = ()) -> Q8_0:
+    blocks = tile_k // BLOCK
+    scales = Piece(16 * tile_k, 4 * blocks, "row", blocks)
+    return Q8_0("q8_0", tile_k, 17 * tile_k, (*BYTES[:blocks], scales), block_cols=BLOCK, narrow=narrow)
+
+
+FORMATS = (_made(128, (_made(64), _made(32))),)

@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -117,11 +118,12 @@ class CpuDevice(Device):
         self.check()
 
     def memory(self) -> MemoryUse:
-        """Physical memory of the machine, and what this device has allocated."""
+        """Physical memory of the machine, what of it a process can have, and what this device has allocated; zeros
+        where the system does not say."""
         self.check()
         page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
         total = page * os.sysconf("SC_PHYS_PAGES") if page else 0
-        free = page * os.sysconf("SC_AVPHYS_PAGES") if page else 0
+        free = _available() or (page * os.sysconf("SC_AVPHYS_PAGES") if page else 0)
         used = self.bytes.owned
         return MemoryUse(free, total, used, used)
 
@@ -238,3 +240,13 @@ class CpuDevice(Device):
 
     def _new_graph(self) -> Graph:
         return ImmediateGraph(self)
+
+
+def _available() -> int:
+    """Bytes that Linux can give without swapping: free ones, and those that only cache files. 0 elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0]) if found else 0

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 class Batch:
     """Up to `slots` sequences, one graph launch for a token of each.
 
-    `invariant`: a sequence has the same bits whatever the others are. `sampling`: sequences may draw their tokens;
-    `penalties`: by their own tokens, too. `page_size`, a power of two from 16 on: keys and values lie in `n_pages`
-    pages (default: as many as full sequences need), which sequences take as they grow. A prompt goes through the
-    model's own sequence, which a `join` therefore overwrites, and from there into the slot.
+    `invariant`: a sequence has the same bits whatever the others are, and with exact precision in a batch of any number
+    of slots: alone in a batch of one slot, too. (`Model`'s own steps, of one token, add up in another order.)
+    `sampling`: sequences may draw their tokens; `penalties`: by their own tokens, too. `page_size`, a power of two from
+    16 on: keys and values lie in `n_pages` pages (default: as many as full sequences need), which sequences take as
+    they grow. A prompt goes through the model's own sequence, which a `join` therefore overwrites, and from there into
+    the slot.
     """
 
     def __init__(

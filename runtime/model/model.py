@@ -6,9 +6,10 @@ position itself. The host says them only where they are others.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -101,7 +102,7 @@ class Model:
 
         `device` is a `Device` or the name of one (None: CUDA where there is one, else the CPU executor); `max_len`
         replaces the longest context; `options` are the constructor's. Raises `FileError` before anything is allocated
-        for what is damaged or not covered.
+        for what is damaged or not covered, and `CapacityError` for what the device's free memory does not hold.
         """
         from ptxgen.models.files import open_model
         from ptxgen.runtime.core.device import Device
@@ -279,9 +280,23 @@ class Model:
         return tokens.astype(np.int32)
 
     # text -------------------------------------------------------------------------------------------------------------
-    def generate(self, prompt: Sequence[int], max_new_tokens: int, **options: Any) -> list[int]:
-        """The prompt and the tokens after it; `options` are those of `tokens`."""
-        return [*map(int, prompt), *self.tokens(prompt, max_new_tokens, **options)]
+    @overload
+    def generate(
+        self, prompt: Sequence[int], max_new_tokens: int, *, stream: Literal[False] = False, **options: Any
+    ) -> list[int]: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[int], max_new_tokens: int, *, stream: Literal[True], **options: Any
+    ) -> Iterator[int]: ...
+
+    def generate(
+        self, prompt: Sequence[int], max_new_tokens: int, *, stream: bool = False, **options: Any
+    ) -> list[int] | Iterator[int]:
+        """The prompt and the tokens after it; with `stream` an iterator, which decodes a token when it is asked for the
+        next. `options` are those of `tokens`, which gives the tokens after the prompt alone."""
+        found = itertools.chain(map(int, prompt), self.tokens(prompt, max_new_tokens, **options))
+        return found if stream else list(found)
 
     def tokens(
         self,

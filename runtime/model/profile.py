@@ -1,4 +1,4 @@
-"""What a step costs, op by op: time, bytes, share. Owns no clock: `Step.times` measures."""
+"""What a step costs, op by op: time, bytes, share of the read. Owns no clock: `Step.times` measures."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ import numpy as np
 from ptxgen.models.program import Op, Program
 
 if TYPE_CHECKING:
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.stream import Stream
     from ptxgen.runtime.model.model import Model
 
+COPIED = {"cuda": 256 << 20, "cpu": 16 << 20}  # bytes: more than caches hold
 _CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An op: microseconds, the bytes that it has to move, and its share of the step's time."""
+    """An op: microseconds, its part of the step's time, the bytes that it has to move, and the share of the read: the
+    time in which the device moves as many bytes when it does nothing else, over the op's."""
 
     op: str
     kernel: str
     us: float
+    part: float
     bytes: int
     share: float
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A step of one token over `length` positions."""
+    """A step of one token over `length` positions; `gbs`: what the device moves in GB/s, reading and writing a copy."""
 
     device: str
     length: int
+    gbs: float
     costs: tuple[Cost, ...]
 
     @property
@@ -45,25 +51,30 @@ class Profile:
         found: dict[tuple[str, str], list[Cost]] = {}
         for cost in self.costs:
             found.setdefault((role_of(cost.op), cost.kernel), []).append(cost)
-        sums = [
-            Cost(role, kernel, sum(c.us for c in of), sum(c.bytes for c in of), sum(c.share for c in of))
-            for (role, kernel), of in found.items()
-        ]
+        sums = []
+        for (role, kernel), of in found.items():
+            us, part, nbytes = sum(c.us for c in of), sum(c.part for c in of), sum(c.bytes for c in of)
+            sums.append(Cost(role, kernel, us, part, nbytes, self._share(us, nbytes)))
         return tuple(sorted(sums, key=lambda cost: -cost.us))
 
     def table(self) -> str:
         """Plain text, a line for what the ops of all layers do together."""
-        rows = [("op", "kernel", "µs", "MB", "share")]
-        for cost in self.by_role():
-            rows.append((cost.op, cost.kernel, f"{cost.us:.1f}", f"{cost.bytes / 1e6:.2f}", f"{cost.share:.1%}"))
-        total = sum(cost.bytes for cost in self.costs) / 1e6
-        rows.append((f"all, at {self.length}", "", f"{self.us:.1f}", f"{total:.2f}", ""))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        rows = [("op", "kernel", "µs", "of the step", "MB", "of the read")]
+        for one in self.by_role():
+            numbers = (f"{one.us:.1f}", f"{one.part:.1%}", f"{one.bytes / 1e6:.2f}", f"{one.share:.1%}")
+            rows.append((one.op, one.kernel, *numbers))
+        total = sum(cost.bytes for cost in self.costs)
+        numbers = (f"{self.us:.1f}", "", f"{total / 1e6:.2f}", f"{self._share(self.us, total):.1%}")
+        rows.append((f"all, at {self.length}", "", *numbers))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = []
         for row in rows:
             cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines)
+
+    def _share(self, us: float, nbytes: int) -> float:
+        return nbytes / (1e3 * self.gbs * us)
 
     def json(self) -> str:
         """Every op as a JSON object."""
@@ -75,7 +86,7 @@ class Profile:
         at = 0.0
         for cost in self.costs:
             events.append({"name": cost.op, "cat": cost.kernel, "ph": "X", "pid": 0, "tid": 0, "ts": at,
-                           "dur": cost.us, "args": {"bytes": cost.bytes}})  # fmt: skip
+                           "dur": cost.us, "args": {"bytes": cost.bytes, "share": cost.share}})  # fmt: skip
             at += cost.us
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
 
@@ -114,8 +125,23 @@ def profile(model: Model, token: int, position: int | None, repeats: int) -> Pro
         found.append(step.times(model.stream))
     model._known = None
     us = np.median(np.array(found[1:]), axis=0)
-    costs = []
+    gbs, costs = moved(model.device, model.stream), []
     for op, one in zip(step.program.ops, us, strict=True):
         nbytes = op_bytes(step.program, op, place + 1)
-        costs.append(Cost(op.name, op.spec.kernel_name, float(one), nbytes, float(one / us.sum())))
-    return Profile(model.device.name, place + 1, tuple(costs))
+        share = nbytes / (1e3 * gbs * float(one))
+        costs.append(Cost(op.name, op.spec.kernel_name, float(one), float(one / us.sum()), nbytes, share))
+    return Profile(model.device.name, place + 1, gbs, tuple(costs))
+
+
+def moved(device: Device, stream: Stream) -> float:
+    """GB/s that a device moves when it copies its own memory: bytes read and bytes written."""
+    nbytes = COPIED[device.kind]
+    source, target = device.zeros(nbytes, "u8"), device.zeros(nbytes, "u8")
+    times = []
+    for _ in range(5):
+        before = stream.record()
+        target.copy_from(source, stream)
+        after = stream.record()
+        stream.synchronize()
+        times.append(after.elapsed_us(before))
+    return 2e-3 * nbytes / min(times)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.dtypes import dtype, f32, s32
+from ptxgen.errors import CapacityError
 from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
+from ptxgen.models.memory import MemoryPlan, plan_of
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.buffer import Buffer
@@ -50,6 +52,8 @@ class Steps:
             from ptxgen.runtime.model.resident import resident
 
             decode = resident(device, decode)
+        if weights is None:
+            _fits(device, plan_of(decode, prefill), self.spec.shape.max_len)
         self.weights = load_weights(device, decode, source, progress) if weights is None else dict(weights)
         shape = self.spec.shape
         self.cache = KvCache(
@@ -96,6 +100,19 @@ class Steps:
             buffers |= settings.buffers
         self.device.warmup(program.specs())
         return Step(self.device, program, buffers, self.arena)
+
+
+def _fits(device: Device, plan: MemoryPlan, max_len: int) -> None:
+    """Raise `CapacityError` for what the device's free memory does not hold, before anything is allocated."""
+    free = device.memory().available
+    if plan.total <= free or not free:  # a system that does not say is not asked
+        return
+    parts = f"weights {plan.weights:,}, cache of {max_len} positions {plan.cache:,}, scratch {plan.scratch:,}"
+    said = f"Model: needs {plan.total:,} bytes ({parts}), and {device.name} has {free:,} free"
+    fitting = max_len * (free - plan.total + plan.cache) // plan.cache  # what else there is grows less
+    raise CapacityError(
+        f"{said}; {f'max_len={fitting} would fit' if fitting > 0 else 'without a cache it does not fit'}"
+    )
 
 
 def layer_buffers(cache: Any) -> dict[str, Buffer]:

@@ -23,6 +23,7 @@ from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.core.stream import Stream
 from ptxgen.targets import Target
 from ptxgen.tuning import Choice, fixed, using
 from ptxgen.tuning.jobs import Job
@@ -117,26 +118,8 @@ class Launches:
             fixed_arguments: dict[str, Any] = {"q": self.q, "out": self.out, **lengths, **workspaces}
             bound = [kernel.bind(**fixed_arguments, **caches) for caches in self._caches(index)]
             self._compare(bound[0], index, kernel.ptx, choice)
-            found.append(self._time(bound * math.ceil(LEAST_CALLS / len(bound))))
+            found.append(graph_us(self.device, self.stream, bound * math.ceil(LEAST_CALLS / len(bound))))
         return found
-
-    def _time(self, calls: list[BoundKernel]) -> float:
-        graph, stream = self.device.graph(), self.stream
-        with graph:
-            for call in calls:
-                call.launch(graph.stream)
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < WARM_UP:  # while kernels were compiled, the clocks have come down
-            graph.launch(stream)
-            stream.synchronize()
-        times = []
-        for _ in range(REPLAYS):
-            start = stream.record()
-            graph.launch(stream)
-            end = stream.record()
-            end.synchronize()
-            times.append(end.elapsed_us(start) / len(calls))
-        return statistics.median(times)
 
     def _compare(self, bound: BoundKernel, index: int, ptx: Ptx, choice: Choice) -> None:
         """The result on the first caches against that of the first choice."""
@@ -174,6 +157,26 @@ class Launches:
 
     def _workspace(self, param: Param) -> Buffer:
         return (self.device.zeros if param.zeroed else self.device.empty)(self._shape(param), param.dtype)
+
+
+def graph_us(device: Device, stream: Stream, calls: Sequence[BoundKernel]) -> float:
+    """Microseconds of a launch: the median over replays of a graph of these calls, back to back."""
+    graph = device.graph()
+    with graph:
+        for call in calls:
+            call.launch(graph.stream)
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < WARM_UP:  # while kernels were compiled, the clocks have come down
+        graph.launch(stream)
+        stream.synchronize()
+    times = []
+    for _ in range(REPLAYS):
+        start = stream.record()
+        graph.launch(stream)
+        end = stream.record()
+        end.synchronize()
+        times.append(end.elapsed_us(start) / len(calls))
+    return statistics.median(times)
 
 
 def _step(length: int) -> int:

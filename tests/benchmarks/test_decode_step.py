@@ -6,6 +6,7 @@ import argparse
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_rows_of_a_small_model(device: CpuDevice) -> None:
     ours.floors = {1000: 1.0}
     ours.single("small", "q4_k_m", (0, 8))
     ours.batch("small", "q4_k_m", 3, (8,))
-    ours.roles("small", "q4_k_m", 8)
+    ours.roles("small", "q4_k_m", 1, 8)
     found, floors = ([row for row in run.rows if row["impl"] == impl] for impl in ("ptxgen", "floor"))
     assert [(row["case"]["batch"], row["case"]["depth"]) for row in found] == [(1, 0), (1, 8), (3, 8)]
     assert all(math.isfinite(row[name]) and row["us"] > 0 for row in found for name in ("us", "host_us", "tbs"))
@@ -117,12 +118,13 @@ def test_tasks_begin_with_one_sequence_of_every_model(device: CpuDevice) -> None
     run = Run("decode_step", "a GPU")
     ours = Ours(run, run, device)
     given = argparse.Namespace(models="", weights="", transformers=True)
-    made = list(decode_step.tasks(run, ours, None, given, 0.0))
+    peers = dict.fromkeys(("llama-3.2-1b", "llama-3-8b"), mock.Mock())
+    made = list(decode_step.tasks(run, ours, None, peers, given, 0.0))
     assert [(task.case["model"], task.case["weights"]) for task in made[1:7]] == list(decode_step.FIRST)
     impls = {"floor", "ptxgen", "ptxgen-persistent", "ptxgen ops", "transformers-compiled"}
     assert {task.impl for task in made} == impls
     given = argparse.Namespace(models="llama-3.2-1b", weights="bf16", transformers=False)
-    few = list(decode_step.tasks(run, ours, None, given, 0.0))
+    few = list(decode_step.tasks(run, ours, None, {}, given, 0.0))
     assert {task.case["model"] for task in few[1:]} == {"llama-3.2-1b"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tarfile
 import time
 from functools import partial
@@ -20,6 +21,7 @@ from benchmarks.report.command import command
 from benchmarks.report.rows import Run
 from ptxgen.runtime.cpu.device import CpuDevice
 from tests.benchmarks.test_decode_step import LLAMA
+from tests.benchmarks.test_transformers_step import peer
 
 CMAKE = """#!/bin/bash
 echo "$@" >> "$(dirname "$0")/said"
@@ -79,6 +81,35 @@ def test_a_build_that_fails_says_why(tools: Path, source: Path, tmp_path: Path) 
         built(LlamaCpp(source, tmp_path / "work"))
 
 
+def test_two_at_once_make_one_build(tools: Path, source: Path, tmp_path: Path) -> None:
+    both = [LlamaCpp(source, tmp_path / "work") for _ in range(2)]
+    assert all(made._building is not None for made in both)
+    assert [built(made)._building for made in both] == [None, None]
+    assert len((tools / "said").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_programs_that_are_built_already(packed: bool, tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "ready" / "bin").mkdir(parents=True)
+    for name in llama_cpp.TARGETS:
+        (tmp_path / "ready" / "bin" / name).write_bytes((tools / name).read_bytes())
+        (tmp_path / "ready" / "bin" / name).chmod(0o755)
+    source = tmp_path / "ready"
+    if packed:
+        source = tmp_path / "ready.tar.xz"
+        with tarfile.open(source, "w:xz") as archive:
+            archive.add(tmp_path / "ready", ".")
+    made = built(LlamaCpp(source, tmp_path / "work"))
+    (row, _) = made.bench(tmp_path / "any.gguf", 9, prompt=0, tokens=4, depths=(0,))
+    assert (row["n_gen"], row["avg_ts"]) == (4, 500.0)
+    assert not (tools / "said").exists()
+
+
+def test_a_folder_without_programs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="without llama-bench and llama-batched-bench"):
+        LlamaCpp(tmp_path, tmp_path / "work")
+
+
 def test_rows_of_its_programs(tools: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "POSITIONS", 64)
     made, run, ends = built(LlamaCpp(source, tmp_path / "work")), Run("some", "a GPU"), time.monotonic() + 60
@@ -125,16 +156,17 @@ def test_a_run_goes_on_past_what_fails(
     monkeypatch.setattr(decode_step, "DEPTHS", {1: (0, 8), 8: (8,), 32: ()})
     monkeypatch.setattr(decode_step, "ROLES_DEPTH", 8)
     monkeypatch.setattr(decode_step, "Ours", partial(decode_step.Ours, models={"small": LLAMA}, max_len=32, steps=1))
-    rows_of_another = [{"depth": 128, "us": 5.0}, {"depth": 4096, "why": "no memory"}]
-    monkeypatch.setattr("benchmarks.peers.transformers_step.measured", lambda *_: rows_of_another)
+    monkeypatch.setattr(decode_step, "TRANSFORMERS", ((1, 8), (4, 8), (2, 8)))
+    monkeypatch.setattr(sys, "executable", str(peer(tmp_path)))
     argv = ["--seconds", "900", "--llama", str(source), "--work", str(tmp_path / "work")]
     command("decode_step", "", decode_step.main, *decode_step.OPTIONS, table=decode_step.table, argv=argv, at_once=True)
     found = rows.load("decode_step")
     counts = {impl: sum(row["impl"] == impl and "us" in row for row in found) for impl in decode_step.IMPLS}
     ours = {"ptxgen": 8, "ptxgen-fast": 2, "ptxgen-persistent": 2}
-    assert counts == ours | {"llama.cpp": 6, "transformers-compiled": 2, "floor": 0}
+    assert counts == ours | {"llama.cpp": 6, "transformers-compiled": 1, "floor": 0}
     assert {(row["impl"], row["why"][:9]) for row in found if "why" in row if row["impl"] != "floor"} == {
-        ("transformers-compiled", "no memory")
+        ("transformers-compiled", "no memory"),
+        ("transformers-compiled", "RuntimeEr"),
     }
     ops = {(row["case"]["weights"], row["case"]["op"]) for row in rows.load("decode_step_ops")}
     assert {("q4_k_m", "lm_head"), ("bf16", "qkv_append")} <= ops

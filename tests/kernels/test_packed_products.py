@@ -83,6 +83,24 @@ def test_every_format_rounded_once(name: str) -> None:
     tried(PackedGemm(70, 512, name, tokens=128, precision="fast"), "check", 20, FAST)
 
 
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [("e4m3_block", 192), ("e4m3_channel", 192), ("q8_0", 192), ("q4_0", 576), ("int4_g32", 192), ("int4_g64", 192),
+     ("int4_g128", 384)],
+)  # fmt: skip
+def test_narrow_tiles(name: str, k: int) -> None:
+    for fields in ({"tokens": 16}, {"tokens": 64, "precision": "fast", "gated": True, "activation": "silu"}):
+        spec = PackedGemm(130, k, name, **fields)
+        tried(spec, "check", 20, FAST if spec.precision == "fast" else 2 * EXACT)
+
+
+def test_tiles_of_32_columns_are_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"k: must be a multiple of 64 from 64 to 131072 \(got 96; nearest: 64 or 128\)"
+    ):
+        PackedGemm(64, 96, "q8_0")
+
+
 SHAPES: tuple[tuple[int, dict[str, Any]], ...] = (
     (70, {"n": 200, "k": 512, "tokens": 64}),
     (300, {"n": 130, "k": 192, "tokens": 256, "bias": True, "residual": True}),

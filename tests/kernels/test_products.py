@@ -35,6 +35,30 @@ def small(name: str, **fields: Any) -> Gemv:
     return Gemv(37, width(name, 300), name, **fields)
 
 
+def narrow() -> list[tuple[str, int]]:
+    """Formats with widths whose tiles are narrow, of every width of tile."""
+    found = []
+    for name in FORMATS:
+        for each in weight_format(name).narrow:
+            widths = (tiles * each.tile_k for tiles in itertools.count(3))
+            found.append((name, next(k for k in widths if weight_format(name).fitted(k) is each)))
+    return found
+
+
+@pytest.mark.parametrize("where", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize(("name", "k"), narrow())
+def test_narrow_tiles(device: Device, name: str, k: int, where: str) -> None:
+    for spec in (Gemv(37, k, name, norm="rms"), Gemm(37, k, name, residual=True), Embedding(50, k, name)):
+        trial(spec, device, target=where, limit=F32_CLASS).require()
+
+
+@pytest.mark.parametrize(("name", "k"), narrow())
+def test_narrow_tiles_without_a_finding(name: str, k: int) -> None:
+    gated = {"activation": "silu", "gated": True}
+    for spec in (Gemv(37, k, name, **gated), Gemm(37, k, name, **gated), Embedding(50, k, name)):
+        trial(spec, CpuDevice(mode="check"), target="sm_90", limit=F32_CLASS).require()
+
+
 # -- Gemv --------------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptxgen import PtxgenError, tuning
@@ -15,10 +16,12 @@ from ptxgen.cli._main import invoke
 from ptxgen.errors import CudaError
 from ptxgen.runtime.cuda.device import CudaDevice
 from ptxgen.runtime.tools import tuner
+from ptxgen.runtime.tools.product_timer import ProductTimer
 from ptxgen.runtime.tools.tuner import Timer
 from ptxgen.targets import target
-from ptxgen.tuning import Choice, Table, jobs, using
+from ptxgen.tuning import Choice, ProductChoice, Table, jobs, product_jobs, using
 from ptxgen.tuning.jobs import FINALISTS, Job, choices, search
+from ptxgen.tuning.product_jobs import ProductJob, search_product
 from tests.support.fake_cuda import Binding, fake_device, running_device
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -273,7 +276,10 @@ def test_without_a_gpu_it_says_so_in_one_sentence(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "tune: --heads or --config: is needed"),
+        ([], "tune: --heads, --config or --product: is needed"),
+        (["--product", "64/q4_k"], "--product: must be NxK/FORMAT, as 4096x14336/q4_k (got '64/q4_k')"),
+        (["--product", "64x512/q9"], "weights"),
+        (["--product", "64x512/f32"], "--product: has no tensor cores, and so nothing to choose (got 64 x 512 f32)"),
         (["--heads", "32/8"], "--heads: must be Q/KV/DIM, as 32/8/128 (got '32/8')"),
         (["--heads", "32/5/128"], "n_heads: must be a multiple of n_kv_heads"),
         (["--heads", "32/8/128", "--kv-dtype", "f8"], "kv_dtype"),
@@ -298,3 +304,77 @@ def test_a_table_that_is_wrong_is_told_before_anything_is_measured(
     assert invoke(["tune", *SMALL, "-o", str(path)]) == 2
     assert f"{path}: rows must be a list" in capsys.readouterr().err
     assert path.read_text() == '{"rows": 3}'
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+PRODUCT = ProductJob(64, 2048, "q4_k")
+
+
+def test_the_search_of_a_product_finds_what_is_fastest() -> None:
+    job = ProductJob(4096, 8192, "q4_k")
+    asked: list[ProductChoice] = []
+    told: list[ProductChoice] = []
+
+    def us(choice: ProductChoice) -> float:
+        asked.append(choice)
+        return 10 + abs(choice.warps - 4) + abs(choice.stages - 2)
+
+    found = search_product(job, SM_90, us, prepare=told.extend)
+    assert found.before == job.before(SM_90)
+    assert (found.best.warps, found.best.stages, found.best_us) == (4, 2, 10)
+    assert found.better
+    assert asked[: len(told)] == told
+    runs = [job.runs(SM_90, choice) for choice in told]
+    assert len(set(runs)) == len(runs) == found.measured > 5
+
+
+def test_a_row_of_a_product_is_found_again() -> None:
+    choice = ProductChoice(3, 2, 2)
+    with using(Table(products=(PRODUCT.row(SM_90, choice, ""),))):
+        assert PRODUCT.before(SM_90) == choice
+        assert ProductJob(64, 2048, "q4_k", gated=True).before(SM_90) != choice
+
+
+def test_the_timer_of_a_product_takes_every_copy_of_the_weights_in_turn() -> None:
+    device = running_device()
+    timer = ProductTimer(device, PRODUCT, SM_90, sets=3)
+    choices = list(PRODUCT.choices(SM_90))[:2]
+    timer.prepare(choices)
+    assert [timer.us(choice) for choice in choices] == pytest.approx([1.5e3 / 9] * 2)
+    assert np.isfinite(timer._expected).all()
+    timer._expected += 1
+    with pytest.raises(PtxgenError, match=r"64 x 2048 q4_k with .*another result than before"):
+        timer.us(choices[0])
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    device, binding = fake_device()
+    binding.free_bytes = 1 << 20
+    with pytest.raises(PtxgenError, match=r"tune: 64 x 2048 q4_k: needs 0\.0 GB of weights"):
+        ProductTimer(device, PRODUCT, SM_90)
+
+
+def test_it_writes_the_rows_of_products(
+    clock: CudaDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_jobs, "_WARPS", (2, 4))
+    monkeypatch.setattr(product_jobs, "_STAGES", (2,))
+    path = tmp_path / "own.json"
+    assert invoke(["tune", "--product", "64x2048/q4_k", "-o", str(path)]) == 0
+    assert f"1 row written to {path}" in capsys.readouterr().err
+    (row,) = Table.read(path).products
+    assert dict(row.where) == {"sm": "sm_90", "weights": "q4_k", "n": 64, "k": 2048, "gated": False}
+    assert dict(row.choose)["warps"] == 2
+    assert not Table.read(path).rows
+
+
+def test_products_of_a_model_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(CONFIGS / "tinyllama-1.1b.json")
+    options = ["--config", config, "--weights", "q4_k", "--capacity", "512", "--batch", "1"]
+    assert invoke(["tune", *options, "--target", "sm_90", "--dry-run", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [line["job"] for line in shown[1:]] == [
+        "2560 x 2048 q4_k", "2048 x 2048 q4_k", "5632 x 2048 q4_k, gate and up", "2048 x 5632 q4_k", "32000 x 2048 q4_k"
+    ]  # fmt: skip
+    assert shown[1]["now"].keys() == {"warps", "stages", "ctas"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from ptxgen import SpecError, tuning
 from ptxgen.attention.decode.plan import CHIPS, Plan, choice_of
 from ptxgen.doctor import examine
 from ptxgen.generator import generate
-from ptxgen.kernels import IncrementalAttention
+from ptxgen.kernels import Gemv, IncrementalAttention
 from ptxgen.runtime import open_device
 from ptxgen.targets import target
-from ptxgen.tuning import Choice, Row, Shape, Table, fixed, in_force, shipped, using
+from ptxgen.tuning import Choice, ProductChoice, Row, Shape, Table, fixed, in_force, shipped, using
 
 LLAMA = IncrementalAttention(
     max_len=4096, head_dim=128, n_heads=32, n_kv_heads=8, q_dtype="f16", kv_dtype="f16", indirect=True
@@ -134,9 +135,10 @@ def test_a_choice_becomes_the_geometry() -> None:
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ([], "must be an object with models and rows (got list)"),
-        ({"row": []}, "must be an object with models and rows (got an object with row)"),
+        ([], "must be an object with models, rows and products (got list)"),
+        ({"row": []}, "must be an object with models, rows and products (got an object with row)"),
         ({"rows": {}}, "rows must be a list"),
+        ({"products": {}}, "products must be a list"),
         ({"rows": [{"choose": {}}, {"sm": "sm_90"}]}, "row 2: must be an object with choose"),
         ({"rows": [{"heads": 4, "choose": {}}]}, "row 1: heads: no such key; there are sm, head_dim, group"),
         ({"rows": [{"group": "4", "choose": {}}]}, 'row 1: group: must be of type int (got "4")'),
@@ -223,3 +225,54 @@ def test_doctor_says_which_table_counts(tmp_path: Path, monkeypatch: pytest.Monk
     assert said() == ("wrong", f"{path}: a tuning table that cannot be read (No such file or directory)")
     path.write_text(rows({"choose": {"warps": 2}}).text())
     assert said() == ("ok", f"{path}: 1 row before the shipped ones")
+
+
+# -- rows of products --------------------------------------------------------------------------------------------------
+
+
+def product_rows(*plain: dict[str, Any]) -> Table:
+    return Table.of({"products": list(plain)}, "here")
+
+
+def test_a_row_of_a_product_becomes_its_geometry() -> None:
+    row = {"sm": "sm_90", "weights": "q4_k", "k": 5632, "choose": {"warps": 8, "stages": 3, "ctas": 64}}
+    one, before = Gemv(2048, 5632, "q4_k"), Gemv(2048, 5632, "q4_k").geometry(target("sm_90"))
+    with using(product_rows(row)):
+        at = one.geometry(target("sm_90"))
+        assert (at.warps, at.stages, at.ctas) == (8, 3, 64)
+        assert one.geometry(target("sm_80")) == Gemv(2048, 5632, "q4_k").geometry(target("sm_80"))
+        assert Gemv(2048, 5632, "q6_k").geometry(target("sm_90")).ctas != 64
+        text = generate(one, "sm_90").text
+    assert one.geometry(target("sm_90")) == before
+    assert generate(one, "sm_90").text != text
+
+
+def test_a_product_keeps_to_the_work_there_is() -> None:
+    with using(fixed(ProductChoice(32, 8, 1000))):
+        at = Gemv(64, 512, "q4_k").geometry(target("sm_90"))
+    assert (at.ctas, at.warps, at.stages) == (4, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"choose": {"warps": 8, "stages": 3}}, "here: products: row 1: choose: ctas: must be given"),
+        ({"choose": {"warps": 33, "stages": 3, "ctas": 9}}, "warps: must be an integer from 1 to 32"),
+        ({"batch": 1, "choose": {"warps": 8, "stages": 3, "ctas": 9}}, "batch: no such key; there are sm, weights, n"),
+        ({"n": "8", "choose": {"warps": 8, "stages": 3, "ctas": 9}}, "n: must be of type int"),
+    ],
+)
+def test_a_wrong_row_of_a_product_is_told(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        product_rows(row)
+
+
+def test_rows_of_products_are_written_and_read_again(tmp_path: Path) -> None:
+    row = {"sm": "sm_90", "weights": "q4_k", "n": 64, "choose": {"warps": 8, "stages": 3, "ctas": 64}, "note": "1 us"}
+    table = product_rows(row)
+    (tmp_path / "own.json").write_text(table.text())
+    assert Table.read(tmp_path / "own.json").products == table.products
+    assert Table.read(tmp_path / "own.json").text() == table.text()
+    more = table.with_rows(products=[replace(table.products[0], note="2 us")])
+    assert [each.note for each in more.products] == ["2 us"]
+    assert Table().over(table).products == table.over(Table()).products == table.products

@@ -22,7 +22,7 @@ from ptxgen.models.spec import ModelSpec, model_spec
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
-_LARGEST_JSON = 64 << 20
+_LARGEST_JSON = 4 << 20  # of a configuration, an index, a shard's header: thousands of tensors take less than one
 _INDEX = "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
@@ -71,13 +71,14 @@ def _text(folder: Path) -> Text:
 def read_json(path: Path) -> Any:
     """A JSON file of a sane size."""
     try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise FileError(f"{path}: must be at most {_LARGEST_JSON >> 20} MiB (got {path.stat().st_size} bytes)")
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        nbytes = path.stat().st_size
+        if nbytes <= _LARGEST_JSON:
+            return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as wrong:
         raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
     except (ValueError, RecursionError) as wrong:
         raise FileError(f"{path}: must be JSON ({str(wrong).splitlines()[0]})") from None
+    raise FileError(f"{path}: must be at most {_LARGEST_JSON >> 20} MiB (got {nbytes} bytes)")
 
 
 def _quantization(config: Any) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def _shards(path: Path, folder: Path) -> list[Path]:
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise FileError(f"{folder / _INDEX}: weight_map: must give a file name for each tensor (got {brief(names)})")
-    if wrong := [name for name in names.values() if Path(name).name != name]:
+    if wrong := [name for name in sorted(set(names.values())) if Path(name).name != name]:
         raise FileError(f"{folder / _INDEX}: weight_map: must name files of the same folder (got {brief(wrong[0])})")
     return [folder / name for name in sorted(set(names.values()))]
 
@@ -116,8 +117,10 @@ def _read_shard(path: Path) -> list[Stored]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(path), "numpy") as shard, path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
+        header, most = _header_bytes(path), _LARGEST_JSON
+        if most < header < path.stat().st_size:  # of a longer one than the file, `safetensors` says what is wrong
+            raise ValueError(f"its header must be at most {most >> 20} MiB (got {header} bytes)")
+        with safe_open(str(path), "numpy") as shard:
             slices = {name: shard.get_slice(name) for name in shard.offset_keys()}
             found = {name: (str(part.get_dtype()), tuple(part.get_shape())) for name, part in slices.items()}
     except (SafetensorError, OSError, ValueError) as wrong:
@@ -129,6 +132,11 @@ def _read_shard(path: Path) -> list[Stored]:
         stored.append(Stored(name, kind, shape, data[at:end]))
         at = end
     return stored
+
+
+def _header_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(8), "little")
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------

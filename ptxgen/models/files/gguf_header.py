@@ -25,6 +25,8 @@ _LARGEST_ALIGNMENT = 1 << 20
 _LONGEST_NAME = 1 << 16
 _LARGEST_DIM = 1 << 40
 _LEAST_ENTRY = 8 + 4 + 1  # bytes of the smallest metadata entry, and a bound below that of a tensor's
+# What no model needs and would take long to read: the largest vocabularies have half a million merges.
+_MOST_ENTRIES, _MOST_TENSORS, _MOST_STRINGS = 1 << 14, 1 << 14, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def read_gguf(path: Path) -> GgufFile:
     if version not in (2, 3):
         swapped = version & 0xFFFF == 0
         raise FileError(f"{path}: version: must be 2 or 3 (got {'a big-endian file' if swapped else version})")
-    tensors = walk.count("tensor count", _LEAST_ENTRY)
-    entries = walk.count("metadata count", _LEAST_ENTRY)
+    tensors = walk.count("tensor count", _LEAST_ENTRY, _MOST_TENSORS)
+    entries = walk.count("metadata count", _LEAST_ENTRY, _MOST_ENTRIES)
     fields: dict[str, Any] = {}
     for _ in range(entries):
         key = walk.string("a metadata key", _LONGEST_NAME)
@@ -82,6 +84,7 @@ class _Walk:
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self.path, self.data, self.at = path, data, 0
+        self.strings_left = _MOST_STRINGS  # of all arrays
 
     def fail(self, what: str, rule: str) -> FileError:
         return FileError(f"{self.path}: {what}: {rule} (at byte {self.at})")
@@ -95,11 +98,13 @@ class _Walk:
     def number(self, kind: str, what: str) -> Any:
         return struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind), what))[0]
 
-    def count(self, what: str, each: int) -> int:
-        """A number of things that take `each` bytes or more: not more than the rest of the file holds."""
+    def count(self, what: str, each: int, most: int = 1 << 62) -> int:
+        """A number of things that take `each` bytes or more: not more than the rest of the file holds, nor `most`."""
         n: int = self.number("Q", what)
         if n * each > len(self.data) - self.at:
             raise self.fail(brief(what), f"{n} cannot be, the rest of the file is {len(self.data) - self.at} bytes")
+        if n > most:
+            raise self.fail(brief(what), f"must be at most {most} (got {n})")
         return n
 
     def string(self, what: str, longest: int = 1 << 62) -> str:
@@ -111,6 +116,25 @@ class _Walk:
         except UnicodeDecodeError:
             raise self.fail(brief(what), "must be UTF-8") from None
 
+    def strings(self, key: str) -> list[str]:
+        """An array of them."""
+        n = self.count(key, 8, self.strings_left)
+        self.strings_left -= n
+        data, at, length, found = self.data, self.at, struct.Struct("<Q").unpack_from, []
+        try:
+            for _ in range(n):
+                end = at + 8 + length(data, at)[0]
+                if end > len(data):
+                    break
+                found.append(str(data[at + 8 : end], "utf-8"))
+                at = end
+        except (struct.error, UnicodeDecodeError):
+            pass
+        self.at = at
+        for _ in range(n - len(found)):  # the first of these raises
+            self.string(key)
+        return found
+
     def value(self, key: str) -> Any:
         kind = self.number("I", key)
         if kind == _STRING:
@@ -119,7 +143,7 @@ class _Walk:
             return self.number(self.scalar(kind, key), key)
         kind = self.number("I", key)
         if kind == _STRING:
-            return [self.string(key) for _ in range(self.count(key, 8))]
+            return self.strings(key)
         code = self.scalar(kind, key)
         dtype = np.dtype(code).newbyteorder("<")
         return np.frombuffer(self.take(self.count(key, dtype.itemsize) * dtype.itemsize, key), dtype)

@@ -218,7 +218,11 @@ class Multiplier:
                 convert.load_words(self.b, words, self.scales_at[part.block], offset, space="global.nc")
             else:
                 offset = self.at.token_bytes + self._record(part) + piece.offset
-                convert.load_words(self.b, words, self.places[piece.by, piece.stride], offset, space="shared")
+                place = self.places[piece.by, piece.stride]
+                if piece.half:
+                    self.b.op("ld.shared.u16", words[0], place[offset])
+                else:
+                    convert.load_words(self.b, words, place, offset, space="shared")
             first += piece.words
 
     def _convert(self, chunk: int, fragments: list[Sequence[Reg]]) -> None:

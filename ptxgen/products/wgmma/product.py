@@ -36,7 +36,7 @@ class PackedProduct(KernelType):
     @property
     def kind(self) -> WeightFormat:
         """The format of the weights."""
-        return weight_format(self.weights)
+        return weight_format(self.weights).fitted(self.k)
 
     @property
     def parts(self) -> int:

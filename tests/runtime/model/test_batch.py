@@ -52,6 +52,47 @@ def test_sequences_that_join_and_leave_at_random_are_as_if_alone(device: Device,
         assert model.generate(prompt, len(done[index]))[len(prompt) :] == done[index], index
 
 
+@pytest.mark.parametrize(("family", "kv_dtype"), [("llama", "f32"), ("gemma3_text", "f16")])
+def test_32_sequences_that_join_and_leave_have_the_bits_of_each_alone(
+    device: Device, family: str, kv_dtype: str
+) -> None:
+    """Logits of every step, and tokens, of an invariant batch; alone: in an invariant batch of one slot."""
+    spec = small_spec(family)
+    model = Model(ArrayFile(spec, random_weights(spec)), device, kv_dtype, chunk=8)
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, model.shape.vocab, rng.integers(1, 10)).tolist() for _ in range(40)]
+    wanted = [int(rng.integers(1, 7)) for _ in prompts]
+    batch = model.batch(32, invariant=True)
+    running: dict[int, int] = {}
+    tokens: list[list[int]] = [[] for _ in prompts]
+    logits: list[list[bytes]] = [[] for _ in prompts]
+    left, most = list(range(len(prompts))), 0
+    while left or running:
+        while left and len(running) < 32 and rng.random() < 0.97:
+            index = left.pop(0)
+            slot, token = batch.join(prompts[index])
+            running[slot] = index
+            tokens[index].append(token)
+        most = max(most, len(running))
+        found, rows = batch.step(), batch.logits()
+        for slot, index in list(running.items()):
+            tokens[index].append(found[slot])
+            logits[index].append(rows[slot].tobytes())
+            if len(logits[index]) == wanted[index]:
+                batch.leave(slot)
+                del running[slot]
+    assert most == 32
+    alone = model.batch(1, invariant=True)
+    for index, prompt in enumerate(prompts):
+        slot, token = alone.join(prompt)
+        assert token == tokens[index][0]
+        for step in range(wanted[index]):
+            assert alone.step()[slot] == tokens[index][step + 1]
+            assert alone.logits()[slot].tobytes() == logits[index][step], (index, step)
+        alone.leave(slot)
+        assert model.generate(prompt, wanted[index] + 1)[len(prompt) :] == tokens[index], index
+
+
 def test_an_invariant_batch_has_the_same_bits_beside_any_neighbours(device: Device) -> None:
     model = model_of(device)
     batch = model.batch(6, invariant=True)

@@ -165,6 +165,16 @@ def test_generation_stops(device: Device) -> None:
         model.generate([1] * 65, 1)
 
 
+def test_generation_is_an_iterator_where_that_is_asked_for(device: Device) -> None:
+    """A token is decoded when the next one is asked for, not before."""
+    model = model_of(device)
+    whole = model.generate(PROMPT, 6)
+    stream = model.generate(PROMPT, 6, stream=True)
+    assert [next(stream) for _ in range(len(PROMPT) + 2)] == whole[: len(PROMPT) + 2]
+    assert model.length == len(PROMPT) + 1
+    assert list(stream) == whole[len(PROMPT) + 2 :]
+
+
 def test_a_prompt_goes_on_where_the_sequence_is(device: Device) -> None:
     model = model_of(device)
     model.prefill(PROMPT[:5])

@@ -24,8 +24,11 @@ def test_every_op_has_its_time_bytes_and_share(model: Model) -> None:
     token = model.prefill([5, 6, 7])
     profile = model.profile(token, repeats=2)
     assert (profile.length, len(profile.costs)) == (4, len(model.program().ops))
-    assert sum(cost.share for cost in profile.costs) == pytest.approx(1)
+    assert sum(cost.part for cost in profile.costs) == pytest.approx(1)
     assert all(cost.us > 0 for cost in profile.costs)
+    assert profile.gbs > 0.1
+    for cost in (*profile.costs, *profile.by_role()):
+        assert cost.share == pytest.approx(cost.bytes / (1e3 * profile.gbs * cost.us))
     assert {cost.op for cost in profile.by_role()} >= {"embed_tokens", "qkv_append", "attention", "gate_up", "lm_head"}
     told = json.loads(profile.json())
     assert told["costs"][0]["op"] == "embed_tokens"
@@ -33,7 +36,7 @@ def test_every_op_has_its_time_bytes_and_share(model: Model) -> None:
     assert [event["name"] for event in events] == [cost.op for cost in profile.costs]
     assert events[1]["ts"] == pytest.approx(events[0]["dur"])
     lines = profile.table().splitlines()
-    assert lines[0].split() == ["op", "kernel", "µs", "MB", "share"]
+    assert lines[0].split() == "op kernel µs of the step MB of the read".split()
     assert lines[-1].startswith("all, at 4")
     assert model.length == 3
     assert model.forward_to_token(token) == model.forward_to_token(token, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from ptxgen.runtime import Model, Sampling, open_device
 from ptxgen.runtime.core.device import Device
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
+from tests.tools.record_drawn import MAX_LEN, MODEL, SETTINGS, drawn
+from tests.tools.record_drawn import RECORD as RECORD_OF_DRAWS
 from tests.tools.record_families import PROMPT, RECORD
 
 
@@ -22,6 +26,11 @@ def device(request: pytest.FixtureRequest) -> Device:
 def model(device: Device) -> Model:
     spec = small_spec("llama")
     return Model(ArrayFile(spec, random_weights(spec)), device, "f32", chunk=8)
+
+
+@pytest.fixture(scope="module")
+def shipped(device: Device) -> Model:
+    return Model.load(MODEL, device, "f32", MAX_LEN)
 
 
 DRAWN = Sampling(temperature=4.0, top_k=20, seed=7)
@@ -83,6 +92,11 @@ def test_a_batch_penalises_each_sequence_by_its_own_tokens(model: Model) -> None
     for prompt, sampling, tokens in zip(prompts, settings, found, strict=True):
         assert model.generate(prompt, 9, sampling=sampling)[len(prompt) :] == tokens
     assert model.generate(prompts[0], 9)[len(prompts[0]) :] != found[0]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_device_draws_the_tokens_that_the_cpu_executor_drew(shipped: Model, name: str) -> None:
+    assert drawn(shipped, SETTINGS[name]) == json.loads(RECORD_OF_DRAWS.read_text())[name]
 
 
 def test_what_settings_cannot_be_is_refused(model: Model) -> None:

@@ -1,0 +1,226 @@
+"""Where the time of a decode step goes: a row an op of a model's step, and the ends of its launches one by one.
+
+    python -m benchmarks.step_ops --seconds 60                 measure on a GPU, print, append rows
+    python -m benchmarks.step_ops --models llama-3.2-1b --weights bf16 --batches 1,8
+    python -m benchmarks.step_ops --report [--run ID]          the tables of the last run, or of one
+    python -m benchmarks.step_ops --plot [MODEL/WEIGHTS]       draw docs/images/decode_step.png from the last run
+
+`ends`: microseconds from the begin of the step's graph to the end of each of its launches, in their order: graphs of
+the first one, the first two and so on, each behind the launches of two layers, which are taken off again. So nothing is
+added to the step, and launches overlap as they do in it. `us`: what all launches of an op add there. `alone_us`: the
+same in a graph of nothing else. `bytes`: what they have to move. Batches are measured with precision="fast".
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cases.models import MIXES, MODELS
+from benchmarks.report.command import command, gpu
+from benchmarks.report.rows import Run, load
+from ptxgen.runtime.model.profile import op_bytes
+
+if TYPE_CHECKING:
+    from ptxgen.models.program import Program
+    from ptxgen.runtime.core.bound import BoundKernel
+    from ptxgen.runtime.core.device import Device
+    from ptxgen.runtime.core.graph import Graph
+    from ptxgen.runtime.core.step import Step
+
+CHART = Path(__file__).resolve().parents[1] / "docs" / "images" / "decode_step.png"
+LEAD_LAYERS = 2
+STEPS, REPEATS = 6, 3  # of a graph of the first launches
+NODES = 16  # of a graph of one op
+DEPTH = 4096
+TIMELINE = "timeline"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A step on a device; `place` lets its sequences be as long as they shall be, `depth` positions."""
+
+    step: Step
+    place: Callable[[], object]
+    depth: int
+    device: Device
+
+    @property
+    def program(self) -> Program:
+        return self.step.program
+
+    def us(self, launches: Sequence[BoundKernel], steps: int = STEPS, repeats: int = REPEATS) -> float:
+        """Microseconds of a graph of these launches."""
+        from benchmarks.decode_step import graph_us
+
+        return graph_us(self.device, self.graph(launches), self.place, steps, repeats, settle=0.0)
+
+    def graph(self, launches: Sequence[BoundKernel]) -> Graph:
+        """Launches in one graph, as a step's are."""
+        made = self.device.graph()
+        for bound in launches:
+            made.add(bound, programmatic=bool(made.nodes) and bound.geometry.programmatic)
+        return made
+
+    def ends(self) -> list[float]:
+        """From the begin of the step to the end of each launch."""
+        launches, layers = self.step.launches, [op.layer for op in self.program.ops]
+        lead = launches[: layers.index(LEAD_LAYERS) if LEAD_LAYERS in layers else len(launches) - 1]
+        before = self.us(lead)
+        return [self.us([*lead, *launches[: n + 1]]) - before for n in range(len(launches))]
+
+
+def measure(bound: Bound, run: Run, case: Mapping[str, Any], impl: str) -> None:
+    """The rows of a step."""
+    whole = bound.us(bound.step.launches, 16, 5)
+    ends = bound.ends()
+    ops = bound.program.ops
+    names = [op.name for op in ops]
+    run.add({**case, "op": TIMELINE}, impl, us=whole, names=names, ends=[round(end, 2) for end in ends])
+    adds = [after - before for before, after in pairwise([0.0, *ends])]
+    for role in dict.fromkeys((op.role, op.spec.kernel_name) for op in ops):
+        mine = [index for index, op in enumerate(ops) if (op.role, op.spec.kernel_name) == role]
+        times = -(-NODES // len(mine))
+        alone = bound.us([bound.step.launches[index] for index in mine] * times, 16, 5) / times
+        nbytes = sum(op_bytes(bound.program, ops[index], bound.depth + 1) for index in mine)
+        run.add(
+            {**case, "op": role[0], "kernel": role[1]}, impl, us=sum(adds[index] for index in mine), alone_us=alone,
+            count=len(mine), bytes=nbytes, step_us=whole,
+        )  # fmt: skip
+
+
+def measure_floor(run: Run) -> None:
+    """Microseconds of reading 2 GB."""
+    from benchmarks.peers.read_floor import Floor
+
+    size = 2_000_000_000
+    run.add({"op": "read"}, "floor", us=Floor().us(size), bytes=size)
+
+
+# tables and a picture -------------------------------------------------------------------------------------------------
+def steps_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """The rows of every step that was measured, by model, weights, batch, depth and implementation."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        case = row["case"]
+        if "model" in case and "us" in row:
+            key = *(case[name] for name in ("model", "weights", "batch", "depth")), row["impl"]
+            found.setdefault(key, []).append(row)
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table a step."""
+    rate = next((row["bytes"] / row["us"] for row in rows if row["case"]["op"] == "read"), 0.0)
+    return "\n\n".join(_table(key, of, rate) for key, of in steps_of(rows).items())
+
+
+def _table(key: Sequence[Any], rows: Sequence[Mapping[str, Any]], rate: float) -> str:
+    ops = sorted((row for row in rows if row["case"]["op"] != TIMELINE), key=lambda row: -row["us"])
+    model, weights, batch, depth, impl = key
+    whole = next(row["us"] for row in rows if row["case"]["op"] == TIMELINE)
+    lines = [
+        f"{model}, {weights}, batch {batch}, depth {depth} ({impl}): {whole:.0f} µs, "
+        f"{sum(row['count'] for row in ops)} launches",
+        "",
+        "| op | kernel | launches | MB | µs in the step | of it | µs each | alone, µs each | read, µs each "
+        "| of the read |",
+        "|" + " --- |" * 10,
+    ]
+    for row in ops:
+        each = [row[name] / row["count"] for name in ("us", "alone_us")]
+        read = row["bytes"] / rate if rate else 0.0
+        share = f"{read / row['us']:.2f}" if rate and row["us"] > 0 else ""
+        lines.append(
+            f"| {row['case']['op']} | {row['case']['kernel']} | {row['count']} | {row['bytes'] / 1e6:.1f} | "
+            f"{row['us']:.1f} | {row['us'] / whole:.1%} | {each[0]:.2f} | {each[1]:.2f} | "
+            f"{read / row['count']:.2f} | {share} |"
+        )
+    sums = [sum(row[name] for row in ops) for name in ("count", "bytes", "us", "alone_us")]
+    read = sums[1] / rate if rate else 0.0
+    share = f"{read / whole:.2f}" if rate else ""
+    lines.append(
+        f"| all |  | {sums[0]} | {sums[1] / 1e6:.1f} | {sums[2]:.1f} |  |  | {sums[3]:.1f} in all | "
+        f"{read:.1f} in all | {share} |"
+    )
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[Mapping[str, Any]], wanted: str, path: Path) -> None:
+    """Draw the timeline of one token: the whole step above, its first layers below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = wanted.split("/")
+    row = next(
+        row for row in rows
+        if row["case"]["op"] == TIMELINE and [row["case"]["model"], row["case"]["weights"], row["case"]["batch"]]
+        == [*names, 1]
+    )  # fmt: skip
+    roles = [name.split(".", 2)[2] if name.startswith("layers.") else name for name in row["names"]]
+    colours = {role: f"C{index}" for index, role in enumerate(dict.fromkeys(roles))}
+    figure, axes = plt.subplots(2, 1, figsize=(11, 3.6), constrained_layout=True)
+    spans = [(begin, max(0.0, end - begin)) for begin, end in pairwise([0.0, *row["ends"]])]
+    shown = sum(name.startswith(("embed", *(f"layers.{layer}." for layer in range(3)))) for name in row["names"])
+    for axis, until in ((axes[0], len(spans)), (axes[1], shown)):
+        for role, colour in colours.items():
+            mine = [span for span, of in zip(spans[:until], roles, strict=False) if of == role]
+            axis.broken_barh(mine, (0, 1), color=colour, label=role, linewidth=0)
+        axis.set(yticks=[], xlim=(0, row["ends"][until - 1]), xlabel="µs")
+    case = row["case"]
+    axes[0].set_title(f"One token of {case['model']}, {case['weights']}, depth {case['depth']}: {row['device']}")
+    axes[1].set_title("its first three layers")
+    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=len(colours), frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+# the run --------------------------------------------------------------------------------------------------------------
+def main(run: Run, given: argparse.Namespace) -> None:
+    """All steps that are wanted, as far as the time goes."""
+    from benchmarks.decode_step import FIRST, MORE, Ours, case_of, chosen
+    from ptxgen.runtime import open_device
+
+    ends = time.monotonic() + given.seconds
+    device = open_device("cuda")
+    measure_floor(run)
+    ours = Ours(run, run, device)
+    batches = [int(each) for each in given.batches.split(",")]
+    for (name, weights), batch in _wanted((*FIRST, *MORE), batches, lambda pair: chosen(pair, given)):
+        if time.monotonic() > ends:
+            return
+        began = time.monotonic()
+        bound, impl = ours.bound(name, weights, batch, given.depth)
+        measure(bound, run, case_of(name, weights, batch, given.depth), impl)
+        print(f"{name} {weights} {batch}: {time.monotonic() - began:.1f} s", flush=True)
+
+
+def _wanted(
+    pairs: Sequence[tuple[str, str]], batches: Sequence[int], chosen: Callable[[tuple[str, str]], bool]
+) -> Iterator[tuple[tuple[str, str], int]]:
+    for batch in batches:
+        yield from ((pair, batch) for pair in pairs if chosen(pair))
+
+
+OPTIONS = (
+    ("--seconds", {"type": float, "default": 120.0, "help": "begin no step after so many (default: 120)"}),
+    ("--models", {"help": f"only these of {', '.join(MODELS)}, separated by commas"}),
+    ("--weights", {"help": f"only these of {', '.join(MIXES)}"}),
+    ("--batches", {"default": "1", "help": "sequences (default: 1)"}),
+    ("--depth", {"type": int, "default": DEPTH, "help": f"positions before the token (default: {DEPTH})"}),
+)
+
+if __name__ == "__main__":
+    if "--plot" in sys.argv:
+        wanted = sys.argv[sys.argv.index("--plot") + 1 :] or ["llama-3.2-1b/bf16"]
+        plot(load("decode_step_ops"), wanted[0], CHART)
+    else:
+        command("decode_step_ops", __doc__, main, *OPTIONS, device=gpu, table=functools.partial(table), at_once=True)

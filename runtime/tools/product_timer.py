@@ -1,0 +1,90 @@
+"""Times the choices of a product's tuning job on a GPU: graph nodes back to back, over so many copies of the weights
+that none stays in the L2. Owns the measurement; which choices there are is `ptxgen.tuning.product_jobs`'."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ptxgen.errors import PtxgenError, SpecError
+from ptxgen.generator import Ptx, generate
+from ptxgen.runtime.core.device import Device
+from ptxgen.runtime.core.kernel import Kernel
+from ptxgen.runtime.tools import tuner
+from ptxgen.targets import Target
+from ptxgen.tuning import ProductChoice, fixed, using
+from ptxgen.tuning.product_jobs import ProductJob
+from ptxgen.weights import weight_format
+
+ROWS = 64  # of a matrix that are drawn; the others repeat them
+RECORD_ROWS = 16
+LIMIT = 1e-5  # ‖difference‖ / ‖result‖ of two choices on the same inputs: sums are added in another order
+
+
+class ProductTimer:
+    """Measures choices for one job, as `tuner.Timer` does."""
+
+    def __init__(self, device: Device, job: ProductJob, target: Target, sets: int | None = None) -> None:
+        self.device, self.job, self.target = device, job, target
+        self.stream = device.stream()
+        count = sets or max(1, min(tuner.MOST_SETS, math.ceil(tuner.L2_BYTES / job.bytes)))
+        free = device.memory().free
+        if count * job.bytes > 0.8 * free:
+            raise SpecError(
+                f"tune: {job.label()}: needs {count * job.bytes / 1e9:.1f} GB of weights on {device.name} "
+                f"({free / 1e9:.1f} GB are free)"
+            )
+        self.weights = [device.empty(job.bytes, "u8") for _ in range(count)]
+        self._fill()
+        x = np.random.default_rng(1).standard_normal((1, job.k), np.float32)
+        self.x, self.out = device.array(x), device.empty((1, job.n), "f32")
+        self._expected: np.ndarray | None = None
+        self._ready: dict[ProductChoice, Kernel] = {}
+
+    def prepare(self, choices: Sequence[ProductChoice]) -> None:
+        """Compile the kernels of these choices side by side, for `us` to find."""
+        made = [self._ptx(choice) for choice in choices]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._ready = dict(zip(choices, pool.map(self._load, made, choices), strict=True))
+
+    def us(self, choice: ProductChoice) -> float:
+        """Microseconds of a launch, the median of replays.
+
+        Raises `PtxgenError` when a choice computes something else than the first one did.
+        """
+        kernel = self._ready.pop(choice, None) or self._load(self._ptx(choice), choice)
+        shape = next(p for p in kernel.params if p.name == "weight").shape
+        calls = [kernel.bind(x=self.x, out=self.out, weight=each.view(shape)) for each in self.weights]
+        calls[0].launch(self.stream)
+        self.stream.synchronize()
+        self._compare(self.out.numpy(), choice)
+        return tuner.graph_us(self.device, self.stream, calls * math.ceil(tuner.LEAST_CALLS / len(calls)))
+
+    def _compare(self, result: np.ndarray, choice: ProductChoice) -> None:
+        if self._expected is None:
+            self._expected = result
+        error = np.linalg.norm(result - self._expected) / max(float(np.linalg.norm(self._expected)), 1e-30)
+        if not error <= LIMIT:
+            said = f"another result than before (difference {error:.1e})"
+            raise PtxgenError(f"tune: {self.job.label()} with {choice}: {said}")
+
+    def _fill(self) -> None:
+        """Valid records: those of a few rows, over and over."""
+        kind, k = weight_format(self.job.weights), self.job.k
+        values = np.random.default_rng(0).standard_normal((ROWS, k), np.float32) * np.float32(k**-0.5)
+        packed = kind.pack(kind.quantise(values), ROWS, k).reshape(-1).view(np.uint8)
+        first, *others = self.weights
+        first.copy_from(np.resize(packed, first.nbytes))
+        for each in others:
+            each.copy_from(first)
+
+    def _ptx(self, choice: ProductChoice) -> Ptx:
+        with using(fixed(choice)):
+            return generate(self.job.spec, self.target)
+
+    def _load(self, ptx: Ptx, choice: ProductChoice) -> Kernel:
+        return Kernel(self.device, ptx, self.device._load(ptx.text, f"{ptx.entry} {choice}").function(ptx.entry))
