@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ptxgen.foreign.aliases import by_one_name
 from ptxgen.foreign.fresh import Fresh
 from ptxgen.foreign.lowering import spelled_out, without_video
 from ptxgen.foreign.operands import rewritten
@@ -41,6 +42,7 @@ def notes(module: Module) -> list[str]:
 
 def canonical(module: Module) -> Module:
     """The module as the table writes it: legal where ptxas takes it, and otherwise as wrong as it was."""
+    module = by_one_name(module)
     older = is_older(module)
     version, targets = min(module.version, newest_ptx()), module.targets
     if older:

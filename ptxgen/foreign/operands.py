@@ -9,8 +9,21 @@ from ptxgen.errors import IsaError
 from ptxgen.foreign.fresh import Fresh, instruction
 from ptxgen.foreign.order import in_order
 from ptxgen.isa import Slot, lookup, special_register, type_bits
-from ptxgen.nodes import Function, Immediate, Instruction, Operand, Register, Scope, Statement, Symbol, Variable, Vector
+from ptxgen.nodes import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Scope,
+    Statement,
+    Symbol,
+    Variable,
+    Vector,
+)
 
+_ACCESSES = {"ld", "ldu", "st", "atom", "red"}
 _WITHOUT_SYNC = {"shfl", "vote"}  # before sm_70 they had no member mask
 
 
@@ -49,6 +62,10 @@ def _instruction(item: Instruction, types: dict[str, str], fresh: Fresh, older: 
             yield instruction(f"add.u{type_bits(kind)}", name, operand.name, str(operand.offset), line=item.line,
                               guard=item.guard)  # fmt: skip
             operands[n] = Register(name)
+        elif isinstance(operand, Address) and _is_short(opcode, operand, types):
+            name = fresh.register("u64")
+            yield instruction("cvt.u64.u32", name, str(operand.base), line=item.line, guard=item.guard)
+            operands[n] = replace(operand, base=Register(name))
     words = opcode.split(".")
     if older and words[0] in _WITHOUT_SYNC and "sync" not in words:
         mask = fresh.register("b32")
@@ -61,6 +78,14 @@ def _instruction(item: Instruction, types: dict[str, str], fresh: Fresh, older: 
     if slots is not None:
         operands = [_fitted(operand, slot) for operand, slot in zip(operands, slots, strict=True)]
     yield replace(item, opcode=opcode, operands=tuple(operands))
+
+
+def _is_short(opcode: str, operand: Address, types: dict[str, str]) -> bool:
+    """Whether an address of global memory stands in a register of 32 bits, which is extended with zeros."""
+    words = opcode.replace("::", ".").split(".")
+    spaces = {"shared", "local", "param"} & {*words}
+    kind = types.get(operand.base.name, "") if isinstance(operand.base, Register) else ""
+    return words[0] in _ACCESSES and not spaces and bool(kind) and kind != "pred" and type_bits(kind) == 32
 
 
 def _is_narrow(kind: str, operand: Operand) -> bool:

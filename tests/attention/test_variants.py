@@ -120,10 +120,8 @@ class GatedStep(PersistentStep):
         return replace(whole, variant=replace(whole.variant, alibi=True, soft_cap=8.0))
 
     def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
-        drawn = {
-            name: np.asarray(rng.uniform(0.25, 2, self.n_heads), np.float32)
-            for name in ("temperatures", "alibi_slopes")
-        }
+        most = {"temperatures": 2.0, "alibi_slopes": 0.1}
+        drawn = {name: np.asarray(rng.uniform(0.02, high, self.n_heads), np.float32) for name, high in most.items()}
         return super().given(rng, sizes) | drawn
 
 

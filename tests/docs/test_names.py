@@ -120,3 +120,9 @@ def test_the_sessions_of_the_documents_say_what_they_say() -> None:
         for block in re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL):
             runner.run(parser.get_doctest(block, dict(names), page.name, str(page), 0))
     assert (runner.summarize(verbose=False).attempted > 0, runner.failures) == (True, 0)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").glob("*/*.yml"))], ids=lambda page: page.name)
+def test_no_page_installs_the_project_from_an_index(page: Path) -> None:
+    """It is on none: a checkout is installed, as in `pip install '.[cpu]'`."""
+    assert not re.search(r"pip install\s+['\"]?ptxgen", page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The runtime's rooms import one another in one direction."""
+"""The runtime's rooms import one another in one direction, and kernels their parts."""
 
 from __future__ import annotations
 
@@ -29,3 +29,37 @@ def test_a_room_imports_only_those_before_it(room: str) -> None:
     assert len(modules) > 2
     wrong = [(path.name, name) for path in modules for name in imported(ast.parse(path.read_text())) if name in later]
     assert wrong == []
+
+
+PARTS = ("attention", "builder", "checks", "idioms", "isa", "parser", "persistent", "products", "spec", "weights")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_kernels_are_made_of_knows_no_kernel(part: str) -> None:
+    """Nor for annotations: what a part is told is a type beside it."""
+    wrong = [
+        (path.name, node.lineno)
+        for path in (RUNTIME.parent / "ptxgen" / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else
+                     [each.name for each in node.names] if isinstance(node, ast.Import) else [])
+        if f"{name}.".startswith("ptxgen.kernels.")
+    ]  # fmt: skip
+    assert wrong == []
+
+
+# What tries or times one kernel by itself; it runs no op of a Program. `Module.launch` takes raw arguments of any PTX.
+OF_ONE_KERNEL = {"tools/trial.py", "tools/tuner.py", "tools/product_timer.py", "tools/checker.py", "core/module.py"}
+
+
+def test_nobody_but_a_step_binds_kernels() -> None:
+    """Models, caches, attention and the executor's façade run Programs."""
+    found = {
+        path.relative_to(RUNTIME).as_posix()
+        for path in RUNTIME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "bind"
+    }
+    assert found - OF_ONE_KERNEL == {"core/step.py"}
+    elsewhere = [path for path in (RUNTIME.parent / "ptxgen").rglob("*.py") if ".bind(" in path.read_text()]
+    assert not [path for path in elsewhere if "runtime" not in path.relative_to(RUNTIME.parent).parts]

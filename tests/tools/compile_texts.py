@@ -5,6 +5,7 @@ Needs triton, numba-cuda and the NVRTC wheel, no GPU. What an assembler here doe
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import lzma
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 from ptxgen.assembler import assemble
 from ptxgen.errors import AssembleError
-from tests.evidence.compilers.case import CASES, TEXTS, Case
+from tests.evidence.compilers.case import CASES, TEXTS, VERSIONS, Case, versions
 
 CUDA = TEXTS.parent / "cuda" / "kernels.cu"
 _TYPES: dict[Any, str] = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "i32": "int32"}
@@ -62,6 +63,9 @@ def _numba(case: Case, target: str) -> dict[str, Any]:
 _MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton, "nvrtc": _nvrtc, "numba": _numba}
 
 
+_PACKAGES = {"triton": "triton", "nvrtc": "nvidia-cuda-nvrtc", "numba": "numba-cuda"}
+
+
 def _without_debug(text: str) -> str:
     """A text without DWARF sections, whose paths are this machine's, and without what leads to them."""
     text = re.sub(r"\n\s*\.section\s+\.debug_\w+\s*\{.*?\n\s*\}", "", text, flags=re.DOTALL)
@@ -99,6 +103,9 @@ def main(compilers: list[str]) -> int:
             data = lzma.compress(json.dumps(found, indent=0).encode(), preset=9 | lzma.PRESET_EXTREME)
             (TEXTS / f"{compiler}.{target}.json.xz").write_bytes(data)
             print(f"{compiler} {target}: {len(found)} texts, {len(data):,} bytes")
+        known = versions() if VERSIONS.exists() else {}
+        known[compiler] = importlib.metadata.version(_PACKAGES[compiler])
+        VERSIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -11,6 +11,7 @@ share a few. Those that never end on a GPU (`gpu:` in their files) are left out 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -26,7 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.rows import commit
 from ptxgen.errors import PtxgenError
+from ptxgen.runtime import open_device
 from tests.evidence.known_races.pair import Pair, pairs
 from tests.tools.sanitize import SUMMARY
 
@@ -140,8 +143,14 @@ def on_gpu(path: Path, count: int, seconds: float, device: str) -> list[dict[str
             for found in pool.map(lambda job: run(job, logs, deadline, device), jobs()):
                 rows += found
     finally:
-        path.write_text(json.dumps({"tools": _version(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(_run_of(device) | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     return rows
+
+
+def _run_of(device: str) -> dict[str, str]:
+    """What a run was made with: the sanitizer's version, the device, the day and the commit."""
+    day = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {"tools": _version(), "device": open_device(device).model, "date": day, "commit": commit()}
 
 
 def _version() -> str:
@@ -176,10 +185,8 @@ def table(data: dict[str, Any] | None) -> str:
         theirs = "".join(f" {_words(rows, pair, tool)} |" for tool in TOOLS if rows)
         lines.append(f"| [{name.replace('_', ' ')}]({pair.report}) | {pair.wrong} | {ours} |{theirs}")
     if data:
-        lines += [
-            "",
-            f"compute-sanitizer {data['tools']}; a broken kernel that would not end on a GPU was not run there.",
-        ]
+        run = f"compute-sanitizer {data['tools']} on an {data['device']}, {data['date']}, commit {data['commit']}"
+        lines += ["", f"{run}; a broken kernel that would not end on a GPU was not run there."]
     return "\n".join(lines)
 
 

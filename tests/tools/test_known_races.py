@@ -73,7 +73,7 @@ def test_the_table_counts_hits_and_false_positives():
         {"name": OTHER, "tool": "racecheck", "broken": True, "ended": True, "findings": 0, "said": ""},
         {"name": RACE, "tool": "racecheck", "broken": False, "ended": True, "findings": 1, "said": ""},
     ]
-    text = table({"tools": "1.2", "rows": rows})
+    text = table({"tools": "1.2", "device": "NVIDIA H200", "date": "2026-11-23", "commit": "abc", "rows": rows})
     assert "| racecheck, on a GPU | 2 | 1 | 1 | 1 |" in text
     assert "| found (and in the mended one) | not run |" in text
 

@@ -12,7 +12,7 @@ from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.flow.calls import function_address
 from ptxgen.runtime.cpu.flow.flow import module_variables
-from ptxgen.runtime.cpu.flow.symbols import bits_of, variable_align, variable_bytes
+from ptxgen.runtime.cpu.flow.symbols import bits_of, pointed, unsupported, variable_align, variable_bytes
 
 MOST_BYTES = 4 << 30  # of a module's variables, which the executor allocates when it is loaded
 
@@ -21,7 +21,8 @@ MOST_BYTES = 4 << 30  # of a module's variables, which the executor allocates wh
 class GlobalVariable:
     """A variable's image, up to its last byte that is not 0.
 
-    `addresses` are (offset, symbol number, addend) of pointers to fill in.
+    `addresses` are (offset, symbol number, addend) of pointers to fill in; `bytes_of` are (offset, symbol number,
+    addend, shift) of one byte of a pointer.
     """
 
     name: str
@@ -30,56 +31,68 @@ class GlobalVariable:
     align: int
     image: bytes
     addresses: tuple[tuple[int, int, int], ...] = ()
+    bytes_of: tuple[tuple[int, int, int, int], ...] = ()
 
 
 def describe(module: nodes.Module) -> list[GlobalVariable]:
-    """Every variable of the module, by symbol number; those in shared memory have no image."""
+    """Every variable of the module, by symbol number; those in shared memory, and those that the executor lacks, have
+    no image: an entry that names such a one is refused."""
     variables = module_variables(module)
     numbers = {variable.name: number for number, variable in enumerate(variables)}
     functions: dict[str, int | None] = {}
     found, total = [], 0
     for variable in variables:
+        if unsupported(variable):
+            found.append(GlobalVariable(variable.name, variable.space, 0, 1, b""))
+            continue
         size = variable_bytes(variable)
         total += size if variable.space in ("global", "const") else 0
         if total > MOST_BYTES:
             said = f"the variables of a module have {MOST_BYTES:,} bytes at most on the CPU executor (got {total:,})"
             raise IsaError(module.finding(variable.line, said))
-        image, addresses = _image(module, variable, numbers, functions)
+        image, addresses, pieces = _image(module, variable, numbers, functions)
         if variable.space not in ("global", "const"):
             image = b""
         shown = image.rstrip(b"\0")
         found.append(
-            GlobalVariable(variable.name, variable.space, size, variable_align(variable), shown, tuple(addresses))
+            GlobalVariable(
+                variable.name, variable.space, size, variable_align(variable), shown, tuple(addresses), tuple(pieces)
+            )
         )
     return found
 
 
 def _image(
     module: nodes.Module, variable: nodes.Variable, numbers: dict[str, int], functions: dict[str, int | None]
-) -> tuple[bytes, list[tuple[int, int, int]]]:
+) -> tuple[bytes, list[tuple[int, int, int]], list[tuple[int, int, int, int]]]:
     """The bytes that are initialised, and the pointers among them; `functions` keeps what was looked up."""
     items = variable.init or ()
     step = bits_of(variable.type, variable.line) // 8
     image = _of_literals(items, variable.type, step)
     if image is not None:
-        return image, []
+        return image, [], []
     parts: list[bytes] = []
-    addresses = []
+    addresses, pieces = [], []
     for position, item in enumerate(items):
-        name = item.name if isinstance(item, nodes.Symbol) else ""
+        place = pointed(item) if isinstance(item, nodes.Symbol) else None
+        name = place.name if place else ""
         if name and name not in functions:
             functions[name] = function_address(module, name)
         if isinstance(item, nodes.Immediate):
             parts.append(_encoded(item, variable.type, step))
         elif name and (address := functions[name]) is not None:
             parts.append(address.to_bytes(8, "little")[:step])
-        elif isinstance(item, nodes.Symbol) and name in numbers:
-            addresses.append((position * step, numbers[name], item.offset))
+        elif place and name in numbers:
+            if place.mask:
+                shift = (place.mask & -place.mask).bit_length() - 1
+                pieces.append((position, numbers[name], place.offset, shift))
+            else:
+                addresses.append((position * step, numbers[name], place.offset))
             parts.append(bytes(step))
         else:
             said = f"initialiser {item} is not supported by the CPU executor"
             raise IsaError(module.refusal(variable.line, said))
-    return b"".join(parts), addresses
+    return b"".join(parts), addresses, pieces
 
 
 def _of_literals(items: tuple[nodes.Operand, ...], kind: str, step: int) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen import nodes
+from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.emit.llvm_types import SIGNED, element_bits, integer_vector, literal, vector_of
 from ptxgen.runtime.cpu.emit.values import Values
 from ptxgen.runtime.cpu.flow.calls import function_address
@@ -149,6 +150,8 @@ class Operands(Values):
         function = None if isinstance(found, Var) else function_address(self.module, symbol.name)
         if function is not None:
             return splat("i64", function)
+        if symbol.name in self.flow.refused:
+            raise IsaError(self.flow.refused[symbol.name])
         if not isinstance(found, Var):
             raise self.error(f"operand {symbol}: has no address here")
         if found.words or found.frame is not None:

@@ -6,7 +6,16 @@ from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.isa.registers import special_register
 from ptxgen.runtime.cpu.flow.blocks import Activation, Op, Source
-from ptxgen.runtime.cpu.flow.symbols import Reg, Scope, Var, bits_of, round_up, variable_align, variable_bytes
+from ptxgen.runtime.cpu.flow.symbols import (
+    Reg,
+    Scope,
+    Var,
+    bits_of,
+    round_up,
+    unsupported,
+    variable_align,
+    variable_bytes,
+)
 from ptxgen.runtime.cpu.native.layout import SHARED_BASE
 
 
@@ -25,6 +34,7 @@ class Names:
         self._scopes = 0
         self._labels = 0
         self.globals = Scope(None, 0)
+        self.refused: dict[str, str] = {}  # variables of the module that the executor lacks, and the text of the error
         self._unplaced: dict[str, nodes.Variable] = {}  # shared variables of the module: placed when first used
         for number, variable in enumerate(module_variables(module)):
             self._declare_global(variable, number)
@@ -104,6 +114,9 @@ class Names:
         return round_up(self.shared_end, self.shared_align)
 
     def _declare_global(self, variable: nodes.Variable, number: int) -> None:
+        if said := unsupported(variable):
+            self.refused[variable.name] = self.where(variable.line, said)
+            return
         size, align = variable_bytes(variable), variable_align(variable)
         var = Var(variable.name, variable.space, variable.type, size, align)
         if variable.space == "shared":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
@@ -75,9 +77,45 @@ class Scope:
         return None
 
 
+_OPAQUE = ("texref", "samplerref", "surfref")
+_ADDRESS = re.compile(r"(?:generic\(([\w$]+)\)|(0[xX][fF0]+)[uU]?\(([\w$]+)\)|([\w$%]+))(?:\+(\d+))?")
+
+
+class Pointed(NamedTuple):
+    """An address in an initialiser: `name + offset`, of which `mask` (0: all) takes one byte."""
+
+    name: str
+    offset: int
+    mask: int
+
+
+def pointed(item: nodes.Symbol) -> Pointed | None:
+    """What `x+4`, `generic(x)+4` or `0xff00(x)` stands for; None for anything else."""
+    match = _ADDRESS.fullmatch(item.name)
+    if match is None:
+        return None
+    generic, mask, masked, plain, offset = match.groups()
+    return Pointed(generic or masked or plain, item.offset + int(offset or 0), int(mask, 16) if mask else 0)
+
+
+def unsupported(variable: nodes.Variable) -> str:
+    """Why code that names a variable of the module cannot run here; nothing where it can."""
+    if variable.type in _OPAQUE:
+        return f"a .{variable.type} variable"
+    step = bits_of(variable.type, variable.line) // 8
+    for item in variable.init or ():
+        if isinstance(item, nodes.Symbol):
+            found = pointed(item)
+            if found is None or (found.mask and (step != 1 or found.mask.bit_count() != 8)):
+                return f"initialiser {item}"
+            if not found.mask and step != 8:
+                return f"initialiser {item}, an address in {8 * step} bits,"
+    return ""
+
+
 def variable_bytes(variable: nodes.Variable) -> int:
     """Size of a declaration in bytes; 0 for an unsized array."""
-    if variable.type in ("texref", "samplerref", "surfref"):
+    if variable.type in _OPAQUE:
         raise IsaError(f"line {variable.line}: .{variable.type} variables are not supported by the CPU executor")
     count = max(variable.vector, 1)
     for extent in variable.dims:

@@ -33,6 +33,11 @@ class Globals:
                 offsets, numbers, addends = np.array(variable.addresses, np.int64).T
                 pointers = self.table[numbers] + addends.astype(np.uint64)
                 block[offsets[:, None] + np.arange(8)] = pointers.view(np.uint8).reshape(-1, 8)
+            if variable.bytes_of:
+                assert block is not None
+                offsets, numbers, addends, shifts = np.array(variable.bytes_of, np.int64).T
+                pointers = self.table[numbers] + addends.astype(np.uint64)
+                block[offsets] = (pointers >> shifts.astype(np.uint64)).astype(np.uint8)
         self._placed: WeakSet[Memory] = WeakSet()
 
     def place(self, memory: Memory) -> None:

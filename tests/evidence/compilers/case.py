@@ -19,6 +19,7 @@ import numpy as np
 from tests.evidence.corpus.case import Work, compare
 
 TEXTS = Path(__file__).parent / "texts"
+VERSIONS = TEXTS / "versions.json"
 TARGETS = ("sm_75", "sm_80", "sm_90")
 CASES: dict[tuple[str, str], Case] = {}
 
@@ -86,6 +87,12 @@ def case(
         return make
 
     return register
+
+
+def versions() -> dict[str, str]:
+    """The version of each compiler that made the texts, by its name."""
+    found: dict[str, str] = json.loads(VERSIONS.read_text(encoding="utf-8"))
+    return found
 
 
 @cache

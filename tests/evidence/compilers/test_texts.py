@@ -1,6 +1,7 @@
 """Texts of other compilers run as they are: what NumPy says, and no finding. A selection; `compilers_report` runs all.
 
-Of every kernel the newest target's text runs in check mode, the others' in fast mode and by turns.
+Of every kernel the newest target's text runs in check mode and in ten random orders; the others' by turns, in fast mode
+and in ten random orders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 import tests.evidence.compilers.all_cases  # noqa: F401
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime import open_device
-from tests.evidence.compilers.case import CASES, TARGETS, TEXTS, texts
+from tests.evidence.compilers.case import CASES, TARGETS, TEXTS, texts, versions
 
 # what check mode finds in an intact kernel, and docs/compilers.md explains
 FOUND = {
@@ -25,8 +26,15 @@ IN_FAST = [(c, t, n) for c in COMPILERS for t in ("sm_75", "sm_80") for n in tex
            if zlib.crc32(n.encode()) % 4 == TARGETS.index(t)]  # fmt: skip
 
 
-def quietly(compiler: str, target: str, name: str, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    CASES[compiler, name].run(open_device("cpu", mode=mode, threads=1), texts(compiler, target)[name])
+IN_RANDOM = [(c, "sm_90", name) for c, name in IN_CHECK] + IN_FAST
+SEEDS = range(10)
+
+
+def quietly(
+    compiler: str, target: str, name: str, mode: str, capsys: pytest.CaptureFixture[str], seed: int | None = None
+) -> None:
+    device = open_device("cpu", mode=mode, threads=1) if seed is None else open_device("cpu", mode=mode, seed=seed)
+    CASES[compiler, name].run(device, texts(compiler, target)[name])
     capsys.readouterr()  # what kernels print
 
 
@@ -44,6 +52,18 @@ def test_in_check_mode(compiler, name, capsys):
 @pytest.mark.parametrize(("compiler", "target", "name"), IN_FAST)
 def test_in_fast_mode(compiler, target, name, capsys):
     quietly(compiler, target, name, "fast", capsys)
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.VersionWarning")
+@pytest.mark.parametrize(("compiler", "target", "name"), IN_RANDOM)
+def test_in_ten_random_orders(compiler, target, name, capsys):
+    for seed in SEEDS:
+        quietly(compiler, target, name, "random", capsys, seed)
+
+
+def test_versions_of_the_compilers_are_beside_their_texts():
+    assert sorted(versions()) == COMPILERS
+    assert all(re.fullmatch(r"\d+\.\d+(\.\d+)?", version) for version in versions().values())
 
 
 def test_every_case_has_a_text_for_every_target_and_every_text_a_case():

@@ -36,7 +36,7 @@ def test_every_op_has_its_time_bytes_and_share(model: Model) -> None:
     assert [event["name"] for event in events] == [cost.op for cost in profile.costs]
     assert events[1]["ts"] == pytest.approx(events[0]["dur"])
     lines = profile.table().splitlines()
-    assert lines[0].split() == "op kernel µs of the step MB of the read".split()
+    assert lines[0].split() == ["op", "kernel", "µs", "of", "the", "step", "MB", "of", "the", "read"]
     assert lines[-1].startswith("all, at 4")
     assert model.length == 3
     assert model.forward_to_token(token) == model.forward_to_token(token, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.emit.emitter import Emitter
+from ptxgen.runtime.cpu.emit.families.move import whole_parameter_address
 from ptxgen.runtime.cpu.emit.llvm_types import integer_vector
 from ptxgen.runtime.cpu.flow.flow import Op, Source
 from ptxgen.runtime.cpu.flow.registry import emits
@@ -44,7 +45,10 @@ def address(e: Emitter, operand: nodes.Address, space: str) -> tuple[str, int]:
     if reg is None or reg.bits not in (32, 64):
         raise e.error(f"operand {operand}: the address must be a 32- or 64-bit register")
     if wide:
-        return e.src(base, "u64"), operand.offset
+        value = e.src(base, "u64")
+        if reg.bits == 32 and space_of(e.op.words) == "param":
+            value = whole_parameter_address(e, value)
+        return value, operand.offset
     if reg.bits == 64:  # the sum is the address: the register alone may be below the window
         value = e.read(reg, vec("i64"))
         if operand.offset:

@@ -7,7 +7,7 @@ from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.llvm_types import integer_vector
 from ptxgen.runtime.cpu.flow.flow import Op
 from ptxgen.runtime.cpu.flow.registry import emits
-from ptxgen.runtime.cpu.flow.symbols import bits_of
+from ptxgen.runtime.cpu.flow.symbols import Var, bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
 from ptxgen.runtime.cpu.native.layout import LAUNCH, LOCAL_WINDOW, SHARED_WINDOW, WARP, WINDOW_SHIFT
 
@@ -23,7 +23,17 @@ def mov(e: Emitter, op: Op) -> None:
     elif isinstance(source, nodes.Vector):
         _pack(e, target, source, kind)
     else:
+        if bits_of(kind) == 32 and isinstance(source, nodes.Symbol):
+            _demand_short(e, source)
         e.dst(target, e.src(source, kind), kind)
+
+
+def _demand_short(e: Emitter, symbol: nodes.Symbol) -> None:
+    """Refuse a 32-bit address of what lies anywhere in the host's memory; windows and the parameter block have some."""
+    found = e.op.scope.find(symbol.name)
+    if isinstance(found, Var) and (found.space in ("global", "const") or found.words or found.frame is not None):
+        space = found.space if found.space in ("global", "const") else "param"
+        raise e.unsupported(f"with a 32-bit address of .{space} memory")
 
 
 def _pack(e: Emitter, target: object, source: nodes.Vector, kind: str) -> None:
@@ -78,11 +88,11 @@ def cvta(e: Emitter, op: Op) -> None:
     elif space == "shared":
         raise e.unsupported("with 32-bit generic addresses")
     elif space == "param" and kind == "u64" and not towards:
-        value = _whole_parameter_address(e, value)
+        value = whole_parameter_address(e, value)
     e.dst(op.operands[0], value, kind)
 
 
-def _whole_parameter_address(e: Emitter, value: str) -> str:
+def whole_parameter_address(e: Emitter, value: str) -> str:
     """An address of the parameter block that went through a 32-bit register, as it is where parameters have offsets."""
     i64 = vec("i64")
     base = e.c(f"ptrtoint ptr {e.c.load('ptr', e.launch, LAUNCH['params'])} to i64")
