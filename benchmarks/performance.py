@@ -194,6 +194,43 @@ def whole_models() -> Iterable[str]:
     yield packed_products.table(many) + "\n"
 
 
+def one_launch() -> Iterable[str]:
+    """Decode steps in one launch beside their graphs."""
+    tried = [row for row in load("persistent_step") if "us" in row]
+    models = {row["case"]["model"] for row in tried}
+    steps = [row for row in _measured("decode_step", "ptxgen-persistent") if row["case"]["model"] not in models]
+    found: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for row in [*tried, *steps]:
+        case = row["case"]
+        if row["impl"] in LAUNCHES and (case.get("weights", "bf16"), case.get("batch", 1)) == ("bf16", 1):
+            key = (case["model"], row["commit"], LAUNCHES[row["impl"]], case.get("fields", ""))
+            found.setdefault(key, {})[case["depth"]] = row["us"]
+    found = {key: us for key, us in found.items() if (*key[:2], "one launch", "") in found}
+    depths = sorted({depth for us in found.values() for depth in us})
+    yield "## A step in one launch: µs beside the graph, bf16\n"
+    yield (
+        "`Model(…, persistent=True)`, one sequence. Fields are those of `PersistentStep` that differ from its own; of "
+        f"each model it takes the last ones. {_ahead(found)}\n"
+    )
+    lines = [[key[0], key[2], key[3], *(f"{us[d]:.0f}" if d in us else "" for d in depths), key[1]]
+             for key, us in found.items()]  # fmt: skip
+    yield table(["model", "", "fields", *map(str, depths), "commit"], lines)
+
+
+LAUNCHES = {"ptxgen": "graph", "ptxgen-persistent": "one launch"}
+
+
+def _ahead(found: Mapping[tuple[str, str, str, str], Mapping[int, float]]) -> str:
+    """Where one launch takes less time than the graph, in a sentence a model."""
+    said = []
+    for model, commit in dict.fromkeys(key[:2] for key in found):
+        mine = [us for key, us in found.items() if key[:3] == (model, commit, "one launch")][-1]
+        graph = found[model, commit, "graph", ""]
+        times = ", ".join(f"{mine[depth] / graph[depth]:.2f} at {depth}" for depth in sorted(mine))
+        said.append(f"{model}: {times}.")
+    return f"One launch ÷ graph at these depths: {' '.join(said)}"
+
+
 def where_the_time_goes() -> Iterable[str]:
     """A step's ops, and the picture of one token."""
     rows = load("decode_step_ops")
@@ -326,7 +363,16 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 def document(rows: Sequence[Mapping[str, Any]]) -> str:
     """docs/performance.md, from the rows of a run of decode attention and the last runs of the others."""
     parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
-    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *whole_models(), *generation()]
+    parts += [
+        *two_launches(),
+        *untuned(),
+        *prefill(),
+        *small(),
+        *launches(),
+        *whole_models(),
+        *one_launch(),
+        *generation(),
+    ]
     return "\n".join(parts)
 
 

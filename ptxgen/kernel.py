@@ -206,13 +206,19 @@ def _spread(cls: type) -> None:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def kernel_base(cls: type[K]) -> type[K]:
+    """Make a frozen dataclass of the fields of a kernel type whose parts are typed by them; it is not registered."""
+    _spread(cls)
+    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
 
     Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
     """
-    _spread(cls)
-    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)  # equality and hash are the base's
+    made = kernel_base(cls)  # equality and hash are the base's
     made.__repr__ = KernelType.__repr__  # type: ignore[method-assign]  # not that of a dataclass between them
     for each in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(each.type, str):  # a module that does not postpone its annotations
