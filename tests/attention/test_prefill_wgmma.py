@@ -128,6 +128,12 @@ def test_a_cta_takes_several_items(mode: str, ctas: int, head_dim: int) -> None:
     assert few_ctas(one, generate(one, TARGET).text, mode, ctas) < 0.01
 
 
+def test_rows_without_keys_leave_the_next_item_its_queries() -> None:
+    """Rows of out lie over those of q, which the producer fills for the next item, as one without keys has none."""
+    one = spec(head_dim=192, max_len=300, batched=True)
+    assert few_ctas(one, generate(one, TARGET).text, "check", 1) < 0.01
+
+
 @pytest.mark.parametrize("ctas", [1, 3, 7])
 @pytest.mark.parametrize("heads", [4, 6])
 def test_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int, heads: int) -> None:

@@ -219,7 +219,7 @@ class Items(Rows):
             else:
                 self.lowest_tile = b.op("mov.s32", "lowest_tile", 0)
                 self.plain_tiles = b.op("mov.s32", "plain_tiles", self.first_tile)
-        b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
+        self.has_keys = b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
 
     def steps(self, rows: int, passes: int) -> list[tuple[int, int]] | None:
         """How far the row `rows` · i past one of the first `rows` lies from it, as (heads, tokens), for every pass i.
