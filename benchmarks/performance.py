@@ -5,11 +5,12 @@ run of the whole grid, of the other benchmarks from their last. `python -m bench
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import decode_step, host_time, packed_products, products, prompt, step_ops
+from benchmarks.cases.prefill import SHAPES
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
@@ -37,17 +38,25 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
 
 PREFILL = {
     "ptxgen": "ours, wgmma",
+    "ptxgen-unmeasured": "ours, plans that nothing chooses",
     "ptxgen-sm_80": "ours, mma.sync",
     "sdpa-flash": "FlashAttention 2 (torch)",
     "sdpa-cudnn": "cuDNN (torch)",
+    "sdpa-cudnn, no mask": "cuDNN (torch), no mask",
     "flashinfer": "FlashInfer",
 }
+ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the case of a causal prompt alone has
+
+
+def is_prompt(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a causal prompt alone, of the heads that all are measured on."""
+    return row["case"].keys() == ALONE and row["case"]["head_dim"] in {dim for *_, dim in SHAPES}
 
 
 def prefill() -> Iterable[str]:
     """TFLOP/s by heads and length."""
     rows = load("prefill")
-    cases = by_case(rows)
+    cases = by_case(filter(is_prompt, rows))
     names = [name for name in PREFILL if all(name in impls for impls in cases.values())]
     lines = []
     for key, impls in cases.items():
@@ -63,11 +72,31 @@ def prefill() -> Iterable[str]:
     ratios = {name: [impls[name]["us"] / impls["ptxgen"]["us"] for impls in cases.values()] for name in names[1:]}
     said = (f"{PREFILL[name]} {mean(each):.2f}, least {min(each):.2f}" for name, each in ratios.items())
     yield f"Times ours on wgmma, geometric means: {'; '.join(said)}. {_commit(rows)}\n"
+    yield from other_prefill([row for row in rows if not is_prompt(row)])
+
+
+def other_prefill(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """TFLOP/s of chunks, batches, pages and whatever else the run has, of those who can."""
+    if not rows:
+        return
+    cases = by_case(rows)
+    names = [name for name in PREFILL if any(name in impls for impls in cases.values())]
+    lines = []
+    for key, impls in cases.items():
+        case = json.loads(key)
+        heads = f"{case['n_heads']}/{case['n_kv_heads']}/{case['head_dim']}"
+        more = ", ".join(f"{name} {case[name]}" for name in case if name not in ALONE)
+        rates = (f"{impls[name]['tflops']:.0f}" if name in impls else "" for name in names)
+        lines.append([heads, str(case["tokens"]), more, *rates])
+    yield table(["heads q/kv/dim", "tokens", "", *(PREFILL[name] for name in names)], lines)
 
 
 def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
-    cases = [{name: row["us"] for name, row in impls.items()} for impls in by_case(load("prefill")).values()]
+    cases = [
+        {name: row["us"] for name, row in impls.items()}
+        for impls in by_case(filter(is_prompt, load("prefill"))).values()
+    ]
     flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
     theirs, ours = _measured("prompt", "llama.cpp"), [*_measured("prompt"), *_alone("prompt")]
     peers = {row["case"]["model"]: row["tokens_s"] for row in theirs if _at_zero(row, "llama.cpp")}
