@@ -71,6 +71,8 @@ class MultiHeadAttention(KernelType):
     values.
     """
 
+    bundled_as = "prefill"
+
     head_dim: int
     n_heads: int
     n_kv_heads: int = field(like=KV_HEADS)
