@@ -82,6 +82,8 @@ class MultiHeadAttention(KernelType):
     or timed it: nothing chooses it by itself.
     """
 
+    bundled_as = "prefill"
+
     head_dim: int
     n_heads: int
     n_kv_heads: int = field(like=KV_HEADS)
