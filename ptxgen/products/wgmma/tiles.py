@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
@@ -13,13 +13,11 @@ from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
-TENSOR = {
-    1: 0.7 * 2048,
-    2: 0.85 * 2048,
-}  # multiplications in a cycle that so many warpgroups of a CTA reach; three were
-TENSOR[3] = TENSOR[2]  # not measured
+P = TypeVar("P", bound="PackedProduct")
+# multiplications in a cycle that so many warpgroups of a CTA reach; three were not measured
+TENSOR = {1: 0.7 * 2048, 2: 0.85 * 2048, 3: 0.85 * 2048}
 FEED = 40  # bytes that it gets from the L2 cache in a cycle while all others do, too
 MEMORY = 2650  # bytes of the GPU's memory in a cycle
 CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
@@ -31,15 +29,14 @@ ROWS = (0, 64, 128, 256)
 SPLITS = (1, 2, 4, 8)
 
 
-def candidates(fields: dict[str, Any], rows: int) -> Iterator[PackedGemm]:
-    """Legal specs with these fields, whose tiles differ; for a few rows the one that the tables have."""
-    from ptxgen.kernels.packed_gemm import PackedGemm
-
+def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
+    """Legal specs of a kernel type with these fields, whose tiles differ; for a few rows the one that the tables
+    have."""
     if rows <= MOST_ROWS_FIRST:
         enough = [count for count in TOKENS if count >= rows]
         for count in (*enough[:1], *reversed(TOKENS[: -len(enough)])):
             try:
-                yield PackedGemm(**{"tokens": count, **fields})
+                yield kernel(**{"tokens": count, **fields})
                 return
             except SpecError:
                 continue
@@ -47,12 +44,12 @@ def candidates(fields: dict[str, Any], rows: int) -> Iterator[PackedGemm]:
     counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= MOST_ROWS_FIRST]
     for count, tile_rows, split in product(counts, ROWS[1:], SPLITS):
         try:
-            yield PackedGemm(**{**fields, "tokens": count, "tile_rows": tile_rows, "split": split})
+            yield kernel(**{**fields, "tokens": count, "tile_rows": tile_rows, "split": split})
         except SpecError:
             continue
 
 
-def cycles(spec: PackedGemm, rows: int) -> float:
+def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
     shape = at.shape
@@ -73,12 +70,10 @@ def cycles(spec: PackedGemm, rows: int) -> float:
     return max(whole, spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY)
 
 
-def best(fields: dict[str, Any], rows: int) -> PackedGemm:
+def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles; of equal ones, in "fast", the one with more tokens, which brings weights
-    fewer times: 64 rows by 128 tokens take 0.8 to 0.85 of the time of 128 by 64 (4096 by 4096 and by 14336)."""
-    found = list(candidates(fields, rows))
+    fewer times: 64 rows by 128 tokens take 0.8 to 0.86 of the time of 128 by 64 (4096 by 4096 and by 14336)."""
+    found = list(candidates(kernel, fields, rows))
     if not found:
-        from ptxgen.kernels.packed_gemm import PackedGemm
-
-        return PackedGemm(**fields)  # raises with the reasons, or is legal as it is
+        return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: (cycles(spec, rows), -spec.tokens if spec.precision == "fast" else 0))
