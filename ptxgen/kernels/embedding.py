@@ -142,8 +142,6 @@ class Embedding(KernelType):
             inside = b.reg("inside_row", "pred")
             ragged = self.dim % kind.tile_k
             for chunk in range(kind.chunks):
-                if chunk:
-                    b.note(f"columns {chunk * CHUNK} to {chunk * CHUNK + CHUNK - 1} of the tile")
                 kind.weights(b, words, chunk, halves)
                 for upper, lower in zip(*halves, strict=True):
                     b.op("selp.f32", upper, lower, upper, is_lower)

@@ -24,7 +24,6 @@ from ptxgen.products.digits import (
     Thirds,
     unit_of,
 )
-from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import Piece, WeightFormat
@@ -98,8 +97,6 @@ class DigitColumns(Columns):
     def multiply(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:
         b = self.b
         for chunk in range(self.kind.chunks):
-            if chunk:
-                b.note(f"columns {chunk * CHUNK} to {chunk * CHUNK + CHUNK - 1} of the tile")
             offset = DIGITS * DIGIT_BYTES * chunk
             convert.load_words(b, self.digit, at[0], offset, space="shared", pred=self.has_digit)
             (a,) = self.kind.fragments(b, words, chunk)

@@ -41,8 +41,6 @@ class MmaLoop(TileLoop):
         totals = self.sums[4 * part : 4 * part + 4]
         group = kind.scale_chunks
         for chunk in range(kind.chunks):
-            if chunk:
-                b.note(f"columns {chunk * CHUNK} to {chunk * CHUNK + CHUNK - 1} of the tile")
             digits = self.own_digits(chunk)
             factors, less = kind.scales(b, self.words, chunk)
             fragments = kind.fragments(b, self.words, chunk)
