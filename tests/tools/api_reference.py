@@ -48,6 +48,7 @@ AUTHORS: dict[str, tuple[str, ...]] = {
     "ptxgen.runtime.tools.isolate": ("Limits", "isolated"),
     "ptxgen.testing": (),
     "ptxgen.testing.numba_kernel": ("NumbaKernel", "NumbaText", "compile_numba"),
+    "ptxgen.testing.raw_kernel": ("RawKernel", "RawModule"),
     "ptxgen.testing.triton": ("Driver", "install", "install_from_environment", "uninstall"),
     "ptxgen.testing.triton_compile": ("TritonKernel", "compile_kernel"),
     "ptxgen.transformers": ("install",),

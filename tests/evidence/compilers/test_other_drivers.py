@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from ptxgen.errors import AssembleError, ExecutionError
+from ptxgen.errors import AssembleError, ExecutionError, SpecError
 from ptxgen.runtime import compile_cuda, open_device
+from ptxgen.testing.raw_kernel import RawKernel, RawModule
 
 SOURCE = """
 extern "C" __global__ void k(const int* x, int* out, int n) {
@@ -24,8 +25,58 @@ extern "C" __global__ void k(const int* x, int* out, int n) {
 def nvrtc():
     try:
         return compile_cuda('extern "C" __global__ void k() {}', "sm_80")
-    except AssembleError as missing:
-        pytest.skip(str(missing))
+    except AssembleError:
+        pytest.skip("NVRTC is not installed: pip install 'ptxgen[nvrtc]'")
+
+
+DOUBLED = """.version 8.3
+.target sm_80
+.address_size 64
+.visible .entry twice(.param .u64 x, .param .u32 n)
+{
+    .reg .u64 %rd<3>;
+    .reg .b32 %r<4>;
+    .reg .pred %p;
+    ld.param.u64 %rd1, [x];
+    ld.param.u32 %r1, [n];
+    mov.u32 %r2, %tid.x;
+    setp.ge.u32 %p, %r2, %r1;
+    @%p ret;
+    mad.wide.u32 %rd2, %r2, 4, %rd1;
+    ld.global.u32 %r3, [%rd2];
+    shl.b32 %r3, %r3, 1;
+    st.global.u32 [%rd2], %r3;
+    ret;
+}
+"""
+
+
+def test_raw_kernels_are_compiled_once_and_launched_on_arrays(monkeypatch):
+    asked = []
+    monkeypatch.setattr("ptxgen.runtime.compile_cuda", lambda *a, **k: asked.append((a, k)) or DOUBLED)
+    x = np.arange(8, dtype=np.int32)
+    module = RawModule("source", ("-DN=1",), target="sm_90")
+    kernel = module.get_function("twice")
+    kernel((1,), (32,), (x, np.int32(5)))
+    kernel(1, 32, (x, np.uint32(2)))
+    np.testing.assert_array_equal(x, [0, 4, 4, 6, 8, 5, 6, 7])
+    assert asked == [(("source", "sm_90"), {"options": ("-DN=1",)})]
+    RawKernel("source", "twice")((1, 1, 1), (8, 1, 1), (x, np.int32(8)))
+    assert x[7] == 14
+    with pytest.raises(ExecutionError, match="out of bounds in kernel twice"):
+        kernel(1, 32, (x, np.int32(9)))
+    with pytest.raises(
+        SpecError, match=r"RawKernel.name: must be an extern \"C\" kernel of the source \(twice; got 'two'"
+    ):
+        module.get_function("two")(1, 1, ())
+
+
+def test_a_raw_kernel_of_cuda_source(nvrtc):
+    x, out = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    RawKernel(SOURCE % "__syncthreads();", "k")((1,), (64,), (x, out, np.int32(64)))
+    np.testing.assert_array_equal(out, x[::-1])
+    with pytest.raises(ExecutionError, match="race in kernel k"):
+        RawKernel(SOURCE % "", "k")((1,), (64,), (x, out, np.int32(64)))
 
 
 @pytest.mark.filterwarnings("ignore::ptxgen.errors.VersionWarning")
