@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_step, host_time, packed_products, products, prompt
+from benchmarks import decode_step, host_time, packed_products, products, prompt, step_ops
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
@@ -21,7 +21,8 @@ INTRODUCTION = """# Performance
 All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
-`small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `host_time`, `products`, `prompt`).
+`small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
+`packed_products`, `prompt`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -68,8 +69,9 @@ def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
     cases = [{name: row["us"] for name, row in impls.items()} for impls in by_case(load("prefill")).values()]
     flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
-    peers = {row["case"]["model"]: row["tokens_s"] for row in _measured("prompt") if _at_zero(row, "llama.cpp")}
-    fast = {row["case"]["model"]: row["tokens_s"] for row in _alone("prompt") if _at_zero(row, "ptxgen-fast")}
+    theirs, ours = _measured("prompt", "llama.cpp"), [*_measured("prompt"), *_alone("prompt")]
+    peers = {row["case"]["model"]: row["tokens_s"] for row in theirs if _at_zero(row, "llama.cpp")}
+    fast = {row["case"]["model"]: row["tokens_s"] for row in ours if _at_zero(row, "ptxgen-fast")}
     beside = [fast[name] / peers[name] for name in fast.keys() & peers.keys()]
     return (
         f"Prefill's attention in bf16, on wgmma, is {mean(flash):.2f} times as fast as FlashAttention 2 and "
@@ -80,8 +82,8 @@ def standing() -> str:
 
 
 def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
-    """Whether a prompt at depth 0 by an implementation."""
-    return bool(row["impl"] == impl and row["case"]["depth"] == 0)
+    """Whether a prompt at depth 0 by an implementation, with weights that llama.cpp has, too."""
+    return bool(row["impl"] == impl and row["case"]["depth"] == 0 and row["case"]["weights"] == "q4_k_m")
 
 
 def _commit(rows: list[dict[str, Any]]) -> str:
@@ -160,24 +162,28 @@ def whole_models() -> Iterable[str]:
     yield (
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
         "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
-        "exact in f32. This is the last run beside peers; what has changed since is in the next table. "
+        "exact in f32, those of `ptxgen-fast` rounded to bf16; `ptxgen-persistent` is one launch. "
         f"{_commit(steps)}\n"
     )
     yield decode_step.table(steps) + "\n"
     yield from _since("decode_step", "µs")
+    yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
+    yield from where_the_time_goes()
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
         "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
-        f"rounds them to 8 bits. The last run beside llama.cpp; then ours since. {_commit(prompts)}\n"
+        f"rounds them to 8 bits. {_commit(prompts)}\n"
     )
     yield prompt.table(prompts) + "\n"
     yield from _since("prompt", "tokens/s")
+    yield from _of_another_run("prompt", "llama.cpp", "ptxgen-fast")
     yield "## Products alone: µs as graph nodes, weights beyond the L2\n"
     yield (
         "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
         f"relative, against float64. {_commit(alone)}\n"
     )
     yield products.table(alone) + "\n"
+    yield from one_token(alone)
     yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
     yield (
         "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
@@ -188,11 +194,75 @@ def whole_models() -> Iterable[str]:
     yield packed_products.table(many) + "\n"
 
 
+def where_the_time_goes() -> Iterable[str]:
+    """A step's ops, and the picture of one token."""
+    rows = load("decode_step_ops")
+    yield "## Where the time of a token goes\n"
+    yield (
+        "`in the step`: what a launch adds to the graph, from graphs that end with it, so that launches overlap as "
+        "they do; `alone`: in a graph of all its like and nothing else, where weights of less than 60 MB may come from "
+        "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
+        f"one before: the gaps. {_commit(rows)}\n"
+    )
+    yield "![The launches of one token](images/decode_step.png)\n"
+    yield step_ops.table(rows) + "\n"
+
+
+AIMS = {"q4_k": 0.75, "q6_k": 0.80, "int4_g128": 0.85, "q8_0": 0.88, "e4m3_block": 0.88, "bf16": 0.92}
+PLAIN_FROM = 64e6  # bytes of bf16 from which the aim counts
+
+
+def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Products of one token against what is wanted of them, with the rows of the tuning table that a search found."""
+    one = [row for row in rows if row["case"]["m"] == 1]
+    floors = {json.dumps(row["case"]): row["us"] for row in one if row["impl"] == "floor"}
+    tuned = {
+        json.dumps(row["case"]): row for row in _alone("products") if "geometry" in row and row["impl"] == "ptxgen"
+    }
+    lines = []
+    for row in one:
+        case, key = row["case"], json.dumps(row["case"])
+        aim = AIMS.get(case["weights"])
+        if row["impl"] != "ptxgen" or aim is None or (case["weights"] == "bf16" and row["bytes"] < PLAIN_FROM):
+            continue
+        best = tuned.get(key, row)
+        share = floors[key] / best["us"]
+        way = best.get("geometry", "")
+        told = "" if round(share, 2) >= aim else "short"
+        name, size = f"{case['n']}×{case['k']}", f"{row['bytes'] / 1e6:.1f}"
+        lines.append([case["weights"], name, size, f"{row['us']:.2f}", f"{best['us']:.2f}" if way else "", way,
+                      f"{share:.2f}", f"{aim:.2f}", told])  # fmt: skip
+    yield "## Products of one token: share of the read, and what is wanted\n"
+    yield (
+        "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
+        "warps of a CTA, tiles on their way, CTAs. 1536×8960 has 96 records of 16 rows for 132 multiprocessors, and "
+        "none of seven geometries is better there by 3 %.\n"
+    )
+    heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
+    yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))
+
+
+def _of_another_run(bench: str, peer: str, ours: str) -> Iterable[str]:
+    """A peer that the last whole run had no time for, from the last run that had, beside ours."""
+    last, other = _measured(bench), _measured(bench, peer)
+    if last[0]["run"] == other[0]["run"]:
+        return
+    mine = {json.dumps(row["case"]): row["tokens_s"] for row in last if row["impl"] == ours}
+    lines = []
+    for row in other:
+        key = json.dumps(row["case"])
+        if row["impl"] == peer and key in mine:
+            times = f"{mine[key] / row['tokens_s']:.2f}"
+            lines.append([*map(str, row["case"].values()), f"{row['tokens_s']:.0f}", f"{mine[key]:.0f}", times])
+    yield f"{peer} in another run, of commit {other[0]['commit']}; tokens/s, beside those of the table above:\n"
+    yield table([*other[0]["case"], peer, ours, "times"], lines)
+
+
 def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:
     """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
     that has rows of it; `without`: that has none."""
     whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
-    of = [({row["impl"] for row in rows}, rows) for rows in whole]
+    of = [({row["impl"] for row in rows if "us" in row}, rows) for rows in whole]
     fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
     chosen = next(fitting, None)
     if chosen is None:

@@ -46,10 +46,10 @@ def step_program(
     """The step of a model. `formats`: of every matrix by its file's name, or one for all. `programmatic`: launches may
     overlap where a kernel and the `target` can. `batch_invariant`: rows of a batch have the same bits whatever the
     others are, and with exact precision however many there are. `choice` of the token: "greedy" the likeliest,
-    "sample" by the rows' settings, "penalise" by the sequences' own tokens, too. `page_size`: the cache of a batch lies in so many `pages` of so many positions, and `page_table` says
-    which are whose; `page_layout` is the order of their axes. `rings`: layers with a window keep rings with room for
-    appends of up to so many rows. `precision` of several rows: "exact" as f32 is; "fast" rounds them to bf16 before
-    each product where the target has wgmma.
+    "sample" by the rows' settings, "penalise" by the sequences' own tokens, too. `page_size`: the cache of a batch lies
+    in so many `pages` of so many positions, and `page_table` says which are whose; `page_layout` is the order of their
+    axes. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision` of several
+    rows: "exact" as f32 is; "fast" rounds them to bf16 before each product where the target has wgmma.
 
     Raises `SpecError` naming what is not covered.
     """

@@ -22,7 +22,9 @@ QKV = ("q_proj", "k_proj", "v_proj")
 PRECISIONS = ("exact", "fast")
 BLOCK = 128  # rows of a scale of e4m3_block
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
-PACKED_FROM = {"exact": 64, "fast": 2}  # rows; with fewer mma.sync on rows of f32 is faster
+# Rows from which wgmma is faster than mma.sync on rows of f32; of weights that are not quantised, from HALVES_FROM on.
+PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2}, 16
+HALVES = frozenset({"bf16", "f16"})
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
 
@@ -119,7 +121,9 @@ class Products(Draft):
 
     def packs(self, kinds: Sequence[str], k: int) -> bool:
         """Whether wgmma multiplies the rows of k columns with weights of these formats."""
-        enough = self.rows >= PACKED_FROM[self.precision] and not (self.batch_invariant and self.precision == "exact")
+        least = PACKED_FROM[self.precision]
+        least = min(least, HALVES_FROM) if HALVES.issuperset(kinds) else least
+        enough = self.rows >= least and not (self.batch_invariant and self.precision == "exact")
         wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
         return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
 

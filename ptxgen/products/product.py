@@ -120,7 +120,7 @@ class Product(KernelType):
         kind = self.kind
         records, tiles = kind.records(self.n), kind.tiles(self.k)
         if self.streams(target):
-            shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated)
+            shape = ProductShape(chip_name(target), self.weights, self.n, self.k, self.gated, self.programmatic)
             choice, since_sm_90 = in_force().product(shape), target.includes_any(("sm_90",))
             return share_runs(records, self.parts, kind, self.k, since_sm_90=since_sm_90, choice=choice)
         if self.on_tensor_cores(target):

@@ -122,13 +122,14 @@ class ProductChoice:
 @dataclass(frozen=True)
 class ProductShape:
     """What rows of products are matched against: the architecture (a row of the plan's `CHIPS`), the format of the
-    weights, outputs and inputs, and whether it is two matrices, gate and up."""
+    weights, outputs and inputs, whether it is two matrices, gate and up, and whether launches may overlap."""
 
     sm: str
     weights: str
     n: int
     k: int
     gated: bool = False
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)

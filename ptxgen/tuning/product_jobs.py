@@ -36,7 +36,8 @@ class ProductJob:
     @property
     def bytes(self) -> int:
         """Of the packed weights."""
-        return self.spec.parts * weight_format(self.weights).nbytes(self.n, self.k)
+        matrices = 2 if self.gated else 1
+        return matrices * weight_format(self.weights).nbytes(self.n, self.k)
 
     def label(self) -> str:
         """In a few words."""
@@ -45,7 +46,8 @@ class ProductJob:
     def row(self, target: Target, choice: ProductChoice, note: str) -> Row:
         """The row of this matrix with that choice."""
         where = (
-            ("sm", chip_name(target)), ("weights", self.weights), ("n", self.n), ("k", self.k), ("gated", self.gated)
+            ("sm", chip_name(target)), ("weights", self.weights), ("n", self.n), ("k", self.k), ("gated", self.gated),
+            ("programmatic", False),  # as it was measured
         )  # fmt: skip
         return Row(where, tuple(vars(choice).items()), note)
 

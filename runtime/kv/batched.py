@@ -68,10 +68,11 @@ class BatchedKvCache:
         shapes = [self._shape(layer, rows, count, batch) for layer in range(self.n_layers)]
         store = KvLayers(device, shapes, self.head_dim, self.dtype)
         pages = PageTable(device, batch, self._entries, count, rows) if self.page_size else None
-        positions, lengths = (device.array(np.full(batch, start, np.int32)) for start in (-1, 0))
+        told = device.array(np.repeat(np.array([[-1], [0]], np.int32), batch, 1))
         self.batch = self.allocated_batch = batch
         self.pages: PageTable | None = pages
-        self._store, self._positions, self._device_lengths = store, positions, lengths
+        self._store, self._told = store, told  # positions and lengths on the device, side by side
+        self._positions, self._device_lengths = told[0], told[1]
         self._lengths = np.zeros(batch, np.int32)
         self._written = np.zeros(batch, np.int32)  # positions of slots up to here have had a row
         self._stepping = np.zeros(batch, bool)  # slots whose position on the device may not be −1
@@ -195,7 +196,7 @@ class BatchedKvCache:
         """Give the memory back; graphs and bound kernels that use it raise from then on."""
         if self._store:
             self._store.free()
-            for buffer in (self._positions, self._device_lengths, *self._pointers.values()):
+            for buffer in (self._told, *self._pointers.values()):
                 buffer.free()
             for table in (*([] if self.pages is None else [self.pages.buffer]), *self._ring_tables.values()):
                 table.free()
@@ -268,13 +269,13 @@ class BatchedKvCache:
         if self.pages is not None:
             self.pages.reserve({slot: self.length(slot) + 1 for slot in active})
             self.pages.upload(where)
-        positions, lengths = np.full(self.allocated_batch, -1, np.int32), np.zeros(self.allocated_batch, np.int32)
-        positions[active] = self._lengths[active]
-        lengths[active] = positions[active] + 1
-        self._stepping[:] = True  # until both copies are under way
-        self._positions.copy_from(positions, where)
-        self._device_lengths.copy_from(lengths, where)
-        self._stepping = positions >= 0
+        told = np.zeros((2, self.allocated_batch), np.int32)
+        told[0] = -1
+        told[0, active] = self._lengths[active]
+        told[1, active] = told[0, active] + 1
+        self._stepping[:] = True  # until the copy is under way
+        self._told.copy_from(told, where)
+        self._stepping = told[0] >= 0
         self._lengths[active] += 1
         self._written[active] = np.maximum(self._written[active], self._lengths[active])
 
@@ -325,7 +326,7 @@ class BatchedKvCache:
         sources, targets = ([kept.buffers(i) for i in layers] for kept in (cache, self._held))
         if where is None:
             where = self.device.default_stream
-            told = [self._positions, self._device_lengths, *([] if self.pages is None else [self.pages.buffer])]
+            told = [self._told, *([] if self.pages is None else [self.pages.buffer])]
             moved = [b for held in (*sources, *targets) for b in held.values()]
             after_others(where, (b.allocation for b in told + moved))
         self.set_length(slot, length, where)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ptxgen.errors import PtxgenError, SpecError
 from ptxgen.generator import Ptx, generate
+from ptxgen.launch import evaluate
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.tools import tuner
@@ -21,7 +22,6 @@ from ptxgen.tuning.product_jobs import ProductJob
 from ptxgen.weights import weight_format
 
 ROWS = 64  # of a matrix that are drawn; the others repeat them
-RECORD_ROWS = 16
 LIMIT = 1e-5  # ‖difference‖ / ‖result‖ of two choices on the same inputs: sums are added in another order
 
 
@@ -57,7 +57,8 @@ class ProductTimer:
         Raises `PtxgenError` when a choice computes something else than the first one did.
         """
         kernel = self._ready.pop(choice, None) or self._load(self._ptx(choice), choice)
-        shape = next(p for p in kernel.params if p.name == "weight").shape
+        weight = next(p for p in kernel.params if p.name == "weight")
+        shape = tuple(evaluate(extent, {}) for extent in weight.shape)
         calls = [kernel.bind(x=self.x, out=self.out, weight=each.view(shape)) for each in self.weights]
         calls[0].launch(self.stream)
         self.stream.synchronize()

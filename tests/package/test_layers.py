@@ -29,3 +29,20 @@ def test_a_room_imports_only_those_before_it(room: str) -> None:
     assert len(modules) > 2
     wrong = [(path.name, name) for path in modules for name in imported(ast.parse(path.read_text())) if name in later]
     assert wrong == []
+
+
+# What tries or times one kernel by itself; it runs no op of a Program. `Module.launch` takes raw arguments of any PTX.
+OF_ONE_KERNEL = {"tools/trial.py", "tools/tuner.py", "tools/product_timer.py", "tools/checker.py", "core/module.py"}
+
+
+def test_nobody_but_a_step_binds_kernels() -> None:
+    """Models, caches, attention and the executor's façade run Programs."""
+    found = {
+        path.relative_to(RUNTIME).as_posix()
+        for path in RUNTIME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "bind"
+    }
+    assert found - OF_ONE_KERNEL == {"core/step.py"}
+    elsewhere = [path for path in (RUNTIME.parent / "ptxgen").rglob("*.py") if ".bind(" in path.read_text()]
+    assert not [path for path in elsewhere if "runtime" not in path.relative_to(RUNTIME.parent).parts]

@@ -150,7 +150,8 @@ def test_the_wheel_is_pure_small_and_whole(wheel: Path) -> None:
         files = [p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
         wanted = {f"{inside}/{p.relative_to(ROOT / folder).as_posix()}" for p in files}
         assert wanted - held == set()
-    assert not [name for name in held if name.startswith(("tests", "golden_ptx"))]
+    assert not [name for name in held if name.startswith(("tests", "golden_ptx", "examples"))]
+    assert not [name for name in held if name.endswith((".gguf", ".safetensors", "tokenizer.json"))]
     assert "ptxgen/py.typed" in held
 
 

@@ -1,6 +1,6 @@
 """Runs the GPU suite and keeps its figures: tests, seconds, and the largest errors, by file and by kernel type.
 
-python -m tests.tools.gpu_report [--doc docs/gpu-report.md] [pytest arguments]      needs a GPU
+python -m tests.tools.gpu_report [--doc docs/gpu-report.md] [pytest arguments]      needs a GPU; -n 14: 14 processes
 python -m tests.tools.gpu_report --report --doc docs/gpu-report.md    the document from the rows of the last run
 
 Errors are those that `ptxgen.parity.compare` judges, as a share of its limit: results against references, and (for
@@ -15,7 +15,9 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
 
 import ptxgen.parity as parity
 from benchmarks.report.sentence import in_a_sentence
@@ -24,13 +26,21 @@ _real = parity.compare
 EXECUTOR = "executor: "  # names of comparisons with the executor begin so (tests/cuda/test_goldens.py)
 
 
+class Compared(NamedTuple):
+    """What a comparison found, and what it may."""
+
+    error: float
+    limit: float
+
+
 class Figures:
-    """A pytest plugin: outcomes and times by test file, comparisons by what was compared."""
+    """A pytest plugin: outcomes and times by test file, comparisons by what was compared. Other processes that run
+    tests (pytest-xdist) send theirs when they end."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         self.seconds: Counter[str] = Counter()
-        self.errors: dict[tuple[str, str], list[parity.Verdict]] = defaultdict(list)
+        self.errors: dict[tuple[str, str], list[Compared]] = defaultdict(list)
         self._now = ""
 
     def pytest_runtest_setup(self, item: Any) -> None:
@@ -49,17 +59,39 @@ class Figures:
         """`ptxgen.parity.compare`, remembered."""
         verdict = _real(name, *rest)
         against = "executor" if name.startswith(EXECUTOR) else "reference"
-        self.errors[self._now, against].append(verdict)
+        self.errors[self._now, against].append(Compared(float(verdict.error), float(verdict.limit)))
         return verdict
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["errors"] = [
+                (family, against, [tuple(one) for one in found]) for (family, against), found in self.errors.items()
+            ]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        for family, against, found in getattr(node, "workeroutput", {}).get("errors", ()):
+            self.errors[family, against] += [Compared(*one) for one in found]
+
+
+def pytest_configure(config: Any) -> None:
+    """In a process that runs tests for another: figures of its own."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(patched(), "figures")
+
+
+def patched() -> Figures:
+    """Figures that see every comparison of this process."""
+    figures = Figures()
+    setattr(parity, "compare", figures.compare)  # noqa: B010 - before any test module takes it
+    return figures
 
 
 def measure(arguments: list[str]) -> int:
     """Run the suite and append its rows; pytest's exit status."""
-    import pytest
-
-    figures = Figures()
-    setattr(parity, "compare", figures.compare)  # noqa: B010 - before any test module takes it
-    status = int(pytest.main(["-m", "gpu", *(arguments or ["tests"])], plugins=[figures]))
+    figures = patched()
+    plugin = ["-p", "tests.tools.gpu_report"]
+    status = int(pytest.main([*plugin, "-m", "gpu", *(arguments or ["tests"])], plugins=[figures]))
     from benchmarks.report.rows import Run
     from ptxgen.runtime import open_device
 
@@ -106,7 +138,24 @@ def document() -> Iterable[str]:
             if row["case"].get("against") == against:
                 figures = f"{row['largest_error']:.2g} | {row['of_limit']:.2g}"
                 yield f"| {row['case']['family']} | {row['comparisons']} | {row['exact']} | {figures} |"
+    yield from outcomes(first["date"])
     yield from others()
+
+
+def outcomes(since: str) -> Iterable[str]:
+    """Runs of a later day that kept their outcome only: their tests were run by pytest alone."""
+    from benchmarks.report.rows import RESULTS, runs
+
+    if not (RESULTS / "gpu_suite_outcome.jsonl").is_file():
+        return
+    later = [row for (row,) in runs("gpu_suite_outcome").values() if row["date"] > since]
+    if later:
+        yield "\n## Later runs, of which only the outcome was kept\n"
+        yield "| date | commit | passed | failed | skipped | seconds | skipped for want of |"
+        yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for r in later:
+        counts = f"{r['passed']} | {r['failed']} | {r['skipped']} | {r['seconds']:.0f}"
+        yield f"| {r['date']} | {r['commit']} | {counts} | {r['why_skipped']} |"
 
 
 def others() -> Iterable[str]:

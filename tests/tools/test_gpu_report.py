@@ -8,13 +8,23 @@ from types import SimpleNamespace
 import numpy as np
 
 from ptxgen.parity import LIMITS
-from tests.tools.gpu_report import Figures, document
+from tests.tools.gpu_report import Compared, Figures, document
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-report.md"
 
 
 def test_the_page_is_what_the_rows_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == "\n".join(document()) + "\n"
+
+
+def test_figures_of_other_processes_are_added() -> None:
+    there, here = Figures(), Figures()
+    there.errors["rope", "reference"] += [Compared(1e-7, 1e-6), Compared(0.0, 0.0)]
+    config = SimpleNamespace(workeroutput={})
+    there.pytest_sessionfinish(SimpleNamespace(config=config))
+    here.errors["rope", "reference"] += [Compared(2e-7, 1e-6)]
+    here.pytest_testnodedown(SimpleNamespace(workeroutput=config.workeroutput))
+    assert here.errors["rope", "reference"] == [Compared(2e-7, 1e-6), *there.errors["rope", "reference"]]
 
 
 def test_figures_are_kept_by_file_and_by_kernel_type() -> None:

@@ -342,8 +342,9 @@ def test_the_timer_of_a_product_takes_every_copy_of_the_weights_in_turn() -> Non
     choices = list(PRODUCT.choices(SM_90))[:2]
     timer.prepare(choices)
     assert [timer.us(choice) for choice in choices] == pytest.approx([1.5e3 / 9] * 2)
+    assert timer._expected is not None
     assert np.isfinite(timer._expected).all()
-    timer._expected += 1
+    timer._expected = timer._expected + np.float32(1)
     with pytest.raises(PtxgenError, match=r"64 x 2048 q4_k with .*another result than before"):
         timer.us(choices[0])
 
@@ -364,7 +365,8 @@ def test_it_writes_the_rows_of_products(
     assert invoke(["tune", "--product", "64x2048/q4_k", "-o", str(path)]) == 0
     assert f"1 row written to {path}" in capsys.readouterr().err
     (row,) = Table.read(path).products
-    assert dict(row.where) == {"sm": "sm_90", "weights": "q4_k", "n": 64, "k": 2048, "gated": False}
+    assert dict(row.where) == {"sm": "sm_90", "weights": "q4_k", "n": 64, "k": 2048, "gated": False,
+                               "programmatic": False}  # fmt: skip
     assert dict(row.choose)["warps"] == 2
     assert not Table.read(path).rows
 

@@ -12,16 +12,17 @@ from ptxgen.assembler import assemble
 from ptxgen.attention.decode.loops.mma import loop as mma
 from ptxgen.attention.decode.plan import choice_of
 from ptxgen.generator import generate
-from ptxgen.kernels import IncrementalAttention
+from ptxgen.kernels import Gemv, IncrementalAttention
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
-from ptxgen.tuning import Choice, Row, Table, fixed, shipped, using
+from ptxgen.tuning import Choice, ProductChoice, Row, Table, fixed, shipped, using
 from tests.support import sweep
 from tests.support.decode_trials import poison
 from tests.support.marks import needs_assembler
 
 ROWS = shipped().rows
+PRODUCTS = shipped().products
 MOST = 4097  # positions: what a longer class chooses is run at so many
 
 
@@ -105,3 +106,47 @@ def test_the_kernel_of_a_row_keeps_its_registers(row: Row) -> None:
             plan, ptx = spec.plan(target(where["sm"])), generate(spec, where["sm"])
         assert plan.loop is mma or group == 1 or spec.kv_dtype.name == "f32"
         assert assemble(ptx.text, where["sm"]).resources[ptx.entry].clean
+
+
+# -- rows of products --------------------------------------------------------------------------------------------------
+
+
+def product_of(row: Row) -> Gemv:
+    """A product of the row's class."""
+    where = dict(row.where)
+    gated = where.get("gated", False)
+    return Gemv(
+        where["n"], where["k"], where["weights"], gated=gated, activation="silu" if gated else "",
+        programmatic=where.get("programmatic", False),
+    )  # fmt: skip
+
+
+def product_name(row: Row) -> str:
+    where = dict(row.where)
+    return f"{where['n']}x{where['k']}-{where['weights']}"
+
+
+@pytest.mark.parametrize("row", PRODUCTS, ids=product_name)
+def test_a_product_has_the_geometry_of_its_row(row: Row) -> None:
+    """Also in the shipped table, where no row above it counts first."""
+    one, where = product_of(row), target(dict(row.where)["sm"])
+    with using(fixed(ProductChoice(**dict(row.choose)))):
+        wanted = one.geometry(where)
+    assert one.geometry(where) == wanted
+    with using(fixed(ProductChoice(2, 2, 2))):
+        assert one.geometry(where) != wanted
+
+
+@pytest.mark.parametrize("row", sweep.some(PRODUCTS, 3), ids=product_name)
+def test_the_kernel_of_a_row_of_a_product(device: Device, row: Row) -> None:
+    """Of few rows, which some of its CTAs share."""
+    sm, one = dict(row.where)["sm"], dataclasses.replace(product_of(row), n=72)
+    with using(fixed(ProductChoice(**{**dict(row.choose), "ctas": 3}))):
+        trial(one, device, target=sm, repeat=False).require()
+
+
+@needs_assembler
+@pytest.mark.parametrize("row", sweep.some(PRODUCTS, 40), ids=product_name)
+def test_the_kernel_of_a_row_of_a_product_keeps_its_registers(row: Row) -> None:
+    ptx = generate(product_of(row), "sm_90")
+    assert assemble(ptx.text, "sm_90").resources[ptx.entry].clean

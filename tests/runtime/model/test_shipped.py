@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from ptxgen.models.arena import plan_arena
+from ptxgen.models.decode import step_program
 from ptxgen.models.files import open_model
+from ptxgen.models.packing import formats_of
 from ptxgen.models.reference import ReferenceModel
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
+from ptxgen.runtime.model.weights import load_weights
 
 SHIPPED = Path(__file__).parents[3] / "examples" / "models"
 PROMPT, COUNT = "In the beginning", 24
@@ -25,7 +29,8 @@ def reference_tokens(path: Path, kv_dtype: str | None = None) -> tuple[list[int]
     return prompt, model.generate(prompt, COUNT)
 
 
-@pytest.mark.parametrize(("kind", "kv_dtype"), [("f16", "f16"), ("q8_0", "f32")])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_greedy_tokens_are_those_of_the_float64_model(device: Device, kind: str, kv_dtype: str) -> None:
     path = SHIPPED / f"kjv-{kind}.gguf"
     prompt, expected = reference_tokens(path)
@@ -57,3 +62,25 @@ def test_replayed_tokens_are_those_of_launches_one_by_one(gpu: Device) -> None:
     prompt = [1, 2, 3, 4, 5]
     graph = Model.load(path, gpu, "f16").generate(prompt, 64)
     assert Model.load(path, gpu, "f16", deterministic=True).generate(prompt, 64) == graph
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_weights_are_never_twice_in_memory(kind: str) -> None:
+    """Beside the mapped file and what the device holds, loading takes a few copies of the tensor that is packed."""
+    source, device = open_model(SHIPPED / f"kjv-{kind}.gguf", 64), CpuDevice()
+    program = step_program(source.spec, formats_of(source), target="sm_90")
+    load_weights(device, program, source)  # modules that are imported when first used
+    beside: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        now, peak = tracemalloc.get_traced_memory()  # the executor's memory is the process's, and in both
+        beside.append(peak - now)
+        tracemalloc.reset_peak()
+
+    tracemalloc.start()
+    held = load_weights(device, program, source, progress)
+    tracemalloc.stop()
+    largest = max(tensor.nbytes for tensor in program.of_kind("weight"))
+    whole = sum(buffer.nbytes for buffer in held.values())
+    assert len(beside) == len(held) > 20
+    assert max(beside) <= 3 * largest < whole
