@@ -117,7 +117,8 @@ class Plugin:
             row["says"] = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr)[:160]
         elif report.outcome == "failed":
             crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr))
-            row["says"] = " ".join(crash.split())[:300]
+            said = " ".join(crash.split())
+            row["says"] = said if len(said) <= 300 else f"{said[:60]} … {said[-240:]}"  # a compiler's reason ends it
             row["reason"] = reason_of(f"{crash}\n{str(report.longrepr)[-4000:]}")
         self.rows.append(row)
         print(row["test"], row["outcome"], row.get("reason", ""), flush=True)
@@ -125,15 +126,15 @@ class Plugin:
 
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Run the tests under the driver; the record of the run."""
+    base = folder / "python" if (folder / "python").is_dir() else folder
+    files = [base / name for name in FILES]
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise SystemExit(f"{', '.join(missing)}: no such file; FOLDER must be a checkout of Triton")
     import torch
     import triton
 
     from ptxgen.testing import triton as on_cpu
 
-    base = folder / "python" if (folder / "python").is_dir() else folder
-    files = [base / name for name in FILES]
-    if missing := [str(file) for file in files if not file.is_file()]:
-        raise SystemExit(f"{', '.join(missing)}: no such file; FOLDER must be a checkout of Triton")
     driver = on_cpu.install(given.mode, given.target, time_limit=given.seconds)
     # The tests ask torch, not the driver, what the GPU is.
     torch.cuda.get_device_capability = lambda device=None: driver.get_device_capability()
