@@ -38,6 +38,8 @@ class ArgMax(KernelType):
     of the index); the last to arrive writes the result and leaves both workspaces zero.
     """
 
+    bundled_as = "arg_max"
+
     n: int = field(doc="elements of a row")
     dtype: DType = f32
     with_value: bool = field(default=False, doc="also write the largest value")

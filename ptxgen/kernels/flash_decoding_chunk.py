@@ -70,6 +70,8 @@ class FlashDecodingChunk(KernelType):
     `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
     """
 
+    bundled_as = "decode_split"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int

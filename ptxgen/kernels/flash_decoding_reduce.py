@@ -59,6 +59,8 @@ class FlashDecodingReduce(KernelType):
     gives no value; a head without partials gives zeros then, and its sink.
     """
 
+    bundled_as = "decode_merge"
+
     head_dim: int
     n_heads: int
     max_chunks: int = field(default=64, like=MAX_CHUNKS)

@@ -75,6 +75,8 @@ class IncrementalAttention(KernelType):
     fill the GPU.
     """
 
+    bundled_as = "decode"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int

@@ -45,6 +45,8 @@ class KvCacheScatter(KernelType):
     with `head_scales` it holds values over `k_scale`, `v_scale [n_kv_heads]`, f32.
     """
 
+    bundled_as = "append"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_kv_heads: int = field(like=KV_HEADS)

@@ -44,6 +44,8 @@ class RopeKvAppend(RotatingRows, KernelType):
     cache writes nothing, q_out included.
     """
 
+    bundled_as = "rope_append"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int

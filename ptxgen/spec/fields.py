@@ -40,6 +40,8 @@ class Domain(NamedTuple):
     later: bool = False
     """Whether the spec's repr, a text's first line, shows it only where it is not the default: texts from before the
     field stay as they were."""
+    short: str | None = None
+    """Its name in file names, before the value; None: its own. Empty for an element type that its value tells."""
     doc: str = ""
     """What it means: the help of the command line; without it, what the class's docstring says of the field."""
 
@@ -57,6 +59,7 @@ class Said(TypedDict, total=False):
     local: bool
     silent: str
     later: bool
+    short: str
     doc: str
 
 
@@ -70,6 +73,7 @@ def field(
     local: bool | None = None,
     silent: str | None = None,
     later: bool | None = None,
+    short: str | None = None,
     doc: str | None = None,
 ) -> Any:
     """A field of a kernel type, with what `Domain` says of each word; what is not given is as in `like`, or as without
@@ -78,7 +82,7 @@ def field(
     `n: int = field(draws=(1, 7, 4096))` has no default, `eps: float = field(default=1e-5, draws=(0.0, 1e-6))` has.
     """
     given = {"draws": draws, "refuses": refuses, "every": every, "local": local, "silent": silent, "later": later,
-             "doc": doc}  # fmt: skip
+             "short": short, "doc": doc}  # fmt: skip
     said = {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(default=default, metadata={**(like or {}), **said})
 
@@ -92,6 +96,11 @@ def domain(cls: type[KernelType], name: str) -> Domain:
     if not callable(known["draws"]) and not str(found.type).replace(" ", "").endswith("|None"):
         known["draws"] = tuple(value for value in known["draws"] if value is not None)
     return Domain(**{**known, "refuses": tuple(known["refuses"])})
+
+
+def short_of(found: dataclasses.Field[Any]) -> str:
+    """A field's name in file names."""
+    return str(found.metadata.get("short", SHARED.get(found.name, {}).get("short", found.name)))
 
 
 def doc_beside(cls: type[KernelType], name: str) -> str:
@@ -152,13 +161,17 @@ GROUPS = (*range(1, 17), 24, 32, 64)  # query heads of a KV head
 
 # Names that mean the same in every kernel type; what else a kernel type knows of them stands beside its field.
 SHARED: Mapping[str, Said] = {
-    "max_len": Said(doc="positions the cache holds for a sequence", draws=sizes(1, MOST_DRAWN), refuses=(-1,)),
-    "head_dim": Said(doc="elements of a head", draws=tuple(range(8, 513, 8)), refuses=(100,), every=True),
-    "n_heads": Said(doc="query heads", draws=_query_heads, refuses=(0,), every=True),
-    "n_kv_heads": Said(doc="heads of K and V; n_heads is a multiple of it", draws=(1, 2, 3, 4, 8, 16), refuses=(-1,)),
-    "kv_dtype": Said(doc="element type of the KV cache"),
+    "max_len": Said(
+        short="l", doc="positions the cache holds for a sequence", draws=sizes(1, MOST_DRAWN), refuses=(-1,)
+    ),
+    "head_dim": Said(short="d", doc="elements of a head", draws=tuple(range(8, 513, 8)), refuses=(100,), every=True),
+    "n_heads": Said(short="h", doc="query heads", draws=_query_heads, refuses=(0,), every=True),
+    "n_kv_heads": Said(
+        short="kv", doc="heads of K and V; n_heads is a multiple of it", draws=(1, 2, 3, 4, 8, 16), refuses=(-1,)
+    ),
+    "kv_dtype": Said(short="", doc="element type of the KV cache"),
     "q_dtype": Said(doc="element type of queries and outputs"),
-    "dtype": Said(doc="element type"),
+    "dtype": Said(short="", doc="element type"),
     "programmatic": Said(
         doc="may start before the kernel ahead of it ends, and waits for it where it reads its results",
         silent="it changes when a kernel starts, not what it computes",
