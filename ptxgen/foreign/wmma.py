@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ptxgen.nodes import Address, Operand, Vector
 
 _BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4, "s32": 4, "f64": 8, "s8": 1, "u8": 1}
+_BITS = {"s4": 4, "u4": 4, "b1": 1}  # of types below a byte: a is by rows and b by columns, and a register is a word
 _DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "f64": 4, "s8": 16, "u8": 16}  # k of the mma that is used
 
 
@@ -33,8 +34,11 @@ def wmma(words: list[str], operands: tuple[Operand, ...], guard: str) -> str | N
         return None
     m, n, k = map(int, re.findall(r"\d+", shape))
     if words[1] == "mma":
-        return _product(words, operands, m, n)
+        packed = not _BITS.keys().isdisjoint(words)
+        return _packed_product(words, operands, shape) if packed else _product(words, operands, m, n)
     matrix, kind = words[2], words[-1]
+    if kind in _BITS:
+        return _packed_load(words, operands, k)
     if kind not in _BYTES:
         return None
     held = list(_fragment(matrix, kind, m, n))
@@ -54,6 +58,29 @@ def wmma(words: list[str], operands: tuple[Operand, ...], guard: str) -> str | N
         lines += move(register, each, layout, kind, space, pitch)
     lines += [f"mov.b32 {name}, 0;" for name in registers[len(held) :] if words[1] == "load"]
     return _scope(f"add.u64 %$b, {address.base}, {address.offset};", *lines)
+
+
+def _packed_load(words: list[str], operands: tuple[Operand, ...], k: int) -> str | None:
+    """A fragment of A or B in types below a byte: lane q of quad g has word q of row (or column) g."""
+    vector, address = operands[:2]
+    if not isinstance(address, Address) or not isinstance(vector, Vector):
+        return None
+    pitch, bits = str(operands[2]) if len(operands) > 2 else str(k), _BITS[words[-1]]
+    space = next((f".{word}" for word in words if word.startswith(("global", "shared"))), "")
+    return _scope(
+        f"add.u64 %$b, {address.base}, {address.offset};",
+        f"mul.lo.u32 %$t, %$g, {pitch}; mul.wide.u32 %$o, %$t, {bits}; shr.u64 %$o, %$o, 3; add.u64 %$p, %$b, %$o;",
+        f"mul.wide.u32 %$o, %$q, 4; add.u64 %$p, %$p, %$o; ld{space}.b32 {vector.items[0]}, [%$p];",
+    )
+
+
+def _packed_product(words: list[str], operands: tuple[Operand, ...], shape: str) -> str:
+    """wmma's fragments of types below a byte are mma's: one instruction for another."""
+    kinds = ".".join(word for word in words if word in ("s32", *_BITS))
+    bits = next((f".{word}.popc" for word in words if word in ("xor", "and")), "")
+    limits = ".satfinite" if words[-1] == "satfinite" else ""
+    given = ", ".join(map(str, operands))
+    return f"{{ mma.sync.aligned.{shape}.row.col{limits}.{kinds}{bits} {given}; }}"
 
 
 def _scope(*lines: str) -> str:

@@ -156,7 +156,7 @@ class DiskCache:
 
     def _own_bytes(self, path: Path) -> bytes:
         """What a file holds that no other user can have written; `OSError` for another."""
-        _demand_own(os.stat(path.parent), "the directory")
+        _demand_own_directory(path.parent)
         file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
         with open(file, "rb") as opened:
             _demand_own(os.fstat(file), path.name)
@@ -171,7 +171,7 @@ class DiskCache:
         path = self.path(key)
         assert path is not None
         _make_private(path.parent)
-        _demand_own(os.stat(path.parent), "the directory")
+        _demand_own_directory(path.parent)
         temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
         try:
             with open(temporary, "xb", opener=_private) as file:
@@ -260,6 +260,21 @@ def _make_private(directory: Path) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _demand_own_directory(directory: Path) -> None:
+    """Raise `PermissionError` for a directory in which, or in the place of which, another user may put something."""
+    _demand_own(os.stat(directory), "the directory")
+    if not hasattr(os, "geteuid"):
+        return
+    given = Path(os.path.abspath(directory))
+    for above in dict.fromkeys((*given.parents, *Path(os.path.realpath(given)).parents)):
+        status = os.stat(above)
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"{above} above it belongs to user {status.st_uid}")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+            mode = stat.S_IMODE(status.st_mode)  # of a sticky directory (/tmp) others cannot rename what is ours
+            raise PermissionError(errno.EPERM, f"{above} above it may be written by others (mode {mode:o})")
 
 
 def _demand_own(status: os.stat_result, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import zipfile
 
 import numpy as np
@@ -77,10 +78,14 @@ def test_what_is_beyond_all_bounds_is_refused_with_its_line(name):
 
 
 def test_a_chain_of_functions_that_is_too_long_is_refused():
-    links = [f".func f{n}() {{ call f{n - 1}, (); ret; }}" for n in range(1, 3000)]
+    links = [f".func f{n}() {{ call f{n - 1}, (); ret; }}" for n in range(1, 3000)]  # f2 is in line 6
     given = text("call f2999, (); ret;", outside="\n".join([".func f0() { ret; }", *links]))
-    with pytest.raises(ModuleLoadError, match="nest too deeply"):
+    with pytest.raises(ModuleLoadError, match="in a chain of calls this long") as caught:
         open_device("cpu", threads=1).module(given)["k"]
+    found = re.search(r"module:(\d+): a call of f(\d+),", str(caught.value))
+    assert found is not None
+    assert int(found[1]) == int(found[2]) + 5  # f n + 1 calls f n
+    assert 2500 < int(found[2]) < 2980
 
 
 def test_long_texts_take_linear_time():

@@ -1,6 +1,7 @@
 """Compiles tests/evidence/compilers for three targets: `python -m tests.tools.compile_texts [COMPILER …]`.
 
-Needs triton, numba-cuda and the NVRTC wheel, no GPU. What an assembler here does not take is left out, and said.
+Needs triton, numba-cuda, the NVRTC wheel, and nvcc on the PATH (the wheel nvidia-cuda-nvcc has one, and g++ is needed
+beside it); no GPU. What an assembler here does not take is left out, and said.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ import importlib.metadata
 import json
 import lzma
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ptxgen.assembler import assemble
@@ -37,11 +41,27 @@ def _triton(case: Case, target: str) -> dict[str, Any]:
                 scratch=made.scratch)  # fmt: skip
 
 
+def _cuda(case: Case) -> str:
+    """The source of a case in CUDA C++."""
+    parts = dict(re.findall(r"^//== (\w+)\n(.*?)(?=^//==|\Z)", CUDA.read_text(), re.DOTALL | re.MULTILINE))
+    return parts[case.name]
+
+
 def _nvrtc(case: Case, target: str) -> dict[str, Any]:
     from ptxgen.runtime import compile_cuda
 
-    parts = dict(re.findall(r"^//== (\w+)\n(.*?)(?=^//==|\Z)", CUDA.read_text(), re.DOTALL | re.MULTILINE))
-    return dict(ptx=compile_cuda(parts[case.name], target, name=f"{case.name}.cu"), entry=case.name)
+    return dict(ptx=compile_cuda(_cuda(case), target, name=f"{case.name}.cu"), entry=case.name)
+
+
+def _nvcc(case: Case, target: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / f"{case.name}.cu"
+        source.write_text(_cuda(case), encoding="utf-8")
+        command = ["nvcc", "-ptx", "-lineinfo", "-std=c++17", f"-arch={target}", source.name, "-o", "made.ptx"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            raise AssembleError(f"{case.name}.cu: nvcc refused it for {target}\n{done.stderr}")
+        return dict(ptx=(Path(folder) / "made.ptx").read_text(encoding="utf-8"), entry=case.name)
 
 
 def _numba(case: Case, target: str) -> dict[str, Any]:
@@ -60,10 +80,19 @@ def _numba(case: Case, target: str) -> dict[str, Any]:
     return dict(ptx=made.ptx, entry=made.entry)
 
 
-_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {"triton": _triton, "nvrtc": _nvrtc, "numba": _numba}
-
-
+_MAKERS: dict[str, Callable[[Case, str], dict[str, Any]]] = {
+    "triton": _triton, "nvrtc": _nvrtc, "nvcc": _nvcc, "numba": _numba,
+}  # fmt: skip
 _PACKAGES = {"triton": "triton", "nvrtc": "nvidia-cuda-nvrtc", "numba": "numba-cuda"}
+
+
+def _version(compiler: str) -> str:
+    if compiler != "nvcc":
+        return importlib.metadata.version(_PACKAGES[compiler])
+    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release [\d.]+, V([\d.]+)", said)
+    assert found is not None, said
+    return found[1]
 
 
 def _without_debug(text: str) -> str:
@@ -104,7 +133,7 @@ def main(compilers: list[str]) -> int:
             (TEXTS / f"{compiler}.{target}.json.xz").write_bytes(data)
             print(f"{compiler} {target}: {len(found)} texts, {len(data):,} bytes")
         known = versions() if VERSIONS.exists() else {}
-        known[compiler] = importlib.metadata.version(_PACKAGES[compiler])
+        known[compiler] = _version(compiler)
         VERSIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
     return 0
 

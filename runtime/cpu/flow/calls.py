@@ -198,7 +198,10 @@ def _callee(flow: Flow, function: nodes.Function, caller: Called, op: Op) -> Cal
         for variable in (*function.params, *function.returns):
             flow.declare(variable, scope)
         params, returns = ([scope.names[v.name] for v in vs] for vs in (function.params, function.returns))
-        called = flow.add_function(function, params, returns, scope)  # type: ignore[arg-type]
+        try:
+            called = flow.add_function(function, params, returns, scope)  # type: ignore[arg-type]
+        except RecursionError:  # Python's own stack is full: a frame above has room for the error
+            raise IsaError(flow.where(op.line, f"a call of {function.name}, in a chain of calls this long,")) from None
     return called
 
 

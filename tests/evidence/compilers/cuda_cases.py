@@ -1,9 +1,8 @@
-"""Cases of NVRTC's texts: launches, inputs, and NumPy's results. `cuda/kernels.cu` has the kernels."""
+"""Cases of NVRTC's and nvcc's texts: launches, inputs, and NumPy's results. `cuda/kernels.cu` has the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import erf, gamma
 from typing import Any
 
@@ -13,7 +12,14 @@ import numpy as np
 from tests.evidence.compilers.case import case
 from tests.evidence.corpus.case import Close, Unordered, Work, floats, ints, poison
 
-kernel: Callable[..., Any] = partial(case, "nvrtc")
+
+def kernel(*given: Any, **how: Any) -> Callable[[Any], Any]:
+    """Registers a case for both compilers."""
+
+    def register(make: Any) -> Any:
+        return case("nvcc", *given, **how)(case("nvrtc", *given, **how)(make))
+
+    return register
 
 
 @kernel("saxpy", 2, 128)
