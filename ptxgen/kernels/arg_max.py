@@ -9,6 +9,7 @@ from ptxgen import rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32, s32, u32, u64
 from ptxgen.idioms.best import Best
+from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.elements import pieces, widest
 from ptxgen.idioms.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -120,6 +121,7 @@ class ArgMax(KernelType):
             key, better = b.reg("key", "u32"), b.reg("better", "pred")
             for i, (piece, index, exists) in enumerate(zip(loads, walk.index, walk.exists, strict=True)):
                 mine = values[i * vector : (i + 1) * vector]
+                b.note(f"vector {i} of the pass", after=RUN)
                 piece.widen(b, mine)
                 for j, value in enumerate(mine):
                     ordered_key(b, key, value)

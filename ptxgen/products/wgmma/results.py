@@ -132,6 +132,7 @@ class Results:
     def _round(self, first: int) -> None:
         """Take up what was left, leave the next, and store."""
         b, at = self.b, self.at
+        b.note(f"results of tokens {first} to {first + at.result_tokens - 1} of the tile", after=convert.RUN)
         for load, parts in enumerate(self.values):
             for part, values in enumerate(parts):
                 offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch
