@@ -17,7 +17,7 @@ from ptxgen.errors import SpecError
 from ptxgen.lengths import MOST, Past
 from ptxgen.packages import OURS, admit, failures, load_packages, package_of
 from ptxgen.spec.field_values import slug_word
-from ptxgen.spec.fields import field
+from ptxgen.spec.fields import field, short_name
 from ptxgen.spec.legality import draft, settle, target_reasons
 
 if TYPE_CHECKING:
@@ -109,6 +109,13 @@ class KernelType:
     """Outputs that may be bound to the memory of an input, all of it, by the input's name; what else overlaps what a
     kernel writes is refused."""
 
+    short_name: ClassVar[str] = ""
+    """What it is called in a model's bundle; without it by what it does there, or by its own name."""
+
+    def bundle_name(self, role: str) -> str:
+        """What it is called in a model's bundle, where `role` says what it does."""
+        return self.short_name or (role if role.isidentifier() else self.kernel_name)
+
     error_limit: ClassVar[float | None] = None
     """The largest relative error (2-norm, over a buffer) of a result; None: what the coarsest element type among the
     fields gives (`ptxgen.parity`)."""
@@ -164,7 +171,7 @@ class KernelType:
     def slug(self) -> str:
         """File name of this spec: the fields that have no default, then those that differ from it."""
         values = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
-        words = [slug_word(f.name, value) for f, value in values if value != f.default]
+        words = [slug_word(short_name(f), value) for f, value in values if value != f.default]
         return "_".join(words).replace(".", "p").replace("-", "m").replace("+", "").lower() or "default"
 
 

@@ -18,17 +18,7 @@ from ptxgen.models import ModelShape
 from ptxgen.models.plan import Step
 from ptxgen.models.program import Program
 
-# What kernel types are called in a model; the others by their role, or by their own name.
-SHORT = {
-    "rope_kv_append": "rope_append",
-    "kv_cache_scatter": "append",
-    "incremental_attention": "decode",
-    "flash_decoding_chunk": "decode_split",
-    "flash_decoding_reduce": "decode_merge",
-    "multi_head_attention": "prefill",
-    "arg_max": "arg_max",
-}
-OUTSIDE = "arg_max"  # what runs behind the layers of an attention-only bundle
+OUTSIDE = "choose"  # what runs behind the layers of an attention-only bundle
 
 
 def short_names(shape: ModelShape, steps: Sequence[Step]) -> list[str]:
@@ -45,13 +35,8 @@ def short_names(shape: ModelShape, steps: Sequence[Step]) -> list[str]:
 
 
 def _base(step: Step) -> str:
-    spec, role = step.spec, step.role
-    name = SHORT.get(spec.kernel_name) or (role if role.isidentifier() else spec.kernel_name)
-    if spec.kernel_name == "kv_cache_gather":
-        name = f"copy_{getattr(spec, 'direction', '')}"
-    if spec.kernel_name == "gemm":
-        name += "_rows"
-    return f"{name}_batched" if getattr(spec, "batched", False) else name
+    name = step.spec.bundle_name(step.role)
+    return f"{name}_batched" if getattr(step.spec, "batched", False) else name
 
 
 def _numbers(names: Sequence[str], kinds: Sequence[str], steps: Sequence[Step]) -> list[str]:
@@ -112,8 +97,8 @@ def _of_attention(shape: ModelShape, steps: Iterable[Step]) -> Iterator[tuple[in
     in_step = sorted((step for step in steps if step.in_step), key=lambda step: step.role == "attention")  # comes last
     for layer in range(shape.n_layers):
         for step in in_step:
-            if layer in step.step_layers and step.spec.kernel_name != OUTSIDE:
+            if layer in step.step_layers and step.role != OUTSIDE:
                 yield layer, step.spec, step.role
     for step in in_step:
-        if step.spec.kernel_name == OUTSIDE:
+        if step.role == OUTSIDE:
             yield None, step.spec, step.role

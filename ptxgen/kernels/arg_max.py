@@ -44,6 +44,7 @@ class ArgMax(KernelType):
     with_value: bool = field(default=False, doc="also write the largest value")
     programmatic: bool = False
 
+    short_name = "arg_max"
     sizes = {"rows": 1}
     trials = ({"rows": 3},)
     unreported = {r" fence .*atom.acq_rel": "found by the reductions that come late: a wrong result"}
@@ -121,9 +122,9 @@ class ArgMax(KernelType):
             key, better = b.reg("key", "u32"), b.reg("better", "pred")
             for i, (piece, index, exists) in enumerate(zip(loads, walk.index, walk.exists, strict=True)):
                 mine = values[i * vector : (i + 1) * vector]
-                b.note(f"vector {i} of the pass", after=RUN)
                 piece.widen(b, mine)
                 for j, value in enumerate(mine):
+                    b.note(f"element {j} of vector {i}", after=RUN)
                     ordered_key(b, key, value)
                     b.op("setp.gt.and.u32", better, key, best, exists)
                     b.op("selp.u32", best, key, best, better)

@@ -84,6 +84,7 @@ class FlashDecodingChunk(KernelType):
     programmatic: bool = False
     ring: int = field(default=0, like=RING_ROWS)
 
+    short_name = "decode_split"
     sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
     trials = ({}, {"seq_len": 19})
     goldens = (

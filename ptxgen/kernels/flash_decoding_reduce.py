@@ -67,6 +67,7 @@ class FlashDecodingReduce(KernelType):
     programmatic: bool = False
     sinks: bool = field(default=False, like=SINKS)
 
+    short_name = "decode_merge"
     sizes = {"batch": 2}
     goldens = (
         dict(head_dim=512, n_heads=2, max_chunks=3),

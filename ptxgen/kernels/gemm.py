@@ -53,6 +53,9 @@ class Gemm(Product):
     tensor_tokens = TOKENS
     group_axis = "ctaid.y"
 
+    def bundle_name(self, role: str) -> str:
+        return f"{super().bundle_name(role)}_rows"  # a gemv of the same role is beside it
+
     def row_extent(self) -> Extent:
         return "rows"
 

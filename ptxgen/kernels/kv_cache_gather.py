@@ -65,6 +65,9 @@ class KvCacheGather(KernelType):
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
 
+    def bundle_name(self, role: str) -> str:
+        return f"copy_{self.direction}"
+
     @property
     def row_bytes(self) -> int:
         """Bytes of one position of one head."""

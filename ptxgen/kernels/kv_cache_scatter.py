@@ -58,6 +58,7 @@ class KvCacheScatter(KernelType):
     ring: int = field(default=0, like=RING_ROWS)
     head_scales: bool = field(default=False, like=HEAD_SCALES)
 
+    short_name = "append"
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
     goldens = (

@@ -95,6 +95,7 @@ class MultiHeadAttention(KernelType):
     head_scales: bool = field(default=False, like=HEAD_SCALES)
 
     # −1: as many as there is room for
+    short_name = "prefill"
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
     trials = (
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},

@@ -10,8 +10,6 @@ from typing import Any
 from ptxgen.dtypes import DType, dtype
 from ptxgen.errors import SpecError, brief
 
-_SHORT = {"max_len": "l", "head_dim": "d", "n_heads": "h", "n_kv_heads": "kv", "kv_dtype": "", "dtype": ""}
-
 
 def coerce(field: dataclasses.Field[Any], value: object) -> tuple[object, str]:
     """The value in the field's type, and the reason why it does not fit (empty when it does).
@@ -77,8 +75,7 @@ _KINDS: dict[str, Callable[[object], tuple[object, str]]] = {
 
 
 def slug_word(name: str, value: object) -> str:
-    """One field in a file name: `l64`, `f16`, `q_bf16`, `indirect`, `no_causal`, `layout_heads`."""
-    name = _SHORT.get(name, name)
+    """One field in a file name, by its short name: `l64`, `f16`, `q_bf16`, `indirect`, `no_causal`, `layout_heads`."""
     if isinstance(value, bool):
         return name if value else f"no_{name}"
     if isinstance(value, float):

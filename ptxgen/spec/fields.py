@@ -42,6 +42,8 @@ class Domain(NamedTuple):
     field stay as they were."""
     doc: str = ""
     """What it means: the help of the command line; without it, what the class's docstring says of the field."""
+    short: str | None = None
+    """What it is called in file names, where it is not at its default; None: by its name. Empty: the value alone."""
 
     def values(self, drawn: Mapping[str, Any]) -> Sequence[object]:
         """The values to try beside the fields that are drawn already."""
@@ -58,6 +60,7 @@ class Said(TypedDict, total=False):
     silent: str
     later: bool
     doc: str
+    short: str
 
 
 def field(
@@ -71,6 +74,7 @@ def field(
     silent: str | None = None,
     later: bool | None = None,
     doc: str | None = None,
+    short: str | None = None,
 ) -> Any:
     """A field of a kernel type, with what `Domain` says of each word; what is not given is as in `like`, or as without
     `field`.
@@ -78,7 +82,7 @@ def field(
     `n: int = field(draws=(1, 7, 4096))` has no default, `eps: float = field(default=1e-5, draws=(0.0, 1e-6))` has.
     """
     given = {"draws": draws, "refuses": refuses, "every": every, "local": local, "silent": silent, "later": later,
-             "doc": doc}  # fmt: skip
+             "doc": doc, "short": short}  # fmt: skip
     said = {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(default=default, metadata={**(like or {}), **said})
 
@@ -100,6 +104,12 @@ def doc_beside(cls: type[KernelType], name: str) -> str:
     return str(found.metadata.get("doc", ""))
 
 
+def short_name(found: dataclasses.Field[Any]) -> str:
+    """What a field is called in file names."""
+    said: Mapping[str, Any] = found.metadata if "short" in found.metadata else SHARED.get(found.name, {})
+    return str(said.get("short", found.name))
+
+
 @lru_cache(maxsize=1024)
 def _shared(cls: type[KernelType], name: str) -> Said:
     """What `SHARED` says of a name, without its values where the kernel type's rules or types say otherwise of one."""
@@ -108,7 +118,7 @@ def _shared(cls: type[KernelType], name: str) -> Said:
     taken = draws(cls.goldens[0] if cls.goldens else {}) if callable(draws) else draws
     if not any(_refused(cls, name, v) for v in taken) and all(_refused(cls, name, v) for v in said.get("refuses", ())):
         return said
-    return {"doc": said.get("doc", "")}
+    return {word: said[word] for word in ("doc", "short") if word in said}  # type: ignore[return-value]
 
 
 def _refused(cls: type[KernelType], name: str, value: object) -> bool:
@@ -152,13 +162,17 @@ GROUPS = (*range(1, 17), 24, 32, 64)  # query heads of a KV head
 
 # Names that mean the same in every kernel type; what else a kernel type knows of them stands beside its field.
 SHARED: Mapping[str, Said] = {
-    "max_len": Said(doc="positions the cache holds for a sequence", draws=sizes(1, MOST_DRAWN), refuses=(-1,)),
-    "head_dim": Said(doc="elements of a head", draws=tuple(range(8, 513, 8)), refuses=(100,), every=True),
-    "n_heads": Said(doc="query heads", draws=_query_heads, refuses=(0,), every=True),
-    "n_kv_heads": Said(doc="heads of K and V; n_heads is a multiple of it", draws=(1, 2, 3, 4, 8, 16), refuses=(-1,)),
-    "kv_dtype": Said(doc="element type of the KV cache"),
+    "max_len": Said(
+        short="l", doc="positions the cache holds for a sequence", draws=sizes(1, MOST_DRAWN), refuses=(-1,)
+    ),
+    "head_dim": Said(short="d", doc="elements of a head", draws=tuple(range(8, 513, 8)), refuses=(100,), every=True),
+    "n_heads": Said(short="h", doc="query heads", draws=_query_heads, refuses=(0,), every=True),
+    "n_kv_heads": Said(
+        short="kv", doc="heads of K and V; n_heads is a multiple of it", draws=(1, 2, 3, 4, 8, 16), refuses=(-1,)
+    ),
+    "kv_dtype": Said(short="", doc="element type of the KV cache"),
     "q_dtype": Said(doc="element type of queries and outputs"),
-    "dtype": Said(doc="element type"),
+    "dtype": Said(short="", doc="element type"),
     "programmatic": Said(
         doc="may start before the kernel ahead of it ends, and waits for it where it reads its results",
         silent="it changes when a kernel starts, not what it computes",
