@@ -5,11 +5,12 @@ run of the whole grid, of the other benchmarks from their last. `python -m bench
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import decode_step, host_time, packed_products, products, prompt, step_ops
+from benchmarks.cases.prefill import SHAPES
 from benchmarks.report import decode_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
@@ -37,17 +38,25 @@ def by_case(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any
 
 PREFILL = {
     "ptxgen": "ours, wgmma",
+    "ptxgen-unmeasured": "ours, plans that nothing chooses",
     "ptxgen-sm_80": "ours, mma.sync",
     "sdpa-flash": "FlashAttention 2 (torch)",
     "sdpa-cudnn": "cuDNN (torch)",
+    "sdpa-cudnn, no mask": "cuDNN (torch), no mask",
     "flashinfer": "FlashInfer",
 }
+ALONE = {"n_heads", "n_kv_heads", "head_dim", "tokens", "dtype"}  # what the case of a causal prompt alone has
+
+
+def is_prompt(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a causal prompt alone, of the heads that all are measured on."""
+    return row["case"].keys() == ALONE and row["case"]["head_dim"] in {dim for *_, dim in SHAPES}
 
 
 def prefill() -> Iterable[str]:
     """TFLOP/s by heads and length."""
     rows = load("prefill")
-    cases = by_case(rows)
+    cases = by_case(filter(is_prompt, rows))
     names = [name for name in PREFILL if all(name in impls for impls in cases.values())]
     lines = []
     for key, impls in cases.items():
@@ -63,11 +72,31 @@ def prefill() -> Iterable[str]:
     ratios = {name: [impls[name]["us"] / impls["ptxgen"]["us"] for impls in cases.values()] for name in names[1:]}
     said = (f"{PREFILL[name]} {mean(each):.2f}, least {min(each):.2f}" for name, each in ratios.items())
     yield f"Times ours on wgmma, geometric means: {'; '.join(said)}. {_commit(rows)}\n"
+    yield from other_prefill([row for row in rows if not is_prompt(row)])
+
+
+def other_prefill(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """TFLOP/s of chunks, batches, pages and whatever else the run has, of those who can."""
+    if not rows:
+        return
+    cases = by_case(rows)
+    names = [name for name in PREFILL if any(name in impls for impls in cases.values())]
+    lines = []
+    for key, impls in cases.items():
+        case = json.loads(key)
+        heads = f"{case['n_heads']}/{case['n_kv_heads']}/{case['head_dim']}"
+        more = ", ".join(f"{name} {case[name]}" for name in case if name not in ALONE)
+        rates = (f"{impls[name]['tflops']:.0f}" if name in impls else "" for name in names)
+        lines.append([heads, str(case["tokens"]), more, *rates])
+    yield table(["heads q/kv/dim", "tokens", "", *(PREFILL[name] for name in names)], lines)
 
 
 def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
-    cases = [{name: row["us"] for name, row in impls.items()} for impls in by_case(load("prefill")).values()]
+    cases = [
+        {name: row["us"] for name, row in impls.items()}
+        for impls in by_case(filter(is_prompt, load("prefill"))).values()
+    ]
     flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
     theirs, ours = _measured("prompt", "llama.cpp"), [*_measured("prompt"), *_alone("prompt")]
     peers = {row["case"]["model"]: row["tokens_s"] for row in theirs if _at_zero(row, "llama.cpp")}
@@ -194,6 +223,43 @@ def whole_models() -> Iterable[str]:
     yield packed_products.table(many) + "\n"
 
 
+def one_launch() -> Iterable[str]:
+    """Decode steps in one launch beside their graphs."""
+    tried = [row for row in load("persistent_step") if "us" in row]
+    models = {row["case"]["model"] for row in tried}
+    steps = [row for row in _measured("decode_step", "ptxgen-persistent") if row["case"]["model"] not in models]
+    found: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for row in [*tried, *steps]:
+        case = row["case"]
+        if row["impl"] in LAUNCHES and (case.get("weights", "bf16"), case.get("batch", 1)) == ("bf16", 1):
+            key = (case["model"], row["commit"], LAUNCHES[row["impl"]], case.get("fields", ""))
+            found.setdefault(key, {})[case["depth"]] = row["us"]
+    found = {key: us for key, us in found.items() if (*key[:2], "one launch", "") in found}
+    depths = sorted({depth for us in found.values() for depth in us})
+    yield "## A step in one launch: µs beside the graph, bf16\n"
+    yield (
+        "`Model(…, persistent=True)`, one sequence. Fields are those of `PersistentStep` that differ from its own; of "
+        f"each model it takes the last ones. {_ahead(found)}\n"
+    )
+    lines = [[key[0], key[2], key[3], *(f"{us[d]:.0f}" if d in us else "" for d in depths), key[1]]
+             for key, us in found.items()]  # fmt: skip
+    yield table(["model", "", "fields", *map(str, depths), "commit"], lines)
+
+
+LAUNCHES = {"ptxgen": "graph", "ptxgen-persistent": "one launch"}
+
+
+def _ahead(found: Mapping[tuple[str, str, str, str], Mapping[int, float]]) -> str:
+    """Where one launch takes less time than the graph, in a sentence a model."""
+    said = []
+    for model, commit in dict.fromkeys(key[:2] for key in found):
+        mine = [us for key, us in found.items() if key[:3] == (model, commit, "one launch")][-1]
+        graph = found[model, commit, "graph", ""]
+        times = ", ".join(f"{mine[depth] / graph[depth]:.2f} at {depth}" for depth in sorted(mine))
+        said.append(f"{model}: {times}.")
+    return f"One launch ÷ graph at these depths: {' '.join(said)}"
+
+
 def where_the_time_goes() -> Iterable[str]:
     """A step's ops, and the picture of one token."""
     rows = load("decode_step_ops")
@@ -203,6 +269,12 @@ def where_the_time_goes() -> Iterable[str]:
         "they do; `alone`: in a graph of all its like and nothing else, where weights of less than 60 MB may come from "
         "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
         f"one before: the gaps. {_commit(rows)}\n"
+    )
+    yield (
+        "What is far from the read is small: a launch of less than 10 MB is latency, and five of them a layer follow "
+        "one another. Tried there: other geometries of products (the table of products of one token), other plans of "
+        "attention (`ptxgen tune`), and one launch for the whole step, which wins 0.6 to 2 % at depth 0 of two models "
+        "and loses elsewhere (`ptxgen-persistent` above).\n"
     )
     yield "![The launches of one token](images/decode_step.png)\n"
     yield step_ops.table(rows) + "\n"
@@ -320,7 +392,16 @@ def between(text: str, marks: tuple[str, str], inside: str) -> str:
 def document(rows: Sequence[Mapping[str, Any]]) -> str:
     """docs/performance.md, from the rows of a run of decode attention and the last runs of the others."""
     parts = [INTRODUCTION, *decode_document.grid(rows), *decode_document.others(rows), *decode_document.counters()]
-    parts += [*two_launches(), *untuned(), *prefill(), *small(), *launches(), *whole_models(), *generation()]
+    parts += [
+        *two_launches(),
+        *untuned(),
+        *prefill(),
+        *small(),
+        *launches(),
+        *whole_models(),
+        *one_launch(),
+        *generation(),
+    ]
     return "\n".join(parts)
 
 

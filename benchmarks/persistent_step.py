@@ -1,24 +1,32 @@
 """Where the time of a step in one launch goes: when the CTAs have come where, op by op.
 
     python -m benchmarks.persistent_step --model llama-3.2-1b --depth 128
+    python -m benchmarks.persistent_step --model qwen2.5-1.5b --try group_parts=3,split_rows=64 --try split_rows=64
 
 Nanoseconds after the last CTA has published the op before: median, 90 %, and last of the CTAs, on average over the
 layers. `x`: what it multiplies is there; `units`: all weights are multiplied; `rows`: its rows are published; `taken`:
 a head's queries, key and value are there; `rotated`, `scored`, `heads`: so far attention is.
+
+With `--try`: microseconds of a step at some depths, as the model's graph, in one launch, and in one launch with these
+fields of `PersistentStep`; `error`: the largest difference of a logit from the graph's ÷ the largest logit. Rows are
+appended to `persistent_step.jsonl`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from benchmarks.cases.models import MODELS, open_random
-from benchmarks.decode_step import MAX_LEN, at_depth
-from ptxgen.dtypes import u64
+from benchmarks.cases.models import MODELS, fill_cache, open_random
+from benchmarks.decode_step import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth, graph_us
+from benchmarks.report.rows import Run
+from ptxgen.builder.values import Addr
+from ptxgen.dtypes import u32, u64
 from ptxgen.kernel import kernel_type
 from ptxgen.kernels.persistent_step import EVENTS, PersistentStep
 from ptxgen.launch import Param, buffer
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from ptxgen.persistent.begin import Begin
     from ptxgen.persistent.steps import Steps
     from ptxgen.runtime import Model
+    from ptxgen.runtime.core.device import Device
     from ptxgen.targets import Target
 
 ROWS = (("qkv", 0, ("x", "units", "rows")), ("attention", 0, ("taken", "rotated", "scored", "heads")),
@@ -51,28 +60,69 @@ class TracedStep(PersistentStep):
 
     def mark(self, b: Builder, begin: Begin, steps: Steps) -> None:
         place, index, now = b.reg("time_at", "u64"), b.reg("time_index", "u32"), b.reg("time_now", "u64")
+        times = b.reg("times", "u64")
         for number, event in enumerate(EVENTS):
             with b.fragment(f"mark_{event}", event):
-                if number == 0:
-                    b.ld_param("times")
+                b.op("ld.param.u64", times, Addr("times_param"))  # in each: no fragment comes first for all CTAs
+                b.op("cvta.to.global.u64", times, times)
                 b.op("mov.u64", now, b.special("globaltimer"))
                 b.op("mad.lo.u32", index, steps.done, self.ctas, begin.cta)
                 b.op("min.u32", index, index, self.plan.ops * self.ctas)
-                b.op("mad.wide.u32", place, index, 8 * len(EVENTS), b.registers["times"])
+                b.op("mad.wide.u32", place, index, 8 * len(EVENTS), times)
                 b.op("st.global.u64", place[8 * number], now, pred=begin.leads)
 
 
-def traced(model: Model) -> tuple[Step, TracedStep]:
-    """The model's step with its times."""
+def other(model: Model, kind: type[PersistentStep], **fields: object) -> tuple[Step, PersistentStep]:
+    """The model's step as one of another kind or with other fields, over the same tensors but for what CTAs exchange,
+    and times where it notes them."""
     step = model.steps.decode
-    op = step.program.ops[-1]
-    spec = TracedStep(**{f.name: getattr(op.spec, f.name) for f in dataclasses.fields(op.spec)})
-    times = Tensor("times", u64, (spec.plan.ops, spec.ctas, len(EVENTS)), "output", zeroed=True)
-    made = Op(spec, {**op.tensors, "times": Ref("times")}, role="step")
-    tensors = {ref.tensor for ref in made.tensors.values()}
-    kept = {name: tensor for name, tensor in (step.program.tensors | {"times": times}).items() if name in tensors}
-    given = {name: step._given[name] for name in kept if name != "times"}
-    return Step(model.device, Program(kept, (made,)), given), spec
+    *before, op = step.program.ops
+    spec = kind(**{f.name: getattr(op.spec, f.name) for f in dataclasses.fields(op.spec)} | fields)
+    own = {"exchange": Tensor("exchange", u32, (spec.plan.exchange_words,), "state", zeroed=True)}
+    if kind is TracedStep:
+        own["times"] = Tensor("times", u64, (spec.plan.ops, spec.ctas, len(EVENTS)), "output", zeroed=True)
+    made = (*before, Op(spec, {**op.tensors, **{name: Ref(name) for name in own}}, role="step"))
+    used = {ref.tensor for each in made for ref in each.tensors.values()}
+    kept = {name: tensor for name, tensor in (step.program.tensors | own).items() if name in used}
+    return Step(model.device, Program(kept, made), {name: step._given[name] for name in kept if name not in own}), spec
+
+
+def fields_of(text: str) -> dict[str, int]:
+    """Fields from "name=number,name=number"."""
+    return {name: int(value) for name, _, value in (each.partition("=") for each in filter(None, text.split(",")))}
+
+
+def compare(
+    run: Run, config: Mapping[str, Any], name: str, tries: Sequence[str], depths: Sequence[int], device: Device,
+    max_len: int = MAX_LEN, steps: int = STEPS, repeats: int = REPEATS,
+) -> None:  # fmt: skip
+    """Rows of a model's graph and of its steps in one launch: as it is (""), and with the fields of every try."""
+    from ptxgen.runtime import Model
+
+    graph = open_random(config, "bf16", max_len, device)
+    model = Model(graph.source, device, weights=graph.weights, persistent=True)
+    for layer in range(model.shape.n_layers):
+        fill_cache(model.cache.buffers(layer))
+    made = {given: other(model, PersistentStep, **fields_of(given))[0] for given in ("", *tries)}
+    all_steps = [("ptxgen", "", graph, graph.steps.decode)]
+    all_steps += [("ptxgen-persistent", given, model, step) for given, step in made.items()]
+    for depth in depths:
+        want: np.ndarray | None = None
+        for impl, given, whose, step in all_steps:
+            us = graph_us(device, step.graph, functools.partial(at_depth, whose, depth), steps, repeats)
+            logits = one_token(whose, step, depth)
+            want = logits if want is None else want
+            error = float(np.abs(logits - want).max() / np.abs(want).max())
+            print(run.add({"model": name, "depth": depth, "fields": given}, impl, us=us, error=error), flush=True)
+
+
+def one_token(model: Model, step: Step, depth: int) -> np.ndarray:
+    """The logits of a token at a depth."""
+    at_depth(model, depth)
+    model.steps.tokens.copy_from(np.array([1], np.int32))
+    step.graph.launch(model.device.default_stream)
+    model.device.synchronize()
+    return np.asarray(model.steps.logits.numpy())
 
 
 def table(times: np.ndarray, n_layers: int) -> str:
@@ -103,12 +153,16 @@ def table(times: np.ndarray, n_layers: int) -> str:
 
 
 def main(given: argparse.Namespace) -> None:
-    """Print the table."""
+    """Print the table, or the rows of the tries."""
     from ptxgen.runtime import open_device
 
     device = open_device(given.device)
+    if given.tries:
+        with Run("persistent_step", getattr(device, "model", None), at_once=True) as run:
+            compare(run, MODELS[given.model], given.model, given.tries, DEPTHS[1], device)
+        return
     model = open_random(MODELS[given.model], "bf16", MAX_LEN, device, persistent=True)
-    step, spec = traced(model)
+    step, spec = other(model, TracedStep)
     stream: Any = model.stream
     for _ in range(3):
         at_depth(model, given.depth)
@@ -124,4 +178,5 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="llama-3.2-1b", choices=sorted(MODELS))
     parser.add_argument("--depth", type=int, default=128)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--try", dest="tries", action="append", metavar="FIELDS", help="time these fields, too")
     main(parser.parse_args())

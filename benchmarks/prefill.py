@@ -1,24 +1,32 @@
-"""Causal prefill attention: MultiHeadAttention beside torch's SDPA (flash, cuDNN) and FlashInfer, where installed.
+"""Prefill attention: MultiHeadAttention beside torch's SDPA (flash, cuDNN) and FlashInfer, where installed.
 
     python -m benchmarks.prefill                       measure on a GPU, print, append rows
+    python -m benchmarks.prefill --cases prompts chunk --seconds 60   some groups of cases, so long
     python -m benchmarks.prefill --tiles 4,2,64,0 …    ours on mma.sync by tile: warps,row tiles,keys,steps of q held
     python -m benchmarks.prefill --report [--run ID]   the table of the last run, or of one run
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
-checked against float32 on rows spread over the sequence. `ptxgen-sm_80` is the text for sm_80, on mma.sync.
+checked against float32 on rows spread over the sequence. `ptxgen-unmeasured` has the plans that nothing chooses yet,
+`ptxgen-sm_80` is the text for sm_80, on mma.sync. A batch is one launch of ours, and of torch's a launch a sequence; a
+peer that knows no pages has the same keys in rows. No backend of SDPA takes a chunk's mask but flash: "sdpa-cudnn, no
+mask" lets every token see all keys, which is as much work. FlashInfer compiles a module for every head_dim, for
+minutes: only those of `--flashinfer` are asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.cases.prefill import GROUPS, LENGTHS, SHAPES, Case, Inputs, cases, sequences
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, markdown
 from benchmarks.report.sentence import in_a_sentence
@@ -26,148 +34,167 @@ from ptxgen.attention.prefill import tiles
 from ptxgen.generator import clear_cache, generate
 from ptxgen.kernels import MultiHeadAttention
 
-SHAPES = ((32, 8, 128), (32, 4, 64))
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-SAMPLED_ROWS = 96
-SETS_BYTES = 200e6  # of all sets of inputs and outputs: beyond the L2 cache
 ROUNDS = 6
 SPAN = 0.03  # seconds of a reading
 READING = 2e-3  # seconds of a graph, about
 EXPECTED = 500e12  # multiply-adds counted as two, in a second
-Case = dict[str, Any]
-
-
-class Inputs:
-    """Sets of q, k, v of one case as torch tensors `[1, heads, tokens, head_dim]`, together more than the L2 cache
-    holds, and float32 results of some rows of the first."""
-
-    def __init__(self, case: Case) -> None:
-        import torch
-
-        from benchmarks.gpu import sets_for
-
-        self.case = case
-        h, kv, d, n = (case[x] for x in ("n_heads", "n_kv_heads", "head_dim", "tokens"))
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[case["dtype"]]
-        torch.manual_seed(0)
-        sets = sets_for(4 * n * d * (h + kv), SETS_BYTES)
-        self.sets = [
-            [torch.randn(1, heads, n, d, device="cuda", dtype=kind) for heads in (h, kv, kv)] for _ in range(sets)
-        ]
-        self.q, self.k, self.v = self.sets[0]
-        self.rows = torch.linspace(0, n - 1, min(n, SAMPLED_ROWS), device="cuda").long().unique()
-        self.wanted = self._reference()
-
-    def _reference(self) -> Any:
-        import torch
-
-        group = self.case["n_heads"] // self.case["n_kv_heads"]
-        keys = torch.arange(self.case["tokens"], device="cuda")
-        out = []
-        for head in range(self.case["n_heads"]):
-            k, v = (x[0, head // group].float() for x in (self.k, self.v))
-            scores = self.q[0, head, self.rows].float() @ k.T / math.sqrt(self.case["head_dim"])
-            out.append(torch.softmax(scores.masked_fill(keys > self.rows[:, None], -math.inf), -1) @ v)
-        return torch.stack(out)
-
-    def error(self, out: Any) -> float:
-        """‖out − wanted‖ / ‖wanted‖ over the sampled rows; `out` is `[heads, tokens, head_dim]`."""
-        import torch
-
-        got = out[:, self.rows].float()
-        return float(torch.linalg.norm(got - self.wanted) / torch.linalg.norm(self.wanted))
-
-    @property
-    def flops(self) -> float:
-        """Multiply-adds of both products under the diagonal, counted as two."""
-        n = self.case["tokens"]
-        found: float = 4 * self.case["n_heads"] * self.case["head_dim"] * n * (n + 1) / 2
-        return found
+WARM = 0.1  # seconds before a sustained reading
 
 
 @dataclass
 class Ready:
-    """An implementation on a case: a call for each set, and where the first leaves its result."""
+    """An implementation on a case: a call for each set, and where the first leaves its result, a tensor `[heads,
+    tokens, head_dim]` for every sequence. `comparable`: it computes what is asked for."""
 
     calls: Sequence[Callable[[], Any]]
-    result: Callable[[], Any]
+    result: Callable[[], Sequence[Any]]
     close: Callable[[], None] = lambda: None
+    comparable: bool = True
 
 
 Prepare = Callable[[Inputs], Ready]
 
 
-def sdpa(backend: str) -> Prepare:
-    """torch's scaled_dot_product_attention with one of its backends."""
+class Declined(Exception):
+    """An implementation is not for this case."""
+
+
+def sdpa(backend: str, masked: bool = True) -> Prepare:
+    """torch's scaled_dot_product_attention with one of its backends; not `masked`: a chunk without its mask."""
 
     def prepare(inputs: Inputs) -> Ready:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention.bias import causal_lower_right
 
-        def call(q: Any, k: Any, v: Any) -> Any:
+        [(tokens, keys), *_] = lengths = sequences(inputs.case)
+        is_chunk = any(n != m for n, m in lengths)
+        if is_chunk != (not masked) and backend != "FLASH_ATTENTION":
+            raise Declined
+        causal = inputs.case.get("causal", True)
+        how: dict[str, Any] = {"is_causal": causal}
+        if is_chunk:
+            how = {"attn_mask": causal_lower_right(tokens, keys)} if masked else {}
+
+        def call(each: Sequence[Sequence[Any]]) -> list[Any]:
             with sdpa_kernel(getattr(SDPBackend, backend)):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                attend = torch.nn.functional.scaled_dot_product_attention
+                return [attend(q, k, v, enable_gqa=True, **how)[0] for q, k, v in each]
 
-        calls = [partial(call, *each) for each in inputs.sets]
-        return Ready(calls, lambda: calls[0]()[0])
+        calls = [partial(call, each) for each in inputs.sets]
+        return Ready(calls, lambda: calls[0](), comparable=masked)
 
     return prepare
 
 
 def flashinfer(inputs: Inputs) -> Ready:
     """FlashInfer's single prefill; it picks its own template."""
+    if "lengths" in inputs.case and len(inputs.case["lengths"]) > 1:
+        raise Declined
     import flashinfer as peers
 
-    sets = [[x[0].transpose(0, 1).contiguous() for x in each] for each in inputs.sets]
-    calls = [partial(peers.single_prefill_with_kv_cache, *each, causal=True) for each in sets]
-    return Ready(calls, lambda: calls[0]().transpose(0, 1))
+    sets = [[x[0].transpose(0, 1).contiguous() for x in each] for [each] in inputs.sets]
+    causal = inputs.case.get("causal", True)
+    calls = [partial(peers.single_prefill_with_kv_cache, *each, causal=causal) for each in sets]
+    return Ready(calls, lambda: [calls[0]().transpose(0, 1)])
 
 
-def ours(name: str = "") -> Prepare:
-    """MultiHeadAttention on the same tensors, for a target by name or for this GPU."""
+def target_of(name: str) -> str:
+    """A target by name, or this GPU's."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return name or f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def ours(name: str = "", **more: Any) -> Prepare:
+    """MultiHeadAttention on the same tensors, for a target by name or for this GPU; `more` are fields of it."""
 
     def prepare(inputs: Inputs) -> Ready:
         import torch
 
         from benchmarks.gpu import Loaded
 
-        case = inputs.case
-        kind, n = case["dtype"], case["tokens"]
-        shape = {x: case[x] for x in ("head_dim", "n_heads", "n_kv_heads")}
+        case, kind = inputs.case, inputs.case["dtype"]
+        shape = {x: case[x] for x in ("head_dim", "n_heads", "n_kv_heads")} | {
+            "causal": case.get("causal", True),
+            **more,
+        }
+        if "lengths" in case:
+            return batch(inputs, target_of(name), {**shape, "q_dtype": kind, "kv_dtype": kind})
+        [(tokens, keys)] = sequences(case)
         spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kind, layout="heads")
-        major, minor = torch.cuda.get_device_capability()
-        target = name or f"sm_{major}{minor}{'a' if major >= 9 else ''}"
-        loaded = Loaded(generate(spec, target), n_tokens=n)
-        lengths = dict.fromkeys(("q_len", "kv_len", "q_rows", "kv_rows"), n)
-        outs = [torch.full_like(q[0], math.nan) for q, _, _ in inputs.sets]
+        loaded = Loaded(generate(spec, target_of(name)), n_tokens=tokens, n_keys=keys)
+        lengths = {"q_len": tokens, "q_rows": tokens, "kv_len": keys, "kv_rows": keys}
+        outs = [torch.full_like(q[0], math.nan) for [[q, _, _]] in inputs.sets]
         calls = [
-            loaded.bind(q=q, k=k, v=v, out=out, **lengths) for (q, k, v), out in zip(inputs.sets, outs, strict=True)
+            loaded.bind(q=q, k=k, v=v, out=out, **lengths) for [[q, k, v]], out in zip(inputs.sets, outs, strict=True)
         ]
 
-        def result() -> Any:
+        def result() -> list[Any]:
             calls[0]()
-            return outs[0]
+            return [outs[0]]
 
         return Ready(calls, result, loaded.close)
 
     return prepare
 
 
+def batch(inputs: Inputs, target: str, shape: dict[str, Any]) -> Ready:
+    """Several sequences in one launch, over caches of rows or of pages in no order."""
+    import torch
+
+    from benchmarks.gpu import Loaded
+
+    lengths, page = inputs.case["lengths"], inputs.case.get("page_size", 0)
+    whole = -(-max(lengths) // (page or 1)) * (page or 1)
+    pages = len(lengths) * whole // page if page else 0
+    spec = MultiHeadAttention(**shape, batched=True, max_len=whole, page_size=page)
+    loaded = Loaded(generate(spec, target), n_tokens=sum(lengths), batch=len(lengths), pages=pages)
+    bounds = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    given: dict[str, Any] = {
+        "q_starts": torch.tensor(bounds, device="cuda", dtype=torch.int32),
+        "kv_lens": torch.tensor(lengths, device="cuda", dtype=torch.int32),
+        "n_sequences": len(lengths),
+    }
+    table = torch.randperm(max(pages, 1), device="cuda")
+    if page:
+        given["page_table"] = table.to(torch.int32).reshape(len(lengths), -1)
+
+    def cache(rows: Sequence[Any]) -> Any:
+        """`[sequences, heads, rows, head_dim]`, or the pages of it; NaN where there is no key."""
+        _, heads, _, dim = rows[0].shape
+        out = torch.full((len(rows), heads, whole, dim), math.nan, device="cuda", dtype=rows[0].dtype)
+        for n, each in enumerate(rows):
+            out[n, :, : each.shape[2]] = each[0]
+        if not page:
+            return out
+        in_order = out.reshape(len(rows), heads, -1, page, dim).transpose(1, 2).reshape(-1, heads, page, dim)
+        return torch.empty_like(in_order).index_copy_(0, table, in_order)
+
+    calls, outs = [], []
+    for each in inputs.sets:
+        q = torch.cat([q[0].transpose(0, 1) for q, _, _ in each])
+        outs.append(torch.full_like(q, math.nan))
+        k, v = (cache([rows[x] for rows in each]) for x in (1, 2))
+        calls.append(loaded.bind(q=q, k=k, v=v, out=outs[-1], **given))
+
+    def result() -> list[Any]:
+        calls[0]()
+        return [outs[0][a:b].transpose(0, 1) for a, b in itertools.pairwise(bounds)]
+
+    return Ready(calls, result, loaded.close)
+
+
 IMPLEMENTATIONS: dict[str, Prepare] = {
     "ptxgen": ours(),
+    "ptxgen-unmeasured": ours(unmeasured=True),
     "ptxgen-sm_80": ours("sm_80"),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
+    "sdpa-cudnn, no mask": sdpa("CUDNN_ATTENTION", masked=False),
     "flashinfer": flashinfer,
 }
-
-
-def cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """Every shape at every length."""
-    for h, kv, d in SHAPES:
-        if arguments.head_dim in (None, d):
-            for n in arguments.lengths:
-                yield {"n_heads": h, "n_kv_heads": kv, "head_dim": d, "tokens": n, "dtype": arguments.dtype}
 
 
 def captured(ready: Ready, inputs: Inputs) -> tuple[Any, int]:
@@ -205,6 +232,23 @@ def reading(graph: Any, count: int) -> float:
     return found
 
 
+def sustained(graph: Any, count: int, seconds: float) -> float:
+    """Microseconds of one call, of calls without a pause for so long, after others."""
+    import torch
+
+    replays = max(1, round(seconds * 1e6 / (reading(graph, count) * count)))
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(round(replays * WARM / seconds)):
+        graph.replay()
+    start.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    found: float = start.elapsed_time(end) * 1e3 / replays / count
+    return found
+
+
 def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -> None:
     """All implementations in another order in every round, as the clock remembers what ran before."""
     inputs = Inputs(case)
@@ -214,6 +258,8 @@ def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -
         try:
             ready[impl] = prepare(inputs)
             errors[impl] = inputs.error(ready[impl].result())
+        except Declined:
+            pass
         except ImportError as missing:
             print(f"{impl}: {missing}, no row")
             ready.pop(impl, None)
@@ -224,26 +270,44 @@ def measure_case(run: Run, case: Case, implementations: Mapping[str, Prepare]) -
             ready.pop(impl, None)
     graphs = {impl: captured(each, inputs) for impl, each in ready.items()}
     times: dict[str, list[float]] = {impl: [] for impl in graphs}
-    for number in range(ROUNDS):
+    seconds = case.get("seconds")
+    for number in range(1 if seconds else ROUNDS):
         for impl in random.Random(number).sample(list(graphs), len(graphs)):
-            times[impl].append(reading(*graphs[impl]))
+            times[impl].append(sustained(*graphs[impl], seconds) if seconds else reading(*graphs[impl]))
     for impl, each in ready.items():
         us = statistics.median(times[impl])
-        row = run.add(case, impl, us=us, tflops=inputs.flops / us / 1e6, error=errors[impl])
-        print(case, impl, {x: row[x] for x in ("us", "tflops", "error")}, flush=True)
+        measures = {"us": us, "tflops": inputs.flops / us / 1e6}
+        if each.comparable:
+            measures["error"] = errors[impl]
+        run.add(case, impl, **measures)
+        print(case, impl, {name: float(f"{value:.4g}") for name, value in measures.items()}, flush=True)
         each.close()
 
 
+def chosen(arguments: argparse.Namespace) -> list[Case]:
+    """The cases that are asked for, the most important first."""
+    found = [case for group in arguments.cases for case in cases(group, arguments.dtype, arguments.lengths)]
+    return [case for case in found if arguments.head_dim in (None, case["head_dim"])]
+
+
 def measure_all(run: Run, arguments: argparse.Namespace) -> None:
-    """Every implementation on every case."""
-    for case in cases(arguments):
-        measure_case(run, case, IMPLEMENTATIONS)
+    """Every implementation on every case, for `arguments.seconds`."""
+    ends = time.monotonic() + arguments.seconds
+    left = chosen(arguments)
+    while left and time.monotonic() < ends:
+        case = left.pop(0)
+        implementations = {name: IMPLEMENTATIONS[name] for name in arguments.implementations}
+        if case["head_dim"] not in arguments.flashinfer:
+            implementations.pop("flashinfer", None)
+        measure_case(run, case, implementations)
+    for case in left:
+        print(f"no time was left for {case}")
 
 
 def measure_tiles(run: Run, arguments: argparse.Namespace) -> None:
     """Ours on mma.sync with each of the given tiles in place of the table's."""
     original = tiles.tensor_tile
-    for case in cases(arguments):
+    for case in chosen(arguments):
         for text in arguments.tiles:
             warps, rows, keys, steps = map(int, text.split(","))
             tile = tiles.TensorTile(warps, rows, keys, q_steps=steps)
@@ -269,17 +333,22 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    names = tuple(IMPLEMENTATIONS)
     options = (
         ("--tiles", {"nargs": "+", "help": "only ours, with these tiles"}),
+        ("--cases", {"nargs": "+", "choices": GROUPS, "default": GROUPS, "metavar": "GROUP"}),
         ("--head-dim", {"type": int, "choices": [d for *_, d in SHAPES]}),
-        ("--lengths", {"type": int, "nargs": "+", "default": LENGTHS}),
+        ("--lengths", {"type": int, "nargs": "+", "default": LENGTHS, "help": "of the group `prompts`"}),
         ("--dtype", {"choices": ("bf16", "f16"), "default": "bf16"}),
+        ("--implementations", {"nargs": "+", "choices": names, "default": names, "metavar": "IMPL"}),
+        ("--flashinfer", {"type": int, "nargs": "*", "default": (128, 64), "metavar": "HEAD_DIM"}),
+        ("--seconds", {"type": float, "default": math.inf, "help": "no case begins later"}),
     )
 
     def measure(run: Run, given: argparse.Namespace) -> None:
         (measure_tiles if given.tiles else measure_all)(run, given)
 
-    command("prefill", __doc__, measure, *options, device=gpu, table=report)
+    command("prefill", __doc__, measure, *options, device=gpu, table=report, at_once=True)
 
 
 if __name__ == "__main__":

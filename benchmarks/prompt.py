@@ -1,10 +1,12 @@
-"""Prompts of 512 tokens through models of real shapes with random weights: `Model.prefill` beside llama.cpp.
+"""Prompts through models of real shapes with random weights: `Model.prefill` beside llama.cpp and transformers.
 
     python -m benchmarks.prompt --seconds 120 --llama SOURCE.tar.xz --work FOLDER   measure on a GPU, print, append rows
+    python -m benchmarks.prompt --seconds 60 --first-token                          only longer prompts in bf16
     python -m benchmarks.prompt --report [--run ID]                                 the table of the last run, or of one
 
 `us`: from the call to the token after the prompt, on the host's clock, the median. "ptxgen": as `Model`
 is by default; "ptxgen-fast": with precision="fast". `--work`: the folder of a build that `benchmarks.decode_step` made.
+`--first-token`: prompts of 512 to 32768 tokens in bf16, beside transformers with cuDNN's attention.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ DEPTHS = (0, 4096)
 MAX_LEN = 4096 + TOKENS
 PRECISIONS = {"ptxgen": "exact", "ptxgen-fast": "fast"}
 REPEATS = 5
+FIRST_TOKEN = ("llama-3.2-1b", "llama-3-8b")
+PROMPTS = (512, 4096, 32768)
+CHUNK = 4096  # positions of a step of the first token's prompts
 Case = dict[str, Any]
 
 
@@ -67,6 +72,38 @@ def ours(
     gc.collect()
 
 
+def first_token(
+    run: Run, device: Device, name: str, impl: str, *, models: Mapping[str, Mapping[str, Any]] = MODELS,
+    prompts: Sequence[int] = PROMPTS, chunk: int = CHUNK,
+) -> None:  # fmt: skip
+    """Rows of a model in bf16, of prompts of several lengths, in chunks."""
+    from ptxgen.runtime import Model
+
+    options = {"precision": PRECISIONS[impl], "chunk": chunk}
+    room = max(prompts) + chunk
+    model: Model = open_random(models[name], "bf16", room, device, "bf16", **options)
+    for tokens in prompts:
+        prompt = np.random.default_rng(0).integers(0, model.shape.vocab, tokens).tolist()
+
+        def whole(prompt: Sequence[int] = prompt) -> None:
+            model._length = 0
+            model.prefill(prompt)
+
+        us = median_us(whole, REPEATS if tokens <= CHUNK else 1)
+        print(run.add(case_of(name, "bf16", tokens, 0), impl, us=us, tokens_s=tokens * 1e6 / us), flush=True)
+    gc.collect()
+
+
+def transformers_prompts(run: Run, name: str, ends: float) -> None:
+    """transformers' prompts."""
+    from benchmarks.peers.transformers_prompt import measured
+
+    for row in measured(name, PROMPTS, ends - time.monotonic()):
+        tokens = row["tokens"]
+        found = {"us": row["us"], "tokens_s": tokens * 1e6 / row["us"]} if "us" in row else {"why": row["why"]}
+        print(run.add(case_of(name, "bf16", tokens, 0), row["impl"], **found), flush=True)
+
+
 def llama_prompts(run: Run, llama: LlamaCpp, name: str, ends: float) -> None:
     """llama-bench's prompts."""
     for row in llama.bench(llama.file(name), ends - time.monotonic(), prompt=TOKENS, tokens=0, depths=DEPTHS):
@@ -78,6 +115,19 @@ def llama_prompts(run: Run, llama: LlamaCpp, name: str, ends: float) -> None:
 
 def tasks(run: Run, device: Device, llama: LlamaCpp | None, given: argparse.Namespace, ends: float) -> Iterator[Task]:
     """Everything, the most important first."""
+    if given.first_token:
+        for name in FIRST_TOKEN:
+            case = case_of(name, "bf16", max(PROMPTS), 0)
+            if chosen((name, "bf16"), given):
+                yield Task(case, "ptxgen-fast", functools.partial(first_token, run, device, name, "ptxgen-fast"), 8)
+                if given.transformers:
+                    peer = functools.partial(transformers_prompts, run, name, ends)
+                    yield Task(case, "transformers-cudnn", peer, 25)
+        for name in FIRST_TOKEN:
+            if chosen((name, "bf16"), given):
+                case, work = case_of(name, "bf16", max(PROMPTS), 0), functools.partial(first_token, run, device, name)
+                yield Task(case, "ptxgen", functools.partial(work, "ptxgen"), 20)
+        return
     pairs = [pair for pair in (*FIRST, *MORE) if chosen(pair, given)]
     for name, weights in pairs:
         if weights == "q4_k_m":
@@ -110,7 +160,7 @@ def main(run: Run, given: argparse.Namespace) -> None:
             llama.stop()
 
 
-IMPLS = (*PRECISIONS, "llama.cpp")
+IMPLS = (*PRECISIONS, "llama.cpp", "transformers-cudnn", "transformers-cudnn, graph")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -131,5 +181,5 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    wanted = [option for option in OPTIONS if option[0] != "--no-transformers"]
-    command("prompt", __doc__, main, *wanted, device=gpu, table=table, at_once=True)
+    only = ("--first-token", {"action": "store_true", "help": "only longer prompts in bf16, beside transformers"})
+    command("prompt", __doc__, main, *OPTIONS, only, device=gpu, table=table, at_once=True)

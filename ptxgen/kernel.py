@@ -17,7 +17,7 @@ from ptxgen.errors import SpecError
 from ptxgen.lengths import MOST, Past
 from ptxgen.packages import OURS, admit, failures, load_packages, package_of
 from ptxgen.spec.field_values import slug_word
-from ptxgen.spec.fields import field, short_name
+from ptxgen.spec.fields import field
 from ptxgen.spec.legality import draft, settle, target_reasons
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class KernelType:
     golden_lines: ClassVar[int] = 900
     """Lines of a golden at most: people read them. A kernel type whose smallest text is longer says so."""
     lowest_target: ClassVar[str] = "sm_75"
+    bundled_as: ClassVar[str] = ""
+    """Its name in a model's bundle, whatever its role there."""
 
     # -- what a kernel type says about itself ---------------------------------------------------------------------
 
@@ -71,6 +73,11 @@ class KernelType:
     def template(self, target: Target) -> str:
         """The skeleton's file name without `.ptx.j2`; override where targets deserve different shapes."""
         return self.kernel_name
+
+    def bundle_name(self, role: str) -> str:
+        """What it is called in a model's bundle, where it does what `role` says: `bundled_as`, else the role where that
+        is a name."""
+        return self.bundled_as or (role if role.isidentifier() else self.kernel_name)
 
     def build(self, b: Builder) -> None:
         """Build every fragment that the template places."""
@@ -108,13 +115,6 @@ class KernelType:
     may_alias: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Outputs that may be bound to the memory of an input, all of it, by the input's name; what else overlaps what a
     kernel writes is refused."""
-
-    short_name: ClassVar[str] = ""
-    """What it is called in a model's bundle; without it by what it does there, or by its own name."""
-
-    def bundle_name(self, role: str) -> str:
-        """What it is called in a model's bundle, where `role` says what it does."""
-        return self.short_name or (role if role.isidentifier() else self.kernel_name)
 
     error_limit: ClassVar[float | None] = None
     """The largest relative error (2-norm, over a buffer) of a result; None: what the coarsest element type among the
@@ -170,8 +170,10 @@ class KernelType:
     @property
     def slug(self) -> str:
         """File name of this spec: the fields that have no default, then those that differ from it."""
+        from ptxgen.spec.fields import short_of
+
         values = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
-        words = [slug_word(short_name(f), value) for f, value in values if value != f.default]
+        words = [slug_word(short_of(f), value) for f, value in values if value != f.default]
         return "_".join(words).replace(".", "p").replace("-", "m").replace("+", "").lower() or "default"
 
 
@@ -213,13 +215,19 @@ def _spread(cls: type) -> None:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def kernel_base(cls: type[K]) -> type[K]:
+    """Make a frozen dataclass of the fields of a kernel type whose parts are typed by them; it is not registered."""
+    _spread(cls)
+    return dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def kernel_type(cls: type[K]) -> type[K]:
     """Make a frozen dataclass of a `KernelType` subclass and register it under its snake-case name.
 
     Raises `SpecError` where another package's kernel type, or one of ours, has the name, or that of a template.
     """
-    _spread(cls)
-    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)  # equality and hash are the base's
+    made = kernel_base(cls)  # equality and hash are the base's
     made.__repr__ = KernelType.__repr__  # type: ignore[method-assign]  # not that of a dataclass between them
     for each in dataclasses.fields(made):  # type: ignore[arg-type]
         if not isinstance(each.type, str):  # a module that does not postpone its annotations

@@ -105,7 +105,7 @@ def main(model: str, cases: Sequence[Batch]) -> None:
     """Measure and print."""
     import torch
 
-    made = _model(model)
+    made = random_model(model)
     for batch, depth in cases:
         row: dict[str, Any] = {"batch": batch, "depth": depth}
         try:
@@ -124,7 +124,8 @@ def _ask(what: str, batch: int, depth: int) -> None:
         raise SystemExit(0)
 
 
-def _model(name: str) -> Any:
+def random_model(name: str) -> Any:
+    """A model in bf16 on the GPU, with random weights."""
     import torch
     import transformers
 

@@ -18,7 +18,7 @@ from ptxgen.models import ModelShape
 from ptxgen.models.plan import Step
 from ptxgen.models.program import Program
 
-OUTSIDE = "choose"  # what runs behind the layers of an attention-only bundle
+OUTSIDE = "choose"  # the role that runs behind the layers of an attention-only bundle
 
 
 def short_names(shape: ModelShape, steps: Sequence[Step]) -> list[str]:
@@ -35,8 +35,9 @@ def short_names(shape: ModelShape, steps: Sequence[Step]) -> list[str]:
 
 
 def _base(step: Step) -> str:
-    name = step.spec.bundle_name(step.role)
-    return f"{name}_batched" if getattr(step.spec, "batched", False) else name
+    spec = step.spec
+    name = spec.bundle_name(step.role)
+    return f"{name}_batched" if getattr(spec, "batched", False) else name
 
 
 def _numbers(names: Sequence[str], kinds: Sequence[str], steps: Sequence[Step]) -> list[str]:

@@ -43,6 +43,6 @@ def _operand(operand: Operand, names: Mapping[str, str]) -> Operand:
         return Symbol(names[operand.name], operand.offset)
     if isinstance(operand, Vector):
         return Vector(tuple(_operand(item, names) for item in operand.items))
-    if isinstance(operand, Address) and isinstance(operand.base, Symbol):
-        return replace(operand, base=_operand(operand.base, names))
+    if isinstance(operand, Address) and isinstance(operand.base, Symbol) and operand.base.name in names:
+        return replace(operand, base=Symbol(names[operand.base.name], operand.base.offset))
     return operand

@@ -39,12 +39,13 @@ class ArgMax(KernelType):
     of the index); the last to arrive writes the result and leaves both workspaces zero.
     """
 
+    bundled_as = "arg_max"
+
     n: int = field(doc="elements of a row")
     dtype: DType = f32
     with_value: bool = field(default=False, doc="also write the largest value")
     programmatic: bool = False
 
-    short_name = "arg_max"
     sizes = {"rows": 1}
     trials = ({"rows": 3},)
     unreported = {r" fence .*atom.acq_rel": "found by the reductions that come late: a wrong result"}

@@ -70,6 +70,8 @@ class FlashDecodingChunk(KernelType):
     `FlashDecodingReduce` says. `scale`, `soft_cap`, `window`, `programmatic` as in `IncrementalAttention`.
     """
 
+    bundled_as = "decode_split"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
@@ -84,7 +86,6 @@ class FlashDecodingChunk(KernelType):
     programmatic: bool = False
     ring: int = field(default=0, like=RING_ROWS)
 
-    short_name = "decode_split"
     sizes = {"batch": 2, "seq_len": -1}  # of the first sequence; −1: the whole cache
     trials = ({}, {"seq_len": 19})
     goldens = (

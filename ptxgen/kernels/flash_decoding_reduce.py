@@ -59,6 +59,8 @@ class FlashDecodingReduce(KernelType):
     gives no value; a head without partials gives zeros then, and its sink.
     """
 
+    bundled_as = "decode_merge"
+
     head_dim: int
     n_heads: int
     max_chunks: int = field(default=64, like=MAX_CHUNKS)
@@ -67,7 +69,6 @@ class FlashDecodingReduce(KernelType):
     programmatic: bool = False
     sinks: bool = field(default=False, like=SINKS)
 
-    short_name = "decode_merge"
     sizes = {"batch": 2}
     goldens = (
         dict(head_dim=512, n_heads=2, max_chunks=3),

@@ -54,7 +54,7 @@ class Gemm(Product):
     group_axis = "ctaid.y"
 
     def bundle_name(self, role: str) -> str:
-        return f"{super().bundle_name(role)}_rows"  # a gemv of the same role is beside it
+        return f"{super().bundle_name(role)}_rows"
 
     def row_extent(self) -> Extent:
         return "rows"

@@ -75,6 +75,8 @@ class IncrementalAttention(KernelType):
     fill the GPU.
     """
 
+    bundled_as = "decode"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
@@ -97,7 +99,6 @@ class IncrementalAttention(KernelType):
     strided: bool = field(default=False, like=STRIDED)
     head_scales: bool = field(default=False, like=HEAD_SCALES)
 
-    short_name = "decode"
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
     unreported = {

@@ -65,9 +65,6 @@ class KvCacheGather(KernelType):
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
 
-    def bundle_name(self, role: str) -> str:
-        return f"copy_{self.direction}"
-
     @property
     def row_bytes(self) -> int:
         """Bytes of one position of one head."""
@@ -98,6 +95,9 @@ class KvCacheGather(KernelType):
             ]
         length = buffer("seq_len", s32, 1, align=4) if self.indirect else scalar("seq_len", s32)
         return (*params, scalar("slot", s32), scalar("n_slots", s32), length)
+
+    def bundle_name(self, role: str) -> str:
+        return f"copy_{self.direction}"
 
     def launch(self, target: Target) -> Launch:
         return Launch((self.blocks, self.n_kv_heads, 2), (THREADS, 1, 1), programmatic=self.programmatic)

@@ -45,6 +45,8 @@ class KvCacheScatter(KernelType):
     with `head_scales` it holds values over `k_scale`, `v_scale [n_kv_heads]`, f32.
     """
 
+    bundled_as = "append"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_kv_heads: int = field(like=KV_HEADS)
@@ -58,7 +60,6 @@ class KvCacheScatter(KernelType):
     ring: int = field(default=0, like=RING_ROWS)
     head_scales: bool = field(default=False, like=HEAD_SCALES)
 
-    short_name = "append"
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
     goldens = (

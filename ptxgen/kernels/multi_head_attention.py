@@ -25,7 +25,16 @@ from ptxgen.attention.prefill.contract import Prefill, width_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
-from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, WgmmaTile, by_maps, runs_on_wgmma, wgmma_tile
+from ptxgen.attention.prefill.wgmma.tile import (
+    CHIP_SMS,
+    FEWEST,
+    ROWS,
+    WgmmaTile,
+    adapts,
+    by_maps,
+    runs_on_wgmma,
+    tile_of,
+)
 from ptxgen.attention.problem import Attention, Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
@@ -68,8 +77,12 @@ class MultiHeadAttention(KernelType):
     through FMA in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of
     16 up to 256 (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`,
     `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32
-    values.
+    values. `unmeasured` (sm_90a): short prompts in tiles of fewer rows, the first tile of K without its tensor map, K
+    and V of batches and pages by tensor maps, for head_dim up to 256; correct on the CPU executor, and no GPU has run
+    or timed it: nothing chooses it by itself.
     """
+
+    bundled_as = "prefill"
 
     head_dim: int
     n_heads: int
@@ -93,9 +106,12 @@ class MultiHeadAttention(KernelType):
     ring: int = field(default=0, like=RING_ROWS)
     programmatic: bool = False
     head_scales: bool = field(default=False, like=HEAD_SCALES)
+    unmeasured: bool = field(
+        default=False, later=True, silent="another plan for the same results",
+        doc="plans for sm_90a that were run on the CPU executor only: no GPU has run or timed them",
+    )  # fmt: skip
 
     # −1: as many as there is room for
-    short_name = "prefill"
     sizes = {"n_tokens": 40, "n_keys": 40, "batch": 3, "pages": 8, "q_len": -1, "kv_len": -1}
     trials = (
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},
@@ -112,6 +128,9 @@ class MultiHeadAttention(KernelType):
         r" fence .*proxy\.tensormap": "of a map that a kernel made, check mode follows the part in shared memory",
         r"_batched.* fence .*mbarrier_init": "does not matter: no copy engine, so the barrier behind it does the same",
         r"_batched.* fence .*proxy\.async": "check mode dates a copy by its issue, and another fence lies behind that",
+        r"unmeasured.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
+        r"unmeasured.* barrier .*%starts_k": "check mode dates a copy by its issue",
+        r"unmeasured.* wait .*%[kq]_full_over": "check mode dates a copy by its issue, which the other wait orders",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
     }
     goldens = (
@@ -140,6 +159,8 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, unmeasured=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, unmeasured=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -171,6 +192,8 @@ class MultiHeadAttention(KernelType):
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from width_rules(self.attention)
         yield from programmatic_rules(self.programmatic, target)
+        if self.unmeasured and not (runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)):
+            yield f"unmeasured: plans for wgmma with tensor maps, not for this (got {target}; nearest: False)"
 
     @property
     def attention(self) -> Attention:
@@ -223,12 +246,12 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.layout == "tokens", self.indirect, self.lse)
+        return Prefill(self.attention, self.layout == "tokens", self.indirect, self.lse, self.unmeasured)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
         if runs_on_wgmma(self.prefill, target):
-            return wgmma_tile(self.head_dim, by_maps(self.prefill))
+            return tile_of(self.prefill)
         if self.tensor(target):
             return tiles.tensor_tile(self.head_dim, target, converts=self.kv_dtype.bits == 8)
         return tiles.simt_tile(self.head_dim, target)
@@ -236,7 +259,8 @@ class MultiHeadAttention(KernelType):
     def launch(self, target: Target) -> Launch:
         tile = self.tile(target)
         rows = f"n_tokens * {self.attention.problem.group}" if self.attention.problem.group > 1 else "n_tokens"
-        tiles_of_rows = f"ceil_div({rows}, {tile.rows})"
+        fewest = ROWS * FEWEST if isinstance(tile, WgmmaTile) and adapts(self.prefill) else tile.rows
+        tiles_of_rows = f"ceil_div({rows}, {fewest})"
         if self.batched:  # each sequence may leave one tile unfilled
             tiles_of_rows = f"({tiles_of_rows} + batch)"
         ctas = f"{self.n_kv_heads} * {tiles_of_rows}"

@@ -83,7 +83,7 @@ class NextToken(KernelType):
 
     def build(self, b: Builder) -> None:
         b.expose(spec=self.product)
-        self.product.build_with(b, partial(LikeliestEpilogue, head=self))
+        self.product.build_with(b, partial(LikeliestEpilogue, max_len=self.max_len))
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {**super().ranges(sizes), "position": (0, max(0, self.max_len - 1))}

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import DType, bf16, f32, s32
+from ptxgen.dtypes import bf16, f32, s32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.idioms.threads import split
-from ptxgen.kernel import KernelType, field, kernel_type
+from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.products.wgmma.packing import OWN, Packing
+from ptxgen.products.wgmma.packing import OWN, PackedRows, Packing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
-MOST_THREADS = 256
-FLIGHT = 4  # loads of a thread in a pass
-
 
 @kernel_type
-class PackTokens(KernelType):
+class PackTokens(PackedRows):
     """The first n_rows rows of x `[rows, dim]` as the tiles of 16-bit numbers that PackedGemm reads.
 
     out `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`, in which the rows of a tile from n_rows on
@@ -35,17 +32,6 @@ class PackTokens(KernelType):
     dtype once; "exact": three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) ·
     (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
     """
-
-    dim: int = field(doc="columns of x")
-    tokens: int = field(default=32, draws=(8, 16, 64, 256))
-    dtype: DType = bf16
-    src_dtype: DType = field(default=f32, doc="element type of x")
-    precision: str = "exact"
-    norm: str = ""
-    eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
-    norm_offset: float = 0.0
-    indirect: bool = field(default=False, doc="n_rows is read from device memory")
-    programmatic: bool = False
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
     golden_targets = ("sm_80", "sm_90")
@@ -75,33 +61,6 @@ class PackTokens(KernelType):
         yield from programmatic_rules(self.programmatic, target)
         if not target.includes_any(("sm_80",)):
             yield f"pack_tokens: needs sm_80 or later (got {target}; nearest: sm_80)"
-
-    # -- what follows from the fields ------------------------------------------------------------------------------
-
-    @property
-    def digits(self) -> int:
-        """16-bit numbers that an element of x becomes."""
-        return packed.DIGITS[self.precision]
-
-    @property
-    def columns(self) -> int:
-        """Columns of out."""
-        return packed.blocks(self.dim) * packed.COLUMNS
-
-    @property
-    def threads(self) -> int:
-        """Threads of a row; a multiple of a block's, so that a thread stays at its place in a block."""
-        return min(MOST_THREADS, self.columns // OWN)
-
-    @property
-    def flight(self) -> int:
-        """Loads of a thread in a pass."""
-        return min(FLIGHT, -(-self.columns // (OWN * self.threads)))
-
-    @property
-    def reach(self) -> int:
-        """Columns of a pass."""
-        return self.flight * OWN * self.threads
 
     def params(self) -> tuple[Param, ...]:
         wide = 16 if self.dim % OWN == 0 else 4

@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
-from ptxgen.dtypes import DType, bf16, f32, s32, u8
+from ptxgen.dtypes import bf16, f32, s32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.kernel import KernelType, field, kernel_type
+from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.multiply import Multiplier
+from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Copier, Ring
-from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import WeightFormat, interleave, separate
+from ptxgen.weights import weight_formats
+from ptxgen.weights.format import interleave, separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +32,7 @@ FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of 168 that three warpgroups have eac
 
 
 @kernel_type
-class PackedGemm(KernelType):
+class PackedGemm(PackedProduct):
     """out = x · weightᵀ for the first n_rows tokens, out f32 `[rows, n]`; x as PackTokens leaves it.
 
     x `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`; weight as Gemm has it. n_rows is a scalar, or
@@ -42,26 +43,6 @@ class PackedGemm(KernelType):
     2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     """
-
-    n: int
-    k: int
-    weights: str = "bf16"
-    tokens: int = field(default=32, draws=(8, 16, 64, 128))
-    x_dtype: DType = bf16
-    precision: str = "exact"
-    bias: bool = field(default=False, doc="a vector is added to every row")
-    activation: str = ""
-    gated: bool = False
-    residual: bool = field(default=False, doc="the residual stream is added")
-    packed_out: bool = field(
-        default=False,
-        draws=lambda drawn: (False, drawn["n"] % packed.PADDED == 0),
-        doc="out is packed as x is, for the next product",
-    )
-    tile_rows: int = field(default=0, draws=(0, 64, 256), doc="rows of weights of a CTA, gate and up; 0: by a table")
-    split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
-    indirect: bool = field(default=False, doc="n_rows is read from device memory")
-    programmatic: bool = False
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
     lowest_target = "sm_90a"
@@ -137,24 +118,7 @@ class PackedGemm(KernelType):
         fields, `tile_rows`, `split`. PackTokens needs the same `tokens`. Raises `SpecError` where there is none."""
         from ptxgen.products.wgmma.tiles import best
 
-        return best(fields, rows)
-
-    # -- what follows from the fields ------------------------------------------------------------------------------
-
-    @property
-    def kind(self) -> WeightFormat:
-        """The format of the weights."""
-        return weight_format(self.weights).fitted(self.k)
-
-    @property
-    def parts(self) -> int:
-        """Matrices: gate and up, or one."""
-        return 2 if self.gated else 1
-
-    @property
-    def digits(self) -> int:
-        """16-bit numbers that add up to an element of x."""
-        return packed.DIGITS[self.precision]
+        return best(cls, fields, rows)
 
     def params(self) -> tuple[Param, ...]:
         kind, wide = self.kind, 16 if self.n % 4 == 0 else 4

@@ -7,15 +7,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ptxgen import rules
-from ptxgen.dtypes import DType, f16, f32, s32, u8, u32
+from ptxgen.attention.reference import attend, cached_rows
+from ptxgen.dtypes import f32, s32, u8, u32
 from ptxgen.idioms import activation as activations
+from ptxgen.idioms import kv_cache
 from ptxgen.idioms import rope as rotary
-from ptxgen.idioms.rotating_rows import ROPE_FIELDS, STYLE
-from ptxgen.kernel import KernelType, Spread, field, kernel_type
+from ptxgen.kernel import kernel_type
+from ptxgen.kernels.embedding import Embedding
+from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer, workspace
 from ptxgen.persistent.attend import Attend
 from ptxgen.persistent.begin import Begin
 from ptxgen.persistent.feed import Feed
+from ptxgen.persistent.fields import HEAD_DIMS, Fields
 from ptxgen.persistent.finish import Finish
 from ptxgen.persistent.inputs import Inputs
 from ptxgen.persistent.plan import BATCH, BLOCK, THREADS, Plan, Product
@@ -30,13 +34,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("bf16",)
 MOST_GROUP = 6  # query heads of a KV head
-HEAD_DIMS = (16, 32, 64, 128, 256)
 EVENTS = ("begin", "x", "units", "rows", "taken", "heads", "rotated", "scored")  # of an op
 MOST_PARAMS = 500  # 4 KB of a launch's parameters
 
 
 @kernel_type
-class PersistentStep(KernelType):
+class PersistentStep(Fields):
     """One token's step in one launch of CTAs that wait for each other: all layers, logits, the likeliest next token.
 
     x f32 `[dim]` is the token's embedding (`embeds`: a row of `table` instead, packed `[vocab, dim]`), logits f32
@@ -50,38 +53,8 @@ class PersistentStep(KernelType):
     a wait that lasts some seconds ends the launch in a trap.
     """
 
-    n_layers: int = field(draws=(1, 2, 3), doc="layers")
-    dim: int = field(draws=(64, 96, 192), doc="width of the residual stream")
-    hidden: int = field(draws=(64, 160), doc="width of the feed-forward part")
-    n_heads: int = field(draws=(8,), refuses=(0,))
-    n_kv_heads: int = field(draws=(1, 2, 4), refuses=(-1,))
-    head_dim: int = field(draws=HEAD_DIMS, refuses=(100,))
-    max_len: int = field(draws=(1, 17, 64, 300), refuses=(-1,))
-    vocab: int = field(draws=(50, 256), doc="logits")
-    kv_dtype: DType = f16
-    weights: str = field(default="bf16", doc="the format of all matrices")
-    eps: float = field(
-        default=1e-6, doc="added to the mean square", silent="beside squares about 1 it is less than a comparison tells"
-    )
-    norm_offset: float = field(default=0.0, draws=(0.0, 1.0), doc="added to the norms' weights")
-    activation: str = field(default="silu", doc="of the gate")
-    embeds: bool = field(default=False, doc="the token's row of `table` is read here, and not given as x")
-    bias: bool = field(default=False, doc="q, k and v have a bias")
-    style: str = field(default="neox", like=STYLE)
-    rope: ClassVar[Spread] = ROPE_FIELDS
-    ctas: int = field(
-        default=132, draws=(4, 7), silent="it says who computes, not what", doc="CTAs, all of which must run at once"
-    )
-    split_rows: int = field(
-        default=256, draws=(16, 256), silent="it says who computes, not what", doc="positions that one CTA takes alone"
-    )
-    shared_bytes: int = field(
-        default=232448,
-        draws=(232448,),
-        silent="it says who computes, not what",
-        doc="of shared memory that a CTA may have",
-    )
-
+    # what a cache's idioms ask of a spec
+    batched, indirect, page_size, page_layout, ring = False, True, 0, "hnd", 0
     precise = True
     lowest_target = "sm_90"
     golden_targets = ("sm_90",)
@@ -100,6 +73,7 @@ class PersistentStep(KernelType):
     unreported: ClassVar[Mapping[str, str]] = {
         r" barrier .*bar\.warp\.sync": "the lanes of a warp run together on the executor",
         r" wait .*%has_landed": "does not matter: it bounds the bytes that are under way, and orders nothing",
+        r"ctas5_.* barrier .*split_takes_part_end": "does not matter: the warp that merges so few heads takes x, too",
         r" fence .*atom\.acq_rel": "the CTA's best is a reduction that comes when the CTA leaves",
     }
     may_alias = MappingProxyType({"chosen": "token"})
@@ -121,24 +95,32 @@ class PersistentStep(KernelType):
         yield from rules.one_of("activation", self.activation, activations.KINDS)
         yield from rules.between("ctas", self.ctas, 1, 1024)
         yield from rules.between("split_rows", self.split_rows, 1, 1 << 20)
+        yield from rules.between("group_parts", self.group_parts, 1, 16)
+        if min(self.n_heads, self.n_kv_heads, self.group_parts) > 0 and self.n_heads % self.n_kv_heads == 0:
+            group = self.n_heads // self.n_kv_heads
+            yield from rules.divides("group_parts", self.group_parts, "n_heads / n_kv_heads", group)
         yield from rules.between("shared_bytes", self.shared_bytes, 1 << 14, 232448)
         yield from self.rotation.rules()
         yield from self._room()
 
     def _room(self) -> Iterator[str]:
         """What does not fit, where the fields themselves are legal."""
-        sizes = (self.dim, self.hidden, self.vocab, self.n_layers, self.n_heads, self.n_kv_heads, self.ctas)
+        sizes = (self.dim, self.hidden, self.vocab, self.n_layers, self.n_heads, self.n_kv_heads, self.max_len)
         if (
-            min(*sizes, self.max_len, self.split_rows) < 1
+            min(*sizes, self.ctas, self.split_rows, self.group_parts) < 1
             or self.weights not in FORMATS
             or self.head_dim not in HEAD_DIMS
         ):
             return
-        plan = self.plan
-        if self.n_heads % self.n_kv_heads == 0 and plan.group > MOST_GROUP:
+        plan, variant = self.plan, self.attention.variant
+        if variant.window or variant.sinks or variant.head_scales or not variant.causal:
+            yield f"attention: all positions are seen, without sinks and scales of heads (got {variant})"
+        if self.n_heads % plan.heads:
+            return
+        if plan.group > MOST_GROUP:
             yield f"n_heads: at most {MOST_GROUP} of a KV head have registers (got {plan.group})"
         if plan.attending > self.ctas:
-            yield f"n_kv_heads: at most one a CTA (got {self.n_kv_heads}, ctas={self.ctas})"
+            yield f"n_kv_heads: at most one a CTA (got {plan.heads}, ctas={self.ctas})"
         for product in plan.products[:2]:
             ctas = self.ctas - (plan.alone if product.name == "qkv" else 0)
             most = -(-product.records(plan.kind) // ctas)
@@ -153,22 +135,6 @@ class PersistentStep(KernelType):
     def plan(self) -> Plan:
         """Its numbers."""
         return Plan(self)
-
-    @property
-    def rotation(self) -> rotary.Rotation:
-        """Which elements rotate, by which angles."""
-        return rotary.Rotation.of(self)
-
-    def op_params(self, index: int) -> tuple[str, str, str]:
-        """Names of an op's weight, norm and bias, "" for none."""
-        layer, part = divmod(index, 4)
-        if layer == self.n_layers:
-            return "head", "norm", ""
-        names = (
-            (f"qkv_{layer}", f"norm_{layer}", f"bias_{layer}" if self.bias else ""), (f"o_{layer}", "", ""),
-            (f"gate_up_{layer}", f"mlp_norm_{layer}", ""), (f"down_{layer}", "", ""),
-        )  # fmt: skip
-        return names[part]
 
     def _weight(self, name: str, product: Product) -> Param:
         kind, parts = self.plan.kind, 2 if product.gated else 1
@@ -190,6 +156,7 @@ class PersistentStep(KernelType):
             found += [self._weight(f"o_{i}", o), buffer(f"mlp_norm_{i}", f32, self.dim)]
             found += [self._weight(f"gate_up_{i}", gate_up), self._weight(f"down_{i}", down)]
         found += [buffer("norm", f32, self.dim), self._weight("head", head)]
+        found += self.attention.variant.params(self.n_heads, self.n_kv_heads)
         found += [buffer(name, s32, 1, access="inout", align=4) for name in ("position", "length")]
         found.append(buffer("chosen", s32, 1, access="out", align=4))
         found.append(buffer("logits", f32, self.vocab, access="out", align=4))
@@ -229,7 +196,7 @@ class PersistentStep(KernelType):
 
         kind, found = self.plan.kind, {}
         for index in range(self.plan.ops):
-            product = self.plan.products[min(index % 4 if index < 4 * self.n_layers else 4, 4)]
+            product = self.plan.product(index)
             packs = []
             for _ in range(2 if product.gated else 1):
                 values = rng.standard_normal((product.rows, product.cols), np.float32) * product.cols**-0.5
@@ -251,7 +218,51 @@ class PersistentStep(KernelType):
             if "_cache_" in name:
                 yield arguments[name], (slice(None), slice(at, None))
 
-    def reference(self, **a: Any) -> dict[str, np.ndarray]:
-        from ptxgen.persistent.reference import reference
+    def _multiplied(self, index: int, x: np.ndarray, a: Mapping[str, Any], **more: Any) -> np.ndarray:
+        """What an op makes of x `[1, cols]`: as Gemv does."""
+        at = self.plan.product(index)
+        normed: dict[str, Any] = {"norm": "rms", "eps": self.eps, "norm_offset": self.norm_offset} if at.norm else {}
+        weight, norm, bias = self.op_params(index)
+        activation = self.activation if at.gated else ""
+        product = Gemv(
+            n=at.rows, k=at.cols, weights=self.weights, bias=bool(bias), activation=activation, gated=at.gated,
+            residual="out" in more, **normed,
+        )  # fmt: skip
+        given = {"x": x, "weight": a[weight]} | ({"norm_weight": a[norm]} if norm else {})
+        found: np.ndarray = product.reference(**given, **({"bias": a[bias]} if bias else {}), **more)["out"]
+        return found
 
-        return reference(self, a)
+    def _attended(self, layer: int, qkv: np.ndarray, a: Mapping[str, Any], out: dict[str, np.ndarray]) -> np.ndarray:
+        """The heads' outputs `[1, n_heads · head_dim]`; key and value join the caches in `out`."""
+        import numpy as np
+
+        position, attention = int(a["position"][0]), self.attention
+        q, k, v = np.split(qkv.reshape(1, -1, self.head_dim), np.cumsum((self.n_heads, self.n_kv_heads)), 1)
+        q, k = (rotary.rotate_rows(self.rotation, rows, np.array([position])) for rows in (q, k))
+        caches = {f"{x}_cache": out[f"{x}_cache_{layer}"] for x in "kv"}
+        before = [rows[:, : min(position, self.max_len)] for rows in cached_rows(attention, caches, 0)]
+        kv_cache.append_rows(self, caches, {"k": k, "v": v}, np.array([position]), a)
+        news = [rows[0][:, None].astype(self.kv_dtype.numpy).astype(np.float64) for rows in (k, v)]
+        keys, values = (np.concatenate(both, 1) for both in zip(before, news, strict=True))
+        heads, _ = attend(attention, q.swapaxes(0, 1), keys, values, keys.shape[1] - 1, a)
+        return heads.reshape(1, -1).astype(np.float32)
+
+    def reference(self, **a: Any) -> dict[str, np.ndarray]:
+        import numpy as np
+
+        out = {name: a[name].copy() for name in a if "_cache_" in name}
+        x = a["x"][None] if not self.embeds else self._embedding.reference(
+            table=a["table"], tokens=a["token"], out=np.zeros((1, self.dim), np.float32)
+        )["out"]  # fmt: skip
+        for layer in range(self.n_layers):
+            qkv = self._multiplied(4 * layer, x, a)
+            x = self._multiplied(4 * layer + 1, self._attended(layer, qkv, a, out), a, out=x)
+            x = self._multiplied(4 * layer + 3, self._multiplied(4 * layer + 2, x, a), a, out=x)
+        logits = self._multiplied(4 * self.n_layers, x, a)
+        counted = np.int32(0 <= int(a["position"][0]) < self.max_len)
+        out |= {name: a[name] + counted for name in ("position", "length")}
+        return {**out, "logits": logits[0], "chosen": logits.argmax(1).astype(np.int32)}
+
+    @property
+    def _embedding(self) -> Embedding:
+        return Embedding(dim=self.dim, vocab=self.vocab, weights=self.weights)

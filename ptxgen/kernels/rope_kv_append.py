@@ -44,6 +44,8 @@ class RopeKvAppend(RotatingRows, KernelType):
     cache writes nothing, q_out included.
     """
 
+    bundled_as = "rope_append"
+
     max_len: int = field(like=CAPACITY)
     head_dim: int
     n_heads: int
@@ -64,7 +66,6 @@ class RopeKvAppend(RotatingRows, KernelType):
     stacked: str = field(default="", doc="heads that lie in one row: qkv, or qk beside rows of v; empty for none")
     head_scales: bool = field(default=False, like=HEAD_SCALES)
 
-    short_name = "rope_append"
     sizes = {"rows": 1, "pages": 8, "position": -1}  # -1: one at random
     trials = ({"rows": 3, "position": 20},)
     goldens = (

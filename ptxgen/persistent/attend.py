@@ -10,8 +10,8 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import halves, over_lanes
 from ptxgen.persistent.heads import CHUNK
-from ptxgen.persistent.inputs import LOAD, allow_polls, count_poll
 from ptxgen.persistent.plan import THREADS, WARPS
+from ptxgen.persistent.polls import LOAD
 from ptxgen.persistent.scores import NOTHING, Scores
 
 PARTS = 4  # of other splits that are asked for together
@@ -69,7 +69,7 @@ class Attend(Scores):
             b.op("setp.lt.u32", "merges", element, elements)
         with b.fragment("merge", "an element of the head's output: all warps in order, then the new position"):
             head = self.merged_head = b.op("div.u32", "merged_head", element, self.dim)
-            offset = b.op("rem.u32", "merged_offset", element, self.dim)
+            offset = self.merged_offset = b.op("rem.u32", "merged_offset", element, self.dim)
             place = b.op("mov.u32", "merge_extremes", self.extremes)
             b.op("mad.lo.u32", place, head, 8, place)
             both = b.array("merge_part", "f32", 2 * WARPS)
@@ -125,7 +125,7 @@ class Attend(Scores):
                 self._find_part(place, steps.now, one)
                 b.op("mad.wide.u32", extremes, self.merged_head, 8, place)
                 b.op("mad.wide.u32", place, self.element, 4, place)
-            allow_polls(b)
+            self.at.polls.allow()
         with b.fragment("try_part", "read until nothing is missing"):
             least = b.reg("part_least", "u32")
             b.op("mov.u32", least, -1)
@@ -140,7 +140,7 @@ class Attend(Scores):
                 for word in words:
                     b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "part_is_there", least, 0)
-            count_poll(b)
+            self.at.polls.count()
         with b.fragment("add_part", "scale both to the larger maximum, and add"):
             out, top, total = b.array("part_value", "f32", 3)
             both, mine, theirs = (b.reg(name, "f32") for name in ("both_top", "mine_shrink", "part_shrink"))
@@ -174,7 +174,7 @@ class Attend(Scores):
     def _first_of_head(self) -> Reg:
         b = self.b
         first = convert.scratch(b, "is_first_of_head", "pred")
-        b.op("setp.eq.u32", first, b.registers["merged_offset"], 0)
+        b.op("setp.eq.u32", first, self.merged_offset, 0)
         return first
 
     def _publish(self) -> None:

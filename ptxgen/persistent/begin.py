@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.idioms import rope
+from ptxgen.idioms import convert, rope
 from ptxgen.persistent.plan import (
     BATCH,
     HEADER,
@@ -17,8 +17,8 @@ from ptxgen.persistent.plan import (
     THREADS,
     WARPS,
     Plan,
-    Product,
 )  # fmt: skip
+from ptxgen.persistent.polls import Polls
 from ptxgen.weights.format import TILE_ROWS
 
 MBARRIER_BYTES = 16  # of a slot: full, and empty
@@ -47,7 +47,7 @@ class Begin:
     """Fragments `begin`, `init_ring`, `fill_ops`, `fill_shares`, `angles`; variables of shared memory."""
 
     def __init__(self, b: Builder, plan: Plan) -> None:
-        self.b, self.plan = b, plan
+        self.b, self.plan, self.polls = b, plan, Polls(b)
         at = plan.spec
         self.memory: Shared = b.shared("memory", plan.dynamic_bytes, 128, dynamic=True)
         self.sums = b.shared("sums", 2 * BATCH * TILE_ROWS * SUM_BYTES)
@@ -69,7 +69,8 @@ class Begin:
             self.ring = b.op("mov.u32", "ring", self.memory)
             self.bell = b.op("mov.u32", "bell_base", self.bells)
             self.exchange = b.ld_param("exchange")
-            self.position = b.op("ld.global.u32", "token_position", b.ld_param("position")[0])
+            self.counter = b.ld_param("position")
+            self.position = b.op("ld.global.u32", "token_position", self.counter[0])
             self.leads = b.op("setp.eq.u32", "leads", self.thread, 0)
             b.op("setp.eq.u32", "fills_ops", self.thread, 32)
             b.op("setp.eq.u32", "fills_shares", self.thread, 64)
@@ -152,11 +153,10 @@ class Begin:
                     b.op("mov.u32", word, number_)
                 b.op("st.shared.v4.u32", self.kinds[at + 32], words.regs)
 
-    def share(self, name: str, kind_at: Reg, *, only: tuple[str, ...] = ()) -> Share:
+    def share(self, name: str, kind_at: Reg) -> Share:
         """The words of a kind's row in registers `<name>_<word>`; part of an open fragment."""
         b = self.b
-        names = [f"{name}_{field.name}" for field in fields(Share)]
-        registers = [b.registers.get(n) or b.reg(n, "u32") for n in names]
+        registers = [b.reg(f"{name}_{field.name}", "u32") for field in fields(Share)]
         for first in range(0, len(registers), 4):
             b.op("ld.shared.v4.u32", tuple(registers[first : first + 4]), kind_at[4 * first])
         return Share(*registers)
@@ -164,16 +164,8 @@ class Begin:
     def slot(self, turn: Reg, out: Reg, ahead: int) -> None:
         """The address of the slot of a layer that many turns on; part of an open fragment."""
         b = self.b
-        index = b.registers.get("slot_index") or b.reg("slot_index", "u32")
+        index = convert.scratch(b, "slot_index", "u32")
         b.op("add.u32", index, turn, ahead)
         b.op("rem.u32", index, index, SLOTS)
         b.op("mad.wide.u32", out, index, 4 * self.plan.slot_words, self.exchange)
         b.op("add.u64", out, out, 4 * HEADER)
-
-
-def product_number(plan: Plan, name: str) -> int:
-    """Where a kind of product stands in the table."""
-    return [product.name for product in plan.products].index(name)
-
-
-__all__ = ["Begin", "Product", "Share", "product_number"]

@@ -40,8 +40,7 @@ class Finish:
             b.op("st.global.b32", b.ld_param("chosen")[0], token)
             b.op("st.global.u64", at.exchange[BEST], 0)
             counts = b.op("setp.lt.u32", "counts", at.position, plan.spec.max_len)
-            for name in ("position", "length"):
-                place = b.registers[name] if name in b.registers else b.ld_param(name)
+            for name, place in (("position", at.counter), ("length", b.ld_param("length"))):
                 value = b.op("ld.global.u32", f"{name}_now", place[0])
                 b.op("add.u32", value, value, 1)
                 b.op("st.global.u32", place[0], value, pred=counts)

@@ -9,8 +9,8 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.persistent.begin import Begin
-from ptxgen.persistent.inputs import LOAD, allow_polls, count_poll
 from ptxgen.persistent.plan import THREADS, WARPS, Plan
+from ptxgen.persistent.polls import LOAD
 from ptxgen.persistent.steps import Steps
 
 CHUNK = 8  # elements of a row of K or V that a lane has
@@ -22,6 +22,7 @@ class Heads:
     def __init__(self, b: Builder, plan: Plan, begin: Begin, steps: Steps, digits: Reg) -> None:
         self.b, self.plan, self.at, self.steps = b, plan, begin, steps
         self.group, self.dim = plan.group, plan.spec.head_dim
+        self.variant = plan.spec.attention.variant
         self.words = convert.words_of(plan.kv_dtype, CHUNK)
         self.heads = b.shared("heads", 4 * (self.group + 2) * self.dim)
         self.extremes = b.shared("extremes", 8 * WARPS * self.group)
@@ -33,8 +34,12 @@ class Heads:
         row_bytes = self.dim * plan.kv_dtype.bytes
         with b.fragment("locate_attention", "the CTA's KV head, and its part of the positions"):
             b.op("setp.lt.u32", "has_head", at.cta, plan.attending)
-            self.head = b.op("rem.u32", "kv_head", at.cta, plan.spec.n_kv_heads)
-            self.split = b.op("div.u32", "split", at.cta, plan.spec.n_kv_heads)
+            parts = plan.spec.group_parts
+            self.head = self.kv_head = b.op("rem.u32", "kv_head" if parts == 1 else "head_part", at.cta, plan.heads)
+            if parts > 1:
+                b.note(f"{parts} CTAs share a KV head: each has {self.group} of its query heads")
+                self.kv_head = b.op("div.u32", "kv_head", self.head, parts)
+            self.split = b.op("div.u32", "split", at.cta, plan.heads)
             past = b.op("min.u32", "past", at.position, plan.spec.max_len)
             share = b.op("add.u32", "split_positions", past, plan.splits - 1)
             b.op("div.u32", share, share, plan.splits)
@@ -49,12 +54,20 @@ class Heads:
             b.op("min.u32", self.first, self.first, self.end)
             self.leads = b.op("setp.eq.u32", "is_first_split", self.split, 0)
             self.takes_part = b.op("setp.lt.u32", "takes_part", self.split, self.active)
-            b.op("setp.lt.and.u32", "appends", at.position, plan.spec.max_len, self.leads)
-            self.cache_row = b.op("mul.wide.u32", "head_rows", self.head, plan.spec.max_len * row_bytes)
+            appends = b.op("setp.lt.and.u32", "appends", at.position, plan.spec.max_len, self.leads)
+            if parts > 1:
+                part = b.op("rem.u32", "group_part", self.head, parts)
+                b.op("setp.eq.and.u32", appends, part, 0, appends)
+            self.appends = appends
+            self.cache_row = b.op("mul.wide.u32", "head_rows", self.kv_head, plan.spec.max_len * row_bytes)
             sub, group = b.reg("row_lane", "u32"), b.reg("lane_group", "u32")
             b.op("and.b32", sub, at.lane, plan.row_lanes - 1)
             b.op("div.u32", group, at.lane, plan.row_lanes)
             self.sub, self.row_group = sub, group
+            self.per_head = {}
+            for value in self.variant.per_head:
+                source = self.per_head[value] = b.ld_param(value.param)
+                b.op("mad.wide.u32", source, self.head, 4 * self.group, source)
 
     def _take(self) -> None:
         b, plan, at, steps = self.b, self.plan, self.at, self.steps
@@ -76,10 +89,10 @@ class Heads:
                 self._clear_part()
             element = b.op("mul.lo.u32", "take_element", at.thread, 4)
             b.op("setp.lt.u32", "takes", element, 4 * quads)
-            allow_polls(b)
+            at.polls.allow()
         with b.fragment("locate_take", "where the head's query, key and value lie in what q, k and v have published"):
             at_q = b.op("mad.lo.u32", "take_from", self.head, q, element)
-            at_k = b.op("mad.lo.u32", "take_key", self.head, self.dim, element)
+            at_k = b.op("mad.lo.u32", "take_key", self.kv_head, self.dim, element)
             b.op("add.u32", at_k, at_k, plan.q_width - q)
             at_v = b.op("add.u32", "take_value", at_k, plan.kv_width - self.dim)
             is_k = b.op("setp.ge.u32", "takes_key", element, q)
@@ -95,7 +108,7 @@ class Heads:
             for word in taken[2:]:
                 b.op("min.u32", least, least, word)
             b.op("setp.ne.u32", "is_taken", least, 0)
-            count_poll(b)
+            at.polls.count()
         with b.fragment("keep_taken", "published values, inverted, are f32"):
             for word in taken:
                 b.op("not.b32", word, word)
@@ -143,7 +156,7 @@ class Heads:
         """Key and value to the cache: eight elements a thread."""
         b, plan, at = self.b, self.plan, self.at
         with b.fragment("begin_append"):
-            b.op("setp.lt.and.u32", "appends_here", at.thread, 2 * self.dim // CHUNK, b.registers["appends"])
+            b.op("setp.lt.and.u32", "appends_here", at.thread, 2 * self.dim // CHUNK, self.appends)
         with b.fragment("append", "eight elements of the key or of the value to the cache"):
             values = b.array("appended", "f32", CHUNK)
             words = convert.word_array(b, "appended_word", values, plan.kv_dtype)

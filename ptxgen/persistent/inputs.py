@@ -15,40 +15,13 @@ from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.persistent.begin import Begin, Share
-from ptxgen.persistent.plan import DIGIT_BYTES, DIGITS, LOAD_COLUMNS, WARPS, Plan
+from ptxgen.persistent.plan import LOAD_COLUMNS, WARPS, Plan
+from ptxgen.persistent.polls import LOAD
+from ptxgen.products.digits import DIGIT_BYTES, DIGITS, split_digits
 from ptxgen.weights.format import CHUNK, OWN
 
 if TYPE_CHECKING:
     from ptxgen.persistent.steps import Steps
-
-POLLS = 1 << 22  # of one value, some seconds, before the kernel gives up
-LOAD = "ld.relaxed.gpu.global"
-
-
-def count_poll(b: Builder) -> None:
-    """Give up where a value does not come; part of an open fragment."""
-    left = b.registers.get("polls_left") or b.reg("polls_left", "u32")
-    over = convert.scratch(b, "polled_out", "pred")
-    b.op("sub.u32", left, left, 1)
-    b.op("setp.eq.u32", over, left, 0)
-    b.op("trap", pred=over)
-
-
-def allow_polls(b: Builder) -> None:
-    """Begin to count; part of an open fragment."""
-    left = b.registers.get("polls_left") or b.reg("polls_left", "u32")
-    b.op("mov.u32", left, POLLS)
-
-
-def split(b: Builder, values: Sequence[Reg], digits: Sequence[Sequence[Reg]]) -> None:
-    """Four f32 into digits, two registers each: every digit is the nearest bf16 of what those before it leave."""
-    back = [convert.scratch(b, f"digit_back{i}", "f32") for i in range(OWN)]
-    for index, digit in enumerate(digits):
-        convert.pack(b, digit, values, bf16)
-        if index + 1 < len(digits):
-            convert.unpack(b, back, digit, bf16)
-            for value, less in zip(values, back, strict=True):
-                b.op("sub.f32", value, value, less)
 
 
 class Inputs:
@@ -98,7 +71,7 @@ class Inputs:
             weights = b.op("mad.wide.u32", "norm_from", column, 4, steps.norm)
             target = b.op("mov.u32", "x_to", self.place)
             b.op("mov.f32", total, 0.0)
-            allow_polls(b)
+            at.polls.allow()
         with b.fragment("ask_norm", "the columns of this round, and the norm's weights"):
             here = b.reg("x_here", "u32")
             for load, offset in enumerate(self.columns):
@@ -122,9 +95,9 @@ class Inputs:
             one = b.op("min.u32", "x_one", own[0], own[1])
             for word in own[2:]:
                 b.op("min.u32", one, one, word)
-            b.op("setp.ne.u32", "one_is_there", one, 0)
-            b.op("vote.sync.all.pred", "one_arrived", b.registers["one_is_there"], -1)
-            count_poll(b)
+            there = b.op("setp.ne.u32", "one_is_there", one, 0)
+            b.op("vote.sync.all.pred", "one_arrived", there, -1)
+            at.polls.count()
         with b.fragment("ask_x", "read until nothing is missing"):
             for word in words:
                 b.op("mov.b32", word, -1)
@@ -135,9 +108,9 @@ class Inputs:
             b.op("min.u32", least, words[0], words[1])
             for word in words[2:]:
                 b.op("min.u32", least, least, word)
-            b.op("setp.ne.u32", "x_is_there", least, 0)
-            b.op("vote.sync.all.pred", "x_arrived", b.registers["x_is_there"], -1)
-            count_poll(b)
+            there = b.op("setp.ne.u32", "x_is_there", least, 0)
+            b.op("vote.sync.all.pred", "x_arrived", there, -1)
+            at.polls.count()
         self._ask_first(steps, words, inside, column)
         values, digit = b.array("x_value", "f32", OWN), b.array("x_new_digit", "b32", 2 * DIGITS)
         pairs = [digit[2 * i : 2 * i + 2] for i in range(DIGITS)]
@@ -155,7 +128,7 @@ class Inputs:
                 if plan.spec.norm_offset:
                     b.op("add.f32", factor, factor, plan.spec.norm_offset, pred=steps.normed)
                 b.op("mul.f32", value, value, factor)
-            split(b, values.regs, pairs)
+            split_digits(b, values.regs, pairs)
             for number, pair in enumerate(pairs):
                 to = self.columns[load] // CHUNK * DIGITS * DIGIT_BYTES + DIGIT_BYTES * number
                 b.op("st.shared.v2.b32", target[to], pair, pred=padded[load])

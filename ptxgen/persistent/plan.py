@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import DType
+from ptxgen.persistent.fields import Fields
+from ptxgen.products.digits import DIGIT_BYTES, DIGITS
 from ptxgen.weights import weight_format
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, WeightFormat
-
-if TYPE_CHECKING:
-    from ptxgen.kernels.persistent_step import PersistentStep
 
 WARPS = 8  # that multiply; one more brings the weights
 THREADS = 32 * WARPS  # of these
 BLOCK = THREADS + 32
 BATCH = THREADS // TILE_ROWS  # records whose sums lie in shared memory at a time: a row for each thread
 SUM_BYTES = 48  # of a row's sums, one a warp, and what keeps rows from falling on the same banks
-DIGITS = 3  # bf16 numbers that add up to an f32
-DIGIT_BYTES = 4 * 2 * OWN  # of a digit of a chunk
 LOADS = 8  # of 16 bytes that a lane has under way for x, at most
 LOAD_COLUMNS = THREADS * OWN  # of one load of all threads
 COPIES = 2  # of what all CTAs read: fewer of them wait at one line
@@ -57,7 +53,7 @@ class Product:
 class Plan:
     """The numbers of a spec."""
 
-    spec: PersistentStep
+    spec: Fields
 
     @cached_property
     def kind(self) -> WeightFormat:
@@ -66,8 +62,13 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.spec.n_heads // self.spec.n_kv_heads
+        """Query heads that a CTA has: those of a KV head, or a part of them."""
+        return self.spec.n_heads // self.heads
+
+    @property
+    def heads(self) -> int:
+        """KV heads, each as often as it has parts of its query heads."""
+        return self.spec.n_kv_heads * self.spec.group_parts
 
     @property
     def q_width(self) -> int:
@@ -91,6 +92,10 @@ class Plan:
             Product("head", at.vocab, at.dim, "down", "", norm=True),
         )
 
+    def product(self, index: int) -> Product:
+        """The kind of an op."""
+        return self.products[index % 4 if index < self.ops - 1 else 4]
+
     @property
     def ops(self) -> int:
         """Products of a step."""
@@ -101,18 +106,17 @@ class Plan:
     def splits(self) -> int:
         """CTAs that share the positions of a KV head, at most."""
         at = self.spec
-        return min(max(1, at.ctas // at.n_kv_heads), -(-at.max_len // at.split_rows))
+        return min(max(1, at.ctas // self.heads), -(-at.max_len // at.split_rows))
 
     @property
     def attending(self) -> int:
         """CTAs that have a part of a KV head's attention: the first parts of all heads, then the second ones, …"""
-        return self.spec.n_kv_heads * self.splits
+        return self.heads * self.splits
 
     @property
     def alone(self) -> int:
         """Of these, those that take no rows of q, k and v: they ask for keys and values meanwhile."""
-        at = self.spec
-        return at.n_kv_heads * min(self.splits, at.ctas // 4 // at.n_kv_heads)
+        return self.heads * min(self.splits, self.spec.ctas // 4 // self.heads)
 
     # -- what CTAs exchange --------------------------------------------------------------------------------------------
     @property

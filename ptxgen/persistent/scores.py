@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from ptxgen.attention.variant import PerHead
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms import convert
-from ptxgen.idioms.log2 import LOG2E
 from ptxgen.idioms.reduce import halves, over_lanes
 from ptxgen.persistent.heads import CHUNK, Heads
 from ptxgen.persistent.plan import WARPS
 
 NOTHING = -1e30  # a maximum of no scores, in units of log2
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Scores of some rows by `group` query heads, row by row, as steps of a variant want to see them.
+
+    `brought`: what the heads bring. `positions_of`: a row's position less that of the newest, as an f32.
+    """
+
+    registers: Sequence[Reg]
+    group: int
+    brought: Mapping[PerHead, Sequence[Reg]]
+    position_of: Callable[[int], Reg]
+
+    def heads(self, value: PerHead) -> Iterator[tuple[Reg, Sequence[Reg]]]:
+        """What a head brings, and its scores."""
+        for head, register in enumerate(self.brought[value]):
+            yield register, self.registers[head :: self.group]
+
+    def positions(self, value: PerHead) -> Iterator[tuple[Reg, Reg, Reg]]:
+        """Every score with what its head brings, and how far behind the newest position it is."""
+        for row in range(len(self.registers) // self.group):
+            position = self.position_of(row)
+            scores = self.registers[row * self.group : (row + 1) * self.group]
+            for score, register in zip(scores, self.brought[value], strict=True):
+                yield score, register, position
 
 
 class Scores(Heads):
@@ -40,16 +66,33 @@ class Scores(Heads):
                 self._rounded(theirs)
                 b.op("fma.rn.f32", score, mine, theirs, score)
             over_lanes(b, "add.f32", score)
-            b.op("mul.f32", score, score, self._factor())
+            self.variant.apply(b, Shown([score], 1, self._brought_by(head), self._newest))
             to = b.op("mov.u32", "new_to", self.news)
             b.op("mad.lo.u32", to, head, 4, to)
             b.op("st.shared.f32", to[0], score, pred=self.steps.first_lane)
             b.op("add.u32", head, head, WARPS)
             b.op("setp.lt.u32", "scores_more", head, self.group)
 
-    def _factor(self) -> float:
-        """What brings q·k to units of log2."""
-        return LOG2E / math.sqrt(self.dim)
+    def _brought_by(self, head: Reg) -> dict[PerHead, list[Reg]]:
+        """What one of the CTA's query heads brings to the variant; part of an open fragment."""
+        b, found = self.b, {}
+        for value, source in self.per_head.items():
+            place = convert.scratch(b, "brought_at", "u64")
+            b.op("mad.wide.u32", place, head, 4, source)
+            found[value] = [self._bring(value, b.reg(f"new_{value.name}", "f32"), place, 0)]
+        return found
+
+    def _newest(self, _: int) -> Reg:
+        """The newest position less itself."""
+        behind = convert.scratch(self.b, "score_behind", "f32")
+        self.b.op("mov.f32", behind, 0.0)
+        return behind
+
+    def _bring(self, value: PerHead, register: Reg, source: Reg, head: int) -> Reg:
+        self.b.op("ld.global.nc.f32", register, source[4 * head])
+        if value.factor != 1.0:
+            self.b.op("mul.f32", register, register, value.factor)
+        return register
 
     def _go_over(self) -> None:
         b, plan, at = self.b, self.plan, self.at
@@ -77,21 +120,30 @@ class Scores(Heads):
             for maximum in self.maxima:
                 b.op("mov.f32", maximum, NOTHING)
             b.op("setp.lt.u32", "has_positions", warp_at, self.end)
-        words = [b.array(f"{side}_word", "b32", unroll * self.words) for side in "kv"]
+            self.brought = {
+                value: [self._bring(value, each, source, i) for i, each in enumerate(b.array(value.name, "f32", group))]
+                for value, source in self.per_head.items()
+            }
+        self.row = row
+        keys, values = (b.array(f"{side}_word", "b32", unroll * self.words) for side in "kv")
         seen = b.array("is_seen", "pred", unroll)
-        with b.fragment("ask_rows", "rows of K and V"):
+
+        def ask(own: RegArray, place: Reg) -> None:
+            convert.clear(b, own)
+            for step in range(unroll):
+                part = own[step * self.words : (step + 1) * self.words]
+                convert.load_words(b, part, place, step * plan.rows_at_once * row_bytes, pred=seen[step])
+
+        with b.fragment("ask_keys", "rows of K"):
             here = b.reg("row_here", "u32")
             for step in range(unroll):
                 b.op("add.u32", here, row, step * plan.rows_at_once)
                 b.op("setp.lt.u32", seen[step], here, self.end)
-            for own, place in zip(words, sources, strict=True):
-                convert.clear(b, own)
-                for step in range(unroll):
-                    part = own[step * self.words : (step + 1) * self.words]
-                    offset = step * plan.rows_at_once * row_bytes
-                    convert.load_words(b, part, place, offset, pred=seen[step])
-        self._score_rows(words, seen)
-        with b.fragment("next_rows", "on to the next positions of the warp"):
+            ask(keys, sources[0])
+        with b.fragment("ask_values", "rows of V"):
+            ask(values, sources[1])
+        self._score_rows([keys, values], seen)
+        with b.fragment("next_rows", "on to the next positions of the warp: keys are asked for before values count"):
             b.op("add.u32", row, row, WARPS * warp_rows)
             b.op("add.u32", warp_at, warp_at, WARPS * warp_rows)
             for place in sources:
@@ -119,9 +171,9 @@ class Scores(Heads):
                     own = self.queries[head * CHUNK : (head + 1) * CHUNK]
                     self._dot(scores[step * group + head], own, wide.regs)
             over_lanes(b, "add.f32", scores.regs, halves(plan.row_lanes))
+            self.variant.apply(b, Shown(scores.regs, group, self.brought, self._behind))
             for step in range(unroll):
                 for score in scores[step * group : (step + 1) * group]:
-                    b.op("mul.f32", score, score, self._factor())
                     b.op("selp.f32", score, score, float("-inf"), seen[step])
         with b.fragment("weigh_rows", "softmax as it goes: maxima, totals, weighted sums of V"):
             top, less = b.reg("new_maximum", "f32"), b.reg("shrink", "f32")
@@ -147,6 +199,15 @@ class Scores(Heads):
                     for j, value in enumerate(wide):
                         out = self.outs[head * CHUNK + j]
                         b.op("fma.rn.f32", out, scores[step * group + head], value, out)
+
+    def _behind(self, step: int) -> Reg:
+        """A row's position less the newest one."""
+        b = self.b
+        apart, behind = convert.scratch(b, "rows_behind", "s32"), convert.scratch(b, "score_behind", "f32")
+        b.op("sub.s32", apart, self.row, self.at.position)
+        b.op("add.s32", apart, apart, step * self.plan.rows_at_once)
+        b.op("cvt.rn.f32.s32", behind, apart)
+        return behind
 
     def _ask_query(self, head: int, place: int) -> None:
         """The lane's eight elements of a query."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
@@ -13,15 +13,30 @@ from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.geometry import Geometry, Runs
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.qkv_append import QkvAppend
     from ptxgen.products.product import Product
+
+
+class Heads(kv_cache.CacheSpec, Protocol):
+    """What there must be beside a cache: heads of q, and how q and k rotate."""
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of q."""
+
+    @property
+    def n(self) -> int:
+        """Rows of q, k and v together."""
+
+    @property
+    def rotation(self) -> rotary.Rotation:
+        """Which elements rotate, by which angles."""
 
 
 class HeadsEpilogue(Epilogue):
     """Row r is element r % head_dim of head r / head_dim: of q, then of k, then of v; the product's row 0 is row
     `first`. The two of a pair that rotates are neighbours, so that neighbouring lanes have them."""
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, heads: QkvAppend, first: int = 0) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, heads: Heads, first: int = 0) -> None:
         super().__init__(b, spec, at)
         self.heads, self.first = heads, first
         self.q_end = heads.n_heads * heads.head_dim

@@ -14,18 +14,20 @@ from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.geometry import Geometry, Runs
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.next_token import NextToken
     from ptxgen.products.loop import TileLoop
     from ptxgen.products.product import Product
     from ptxgen.products.stream import Stream
 
 
 class LikeliestEpilogue(Epilogue):
-    """Every thread keeps its best result; in the end the last CTA writes the token, and counts the position."""
+    """Every thread keeps its best result; in the end the last CTA writes the token, and counts the position.
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, head: NextToken) -> None:
+    `max_len`: positions of the sequence; 0: none is counted.
+    """
+
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, max_len: int) -> None:
         super().__init__(b, spec, at)
-        self.head = head
+        self.max_len = max_len
 
     def begin(self) -> None:
         b = self.b
@@ -55,7 +57,7 @@ class LikeliestEpilogue(Epilogue):
             with b.fragment("store", "write the token, and count the position"):
                 token = b.ld_param("token")
                 b.op("st.global.s32", token[0], b.op("not.b32", "winner", low))
-                if self.head.max_len:
+                if self.max_len:
                     self._count()
         return [("parts/best.ptx.j2", "best")]
 
@@ -65,7 +67,7 @@ class LikeliestEpilogue(Epilogue):
         places = [b.ld_param(name) for name in ("position", "length")]
         values = [b.op("ld.global.s32", f"{place.name}_now", place[0]) for place in places]
         b.note("one unsigned comparison refuses negative positions too")
-        counts = b.op("setp.lt.u32", "counts", values[0], self.head.max_len)
+        counts = b.op("setp.lt.u32", "counts", values[0], self.max_len)
         for value, place in zip(values, places, strict=True):
             b.op("add.s32", value, value, 1)
             b.op(f"st.global.{s32.name}", place[0], value, pred=counts)

@@ -75,7 +75,8 @@ _KINDS: dict[str, Callable[[object], tuple[object, str]]] = {
 
 
 def slug_word(name: str, value: object) -> str:
-    """One field in a file name, by its short name: `l64`, `f16`, `q_bf16`, `indirect`, `no_causal`, `layout_heads`."""
+    """One field in a file name: `l64`, `f16`, `q_bf16`, `indirect`, `no_causal`, `layout_heads`; `name` as it is
+    there."""
     if isinstance(value, bool):
         return name if value else f"no_{name}"
     if isinstance(value, float):

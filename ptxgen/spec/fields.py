@@ -40,10 +40,10 @@ class Domain(NamedTuple):
     later: bool = False
     """Whether the spec's repr, a text's first line, shows it only where it is not the default: texts from before the
     field stay as they were."""
+    short: str | None = None
+    """Its name in file names, before the value; None: its own. Empty for an element type that its value tells."""
     doc: str = ""
     """What it means: the help of the command line; without it, what the class's docstring says of the field."""
-    short: str | None = None
-    """What it is called in file names, where it is not at its default; None: by its name. Empty: the value alone."""
 
     def values(self, drawn: Mapping[str, Any]) -> Sequence[object]:
         """The values to try beside the fields that are drawn already."""
@@ -59,8 +59,8 @@ class Said(TypedDict, total=False):
     local: bool
     silent: str
     later: bool
-    doc: str
     short: str
+    doc: str
 
 
 def field(
@@ -73,8 +73,8 @@ def field(
     local: bool | None = None,
     silent: str | None = None,
     later: bool | None = None,
-    doc: str | None = None,
     short: str | None = None,
+    doc: str | None = None,
 ) -> Any:
     """A field of a kernel type, with what `Domain` says of each word; what is not given is as in `like`, or as without
     `field`.
@@ -82,7 +82,7 @@ def field(
     `n: int = field(draws=(1, 7, 4096))` has no default, `eps: float = field(default=1e-5, draws=(0.0, 1e-6))` has.
     """
     given = {"draws": draws, "refuses": refuses, "every": every, "local": local, "silent": silent, "later": later,
-             "doc": doc, "short": short}  # fmt: skip
+             "short": short, "doc": doc}  # fmt: skip
     said = {name: value for name, value in given.items() if value is not None}
     return dataclasses.field(default=default, metadata={**(like or {}), **said})
 
@@ -98,16 +98,15 @@ def domain(cls: type[KernelType], name: str) -> Domain:
     return Domain(**{**known, "refuses": tuple(known["refuses"])})
 
 
+def short_of(found: dataclasses.Field[Any]) -> str:
+    """A field's name in file names."""
+    return str(found.metadata.get("short", SHARED.get(found.name, {}).get("short", found.name)))
+
+
 def doc_beside(cls: type[KernelType], name: str) -> str:
     """What `field(doc=…)` says of a field; empty where it says nothing."""
     found = {f.name: f for f in dataclasses.fields(cls)}[name]  # type: ignore[arg-type]
     return str(found.metadata.get("doc", ""))
-
-
-def short_name(found: dataclasses.Field[Any]) -> str:
-    """What a field is called in file names."""
-    said: Mapping[str, Any] = found.metadata if "short" in found.metadata else SHARED.get(found.name, {})
-    return str(said.get("short", found.name))
 
 
 @lru_cache(maxsize=1024)
@@ -118,7 +117,7 @@ def _shared(cls: type[KernelType], name: str) -> Said:
     taken = draws(cls.goldens[0] if cls.goldens else {}) if callable(draws) else draws
     if not any(_refused(cls, name, v) for v in taken) and all(_refused(cls, name, v) for v in said.get("refuses", ())):
         return said
-    return {word: said[word] for word in ("doc", "short") if word in said}  # type: ignore[return-value]
+    return {"doc": said.get("doc", "")}
 
 
 def _refused(cls: type[KernelType], name: str, value: object) -> bool:

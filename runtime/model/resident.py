@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.errors import SpecError
+from ptxgen.models.persistent import persistent
 from ptxgen.models.program import Program
-from ptxgen.persistent.program import persistent
 
 if TYPE_CHECKING:
     from ptxgen.runtime.core.device import Device

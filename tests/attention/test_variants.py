@@ -4,12 +4,13 @@ inside K. Each on the CPU executor against the one reference."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ptxgen import generate
 from ptxgen.attention.prefill.contract import Prefill as PrefillProblem
 from ptxgen.attention.problem import Attention
 from ptxgen.attention.reference import attend, cached_rows
@@ -18,7 +19,7 @@ from ptxgen.builder import Builder
 from ptxgen.errors import SpecError
 from ptxgen.idioms.convert import scratch
 from ptxgen.kernel import KernelType, supports
-from ptxgen.kernels import IncrementalAttention, MultiHeadAttention
+from ptxgen.kernels import IncrementalAttention, MultiHeadAttention, PersistentStep
 from ptxgen.launch import Param, buffer
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
@@ -109,6 +110,50 @@ def test_a_step_of_the_score_in_decode(device: Device, where: str, fields: dict[
 )
 def test_a_step_of_the_score_in_prefill(device: Device, where: str, fields: dict[str, Any]) -> None:
     run(device, where, GatedPrefill(**fields))
+
+
+@dataclass(frozen=True, eq=False)
+class GatedStep(PersistentStep):
+    @property
+    def attention(self) -> Attention:
+        whole = gated(super().attention)
+        return replace(whole, variant=replace(whole.variant, alibi=True, soft_cap=8.0))
+
+    def given(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
+        most = {"temperatures": 2.0, "alibi_slopes": 0.1}
+        drawn = {name: np.asarray(rng.uniform(0.02, high, self.n_heads), np.float32) for name, high in most.items()}
+        return super().given(rng, sizes) | drawn
+
+
+@pytest.mark.parametrize(
+    "more", [{"n_kv_heads": 2, "max_len": 80}, {"n_kv_heads": 1, "max_len": 300, "split_rows": 16, "group_parts": 2}]
+)
+def test_steps_of_the_score_in_a_persistent_step(device: Device, more: dict[str, Any]) -> None:
+    one = GatedStep(
+        n_layers=2, dim=64, hidden=96, n_heads=6, head_dim=16, vocab=100, ctas=9, shared_bytes=100_000, **more
+    )
+    plain = PersistentStep(**{f.name: getattr(one, f.name) for f in fields(one)})
+    arguments = one.example(np.random.default_rng(3), position=one.max_len - 5)
+    trial(one, device, target="sm_90", arguments=arguments).require()
+    kept = {param.name: arguments[param.name] for param in plain.params() if param.name in arguments}
+    apart = np.abs(one.reference(**arguments)["logits"] - plain.reference(**kept)["logits"])
+    assert apart.max() > 0.1  # which the kernel without the steps would not pass
+
+
+@pytest.mark.parametrize("more", [{"window": 8}, {"sinks": True}, {"causal": False}])
+def test_a_persistent_step_refuses_what_positions_it_sees(more: dict[str, Any]) -> None:
+    @dataclass(frozen=True, eq=False)
+    class Refused(PersistentStep):
+        @property
+        def attention(self) -> Attention:
+            whole = super().attention
+            return replace(whole, variant=replace(whole.variant, **more))
+
+    with pytest.raises(SpecError, match="attention: all positions are seen, without sinks and scales of heads"):
+        generate(
+            Refused(n_layers=1, dim=64, hidden=96, n_heads=4, n_kv_heads=2, head_dim=16, vocab=100, max_len=80, ctas=9),
+            "sm_90",
+        )
 
 
 # -- fields of a variant in prefill ------------------------------------------------------------------------------------

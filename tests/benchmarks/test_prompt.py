@@ -20,8 +20,22 @@ def test_rows_of_a_small_model() -> None:
     assert "| small | q4_k_m | 4 | 0 | 1 |" in prompt.table(run.rows)
 
 
+def test_first_tokens_of_a_small_model() -> None:
+    run = Run("prompt", "a GPU")
+    prompt.first_token(run, CpuDevice(), "small", "ptxgen-fast", models={"small": LLAMA}, prompts=(4, 11), chunk=8)
+    assert [(row["impl"], row["case"]["tokens"], row["case"]["weights"]) for row in run.rows] == [
+        ("ptxgen-fast", 4, "bf16"), ("ptxgen-fast", 11, "bf16"),
+    ]  # fmt: skip
+
+
+def test_first_tokens_have_tasks_of_their_own() -> None:
+    given = argparse.Namespace(models="", weights="", first_token=True, transformers=True)
+    made = list(prompt.tasks(Run("prompt", "a GPU"), CpuDevice(), None, given, 0.0))
+    assert [task.impl for task in made] == [*("ptxgen-fast", "transformers-cudnn") * 2, "ptxgen", "ptxgen"]
+
+
 def test_tasks_begin_with_what_has_a_peer() -> None:
-    given = argparse.Namespace(models="", weights="")
+    given = argparse.Namespace(models="", weights="", first_token=False)
     made = list(prompt.tasks(Run("prompt", "a GPU"), CpuDevice(), None, given, 0.0))
     assert [task.case["weights"] for task in made[:4]] == ["q4_k_m", "q4_k_m", "q4_k_m", "bf16"]
     assert max(prompt.DEPTHS) + prompt.TOKENS <= prompt.MAX_LEN

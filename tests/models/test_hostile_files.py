@@ -263,6 +263,10 @@ def long_config(n: int) -> bytes:
 
 
 def long_index(n: int) -> bytes:
+    return json.dumps({"weight_map": {f"t{i}": f"s{i % 1000}.safetensors" for i in range(n)}}).encode()
+
+
+def many_shards(n: int) -> bytes:
     return json.dumps({"weight_map": {f"t{i}": f"s{i}.safetensors" for i in range(n)}}).encode()
 
 
@@ -283,6 +287,7 @@ LARGE = {
     "a configuration": ("config.json", long_config, 1_300_000, r"holds no .safetensors file"),
     "a longer one": ("config.json", long_config, 7_000_000, r"config.json: must be at most 4 MiB"),
     "an index": ("model.safetensors.index.json", long_index, 120_000, r"s0.safetensors: is no safetensors file"),
+    "an index of many files": ("model.safetensors.index.json", many_shards, 100_000, r"must name at most 1024 files"),
     "a longer index": ("model.safetensors.index.json", long_index, 500_000, r"index.json: must be at most 4 MiB"),
     "a shard's header": ("model.safetensors", long_header, 50_000, r"t0 \(U8\): is not covered"),
     "a longer header": ("model.safetensors", long_header, 200_000, r"its header must be at most 4 MiB"),

@@ -1,4 +1,4 @@
-"""The runtime's rooms import one another in one direction."""
+"""The runtime's rooms import one another in one direction, and kernels their parts."""
 
 from __future__ import annotations
 
@@ -28,6 +28,23 @@ def test_a_room_imports_only_those_before_it(room: str) -> None:
     modules = sorted((RUNTIME / room).rglob("*.py"))
     assert len(modules) > 2
     wrong = [(path.name, name) for path in modules for name in imported(ast.parse(path.read_text())) if name in later]
+    assert wrong == []
+
+
+PARTS = ("attention", "builder", "checks", "idioms", "isa", "parser", "persistent", "products", "spec", "weights")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_kernels_are_made_of_knows_no_kernel(part: str) -> None:
+    """Nor for annotations: what a part is told is a type beside it."""
+    wrong = [
+        (path.name, node.lineno)
+        for path in (RUNTIME.parent / "ptxgen" / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else
+                     [each.name for each in node.names] if isinstance(node, ast.Import) else [])
+        if f"{name}.".startswith("ptxgen.kernels.")
+    ]  # fmt: skip
     assert wrong == []
 
 

@@ -39,14 +39,19 @@ LEFT_OUT = {
     "test_memory_is_flat": "counts memory, of which the tools hold back what was freed",
     "test_close_gives_memory": "counts memory, of which the tools hold back what was freed",
 }
+# Parts of ids of tests that are not under one of the tools, and why.
 # synccheck counts cp.async.mbarrier.arrive as an arrival of the thread, and calls the mbarrier.arrive beside it one
 # without a wait; PTX means them to be used so (PTX ISA, cp.async.mbarrier.arrive).
 NOT_UNDER = {
     "synccheck": ("test_gpu[token_pipeline]",),
     # The page does not fill its caches, and says what initcheck says of that.
     "initcheck": ("test_the_page_runs[cuda]",),
-    # racecheck itself ends (2025.3, without a finding) where modules come and go beside their launches.
-    "racecheck": ("test_released_memory_waits_for_its_last_launch",),
+    # racecheck itself ends (2025.3, without a finding) where modules come and go beside their launches. In a persistent
+    # step it takes each lane of a warp for itself: all lanes read a slot of the ring, meet (bar.warp.sync), and one of
+    # them arrives at the slot's mbarrier, on which the warp waits that fills the slot anew. It reports the reads of the
+    # 31 that do not arrive themselves and never those of the one that does, in 16-byte steps from its neighbour on. The
+    # step is some hundred times slower there, while polls of global memory are not: a wait of a model's step gave up.
+    "racecheck": ("test_released_memory_waits_for_its_last_launch", "persistent_step"),
 }
 SLOW = ("runtime/test_capture", "test_torch_ops", "runtime/test_executor", "test_incremental_attention")  # begin early
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: (\d+) hazards?)", re.MULTILINE)
@@ -113,7 +118,7 @@ def items(tools: list[str], size: int, only: str = "") -> list[Item]:
         for number, chunk in enumerate(c for c in group if c):
             file = chunk[0].partition("::")[0].removeprefix("tests/").removesuffix(".py").replace("/", ".")
             for tool in tools:
-                if mine := [t for t in chunk if not t.endswith(NOT_UNDER.get(tool, ()) or "\0")]:
+                if mine := [t for t in chunk if not any(part in t for part in NOT_UNDER.get(tool, ()))]:
                     found.append(Item(tool, f"{file}-{number}", (*PYTEST, "-v", "-m", "gpu", *mine), len(mine)))
         if group and group[0] and group[0][0].startswith(FIRST):
             found += [Item(tool, SOAK_NAME, SOAK, 1) for tool in tools]

@@ -28,13 +28,15 @@ class Prefill:
     """Attention of many query rows; the kernel type that asks for it is not known here.
 
     `by_token`: q, out and lse are `[n_tokens, n_heads, …]`, else `[n_heads, n_tokens, …]`. `indirect`: lengths are read
-    from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an output.
+    from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an output. `unmeasured`: with
+    plans for wgmma that no GPU has timed.
     """
 
     attention: Attention
     by_token: bool
     indirect: bool = False
     lse: bool = False
+    unmeasured: bool = False
 
     def __post_init__(self) -> None:
         reasons = tuple(width_rules(self.attention))

@@ -24,7 +24,12 @@ def divide(b: Builder, name: str, value: Reg, by: int) -> Reg:
 
 
 class Rows:
-    """The CTA's KV head, rows and keys, as registers; `locate` emits the instructions that fill them."""
+    """The CTA's KV head, rows and keys, as registers; `locate` emits the instructions that fill them.
+
+    `past_the_end`: the rows of K from kv_len on are not zeros, so no row may see them, not even one past the last.
+    """
+
+    past_the_end = False
 
     def __init__(self, b: Builder, spec: Prefill, rows: int, keys: int) -> None:
         self.b, self.spec, self.rows, self.keys = b, spec, rows, keys

@@ -160,9 +160,14 @@ class Softmax:
                 b.op("sub.s32", limit, limit, 1)
             else:
                 b.note(f"a row sees the keys up to its position{f', the last {window}' if window else ''}")
+                if rows.past_the_end:
+                    last_row = b.op("sub.s32", "last_masked_row", rows.n_rows, 1)
             for skip, row in zip(self.row_steps, self.scores, strict=True):
                 if self.variant.causal:
-                    position = rows.position("mask_position", self._row(own.row, skip))
+                    own_row = self._row(own.row, skip)
+                    if rows.past_the_end:
+                        own_row = b.op("min.s32", scratch(b, "mask_row", "s32"), own_row, last_row)
+                    position = rows.position("mask_position", own_row)
                     b.op("sub.s32", limit, position, start)
                 unseen = None
                 if window:

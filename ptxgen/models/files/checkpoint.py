@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
 _LARGEST_JSON = 4 << 20  # of a configuration, an index, a shard's header: thousands of tensors take less than one
+_MOST_SHARDS = 1 << 10
 _INDEX = "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
@@ -107,9 +108,12 @@ def _shards(path: Path, folder: Path) -> list[Path]:
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise FileError(f"{folder / _INDEX}: weight_map: must give a file name for each tensor (got {brief(names)})")
-    if wrong := [name for name in sorted(set(names.values())) if Path(name).name != name]:
+    files = sorted(set(names.values()))
+    if len(files) > _MOST_SHARDS:
+        raise FileError(f"{folder / _INDEX}: weight_map: must name at most {_MOST_SHARDS} files (got {len(files)})")
+    if wrong := [name for name in files if Path(name).name != name]:
         raise FileError(f"{folder / _INDEX}: weight_map: must name files of the same folder (got {brief(wrong[0])})")
-    return [folder / name for name in sorted(set(names.values()))]
+    return [folder / name for name in files]
 
 
 def _read_shard(path: Path) -> list[Stored]:

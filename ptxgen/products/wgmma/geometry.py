@@ -9,7 +9,7 @@ from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, ROW_BYTES
 from ptxgen.weights.format import CHUNK, TILE_ROWS
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
 WARPS = 4  # of a warpgroup
 PROCESSORS = 132  # of the largest GPU that runs these texts
@@ -42,7 +42,7 @@ class Shape:
     share: int = 1
 
 
-def choose(spec: PackedGemm, tokens: int) -> Shape:
+def choose(spec: PackedProduct, tokens: int) -> Shape:
     """The shape for a spec with so many tokens a tile."""
     parts, few = spec.parts, tokens <= MOST_ROWS_FIRST
     rows = parts * spec.kind.records(spec.n) * TILE_ROWS
@@ -62,7 +62,7 @@ def _split(tiles: int, steps: int) -> int:
     return next(split for most, split, least in SPLITS if tiles <= most and steps >= least * split)
 
 
-def _smaller(shape: Shape, spec: PackedGemm) -> Shape | None:
+def _smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
     """A shape that takes less shared memory."""
     parts = spec.parts
     if shape.tiles > 1:
@@ -76,7 +76,7 @@ def _smaller(shape: Shape, spec: PackedGemm) -> Shape | None:
     return replace(shape, groups=1) if shape.groups > 1 else None
 
 
-def _results(spec: PackedGemm, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
+def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
@@ -105,7 +105,7 @@ class Geometry:
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
 
     @classmethod
-    def of(cls, spec: PackedGemm, tokens: int = 0) -> Geometry:
+    def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
         """The geometry of a spec, or of it with so many tokens a tile."""
         tokens = tokens or spec.tokens
         shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact"

@@ -31,7 +31,7 @@ from ptxgen.weights.format import (
 )
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
 CHUNK_BYTES = 2 * CHUNK
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 class Multiplier:
     """Fragments `begin_products`, `begin_sums`, `poll_full`, `part0` … `part<n>`, `release`, `multiplied`, `drain`."""
 
-    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry, ring: Ring) -> None:
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
         self.straight = isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype
         exact = self.exact = spec.precision == "exact"

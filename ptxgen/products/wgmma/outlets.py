@@ -14,7 +14,7 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
 VECTOR = 4  # outputs of a lane
 
@@ -22,7 +22,7 @@ VECTOR = 4  # outputs of a lane
 class RowsOut:
     """out f32 `[rows, n]`."""
 
-    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry) -> None:
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         self.b, self.spec, self.ragged = b, spec, spec.n % VECTOR != 0
         self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
         self._token = 0
@@ -71,7 +71,7 @@ class TilesOut(RowsOut):
     Tokens from the last on are zero, as PackTokens has them.
     """
 
-    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry) -> None:
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         super().__init__(b, spec, at)
         self.at = at
         self.digits = b.array("result_digit", "b32", 2 * spec.digits)

@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import DType, bf16, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_cta
+from ptxgen.kernel import KernelType, field, kernel_base
 from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma import tokens as packed
 
-if TYPE_CHECKING:
-    from ptxgen.kernels.pack_tokens import PackTokens
-
 OWN = 4  # neighbouring columns of a thread
+MOST_THREADS = 256
+FLIGHT = 4  # loads of a thread in a pass
+
+
+@kernel_base
+class PackedRows(KernelType):
+    """Rows that become tiles: the fields of PackTokens, and what follows from them."""
+
+    dim: int = field(doc="columns of x")
+    tokens: int = field(default=32, draws=(8, 16, 64, 256))
+    dtype: DType = bf16
+    src_dtype: DType = field(default=f32, doc="element type of x")
+    precision: str = "exact"
+    norm: str = ""
+    eps: float = field(default=1e-6, silent="beside squares about 1 it is less than a comparison tells")
+    norm_offset: float = 0.0
+    indirect: bool = field(default=False, doc="n_rows is read from device memory")
+    programmatic: bool = False
+
+    @property
+    def digits(self) -> int:
+        """16-bit numbers that an element of x becomes."""
+        return packed.DIGITS[self.precision]
+
+    @property
+    def columns(self) -> int:
+        """Columns of out."""
+        return packed.blocks(self.dim) * packed.COLUMNS
+
+    @property
+    def threads(self) -> int:
+        """Threads of a row; a multiple of a block's, so that a thread stays at its place in a block."""
+        return min(MOST_THREADS, self.columns // OWN)
+
+    @property
+    def flight(self) -> int:
+        """Loads of a thread in a pass."""
+        return min(FLIGHT, -(-self.columns // (OWN * self.threads)))
+
+    @property
+    def reach(self) -> int:
+        """Columns of a pass."""
+        return self.flight * OWN * self.threads
 
 
 class Packing:
     """Fragments `begin` and `pack_pass`, with a norm also `begin_squares`, `squares_pass` and `root`."""
 
-    def __init__(self, b: Builder, spec: PackTokens) -> None:
+    def __init__(self, b: Builder, spec: PackedRows) -> None:
         self.b, self.spec = b, spec
         self.values = b.array("value", "f32", OWN * spec.flight)
         self.words = convert.word_array(b, "word", self.values, spec.src_dtype)

@@ -20,7 +20,7 @@ from ptxgen.products.wgmma.ring import Ring
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
 OCTET = 8  # tokens of a group of accumulators
 
@@ -28,7 +28,9 @@ OCTET = 8  # tokens of a group of accumulators
 class Results:
     """Fragments `begin_results`, and `results`; with split k `leave_sums` and `results`."""
 
-    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]) -> None:
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
+    ) -> None:
         self.b, self.spec, self.at, self.ring, self.sums = b, spec, at, ring, sums
         self.split = at.shape.split > 1
         self.area_rows = at.rows if self.split else at.rows // at.warps  # of a part in an area of shared memory

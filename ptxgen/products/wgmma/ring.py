@@ -16,7 +16,7 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
 MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -79,7 +79,7 @@ class Ring:
 class Copier:
     """Fragments `begin_copies`, `find_sources`, `poll_empty`, `copy`, `copied`: the copying warp."""
 
-    def __init__(self, b: Builder, spec: PackedGemm, at: Geometry, ring: Ring) -> None:
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring = b, spec, at, ring
 
     def build(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
@@ -13,8 +13,9 @@ from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
-    from ptxgen.kernels.packed_gemm import PackedGemm
+    from ptxgen.products.wgmma.product import PackedProduct
 
+P = TypeVar("P", bound="PackedProduct")
 TENSOR = {1: 0.7 * 2048, 2: 0.85 * 2048}  # multiplications in a cycle that so many warpgroups of a CTA reach
 FEED = 40  # bytes that it gets from the L2 cache in a cycle while all others do, too
 MEMORY = 2650  # bytes of the GPU's memory in a cycle
@@ -27,15 +28,14 @@ ROWS = (0, 64, 128, 256)
 SPLITS = (1, 2, 4, 8)
 
 
-def candidates(fields: dict[str, Any], rows: int) -> Iterator[PackedGemm]:
-    """Legal specs with these fields, whose tiles differ; for a few rows the one that the tables have."""
-    from ptxgen.kernels.packed_gemm import PackedGemm
-
+def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
+    """Legal specs of a kernel type with these fields, whose tiles differ; for a few rows the one that the tables
+    have."""
     if rows <= MOST_ROWS_FIRST:
         enough = [count for count in TOKENS if count >= rows]
         for count in (*enough[:1], *reversed(TOKENS[: -len(enough)])):
             try:
-                yield PackedGemm(**{"tokens": count, **fields})
+                yield kernel(**{"tokens": count, **fields})
                 return
             except SpecError:
                 continue
@@ -43,12 +43,12 @@ def candidates(fields: dict[str, Any], rows: int) -> Iterator[PackedGemm]:
     counts = [fields["tokens"]] if "tokens" in fields else [count for count in TOKENS if count >= MOST_ROWS_FIRST]
     for count, tile_rows, split in product(counts, ROWS[1:], SPLITS):
         try:
-            yield PackedGemm(**{**fields, "tokens": count, "tile_rows": tile_rows, "split": split})
+            yield kernel(**{**fields, "tokens": count, "tile_rows": tile_rows, "split": split})
         except SpecError:
             continue
 
 
-def cycles(spec: PackedGemm, rows: int) -> float:
+def cycles(spec: PackedProduct, rows: int) -> float:
     """What a launch for so many rows takes."""
     at, kind = Geometry.of(spec), spec.kind
     shape = at.shape
@@ -69,11 +69,9 @@ def cycles(spec: PackedGemm, rows: int) -> float:
     return max(whole, spec.parts * kind.nbytes(spec.n, spec.k) / MEMORY)
 
 
-def best(fields: dict[str, Any], rows: int) -> PackedGemm:
+def best(kernel: type[P], fields: dict[str, Any], rows: int) -> P:
     """The candidate of the fewest cycles."""
-    found = list(candidates(fields, rows))
+    found = list(candidates(kernel, fields, rows))
     if not found:
-        from ptxgen.kernels.packed_gemm import PackedGemm
-
-        return PackedGemm(**fields)  # raises with the reasons, or is legal as it is
+        return kernel(**fields)  # raises with the reasons, or is legal as it is
     return min(found, key=lambda spec: cycles(spec, rows))

@@ -22,6 +22,7 @@ class Consumer(ConsumerRegisters):
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
         super().__init__(b, spec, tile, items, dtype)
         self.ring = ring
+        self.counts_as: Reg | int = 1
         self.softmax = TileSoftmax(b, spec, items, self.scores, 4, (0, 8), self.own)
 
     def build(self, smem: Reg) -> None:
@@ -33,6 +34,14 @@ class Consumer(ConsumerRegisters):
             self.read = b.op("mov.u32", "read", 0, note="tiles so far")
             self.items_read = b.op("mov.u32", "items_read", 0)
             self._turns()
+            if self.items.adapts:
+                self._take_part()
+        if self.items.adapts:
+            with b.fragment("stand_by", "a warpgroup that takes no part has no rounds"):
+                has_rounds = b.registers["has_rounds"]
+                b.op("setp.lt.and.u32", has_rounds, self.group, self.items.active, has_rounds)
+        else:
+            b.without("stand_by")
         self._queries()
         self._tiles()
         self._products()
@@ -44,10 +53,21 @@ class Consumer(ConsumerRegisters):
         b, groups = self.b, self.tile.warpgroups
         mine = b.op("add.u32", "my_turn", self.group, 1)
         after = b.op("add.u32", "next_turn", mine, 1)
-        last = b.op("setp.eq.u32", "is_last_group", self.group, groups - 1)
+        if self.items.adapts:
+            last = b.op("setp.eq.u32", "is_last_group", mine, self.items.active)
+        else:
+            last = b.op("setp.eq.u32", "is_last_group", self.group, groups - 1)
         b.op("selp.b32", after, 1, after, last)
         if self.tile.out_over_q:
             b.op("add.u32", "my_meeting", mine, groups)
+
+    def _take_part(self) -> None:
+        """How many warps this one counts as where it frees a stage; part of an open fragment."""
+        b = self.b
+        b.note("warps of the first warpgroup free a stage for those that take no part, too")
+        counts = self.counts_as = b.op("sub.u32", "counts_as", self.tile.warpgroups + 1, self.items.active)
+        is_first = b.op("setp.eq.u32", "is_first_group", self.group, 0)
+        b.op("selp.b32", counts, counts, 1, is_first)
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
@@ -106,9 +126,9 @@ class Consumer(ConsumerRegisters):
             b.note("copies by cp.async are seen by wgmma from here on")
             b.op("fence.proxy.async.shared::cta")
         with b.fragment("release_k"):
-            ring.arrive(self.k_slot[K_EMPTY], self.is_first_lane)
+            ring.arrive(self.k_slot[K_EMPTY], self.is_first_lane, self.counts_as)
         with b.fragment("release_v"):
-            ring.arrive(self.v_slot[V_EMPTY], self.is_first_lane)
+            ring.arrive(self.v_slot[V_EMPTY], self.is_first_lane, self.counts_as)
         with b.fragment("next_tile"):
             b.op("add.u32", self.read, self.read, 1)
             b.op("add.s32", self.step, self.step, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import Ragged
 from ptxgen.attention.prefill.rows import Rows, divide
-from ptxgen.attention.prefill.wgmma.tile import WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
@@ -21,11 +21,17 @@ SECTION = 17 << 20  # bytes of a section, where there are several
 
 class Items(Rows):
     """Fragments `locate` (once); `first_round`, `find_item`, `scan` (a loop's body, of a batch), `place_item` and
-    `next_round`, which producer and consumers both run."""
+    `next_round`, which producer and consumers both run.
+
+    `adapts`: a short prompt has tiles of fewer rows, and `active` warpgroups of consumers take part.
+    """
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile) -> None:
         super().__init__(b, spec, tile.rows, tile.keys)
         self.tile = tile
+        self.adapts = adapts(spec)
+        self.tile_rows: Reg | int = tile.rows
+        self.past_the_end = self.cache.batched and by_maps(spec)
 
     def locate(self) -> None:
         b = self.b
@@ -51,7 +57,25 @@ class Items(Rows):
         self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
         tiles = b.op("add.s32", "row_tiles", self.n_rows, self.rows - 1)
         self.row_tiles = divide(b, "row_tiles", tiles, self.rows)
+        if self.adapts:
+            self._take_part()
         self._offset()
+
+    def _take_part(self) -> None:
+        """How many warpgroups take part, and the rows of a tile; part of an open fragment."""
+        b, groups = self.b, self.tile.warpgroups
+        if groups > FEWEST:
+            b.note("where a CTA for each multiprocessor is enough, tiles of fewer rows, of fewer warpgroups")
+        self.active = b.op("mov.u32", "active_groups", groups)
+        self.tile_rows = b.op("mov.u32", b.reg("tile_rows", "s32"), self.rows)
+        for count in range(groups - 1, FEWEST - 1, -1):
+            rows = ROWS * count
+            fewer = b.op("add.s32", scratch(b, "small_tiles", "s32"), self.n_rows, rows - 1)
+            divide(b, "small_tiles", fewer, rows)
+            fits = b.op("setp.le.s32", scratch(b, "small_fits", "pred"), fewer, CHIP_SMS // self.problem.n_kv_heads)
+            b.op("selp.b32", self.row_tiles, fewer, self.row_tiles, fits)
+            b.op("selp.b32", self.tile_rows, rows, self.tile_rows, fits)
+            b.op("selp.b32", self.active, count, self.active, fits)
 
     def _offset(self) -> None:
         if self.variant.causal:
@@ -61,7 +85,7 @@ class Items(Rows):
     def _slots(self) -> None:
         """Tiles of rows of all sequences, at most: each may leave one unfilled; part of an open fragment."""
         b = self.b
-        count = b.op("ld.param.s32", "batch_count", Addr("n_sequences_param"))
+        count = self.batch_count = b.op("ld.param.s32", "batch_count", Addr("n_sequences_param"))
         starts = b.op("ld.param.u64", "batch_end_at", Addr("q_starts_param"))
         b.op("cvta.to.global.u64", starts, starts)
         some = b.op("setp.gt.s32", "has_batch", count, 0)
@@ -113,7 +137,11 @@ class Items(Rows):
             if self.cache.batched:
                 self._sequence()
             b.op("min.u32", self.row_tile, self.row_tile, ((1 << 31) - 1) // self.rows)
-            self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
+            if self.adapts:
+                first = b.op("sub.s32", b.reg("tiles_before", "s32"), self.row_tile, 1)
+                self.first_row = b.op("mul.lo.s32", "first_row", first, self.tile_rows)
+            else:
+                self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
             if not self.spec.by_token:
                 self.q_rows()
@@ -196,7 +224,7 @@ class Items(Rows):
             self.lowest_tile = self.first_tile
             self.plain_tiles = b.op("sub.s32", "plain_tiles", self.key_tiles, 2)
         else:
-            last = b.op("add.s32", "last_row", self.first_row, self.rows)
+            last = b.op("add.s32", "last_row", self.first_row, self.tile_rows)
             b.op("min.s32", last, last, self.n_rows)
             b.op("sub.s32", last, last, 1)
             last_position = self.position("last_position", last)
@@ -219,7 +247,7 @@ class Items(Rows):
             else:
                 self.lowest_tile = b.op("mov.s32", "lowest_tile", 0)
                 self.plain_tiles = b.op("mov.s32", "plain_tiles", self.first_tile)
-        b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
+        self.has_keys = b.op("setp.gt.s32", "has_keys", self.key_tiles, 0)
 
     def steps(self, rows: int, passes: int) -> list[tuple[int, int]] | None:
         """How far the row `rows` · i past one of the first `rows` lies from it, as (heads, tokens), for every pass i.

@@ -1,17 +1,21 @@
 """Tensor maps of K and V, made by every CTA itself, as a launch passes plain addresses.
 
 A map lies in global memory of the module, in a slot of this multiprocessor: shared memory has room for one CTA on it,
-so no other one uses the slot meanwhile. It ends with the last key, so that what lies behind arrives as zeros.
+so no other one uses the slot meanwhile. That of one sequence ends with the last key, so that what lies behind arrives
+as zeros; one of a batch ends with the rows of a cache, and one of pages with those of a page.
 Source: PTX ISA 9.0, "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA Programming Guide, "Device-side Encode of a
 Tensor Map".
 """
 
 from __future__ import annotations
 
+import math
+
+from ptxgen.attention.cache import Cache
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, MAP_BYTES, WgmmaTile
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
 
 SLOTS = 1024  # multiprocessors at most
@@ -19,6 +23,7 @@ WORDS = MAP_BYTES // 4
 ELEMENT_TYPES = {"f16": 6, "bf16": 10}  # .elemtype
 SWIZZLE_128 = 3  # .swizzle_mode
 DIMENSIONS = 3  # elements, keys, heads
+ANY = (1 << 31) - 1  # an extent that the page table bounds
 
 
 class Maps:
@@ -41,8 +46,8 @@ class Maps:
             b.op("bar.warp.sync", -1)
         with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
             writes = b.op("setp.eq.u32", "writes_map", lane, 0)
-            array, keys = b.ld_param("k"), b.op("max.s32", "map_keys", items.kv_len, 1)
-            values = b.ld_param("v")
+            array, (keys, heads) = self._array("k"), self._extents()
+            values = self._array("v")
             b.op("selp.b64", array, values, array, copies_v)
             row = cache.k.row_bytes
             stride = b.reg("map_stride", "u64")
@@ -57,20 +62,22 @@ class Maps:
             put("interleave_layout", 0)
             put("swizzle_mode", SWIZZLE_128)
             put("fill_mode", 0)
-            for n, size in enumerate((COLUMN, self.tile.keys, 1)):
+            for n, size in enumerate((COLUMN, box_keys(cache, self.tile), 1)):
                 put("box_dim", n, size)
-            for n, extent in enumerate((cache.k.dim, keys, items.problem.n_kv_heads)):
+            for n, extent in enumerate((cache.k.dim, keys, heads)):
                 put("global_dim", n, extent)
             for n in range(DIMENSIONS):
                 put("element_stride", n, 1)
-            b.op("mov.u64", stride, cache.rows_per_position * row)
+            b.op("mov.u64", stride, cache.k.bytes * cache.rows_per_position)
             put("global_stride", 0, stride, wide=True)
-            if cache.by_token:
+            if cache.by_token or cache.heads_inside:
                 b.op("mov.u64", stride, row)
+            elif cache.page_size:
+                b.op("mov.u64", stride, cache.page_size * row)
             elif cache.max_len:
                 b.op("mov.u64", stride, cache.rows * row)
             else:
-                b.op("mul.wide.u32", stride, b.ld_param("kv_rows"), row)
+                b.op("mul.wide.u32", stride, self._kv_rows(), row)
             put("global_stride", 1, stride, wide=True)
         with b.fragment(
             "publish_maps", "the map in module memory, a place for each multiprocessor, seen by the copies from here on"
@@ -85,3 +92,35 @@ class Maps:
             seen: Reg = b.op("cvta.global.u64", "map_seen", at)
             b.op("fence.proxy.tensormap::generic.acquire.gpu", seen[0], MAP_BYTES)
         return seen
+
+    def _array(self, name: str) -> Reg:
+        """The address of K or V; in a register of its own where other threads of the producer copy K; part of an open
+        fragment."""
+        b = self.b
+        if not self.items.adapts:
+            return b.ld_param(name)
+        array: Reg = b.op("ld.param.u64", f"map_{name}", Addr(f"{name}_param"))
+        b.op("cvta.to.global.u64", array, array)
+        return array
+
+    def _kv_rows(self) -> Reg:
+        b = self.b
+        if not self.items.adapts:
+            return b.ld_param("kv_rows")
+        rows: Reg = b.op("ld.param.s32", "map_rows", Addr("kv_rows_param"))
+        return rows
+
+    def _extents(self) -> tuple[Reg | int, Reg | int]:
+        """Keys, and heads of all sequences or pages; part of an open fragment."""
+        b, cache, heads = self.b, self.items.cache, self.items.problem.n_kv_heads
+        if cache.page_size:
+            return (ANY, heads) if cache.heads_inside else (cache.page_size, ANY)
+        if cache.batched:
+            all_heads = b.op("mul.lo.s32", b.reg("map_heads", "s32"), self.items.batch_count, heads)
+            return cache.rows, b.op("max.s32", all_heads, all_heads, 1)
+        return b.op("max.s32", "map_keys", self.items.kv_len, 1), heads
+
+
+def box_keys(cache: Cache, tile: WgmmaTile) -> int:
+    """Keys of a box: a tile's, or so many that a box lies within a page."""
+    return math.gcd(cache.page_size, tile.keys) if cache.page_size else tile.keys

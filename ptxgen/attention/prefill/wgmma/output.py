@@ -71,7 +71,8 @@ def _stage(consumer: Consumer, smem: Reg) -> Reg:
 
 
 def _store(consumer: Consumer, base: Reg) -> None:
-    """Rows in 16-byte pieces, a lane a piece."""
+    """Rows in 16-byte pieces, a lane a piece; zeros of an item without keys, where those of out would lie over q's: the
+    producer fills these for the next item already."""
     b, tile, items = consumer.b, consumer.tile, consumer.items
     chunks = consumer.spec.dim // 8
     passes = WARP_ROWS * chunks // WARP
@@ -101,7 +102,12 @@ def _store(consumer: Consumer, base: Reg) -> None:
             b.op("shl.b32", place, place, 4)
             b.op("add.u32", place, place, source)
             b.op("mad.lo.u32", place, row, SWIZZLED_ROW, place)
-            convert.load_words(b, words, place, tile.out_at, space="shared")
+            staged = None
+            if tile.out_over_q:
+                staged = items.has_keys
+                for word in words:
+                    b.op("mov.b32", word, 0, pred=~staged)
+            convert.load_words(b, words, place, tile.out_at, space="shared", pred=staged)
             b.op("add.s32", each, row, first)
             b.op("setp.lt.s32", exists, each, items.n_rows)
             at, offset = pieces.place(i, each)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
-from ptxgen.attention.prefill.sources import source_of
+from ptxgen.attention.prefill.sources import Source, source_of
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import FEWEST, ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType
@@ -42,6 +42,18 @@ class SwizzledCopy(RowCopy):
         return to[0][to[1] + (row_pass * s.rows_per_pass + column * s.rows) * SWIZZLED_ROW]
 
 
+def copy_rows(copy: SwizzledCopy, source: Source, x: str, to: Place) -> None:
+    """Rows of K or V; those from kv_len on become zeros; part of an open fragment."""
+    b = copy.b
+    size = scratch(b, "copy_bytes", "u32")
+    for i in range(copy.spread.row_passes):
+        exists = source.exists(i)
+        b.op("selp.b32", size, 16, 0, exists)
+        source.row(i, exists)
+        for column, takes_part in copy.passes(i):
+            copy.copy_async(copy.place(to, i, column), source.chunk_at(x, i, column), size, takes_part)
+
+
 class QueryCopies:
     """Fragments `aim_copies` (once), `begin_fill` and those of an item's q, by the threads from `first` to 127."""
 
@@ -50,6 +62,8 @@ class QueryCopies:
     ) -> None:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
         self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, dtype)
+        self.dtype = dtype
+        self.first_k = items.adapts
 
     def aim(self, smem: Reg) -> None:
         """This thread's place in the rows that it copies; part of an open fragment."""
@@ -70,16 +84,47 @@ class QueryCopies:
         with b.fragment("begin_fill"):
             self.q_parity = b.op("and.b32", b.reg("q_fill_parity", "u32"), self.taken, 1)
             b.op("xor.b32", self.q_parity, self.q_parity, 1)
+            if self.first_k:
+                b.op("setp.eq.u32", "is_first_fill", self.taken, 0)
             b.op("add.u32", self.taken, self.taken, 1)
+        if self.first_k:
+            self._fill_first_k()
+        else:
+            b.without("fill_first_k", "first_k_follows")
         self._fill_q()
+
+    def _fill_first_k(self) -> None:
+        """Fragments `fill_first_k` and, when all these threads have met, `first_k_follows`: the CTA's
+        first tile of K, while its tensor map is made."""
+        b, tile, items = self.b, self.tile, self.items
+        copy = SwizzledCopy(b, "kv", self.spec.dim, tile.keys, WARPGROUP - self.first, self.dtype)
+        copy.take(self.q)
+        source = source_of(b, self.spec, items, copy)
+        full = self.ring.at[K_FULL]
+        with b.fragment("fill_first_k", "the first tile of K, while the tensor map is made"):
+            items.key_begin = items.tile_start(b.op("mov.s32", b.reg("no_step", "s32"), 0))
+            source.aim(self.row, self.chunk)
+            source.start()
+            copy_rows(copy, source, "k", (self.to, tile.k_at))
+            b.note("a thread arrives when its copies have come, and makes the phase wait for that")
+            b.op("cp.async.mbarrier.arrive.shared::cta.b64", full)
+            starts = b.op("setp.eq.u32", "starts_k", self.thread, 0)
+        with b.fragment("first_k_follows"):
+            self.ring.arrive(full, starts)
+        b.expose(copying_threads=WARPGROUP - self.first)
 
     def _fill_q(self) -> None:
         """Fragments `fill_q0` …, of each warpgroup's rows, each behind the wait `q0_empty` …"""
         b, copy, ring, items = self.b, self.q, self.ring, self.items
-        fills = []
+        fills: list[tuple[object, ...]] = []
         row_bytes = self.spec.attention.problem.query_bytes
         step = items.step(copy.spread.rows_per_pass)
         for group in range(self.tile.warpgroups):
+            takes_part = None
+            if items.adapts and group >= FEWEST:
+                takes_part = b.reg(f"fills_q{group}", "pred")
+                with b.fragment(f"aim_q{group}"):
+                    b.op("setp.gt.u32", takes_part, items.active, group)
             ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
             with b.fragment(
                 f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
@@ -97,13 +142,14 @@ class QueryCopies:
                     b.op("setp.lt.s32", exists, row, items.n_rows)
                     b.op("selp.b32", size, 16, 0, exists)
                     offset = i * (step or 0) * row_bytes
-                    for column, takes_part in copy.passes(i):
+                    for column, takes in copy.passes(i):
                         place = copy.place((self.to, group * self.tile.q_bytes), i, column)
                         source = at[offset + column * LANES * copy.source_bytes]
-                        copy.copy_async(place, source, size, takes_part)
+                        copy.copy_async(place, source, size, takes)
                 ring.arrive_behind_copies(ring.at[ring.q_full + WORD * group])
             over, wait = b.registers[f"q{group}_empty_over"], b.fragments[f"q{group}_empty"]
-            fills.append((f"q{group}_rows_empty", wait, over, b.fragments[f"fill_q{group}"]))
+            aim = b.fragments[f"aim_q{group}"] if takes_part is not None else None
+            fills.append((f"q{group}", aim, takes_part, wait, over, b.fragments[f"fill_q{group}"]))
         b.expose(q_fills=fills)
 
 
@@ -145,12 +191,5 @@ class Producer(QueryCopies):
     def _fill(self, x: str, at: int, full: int) -> None:
         b, copy = self.b, self.kv
         with b.fragment(f"fill_{x}", f"{self.tile.keys} rows of {x.upper()}; those from kv_len on become zeros"):
-            size = scratch(b, "copy_bytes", "u32")
-            for i in range(copy.spread.row_passes):
-                exists = self.source.exists(i)
-                b.op("selp.b32", size, 16, 0, exists)
-                self.source.row(i, exists)
-                for column, takes_part in copy.passes(i):
-                    place = copy.place((self.slot_at, at), i, column)
-                    copy.copy_async(place, self.source.chunk_at(x, i, column), size, takes_part)
+            copy_rows(copy, self.source, x, (self.slot_at, at))
             self.ring.arrive_behind_copies(self.slot[full])

@@ -39,6 +39,8 @@ class Ring:
         for group in range(tile.warpgroups):
             self._make(self.at[self.q_full + WORD * group], self.q_arrivals, first)
             self._make(self.at[self.q_empty + WORD * group], WARPS, first)
+        if tile.tails:
+            self._make(smem[tile.tail_at], 1, first)
         b.op("st.shared.b32", smem[tile.flag_at], b.op("mov.b32", b.reg("no_flag", "b32"), 0), pred=first)
         b.op("fence.mbarrier_init.release.cluster", pred=first)
 
@@ -59,9 +61,9 @@ class Ring:
         with self.b.fragment(name):
             self.b.op("mbarrier.try_wait.parity.shared::cta.b64", f"{name}_over", at, parity)
 
-    def arrive(self, at: Addr, pred: Reg) -> None:
-        """A warp is through; part of an open fragment."""
-        self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, 1, pred=pred)
+    def arrive(self, at: Addr, pred: Reg, count: Reg | int = 1) -> None:
+        """A warp is through, and counts as so many; part of an open fragment."""
+        self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, count, pred=pred)
 
     def arrive_behind_copies(self, at: Addr) -> None:
         """A thread of the producer arrives when its copies so far have; part of an open fragment."""

@@ -19,6 +19,7 @@ STAGES = 2  # of K and of V
 WARPGROUP = 128  # threads
 MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
+FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -27,7 +28,8 @@ class WgmmaTile:
     """`warpgroups` consumer warpgroups of 64 rows each, by `keys`; registers of a thread after setmaxnreg.
 
     `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
-    rows of out are staged in the place of those of q, where there is no room for both.
+    rows of out are staged in the place of those of q, where there is no room for both. `tails`: there is an mbarrier
+    of the boxes of V that reach past the last key.
     """
 
     dim: int
@@ -37,6 +39,7 @@ class WgmmaTile:
     producer_registers: int
     consumer_registers: int
     out_over_q: bool = False
+    tails: bool = False
 
     @property
     def threads(self) -> int:
@@ -83,13 +86,18 @@ class WgmmaTile:
 
     @property
     def barriers(self) -> int:
-        """mbarriers: full and empty of every stage of K and of V, and of every warpgroup's q."""
-        return 4 * STAGES + 2 * self.warpgroups
+        """mbarriers: full and empty of every stage of K and of V, and of every warpgroup's q; with `tails` one more."""
+        return 4 * STAGES + 2 * self.warpgroups + self.tails
 
     @property
     def flag_at(self) -> int:
         """Where the flag lies that some row needs its running maximum."""
         return self.barriers_at + 8 * self.barriers
+
+    @property
+    def tail_at(self) -> int:
+        """Where the last mbarrier lies: of boxes of V behind whose last key zeros are still to be written."""
+        return self.flag_at - 8
 
     @property
     def maps_at(self) -> int:
@@ -121,18 +129,41 @@ _BY_COPIES: tuple[_Row, ...] = (
 )
 
 
+_OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 56, 152, False),
+    (96, 3, 80, False, 56, 152, False),
+    (128, 2, 128, False, 72, 216, False),
+    (192, 2, 96, False, 72, 216, True),
+    (256, 2, 64, False, 40, 232, True),
+)
+
+
 @lru_cache(maxsize=64)
-def wgmma_tile(dim: int, maps: bool = True) -> WgmmaTile:
-    """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps."""
-    row = next(row for row in (_BY_MAPS if maps else _BY_COPIES) if dim <= row[0])
-    return WgmmaTile(dim, *row[1:])
+def wgmma_tile(dim: int, maps: bool = True, batched: bool = False) -> WgmmaTile:
+    """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps, those of a batch if
+    `batched`."""
+    table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
+    row = next(row for row in table if dim <= row[0])
+    return WgmmaTile(dim, *row[1:], tails=maps and batched)
+
+
+def tile_of(prefill: Prefill) -> WgmmaTile:
+    """What a CTA takes of an attention that runs on wgmma."""
+    return wgmma_tile(prefill.dim, by_maps(prefill), prefill.attention.cache.batched)
 
 
 def by_maps(prefill: Prefill) -> bool:
-    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: pages, rings and batches,
-    whose sequences end at different keys."""
+    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: rings, and pages and
+    batches, whose sequences end at different keys, but with `unmeasured`."""
     cache = prefill.attention.cache
-    return not cache.batched and not cache.ring
+    return not cache.ring and (not cache.batched or prefill.unmeasured)
+
+
+def adapts(prefill: Prefill) -> bool:
+    """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part; the threads that copy q then copy
+    a CTA's first tile of K, too, which need not wait for its tensor map."""
+    return prefill.unmeasured and by_maps(prefill) and not prefill.attention.cache.batched
 
 
 def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:

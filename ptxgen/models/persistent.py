@@ -12,6 +12,12 @@ from ptxgen.kernel import KernelType
 from ptxgen.kernels.persistent_step import PersistentStep
 from ptxgen.models.program import Op, Program, Ref, Tensor
 
+# Who computes attention, by query heads, KV heads and head_dim: where other shares than PersistentStep's own were
+# measured to be faster (`benchmarks/results/persistent_step.jsonl`).
+SHARES: Mapping[tuple[int, int, int], Mapping[str, Any]] = {
+    (32, 8, 64): {"group_parts": 2},
+    (12, 2, 128): {"group_parts": 3, "split_rows": 64},
+}
 EXCHANGE = "workspace.persistent_step.exchange"
 
 
@@ -39,7 +45,8 @@ def persistent(program: Program, ctas: int) -> Program:
         refs |= {"token": embedding.tensors["tokens"], "table": embedding.tensors["table"]}
     else:
         refs["x"] = embedding.tensors["out"]
-    spec = PersistentStep(n_layers=len(layers), ctas=ctas, **facts)
+    shares = SHARES.get((facts["n_heads"], facts["n_kv_heads"], facts["head_dim"]), {})
+    spec = PersistentStep(n_layers=len(layers), ctas=ctas, **facts, **shares)
     exchange = Tensor(EXCHANGE, spec.params()[-1].dtype, (spec.plan.exchange_words,), "state", zeroed=True)
     refs["exchange"] = Ref(EXCHANGE)
     step = Op(spec, {param.name: refs[param.name] for param in spec.params()}, role="step")

@@ -1,0 +1,118 @@
+"""What prefill attention is measured on: lengths of one prompt, and what else a server asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Case = dict[str, Any]
+SHAPES = ((32, 8, 128), (32, 4, 64))
+WIDE = (32, 8, 256)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+SOME = (1024, 4096, 16384)
+UNEQUAL = (4096, 129, 2500, 31, 1024, 3000, 700, 2048, 64, 1500)  # tokens of the sequences of a batch
+SAMPLED_ROWS = 96
+SETS_BYTES = 200e6  # of all sets of inputs and outputs: beyond the L2 cache
+
+
+def cases(group: str, dtype: str = "bf16", lengths: Sequence[int] = LENGTHS) -> Iterator[Case]:
+    """The cases of one of `GROUPS`.
+
+    Beside heads, tokens and dtype a case has what differs from a causal prompt alone: `causal`; `keys`, of which the
+    tokens are the last; `lengths` of a batch's sequences; `page_size` of its caches; `seconds` without a pause.
+    """
+    shapes = (WIDE,) if group == "head_dim 256" else SHAPES
+    for heads in shapes:
+        given = dict(zip(("n_heads", "n_kv_heads", "head_dim"), heads, strict=True))
+        for tokens, more in _of(group, lengths):
+            yield {**given, "tokens": tokens, "dtype": dtype, **more}
+
+
+def _of(group: str, lengths: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    if group == "prompts":
+        yield from ((n, {}) for n in lengths)
+    elif group == "sustained":
+        yield from ((n, {"seconds": 0.2}) for n in (4096, 16384))
+    elif group == "head_dim 256":
+        yield from ((n, {}) for n in SOME)
+    elif group == "not causal":
+        yield from ((n, {"causal": False}) for n in SOME)
+    elif group == "chunk":
+        yield 512, {"keys": 32768}
+    elif group == "unequal":
+        yield sum(UNEQUAL), {"lengths": list(UNEQUAL)}
+    elif group == "paged":
+        yield from ((sum(n), {"lengths": list(n), "page_size": 16}) for n in ((8192,), UNEQUAL))
+
+
+GROUPS = ("prompts", "chunk", "paged", "unequal", "not causal", "head_dim 256", "sustained")
+
+
+def sequences(case: Case) -> list[tuple[int, int]]:
+    """Tokens and keys of every sequence of a case."""
+    if "lengths" in case:
+        return [(n, n) for n in case["lengths"]]
+    tokens: int = case["tokens"]
+    return [(tokens, case.get("keys", tokens))]
+
+
+def flops(case: Case) -> float:
+    """Multiply-adds of both products, of the keys that a token sees, counted as two."""
+    pairs = 0.0
+    for tokens, keys in sequences(case):
+        pairs += tokens * keys - (tokens * (tokens - 1) / 2 if case.get("causal", True) else 0)
+    return 4 * float(case["n_heads"] * case["head_dim"]) * pairs
+
+
+class Inputs:
+    """Sets of inputs of one case, together more than the L2 cache holds, and float32 results of some rows of the first.
+
+    A set has q, k, v of every sequence as torch tensors `[1, heads, tokens or keys, head_dim]`.
+    """
+
+    def __init__(self, case: Case) -> None:
+        import torch
+
+        from benchmarks.gpu import sets_for
+
+        self.case, self.flops = case, flops(case)
+        h, kv, d = (case[x] for x in ("n_heads", "n_kv_heads", "head_dim"))
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[case["dtype"]]
+        torch.manual_seed(0)
+        lengths = sequences(case)
+        sets = sets_for(4 * d * sum(h * tokens + kv * keys for tokens, keys in lengths), SETS_BYTES)
+        self.sets = [
+            [
+                [torch.randn(1, heads, n, d, device="cuda", dtype=kind) for heads, n in ((h, tokens), (kv, n), (kv, n))]
+                for tokens, n in lengths
+            ]
+            for _ in range(sets)
+        ]
+        self.rows = [
+            torch.linspace(0, tokens - 1, min(tokens, SAMPLED_ROWS), device="cuda").long().unique()
+            for tokens, _ in lengths
+        ]
+        self.wanted = [self._reference(q, k, v, rows) for (q, k, v), rows in zip(self.sets[0], self.rows, strict=True)]
+
+    def _reference(self, q: Any, k: Any, v: Any, rows: Any) -> Any:
+        import torch
+
+        group = self.case["n_heads"] // self.case["n_kv_heads"]
+        keys = torch.arange(k.shape[2], device="cuda")
+        last = rows[:, None] + (k.shape[2] - q.shape[2])
+        out = []
+        for head in range(self.case["n_heads"]):
+            scores = q[0, head, rows].float() @ k[0, head // group].float().T / math.sqrt(self.case["head_dim"])
+            if self.case.get("causal", True):
+                scores = scores.masked_fill(keys > last, -math.inf)
+            out.append(torch.softmax(scores, -1) @ v[0, head // group].float())
+        return torch.stack(out)
+
+    def error(self, outs: Sequence[Any]) -> float:
+        """‖out − wanted‖ / ‖wanted‖ over the sampled rows; `outs` are `[heads, tokens, head_dim]`, a sequence each."""
+        import torch
+
+        wanted = torch.cat([each.flatten() for each in self.wanted])
+        got = torch.cat([out[:, rows].float().flatten() for out, rows in zip(outs, self.rows, strict=True)])
+        return float(torch.linalg.norm(got - wanted) / torch.linalg.norm(wanted))

@@ -1,0 +1,65 @@
+"""The benchmark of a step's ops: ends of launches from graphs of the first ones, tables, the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import step_ops
+from benchmarks.decode_step import Ours, case_of
+from benchmarks.report.rows import Run
+from benchmarks.step_ops import Bound
+from ptxgen.runtime.cpu.device import CpuDevice
+from tests.benchmarks.test_decode_step import LLAMA
+
+
+class Known(Bound):
+    """A step whose launches take 1, 2, 3 … µs each, with 7 µs around a graph."""
+
+    def us(self, launches: Sequence[Any], steps: int = 0, repeats: int = 0) -> float:
+        return 7 + sum(float(each) for each in launches)
+
+
+def known(layers: int) -> Known:
+    roles = [("embedding", -1), *((role, layer) for layer in range(layers) for role in ("qkv", "mlp")), ("head", -1)]
+    spec = SimpleNamespace(kernel_name="gemv")
+    ops = [SimpleNamespace(role=r, layer=n, spec=spec, name=f"layers.{n}.{r}" if n >= 0 else r) for r, n in roles]
+    step = SimpleNamespace(launches=list(range(1, len(ops) + 1)), program=SimpleNamespace(ops=ops))
+    return Known(step, lambda: None, 9, None)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_ends_are_those_of_the_step_alone(layers: int) -> None:
+    bound = known(layers)
+    assert bound.ends() == [sum(range(1, n + 1)) for n in range(1, len(bound.program.ops) + 1)]
+
+
+def test_rows_of_ops_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(step_ops, "op_bytes", lambda program, op, length: 100 * length)
+    run, bound = Run("decode_step_ops", "a GPU"), known(3)
+    run.add({"op": "read"}, "floor", us=1.0, bytes=1000)
+    step_ops.measure(bound, run, case_of("m", "bf16", 1, 9), "ptxgen")
+    timeline, *ops = run.rows[1:]
+    assert timeline["ends"][-1] == sum(bound.step.launches)
+    assert sum(row["us"] for row in ops) == sum(bound.step.launches)
+    by_op = {row["case"]["op"]: row for row in ops}
+    assert (by_op["qkv"]["us"], by_op["qkv"]["count"], by_op["qkv"]["bytes"]) == (2 + 4 + 6, 3, 3000)
+    table = step_ops.table(run.rows)
+    assert "m, bf16, batch 1, depth 9 (ptxgen): 43 µs, 8 launches" in table
+    assert "| qkv | gemv | 3 | 0.0 | 12.0 | 27.9% | 4.00 |" in table
+    pytest.importorskip("matplotlib", reason="the picture needs the extra plot")
+    step_ops.plot(run.rows, "m/bf16", tmp_path / "step.png")
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_step_of_several_sequences() -> None:
+    run = Run("decode_step_ops", "the executor")
+    ours = Ours(run, run, CpuDevice(), {"small": LLAMA | {"num_hidden_layers": 1}}, max_len=64, steps=1)
+    bound, impl = ours.bound("small", "bf16", 2, 8)
+    assert impl == "ptxgen-fast"
+    assert bound.program.ops[0].sizes == {"rows": 2}
+    assert bound.us(bound.step.launches, 1, 1) > 0
