@@ -46,7 +46,7 @@ class Fields(KernelType):
         default=256, draws=(16, 256), silent="it says who computes, not what", doc="positions that one CTA takes alone"
     )
     group_parts: int = field(
-        default=1, draws=(1, 2), refuses=(3,), silent="it says who computes, not what",
+        default=1, draws=(1, 2), refuses=(-1,), silent="it says who computes, not what",
         doc="CTAs that share the query heads of a KV head",
     )  # fmt: skip
     shared_bytes: int = field(

@@ -37,14 +37,24 @@ PARTS = ("attention", "builder", "checks", "idioms", "isa", "parser", "persisten
 @pytest.mark.parametrize("part", PARTS)
 def test_what_kernels_are_made_of_knows_no_kernel(part: str) -> None:
     """Nor for annotations: what a part is told is a type beside it."""
+    wrong = []
+    for path in (RUNTIME.parent / "ptxgen" / part).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            of_module = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else of_module
+            wrong += [(path.name, name) for name in names if f"{name}.".startswith("ptxgen.kernels.")]
+    assert wrong == []
+
+
+def test_support_functions_know_nothing_of_check_mode() -> None:
+    """`cpu/check` is made of `cpu/support`; the table of support functions names its modules, and imports none."""
     wrong = [
-        (path.name, node.lineno)
-        for path in (RUNTIME.parent / "ptxgen" / part).rglob("*.py")
+        (path.name, name)
+        for path in (RUNTIME / "cpu" / "support").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else
-                     [each.name for each in node.names] if isinstance(node, ast.Import) else [])
-        if f"{name}.".startswith("ptxgen.kernels.")
-    ]  # fmt: skip
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        if name.startswith("ptxgen.runtime.cpu.check")
+    ]
     assert wrong == []
 
 

@@ -50,7 +50,8 @@ NOT_UNDER = {
     # step it takes each lane of a warp for itself: all lanes read a slot of the ring, meet (bar.warp.sync), and one of
     # them arrives at the slot's mbarrier, on which the warp waits that fills the slot anew. It reports the reads of the
     # 31 that do not arrive themselves and never those of the one that does, in 16-byte steps from its neighbour on. The
-    # step is some hundred times slower there, while polls of global memory are not: a wait of a model's step gave up.
+    # step is some hundred times slower there, while polls of global memory are not: most likely a
+    # wait of a model's step gave up.
     "racecheck": ("test_released_memory_waits_for_its_last_launch", "persistent_step"),
 }
 SLOW = ("runtime/test_capture", "test_torch_ops", "runtime/test_executor", "test_incremental_attention")  # begin early

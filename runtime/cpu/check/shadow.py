@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.equal_stores import doubted
 from ptxgen.runtime.cpu.native.ir import Code, splat, vec
 from ptxgen.runtime.cpu.native.layout import (
     CHECK,
@@ -20,6 +19,7 @@ from ptxgen.runtime.cpu.native.layout import (
     WINDOW_SHIFT,
 )
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.equal_stores import doubted
 from ptxgen.runtime.cpu.support.faults import FAULT_IN_FLIGHT, FAULT_UNINITIALISED, site_cache
 from ptxgen.runtime.cpu.support.parking import for_each_warp
 

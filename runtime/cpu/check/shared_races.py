@@ -13,7 +13,6 @@ The stamps that accesses leave are those of `shared_cells.py`.
 
 from __future__ import annotations
 
-from ptxgen.runtime.cpu.check.equal_stores import doubted
 from ptxgen.runtime.cpu.check.shadow import FLAG_FLYING, FLAG_WRITTEN, SMALL, may_be_first
 from ptxgen.runtime.cpu.check.shared_cells import (
     ALL_BYTES,
@@ -36,6 +35,7 @@ from ptxgen.runtime.cpu.check.shared_cells import (
 from ptxgen.runtime.cpu.native.ir import Code, splat, vec
 from ptxgen.runtime.cpu.native.layout import CTA, WARP
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.equal_stores import doubted
 
 _CHUNKS = (16, 4)  # cells that are looked at together
 

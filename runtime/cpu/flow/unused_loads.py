@@ -3,6 +3,7 @@ those whose values may come to nothing, as a choice between values stands before
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ptxgen.runtime.cpu.flow.blocks import Block, Op
@@ -12,6 +13,11 @@ from ptxgen.runtime.cpu.flow.symbols import Reg
 def unused_loads(blocks: list[Block]) -> frozenset[Op]:
     """Those of which no path uses a value, not even through arithmetic."""
     loads = [op for block in blocks for op in block.ops if op.words[0] == "ld"]
+    return _unneeded(blocks, loads, lambda op: frozenset())
+
+
+def _unneeded(blocks: list[Block], loads: list[Op], dropped: Callable[[Op], frozenset[int]]) -> frozenset[Op]:
+    """Those of `loads` whose values nothing needs, where an instruction does without what it `dropped`."""
     if not loads:
         return frozenset()
     needed: dict[int, int] = {id(block): 0 for block in blocks}  # bit sets of registers, before each block
@@ -24,14 +30,14 @@ def unused_loads(blocks: list[Block]) -> frozenset[Op]:
             for successor in block.successors:
                 now |= needed[id(successor)]
             for op in reversed(block.ops):
-                now = _before(op, now, used)
+                now = _before(op, now, used, dropped(op))
             if now != needed[id(block)]:
                 needed[id(block)] = now
                 changed = True
     return frozenset(op for op in loads if op not in used)
 
 
-def _before(op: Op, needed: int, used: set[Op], dropped: frozenset[int] = frozenset()) -> int:
+def _before(op: Op, needed: int, used: set[Op], dropped: frozenset[int]) -> int:
     """The registers that are needed before an instruction, from those behind it; what it may drop it does not need."""
     wanted = any(needed >> reg.index & 1 for reg in op.writes)
     if op.words[0] == "ld" and wanted:
@@ -50,24 +56,7 @@ def _before(op: Op, needed: int, used: set[Op], dropped: frozenset[int] = frozen
 def droppable_loads(blocks: list[Block]) -> frozenset[Op]:
     """Loads of shared memory whose values matter only where they are chosen: every way to a store, an address, a guard
     or a branch leads through `selp`, or through an `and` or `or` of predicates, which the other side may decide."""
-    loads = [op for block in blocks for op in block.ops if _may_be_dropped(op)]
-    if not loads:
-        return frozenset()
-    matters: dict[int, int] = {id(block): 0 for block in blocks}  # registers that matter as they are, before each block
-    used: set[Op] = set()
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(blocks):
-            now = 0
-            for successor in block.successors:
-                now |= matters[id(successor)]
-            for op in reversed(block.ops):
-                now = _before(op, now, used, _chosen(op))
-            if now != matters[id(block)]:
-                matters[id(block)] = now
-                changed = True
-    return frozenset(op for op in loads if op not in used)
+    return _unneeded(blocks, [op for block in blocks for op in block.ops if _may_be_dropped(op)], _chosen)
 
 
 def _may_be_dropped(op: Op) -> bool:

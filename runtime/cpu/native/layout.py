@@ -63,7 +63,7 @@ FAULT = {name: THREAD[name] - THREAD["fault"] for name in ("fault", "site", "mas
                                                            "warp")}  # fmt: skip
 FAULT["_end"] = FAULT["warp"] + 8
 MORE_FAULTS = 15  # that check mode keeps beside the first, until the warp returns
-# a race of two stores, until it is known whether the later one changes anything (`check/equal_stores.py`)
+# a race of two stores, until it is known whether the later one changes anything (`support/equal_stores.py`)
 DOUBT = _offsets("pointer:8 address:8 extra:8 n:8 site:4 kind:4 mask:4 row:4 old:4 several:4")
 DOUBTS = 1024
 GANG = _offsets(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxgen.runtime.cpu.check.equal_stores import begin, settle
 from ptxgen.runtime.cpu.native.ir import Code, indices, lanes_of, splat, vec
 from ptxgen.runtime.cpu.native.layout import CTA, LAUNCH, SHARED_BASE, THREAD, WARP
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.equal_stores import begin, settle
 from ptxgen.runtime.cpu.support.faults import FAULT_ALIGN, FAULT_BOUNDS, resolver, site_cache
 
 _SEVERAL = 32  # in a lane number for the shadow: other lanes access the same bytes
@@ -215,7 +215,7 @@ def _concatenate(c: Code, element: str, lanes: int, a: str, b: str) -> str:
 
 # check mode -----------------------------------------------------------------------------------------------------------
 def doubtful(c: Code, access: Access, what: str, rows: str = "") -> None:
-    """`begin` before the shadow is told of a store, `settle` when the bytes are there (`check/equal_stores.py`).
+    """`begin` before the shadow is told of a store, `settle` when the bytes are there (`support/equal_stores.py`).
 
     `rows`: where the lanes' values are; none: its lanes write bytes of their own.
     """
