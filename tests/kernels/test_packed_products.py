@@ -166,6 +166,38 @@ def test_ctas_that_share_tokens(mode: str, fields: dict[str, Any], monkeypatch: 
     clear_cache()
 
 
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (300, {"n": 388, "k": 192, "tokens": 128, "tile_rows": 192, "share": 2, "out_dtype": "bf16"}),
+        (150, {"n": 700, "k": 128, "tokens": 96, "tile_rows": 64, "share": 4, "out_dtype": "f16"}),
+        (200, {"n": 190, "k": 192, "tokens": 192, "tile_rows": 192, "bias": True, "activation": "silu"}),
+        (130, {"n": 390, "k": 512, "tokens": 128, "tile_rows": 192, "split": 2, "residual": True}),
+        (130, {"n": 770, "k": 512, "tokens": 128, "share": 4, "weights": "q4_k", "indirect": True}),
+        (20, {"n": 37, "k": 1024, "tokens": 16, "bias": True, "out_dtype": "bf16"}),
+        (20, {"n": 300, "k": 512, "tokens": 64, "gated": True, "activation": "silu", "out_dtype": "f16"}),
+        (30, {"n": 200, "k": 256, "tokens": 32, "tile_rows": 192, "weights": "int4_g128"}),
+        (70, {"n": 300, "k": 1024, "tokens": 64, "share": 2}),
+        (70, {"n": 330, "k": 1024, "tokens": 64, "share": 2, "programmatic": True, "indirect": True}),
+        (20, {"n": 700, "k": 2048, "tokens": 8, "share": 4, "programmatic": True, "residual": True}),
+        (40, {"n": 300, "k": 512, "tokens": 16, "share": 2, "weights": "q4_k", "programmatic": True}),
+    ],
+    ids=str,
+)
+def test_tiles_and_results_that_no_table_takes(
+    mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    tried(PackedGemm(**fields, precision="fast"), mode, rows, FAST)
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+def test_192_rows_exactly(mode: str) -> None:
+    tried(PackedGemm(200, 256, tokens=64, tile_rows=192), mode, 70, 2 * EXACT)
+
+
 @pytest.mark.parametrize(("count", "indirect"), [(0, True), (1, False), (4, True), (6, False)])
 def test_rows_past_the_number_of_tokens_are_not_written(count: int, indirect: bool) -> None:
     spec = PackedGemm(20, 80, "f16", tokens=8, indirect=indirect)
@@ -199,6 +231,12 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
         ({"tile_rows": 256, "tokens": 192, "precision": "fast"}, "tokens: must be at most 128"),
         ({"tile_rows": 64, "gated": True, "activation": "silu"}, "tile_rows: a gated product has 128 or 256"),
         ({"split": 8}, "split: must be at most 4, the tiles of k"),
+        ({"tile_rows": 192, "tokens": 256, "precision": "fast"}, "tokens: must be at most 192"),
+        ({"tile_rows": 192, "gated": True, "activation": "silu"}, r"a gated product has 128 or 256 \(got 192"),
+        ({"out_dtype": "bf16", "residual": True}, r"out_dtype: with residual it is f32 \(got bf16"),
+        ({"out_dtype": "e4m3"}, "out_dtype: must be one of f32, bf16, f16"),
+        ({"share": 2, "tokens": 128, "split": 2}, "share: CTAs that share k share no tokens"),
+        ({"share": 8, "tokens": 128}, "share: must be one of 0, 1, 2, 4"),
         ({"gated": True, "tokens": 8}, "gated: needs an activation"),
         ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
         ({"packed_out": True, "residual": True}, "residual: a packed result is added to nothing"),
@@ -268,6 +306,12 @@ def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
     many = PackedGemm.best(4096, n=4096, k=4096, precision="fast")
     assert few.split > 1
     assert (many.tokens, many.split) == (256, 1)
+
+
+@pytest.mark.parametrize("k", [4096, 14336])
+def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
+    spec = PackedGemm.best(128, n=4096, k=k, precision="fast")
+    assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
 
 
 @needs_assembler

@@ -22,7 +22,7 @@ BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
-MOST_SUMS = 256  # of a row, in registers of a warpgroup
+MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -47,13 +47,14 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     parts, few = spec.parts, tokens <= MOST_ROWS_FIRST
     rows = parts * spec.kind.records(spec.n) * TILE_ROWS
     tile_rows = spec.tile_rows or (64 * parts if few else 128 * parts)
-    groups = 1 if tile_rows == 64 * parts else 2
+    groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     blocks = max(parts, tile_rows // (64 * groups))
-    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if few else 1)
+    alone = few and spec.share <= 1
+    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if alone else 1)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > COLUMNS else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
-    share = 2 if tokens > 128 and rows > tile_rows and split == 1 else 1
+    share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     return Shape(groups, blocks, tiles, part, split, 16, 2 if few and groups == 1 else 1, share)
 
 
@@ -134,7 +135,7 @@ class Geometry:
     @property
     def fits(self) -> bool:
         """Whether accumulators fit in registers, and the ring in shared memory."""
-        return self.stages >= FEWEST and self.tokens * self.sums <= MOST_SUMS
+        return self.stages >= FEWEST and self.tokens * self.sums <= MOST_SUMS[self.shape.groups]
 
     @property
     def warps(self) -> int:
@@ -150,7 +151,8 @@ class Geometry:
     def wide(self) -> bool:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
-        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > 256)
+        most = 256 if self.shape.groups == 2 else 384
+        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > most)
 
     @property
     def records(self) -> int:

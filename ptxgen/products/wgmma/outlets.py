@@ -1,4 +1,4 @@
-"""Where results go: rows of f32, or tiles as PackedGemm reads them, for the next product."""
+"""Where results go: rows, or tiles as PackedGemm reads them, for the next product."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
 from ptxgen.products.digits import split_digits
@@ -20,18 +21,19 @@ VECTOR = 4  # outputs of a lane
 
 
 class RowsOut:
-    """out f32 `[rows, n]`."""
+    """out `[rows, n]`."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry) -> None:
         self.b, self.spec, self.ragged = b, spec, spec.n % VECTOR != 0
         self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
+        self.bytes = spec.out_dtype.bytes
         self._token = 0
 
     def find(self, tile: Reg, token: Reg, row: Reg, column: Reg) -> None:
         """Of `row`, which is `token` of a tile, the outputs from `column` on."""
         b, spec = self.b, self.spec
-        b.op("mad.wide.u32", self.to, row, 4 * spec.n, self.out)
-        b.op("mad.wide.u32", self.to, column, 4, self.to)
+        b.op("mad.wide.u32", self.to, row, self.bytes * spec.n, self.out)
+        b.op("mad.wide.u32", self.to, column, self.bytes, self.to)
         if self.ragged:
             self.columns_left = b.op("sub.u32", scratch(b, "columns_left", "u32"), spec.n, column)
         self._token = 0
@@ -51,7 +53,7 @@ class RowsOut:
     def go_to(self, token: int) -> None:
         """To the row so many tokens from the first."""
         if token != self._token:
-            self.b.op("add.u64", self.to, self.to, 4 * self.spec.n * (token - self._token))
+            self.b.op("add.u64", self.to, self.to, self.bytes * self.spec.n * (token - self._token))
             self._token = token
 
     def add_before(self, values: Sequence[Reg], before: Sequence[Reg], guard: Reg) -> None:
@@ -62,7 +64,20 @@ class RowsOut:
 
     def store(self, values: Sequence[Reg], guard: Reg, inside: Reg) -> None:
         """Four results."""
-        self.move("st.global", values, self.to, guard)
+        b, dtype = self.b, self.spec.out_dtype
+        if dtype == f32:
+            self.move("st.global", values, self.to, guard)
+            return
+        if not self.ragged:
+            words = convert.scratch_array(b, "result_word", "b32", VECTOR // 2).regs
+            convert.pack(b, words, values, dtype)
+            convert.store_words(b, self.to, words, pred=guard)
+            return
+        one, word = scratch(b, "one_inside", "pred"), scratch(b, "one_word", "b32")
+        for i, value in enumerate(values):
+            b.op("setp.gt.and.u32", one, self.columns_left, i, guard)
+            convert.pack(b, (word,), (value, value), dtype)
+            b.op("st.global.b16", self.to[self.bytes * i], word, pred=one)
 
 
 class TilesOut(RowsOut):

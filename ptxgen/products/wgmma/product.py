@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxgen.dtypes import DType, bf16
+from ptxgen.dtypes import DType, bf16, f32
 from ptxgen.kernel import KernelType, field, kernel_base
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.weights import weight_format
@@ -28,8 +28,14 @@ class PackedProduct(KernelType):
         draws=lambda drawn: (False, drawn["n"] % packed.PADDED == 0),
         doc="out is packed as x is, for the next product",
     )
-    tile_rows: int = field(default=0, draws=(0, 64, 256), doc="rows of weights of a CTA, gate and up; 0: by a table")
+    out_dtype: DType = field(default=f32, draws=("f32", "bf16"), doc="element type of out where it is rows")
+    tile_rows: int = field(
+        default=0, draws=(0, 64, 192, 256), doc="rows of weights of a CTA, gate and up; 0: by a table"
+    )
     split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
+    share: int = field(
+        default=0, draws=(0, 1, 2), doc="CTAs of neighbouring rows that bring each other tokens; 0: by a table"
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
 

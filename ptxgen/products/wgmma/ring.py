@@ -145,10 +145,12 @@ class Copier:
             if is_first is not None:
                 b.note("the tokens of the stages whose weights are on their way")
                 brings = b.op("and.pred", "brings_tokens", is_first, for_tokens)
+                every = (b.op("mov.u16", "every_cta_early", (1 << share) - 1),) if share > 1 else ()
                 for stage in range(early):
                     there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
-                    b.op(COPY, there, source[stage * at.token_bytes], size, bell, pred=brings)
-                done = b.op("mul.wide.u32", "early_bytes", size, early)
+                    opcode = MULTICAST if share > 1 else COPY
+                    b.op(opcode, there, source[stage * at.token_bytes], size, bell, *every, pred=brings)
+                done = b.op("mul.wide.u32", "early_bytes", advance, early)
                 b.op("add.u64", source, source, done, pred=is_first)
                 b.op("sub.u32", step, step, early, pred=is_first)
                 b.op("setp.ne.u32", is_first, 0, 0)

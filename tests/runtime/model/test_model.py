@@ -236,6 +236,7 @@ def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monke
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)
     file = ArrayFile(spec, random_weights(spec), "bf16")
     model, reference = Model(file, device, "f32", chunk=16), ReferenceModel(spec, file.values())
+    model.cache.zero()  # rows past a length are loaded early, which initcheck reports where they were never written
     roles = [op.role for op in model.program("prefill", 16).ops]
     assert "gate_up.pack" in roles
     assert "down_proj.pack" not in roles
