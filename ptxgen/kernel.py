@@ -47,7 +47,8 @@ class KernelType:
     goldens: ClassVar[tuple[Mapping[str, object], ...]] = ()
     golden_targets: ClassVar[tuple[str, ...]] = ("sm_75", "sm_80", "sm_90")
     golden_lines: ClassVar[int] = 900
-    """Lines of a golden at most: people read them. A kernel type whose smallest text is longer says so."""
+    """Lines of a golden at most, headings not counted: people read them. A kernel type whose smallest text is longer
+    says so."""
     lowest_target: ClassVar[str] = "sm_75"
     bundled_as: ClassVar[str] = ""
     """Its name in a model's bundle, whatever its role there."""

@@ -229,10 +229,13 @@ class Builder:
         self._attempt = ()
         return result
 
-    def note(self, text: str) -> None:
-        """Append a comment line."""
+    def note(self, text: str, *, after: int = 0) -> None:
+        """Append a comment line; with `after` only where at least so many lines have come since the last comment, so
+        that a long run of the same work has a heading now and then and a short one none."""
         if self._current is None:
             raise self._error("note: outside of a fragment")
+        if after and not self._current.plain(after):
+            return
         self._check_note(text)
         self._current.add(f"    // {text}", self._site())
 

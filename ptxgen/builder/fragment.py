@@ -59,6 +59,11 @@ class Fragment:
         self.lines.append(line)
         self.sites.append(site)
 
+    def plain(self, count: int) -> bool:
+        """Whether the last `count` lines are there, and none of them is a comment."""
+        last = self.lines[-count:]
+        return len(last) == count and not any(line.startswith("    //") for line in last)
+
     def heading(self) -> str:
         """The comment that its lines begin with: its name, and what it is said to do.
 

@@ -13,6 +13,7 @@ from ptxgen.dtypes import DType
 
 Base = Reg | Shared | Table
 Guard = Reg | Not | None
+RUN = 24  # lines of the same work, after which the next piece of it has a heading
 
 
 def words_of(dtype: DType, count: int) -> int:
@@ -65,6 +66,7 @@ def unpack(b: Builder, values: Sequence[Reg], words: Sequence[Reg], dtype: DType
         return
     per_word = 4 // dtype.bytes
     for index, word in enumerate(words):
+        b.note(f"{values[index * per_word].name} and those after it, as f32", after=RUN)
         _UNPACK[dtype.name](b, values[index * per_word : (index + 1) * per_word], word)
 
 
@@ -77,6 +79,7 @@ def pack(b: Builder, words: Sequence[Reg], values: Sequence[Reg], dtype: DType) 
         return
     per_word = 4 // dtype.bytes
     for index, word in enumerate(words):
+        b.note(f"{values[index * per_word].name} and those after it, as {dtype}", after=RUN)
         _PACK[dtype.name](b, word, values[index * per_word : (index + 1) * per_word])
 
 

@@ -21,6 +21,7 @@ def emit(b: Builder, counter: Sequence[Reg], key: Sequence[Reg]) -> None:
     fragment."""
     high = [b.reg(f"philox_high{i}", "u32") for i in range(2)]
     for round in range(ROUNDS):
+        b.note(f"round {round + 1} of {ROUNDS}", after=24)
         if round:
             for word, step in zip(key, _WEYL, strict=True):
                 b.op("add.u32", word, word, step)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
-from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.convert import RUN, scratch
 from ptxgen.isa import type_bits
 
 WARP = 32
@@ -38,6 +38,7 @@ def over_lanes(
     each = (values,) if isinstance(values, Reg) else values
     for distance in distances:
         for value in each:
+            b.note(f"%{value.name}, with the lane at distance {distance}", after=RUN)
             _exchange(b, operation, value, distance, other)
 
 

@@ -195,6 +195,7 @@ def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DTy
     wide = b.op("cvt.s64.s32", "wide_position", position)
     if r.style == "norm":
         for pair, turn in enumerate(rotor.turns):
+            b.note(f"pair {pair} of the chunk", after=convert.RUN)
             cos, sin = cos_sin(b, r, wide, turn)
             first, second = values[2 * pair], values[2 * pair + 1]
             b.op("mul.f32", rotor.partners[0], second, sin)
@@ -210,6 +211,7 @@ def rotate(b: Builder, rotor: Rotor, values: RegArray, position: Reg, dtype: DTy
         suffix = f"_{part}" if len(rotor.upper) > 1 else ""
         signed = b.op("selp.b64", f"signed_position{suffix}", wide, back, is_upper)
         for index in range(part * r.unit, (part + 1) * r.unit):
+            b.note(f"element {index} of the chunk", after=convert.RUN)
             cos, sin = cos_sin(b, r, signed, rotor.turns[index])
             b.op("mul.f32", rotor.partners[index], rotor.partners[index], sin)
             b.op("fma.rn.f32", values[index], values[index], cos, rotor.partners[index])

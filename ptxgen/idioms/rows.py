@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
-from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.convert import RUN, scratch
 from ptxgen.idioms.elements import Elements, widest
 from ptxgen.idioms.threads import ceil_div
 
@@ -118,12 +118,14 @@ class RowWalk:
     def load(self, address: Reg, pieces: Sequence[Elements], *, space: str = "global") -> None:
         """Load the thread's vectors; elements beyond the row are zero."""
         for i, piece in enumerate(pieces):
+            self.b.note(f"load vector {i} of the pass", after=RUN)
             self._place(i)
             piece.load(self.b, address, self._distance(i) * piece.dtype.bytes, space=space, pred=self.exists[i])
 
     def store(self, address: Reg, pieces: Sequence[Elements]) -> None:
         """Store the thread's vectors, none beyond the row."""
         for i, piece in enumerate(pieces):
+            self.b.note(f"store vector {i} of the pass", after=RUN)
             self._place(i)
             piece.store(self.b, address, self._distance(i) * piece.dtype.bytes, pred=self.exists[i])
 

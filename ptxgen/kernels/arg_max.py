@@ -9,6 +9,7 @@ from ptxgen import rules
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import DType, bf16, f16, f32, s32, u32, u64
 from ptxgen.idioms.best import Best
+from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.elements import pieces, widest
 from ptxgen.idioms.order import largest_of_warp, ordered_bits, ordered_key
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
@@ -124,6 +125,7 @@ class ArgMax(KernelType):
                 mine = values[i * vector : (i + 1) * vector]
                 piece.widen(b, mine)
                 for j, value in enumerate(mine):
+                    b.note(f"element {j} of vector {i}", after=RUN)
                     ordered_key(b, key, value)
                     b.op("setp.gt.and.u32", better, key, best, exists)
                     b.op("selp.u32", best, key, best, better)

@@ -142,6 +142,7 @@ class Embedding(KernelType):
             inside = b.reg("inside_row", "pred")
             ragged = self.dim % kind.tile_k
             for chunk in range(kind.chunks):
+                b.note(f"columns {CHUNK * chunk} to {CHUNK * (chunk + 1) - 1} of the tile", after=convert.RUN)
                 kind.weights(b, words, chunk, halves)
                 for upper, lower in zip(*halves, strict=True):
                     b.op("selp.f32", upper, lower, upper, is_lower)

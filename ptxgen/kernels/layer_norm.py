@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxgen import rules
 from ptxgen.builder.values import Reg, RegArray
+from ptxgen.idioms.convert import RUN
 from ptxgen.idioms.dot import add, dot
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.idioms.row_kernel import RowKernel, Rows
@@ -87,6 +88,7 @@ class LayerNorm(RowKernel, KernelType):
             rows.begin()
         with b.fragment("centre", "subtract the mean from a pass, and add up the squares"):
             self._centred(b, rows, values, mean)
+            b.note("the squares", after=RUN)
             rows.only(values)
             dot(b, square, values, values)
             rows.advance("more_squares")
@@ -101,6 +103,7 @@ class LayerNorm(RowKernel, KernelType):
                 self._centred(b, rows, values, mean)
                 self._load_weights(rows, gains, shifts)
             for i, value in enumerate(values):
+                b.note("times the deviation's inverse and the weight", after=RUN)
                 b.op("mul.f32", value, value, factor)
                 if shifts is None:
                     b.op("mul.f32", value, value, gains[i])
@@ -119,6 +122,7 @@ class LayerNorm(RowKernel, KernelType):
         rows.step()
         if self.share.passes > 1:
             rows.load("residual" if self.residual else "x", values)
+        b.note("less the mean", after=RUN)
         for value in values:
             b.op("sub.f32", value, value, mean)
 

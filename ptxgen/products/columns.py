@@ -24,6 +24,7 @@ from ptxgen.products.digits import (
     Thirds,
     unit_of,
 )
+from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import Piece, WeightFormat
@@ -98,6 +99,7 @@ class DigitColumns(Columns):
         b = self.b
         for chunk in range(self.kind.chunks):
             offset = DIGITS * DIGIT_BYTES * chunk
+            b.note(f"columns {CHUNK * chunk} to {CHUNK * (chunk + 1) - 1} of the tile", after=convert.RUN)
             convert.load_words(b, self.digit, at[0], offset, space="shared", pred=self.has_digit)
             (a,) = self.kind.fragments(b, words, chunk)
             sums = self.products.regs if chunk else (self.zero,) * 4
@@ -232,6 +234,7 @@ class IntegerColumns(Columns):
                 values = self.values[index : index + 2]
                 self._sum_digits(values, own[group])
                 sums.append(values)
+        b.note("every block's sum times its scale", after=convert.RUN)
         kind.add_blocks(b, words, sums, x_sums, self.totals)
 
     def _multiply_group(self, words: Sequence[Reg], unit: int, group: int) -> None:
@@ -246,6 +249,7 @@ class IntegerColumns(Columns):
             starts = [self.words * p + 2 * group for p in (0, 1)]
             fragments = [(chunk + 2 * p, x[first : first + 2]) for p, first in enumerate(starts)]
         for first, digits in fragments:
+            b.note(f"columns from {CHUNK * first} of the tile", after=convert.RUN)
             a = kind.byte_fragment(b, words, first)
             b.op(MMA_S8.format(kind.byte_type), tuple(self.products), tuple(a), tuple(digits), tuple(sums))
             sums = self.products.regs

@@ -39,6 +39,7 @@ class FmaLoop(TileLoop):
         b, at, x = self.b, self.at, self.own_x
         halves, row_bytes = (self.own_weights[:OWN], self.own_weights[OWN:]), 4 * self.spec.padded_k
         for chunk in range(self.kind.chunks):
+            b.note(f"columns {CHUNK * chunk} to {CHUNK * (chunk + 1) - 1} of the tile", after=convert.RUN)
             for token in range(at.tokens):
                 own = x[OWN * token : OWN * (token + 1)]
                 convert.load_words(b, own, self.x_at, 4 * CHUNK * chunk + token * row_bytes, space="shared")

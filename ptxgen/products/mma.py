@@ -41,9 +41,13 @@ class MmaLoop(TileLoop):
         totals = self.sums[4 * part : 4 * part + 4]
         group = kind.scale_chunks
         for chunk in range(kind.chunks):
+            columns = f"columns {CHUNK * chunk} to {CHUNK * (chunk + 1) - 1} of the tile"
+            b.note(f"{columns}: x as bf16 digits", after=convert.RUN)
             digits = self.own_digits(chunk)
+            b.note(f"{columns}: the weights", after=convert.RUN)
             factors, less = kind.scales(b, self.words, chunk)
             fragments = kind.fragments(b, self.words, chunk)
+            b.note(f"{columns}: the products", after=convert.RUN)
             first = chunk % group == 0
             for index, (a, digit) in enumerate(self._pairs(fragments, digits)):
                 self._mma(self.products, a, digit, fresh=first and index == 0)

@@ -49,7 +49,8 @@ class Squares:
         with b.fragment("add_squares", "add up the squares of a pass of every row"):
             values = b.array("squared", "f32", FLIGHT * width)
             inside = b.array("square_inside", "pred", FLIGHT)
-            for base, total in zip(self.bases, sums, strict=True):
+            for number, (base, total) in enumerate(zip(self.bases, sums, strict=True)):
+                b.note(f"the warp's row {number}", after=convert.RUN)
                 convert.clear(b, values)
                 for i in range(FLIGHT):
                     guard = b.op("setp.lt.u32", inside[i], column, max(0, spec.k - 32 * width * i))

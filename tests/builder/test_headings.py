@@ -17,6 +17,7 @@ from ptxgen.lines.words import counted
 from ptxgen.targets import target
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
 
+UNBROKEN = 130  # instructions under one heading, at most
 GOLDENS = Path(__file__).resolve().parents[2] / "golden_ptx"
 
 
@@ -105,6 +106,33 @@ def test_the_author_of_our_fragments_says_it_of_all_that_begin_with_no_note() ->
     found = {path.name: [*filter(bare.match, path.read_text().splitlines())] for path in GOLDENS.rglob("*.ptx")}
     assert found
     assert {name: said for name, said in found.items() if said} == {}
+
+
+def unbroken(text: str) -> int:
+    """The most instructions in a row without a comment or a label between them."""
+    longest = run = 0
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("//") or line.endswith(":"):
+            run = 0
+        elif line.endswith(";") and not line.startswith("."):
+            run += 1
+            longest = max(longest, run)
+    return longest
+
+
+def test_no_golden_has_a_long_run_under_one_heading() -> None:
+    runs = {path.relative_to(GOLDENS).as_posix(): unbroken(path.read_text()) for path in GOLDENS.rglob("*.ptx")}
+    assert {name: run for name, run in runs.items() if run > UNBROKEN} == {}
+    assert sum(run > UNBROKEN // 2 for run in runs.values()) < len(runs) // 5
+
+
+def test_a_note_after_so_many_lines_waits_for_them() -> None:
+    b = Builder(Demo(), target("sm_90"))
+    with b.fragment("long") as long:
+        for i in range(9):
+            b.note(f"from {i} on", after=4)
+            b.op("mov.u32", f"r{i}", i)
+    assert [line.strip() for line in long.lines if "//" in line] == ["// from 4 on", "// from 8 on"]
 
 
 @pytest.mark.parametrize(("number", "words", "shown"), [

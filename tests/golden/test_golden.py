@@ -45,7 +45,8 @@ def test_goldens_are_read_by_people(name: str) -> None:
     for case in Goldens(GOLDENS, (name,)).cases():
         first, *rest = (GOLDENS / case.file).read_text().splitlines()
         assert first == f"// {case.spec!r} for {case.target}"
-        assert len(rest) <= case.spec.golden_lines, case.file
+        code = [line for line in rest if not line.lstrip().startswith("//")]  # headings are what makes it readable
+        assert len(code) <= case.spec.golden_lines, case.file
         wide = [line for line in rest if len(line) > 140]
         assert all(re.search(r"mma|st.async|cp.async.bulk|\.v4\.", line) for line in wide), case.file
 

@@ -13,7 +13,7 @@ from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg
 from ptxgen.dtypes import bf16
 from ptxgen.idioms import convert
-from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.convert import RUN, scratch
 from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
@@ -162,7 +162,9 @@ class Multiplier:
             if part.chunks[0] == 0:
                 self._read_words(part)
             for index, chunk in enumerate(part.chunks):
+                b.note(f"chunk {chunk} of the tile", after=RUN)
                 self._convert(chunk, self._fragments(a, index))
+        b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
         type = spec.x_dtype.name
         product = f"wgmma.mma_async.sync.aligned.m64n{at.tokens}k16.f32.{type}.{type}"
@@ -184,6 +186,7 @@ class Multiplier:
         if self.short is None or (part.chunks[-1] + 1) % SHORT:
             b.op("wgmma.wait_group.sync.aligned", 1)
             return
+        b.note("the sums of these chunks to the totals", after=RUN)
         b.op("wgmma.wait_group.sync.aligned", 0)
         for total, short in zip(self.sums[part.block], self.short, strict=True):
             b.op("add.f32", total, total, short)

@@ -69,9 +69,9 @@ class Results:
             self.token, self.column = b.reg("taken_token", "u32"), b.reg("taken_column", "u32")
             self.taken = b.reg("take_at", "u32")
             if not self.split:
-                split(b, "taken_token_", "taken_quad", lane, rows_of_warp // VECTOR)
-                b.op("mov.u32", self.token, b.registers["taken_token_"])
-                b.op("mul.lo.u32", self.column, b.registers["taken_quad"], VECTOR)
+                token, quad = split(b, "taken_token_", "taken_quad", lane, rows_of_warp // VECTOR)
+                b.op("mov.u32", self.token, token)
+                b.op("mul.lo.u32", self.column, quad, VECTOR)
                 b.op("mad.lo.u32", self.taken, self.token, self.pitch, area)
                 b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
                 b.op("mad.lo.u32", self.taken, warp, RESULT_BUFFERS * self.buffer_bytes, self.taken)
@@ -103,6 +103,7 @@ class Results:
         b, at = self.b, self.at
         for block, sums in enumerate(self.sums):
             offset = first + block * (self.part_bytes if at.parts > 1 else 4 * TILE_ROWS)
+            b.note(f"tokens {OCTET * octet} to {OCTET * (octet + 1) - 1} of the tile, block {block}", after=convert.RUN)
             for half in (0, 1):
                 for token in (0, 1):
                     where = offset + 32 * half + (OCTET * place + token) * self.pitch
@@ -134,6 +135,7 @@ class Results:
     def _round(self, first: int) -> None:
         """Take up what was left, leave the next, and store."""
         b, at = self.b, self.at
+        b.note(f"results of tokens {first} to {first + at.result_tokens - 1} of the tile", after=convert.RUN)
         for load, parts in enumerate(self.values):
             for part, values in enumerate(parts):
                 offset = self._buffer(first) + part * self.part_bytes + load * self.together * self.pitch

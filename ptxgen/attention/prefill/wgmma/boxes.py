@@ -138,7 +138,7 @@ class Boxes:
             zero = b.op("mov.b32", b.reg("no_value", "b32"), 0)
             more = b.op("setp.lt.s32", "more_tail", row, tile.keys)
         self.ring.wait("tail_boxes", self.tail[0], parity)
-        with b.fragment("clear_tail"):
+        with b.fragment("clear_tail", "zeros in the lane's row from kv_len on"):
             for n in range(tile.columns):
                 convert.store_words(b, place, (zero,) * 4, n * tile.keys * SWIZZLED_ROW, space="shared")
             b.op("add.s32", row, row, 32 // LANES)

@@ -81,7 +81,7 @@ class QueryCopies:
         b = self.b
         with b.fragment("aim_copies", "this thread's place in the rows that it copies"):
             self.aim(smem)
-        with b.fragment("begin_fill"):
+        with b.fragment("begin_fill", "which time q is filled, and the parity that its wait has"):
             self.q_parity = b.op("and.b32", b.reg("q_fill_parity", "u32"), self.taken, 1)
             b.op("xor.b32", self.q_parity, self.q_parity, 1)
             if self.first_k:
@@ -125,10 +125,10 @@ class QueryCopies:
                 takes_part = b.reg(f"fills_q{group}", "pred")
                 with b.fragment(f"aim_q{group}"):
                     b.op("setp.gt.u32", takes_part, items.active, group)
-            ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
+            wait, over = ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
             with b.fragment(
                 f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
-            ):
+            ) as fill:
                 size, exists = scratch(b, "copy_bytes", "u32"), scratch(b, "row_exists", "pred")
                 at = scratch(b, "q_at", "u64")
                 for i in range(copy.spread.row_passes):
@@ -147,9 +147,8 @@ class QueryCopies:
                         source = at[offset + column * LANES * copy.source_bytes]
                         copy.copy_async(place, source, size, takes)
                 ring.arrive_behind_copies(ring.at[ring.q_full + WORD * group])
-            over, wait = b.registers[f"q{group}_empty_over"], b.fragments[f"q{group}_empty"]
             aim = b.fragments[f"aim_q{group}"] if takes_part is not None else None
-            fills.append((f"q{group}", aim, takes_part, wait, over, b.fragments[f"fill_q{group}"]))
+            fills.append((f"q{group}", aim, takes_part, wait, over, fill))
         b.expose(q_fills=fills)
 
 

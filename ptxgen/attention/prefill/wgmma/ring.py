@@ -7,7 +7,7 @@ boxes, and all bytes of these have come; an empty one's when every warp of the c
 from __future__ import annotations
 
 from ptxgen.attention.prefill.wgmma.tile import STAGES, WgmmaTile
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import SINK, Addr, Reg
 from ptxgen.idioms.convert import scratch
 
@@ -56,10 +56,11 @@ class Ring:
         parity = b.op("bfe.u32", scratch(b, f"{name}_parity", "u32"), number, STAGES.bit_length() - 1, 1)
         return stage, at, parity
 
-    def wait(self, name: str, at: Addr, parity: Reg) -> None:
-        """The fragment `name` that asks whether the phase of that parity is over: predicate `name`_over."""
-        with self.b.fragment(name):
-            self.b.op("mbarrier.try_wait.parity.shared::cta.b64", f"{name}_over", at, parity)
+    def wait(self, name: str, at: Addr, parity: Reg) -> tuple[Fragment, Reg]:
+        """The fragment `name` that asks whether the phase of that parity is over, and the predicate that says so."""
+        with self.b.fragment(name) as wait:
+            over = self.b.op("mbarrier.try_wait.parity.shared::cta.b64", f"{name}_over", at, parity)
+        return wait, over
 
     def arrive(self, at: Addr, pred: Reg, count: Reg | int = 1) -> None:
         """A warp is through, and counts as so many; part of an open fragment."""

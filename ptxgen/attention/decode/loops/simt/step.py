@@ -86,6 +86,7 @@ class Step:
                         self._dot(token, head, piece, query, values[token], token)
             else:
                 for token in range(lanes.tokens):
+                    self.b.note(f"the lane's position {token}, piece {piece} of K", after=convert.RUN)
                     wide = self._widened(self.loader.k, token, piece, 0)
                     for head in range(lanes.heads):
                         self._dot(token, head, piece, self.query.piece(head, piece), wide, 0)
