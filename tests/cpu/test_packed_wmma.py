@@ -5,7 +5,7 @@ import pytest
 
 from ptxgen.runtime import open_device
 
-FORMS = {  # type: (shape, bits, what stands in the opcode, the product of a row and a column)
+FORMS = {  # each: (shape, bits, what stands in the opcode, the product of a row and a column)
     "s4": ("m8n8k32", 4, "", lambda a, b: a @ b.T),
     "u4": ("m8n8k32", 4, "", lambda a, b: a @ b.T),
     "b1.xor": ("m8n8k128", 1, ".xor.popc", lambda a, b: (a[:, None] ^ b[None]).sum(2)),
