@@ -18,7 +18,6 @@ from ptxgen.checks import check
 from ptxgen.errors import AssembleError, ExecutionError, IsaError, ModuleLoadError
 from ptxgen.generator import Ptx, _generate
 from ptxgen.golden import Case, Goldens
-from ptxgen.kernel import kernel_types
 from ptxgen.kernels import KvCacheScatter, RmsNorm
 from ptxgen.lines.sources import Origin, Place, origin, quoted, remember, shown_path
 from ptxgen.parser import parse
@@ -27,6 +26,7 @@ from ptxgen.targets import target
 from tests.support import demo_kernel
 from tests.support.demo_kernel import TEMPLATE, Demo, demo_template
 from tests.support.fake_cuda import fake_device
+from tests.support.kernels import TYPES
 from tests.support.marks import needs_assembler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,8 @@ def demo(template: str = TEMPLATE, spec: Demo | None = None) -> Ptx:
 
 
 def test_there_is_a_golden_of_every_kernel_type() -> None:
-    assert {case.spec.kernel_name for case in one_of_each()} == set(kernel_types())
+    # Ours alone: an imported module may register more, such as a benchmark's traced step.
+    assert {case.spec.kernel_name for case in one_of_each()} == TYPES.keys()
 
 
 @pytest.mark.parametrize("case", one_of_each(), ids=lambda case: f"{case.spec.kernel_name}-{case.target}")
