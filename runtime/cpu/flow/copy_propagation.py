@@ -32,7 +32,7 @@ def simplify(flow: Flow) -> bool:
                 values[op.writes[0].index] = value
     if not values:
         return False
-    final = {index: _resolved(values, value) for index, value in values.items()}
+    final = {index: _resolved(values, index) for index in list(values)}
     for block in flow.blocks:
         block.ops = [op for op in block.ops if not (_is_move(op) and op.writes[0].index in final)]
         for op in block.ops:
@@ -67,9 +67,13 @@ def _copied(flow: Flow, op: Op, writers: dict[int, int]) -> Source | None:
     return reg
 
 
-def _resolved(values: dict[int, Source], value: Source) -> Source:
+def _resolved(values: dict[int, Source], index: int) -> Source:
+    """What the register's value comes from at last; every step on the way there leads there from now on."""
+    value, steps = values[index], [index]
     while isinstance(value, Reg) and value.index in values:
+        steps.append(value.index)
         value = values[value.index]
+    values.update(dict.fromkeys(steps, value))
     return value
 
 
