@@ -27,9 +27,10 @@ def width_rules(attention: Attention) -> Iterator[str]:
 class Prefill:
     """Attention of many query rows; the kernel type that asks for it is not known here.
 
-    `by_token`: q, out and lse are `[n_tokens, n_heads, …]`, else `[n_heads, n_tokens, …]`. `indirect`: lengths are read
-    from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an output. `unmeasured`: with
-    plans for wgmma that no GPU has timed.
+    `by_token`: q, out and lse are `[n_tokens, n_heads, …]`, else `[n_heads, n_tokens, …]`; with `heads_inside`
+    `[n_heads / heads_inside, n_tokens, heads_inside, …]`. `indirect`: lengths are read from device memory. A batched
+    cache makes a ragged batch. `lse`: the log-sum-exp is an output. `unmeasured`: with plans for wgmma that no GPU has
+    timed.
     """
 
     attention: Attention
@@ -37,6 +38,7 @@ class Prefill:
     indirect: bool = False
     lse: bool = False
     unmeasured: bool = False
+    heads_inside: int = 0
 
     def __post_init__(self) -> None:
         reasons = tuple(width_rules(self.attention))
@@ -47,3 +49,8 @@ class Prefill:
     def dim(self) -> int:
         """Elements of a row of q, K, V and out: `width_rules` refuses attention of several widths."""
         return self.attention.problem.qk_dim
+
+    @property
+    def token_step(self) -> int:
+        """Rows of q, out and lse from a token to the next of the same head."""
+        return self.attention.problem.n_heads if self.by_token else self.heads_inside or 1
