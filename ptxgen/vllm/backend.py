@@ -70,6 +70,11 @@ class PtxgenAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return head_size % 8 == 0 and 0 < head_size <= MOST_HEAD_SIZE
 
     @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Windows of any width; vLLM asks since 0.26."""
+        return True
+
+    @classmethod
     def supports_sink(cls) -> bool:
         """A logit per head without a value."""
         return True
@@ -175,12 +180,17 @@ class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[misc]
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Append key and value `[tokens, kv_heads, head_size]`, attend with query `[tokens, heads, head_size]`, fill
-        output `[tokens, heads · head_size]`; without metadata, on vLLM's profiling run, zeros."""
+        output `[tokens, heads · head_size]`; without metadata, on vLLM's profiling run, zeros. Raises `SpecError` for
+        a cache of another shape than `get_kv_cache_shape` has, and for outputs that are quantised."""
         if output_scale is not None or output_block_scale is not None:
             raise SpecError("output_scale: outputs are not quantised (got a scale)")
         if attn_metadata is None:
             return output.zero_()
         tokens, shape = attn_metadata.num_actual_tokens, (-1, self.num_heads, self.head_size)
+        wanted = (2, *kv_cache.shape[1:-2], self.num_kv_heads, self.head_size)
+        if kv_cache.dim() != 5 or kv_cache.shape != wanted:
+            form = f"[2, blocks, block_size, {self.num_kv_heads}, {self.head_size}]"
+            raise SpecError(f"kv_cache: must be {form}, as get_kv_cache_shape has it (got {list(kv_cache.shape)})")
         k, v = kv_cache.unbind(0)
         if self.kv_sharing_target_layer_name is None and key is not None:
             append(key[:tokens], value[:tokens], k, v, attn_metadata.slot_block, attn_metadata.slot_row)

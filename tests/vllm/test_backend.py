@@ -52,6 +52,7 @@ def test_what_it_can(backend: Any) -> None:
     assert ours.get_kv_cache_shape(BLOCKS, BLOCK, KV_HEADS, DIM) == (2, BLOCKS, BLOCK, KV_HEADS, DIM)
     assert [ours.supports_head_size(n) for n in (8, 80, 512, 12, 520, 0)] == [True, True, True, False, False, False]
     assert [ours.supports_compute_capability(c) for c in ((7, 0), (7, 5), (9, 0))] == [False, True, True]
+    assert ours.supports_sliding_window()
     assert ours.supports_sink()
     assert ours.supports_batch_invariance()
     assert not ours.use_cascade_attention()
@@ -139,6 +140,21 @@ def test_forward(more: dict[str, Any], invariant: bool, backend: Any) -> None:
             assert torch.allclose(found, wanted, atol=1e-5)
             first += n
     assert cache[:, 1].isnan().all(), "a page that nobody has"
+
+
+@pytest.mark.parametrize(
+    "shape", [(BLOCKS, 2, BLOCK, KV_HEADS, DIM), (BLOCKS, KV_HEADS, BLOCK, 2 * DIM), (2, BLOCKS, KV_HEADS, BLOCK, DIM)]
+)
+def test_a_cache_of_another_shape(shape: tuple[int, ...], backend: Any) -> None:
+    """As other backends have it, and as later versions of vLLM hand it out: refused, before anything is written."""
+    impl = backend.PtxgenAttentionImpl(HEADS, DIM, 0.2, KV_HEADS)
+    builder = backend.PtxgenMetadataBuilder(SimpleNamespace(block_size=BLOCK), [], None, torch.device("cpu"))
+    metadata = builder.build(0, common([4], [1], torch.zeros(1, 1, dtype=torch.int32)))
+    q, k, v = (torch.ones(1, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
+    cache = torch.zeros(shape)
+    with pytest.raises(SpecError, match=r"kv_cache: must be \[2, blocks, block_size, 2, 32\]"):
+        impl.forward(None, q, k, v, cache, metadata, torch.empty(1, HEADS * DIM))
+    assert not cache.any()
 
 
 def test_profiling_run(backend: Any) -> None:
