@@ -385,6 +385,7 @@ class MultiHeadAttention(KernelType):
 
     def _by_head(self, array: np.ndarray, tokens: slice) -> np.ndarray:
         """A view of these tokens' rows of q, out or lse, their axis behind those of heads."""
-        if self.heads_inside:
-            return array[:, tokens].swapaxes(1, 2)
-        return array[tokens].swapaxes(0, 1) if self.layout == "tokens" else array[:, tokens]
+        if self.layout == "tokens":
+            array = array.swapaxes(0, 1)
+        rows: np.ndarray = array[:, tokens]
+        return rows.swapaxes(1, 2) if self.heads_inside else rows
