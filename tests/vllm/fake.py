@@ -46,8 +46,9 @@ def modules(version: str) -> dict[str, types.ModuleType]:
     found |= {backend.__name__: backend, registry.__name__: registry}
     if "kv_cache_layouts" in contract:
         caches: Any = types.ModuleType("vllm.v1.kv_cache_interface")
-        orders = {name: tuple(order) for name, order in contract["kv_cache_layouts"].items()}
-        caches.KVCacheLayout = enum.Enum("KVCacheLayout", orders)
+        orders = contract["kv_cache_layouts"].items()
+        layouts = {name: types.SimpleNamespace(name=name, value=tuple(order)) for name, order in orders}
+        caches.KVCacheLayout = types.SimpleNamespace(**layouts)
         caches.AttentionSpec = make_dataclass("AttentionSpec", contract["kv_cache_spec"], frozen=True)
         found[caches.__name__] = caches
     return found
