@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ptxgen import generate
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.prefill.contract import Prefill as PrefillProblem
-from ptxgen.attention.problem import Attention
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import PerHead, Scores
 from ptxgen.builder import Builder
@@ -20,7 +20,6 @@ from ptxgen.errors import SpecError
 from ptxgen.idioms.convert import scratch
 from ptxgen.kernel import KernelType, supports
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention, PersistentStep
-from ptxgen.launch import Param, buffer
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
@@ -180,6 +179,10 @@ def test_sinks_and_slopes_in_prefill(device: Device, where: str, fields: dict[st
 # -- rows of two widths, and V inside K --------------------------------------------------------------------------------
 
 
+def with_problem(attention: Attention, **fields: Any) -> Attention:
+    return replace(attention, cache=replace(attention.cache, problem=replace(attention.problem, **fields)))
+
+
 @dataclass(frozen=True, eq=False)
 class TwoWidths(IncrementalAttention):
     """K's rows have head_dim elements, V's, and an output, `v_dim`."""
@@ -189,13 +192,7 @@ class TwoWidths(IncrementalAttention):
 
     @property
     def attention(self) -> Attention:
-        whole = super().attention
-        cache = replace(whole.cache, v_dim=self.v_dim, v_in_k=self.v_in_k)
-        return replace(whole, problem=replace(whole.problem, v_dim=self.v_dim), cache=cache)
-
-    def params(self) -> tuple[Param, ...]:
-        out = buffer("out", self.q_dtype, self.n_heads, self.v_dim, access="out")
-        return tuple(out if p.name == "out" else p for p in super().params())
+        return with_problem(super().attention, v_dim=self.v_dim, v_in_k=self.v_in_k)
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         length = int(np.ravel(a["seq_len"])[0])
@@ -238,9 +235,7 @@ class TwoWidthsPrefill(MultiHeadAttention):
 
     @property
     def attention(self) -> Attention:
-        whole = super().attention
-        cache = replace(whole.cache, v_dim=self.v_dim, v_in_k=self.v_in_k)
-        return replace(whole, problem=replace(whole.problem, v_dim=self.v_dim), cache=cache)
+        return with_problem(super().attention, v_dim=self.v_dim, v_in_k=self.v_in_k)
 
 
 @pytest.mark.parametrize("where", ["sm_75", "sm_90"])
@@ -255,7 +250,7 @@ def test_prefill_refuses_two_widths_and_v_inside_k(where: str, fields: dict[str,
     one = TwoWidthsPrefill(head_dim=64, n_heads=2, n_kv_heads=1, **fields)
     assert supports(one, where).reasons[0].startswith(reason)
     with pytest.raises(SpecError) as refused:
-        PrefillProblem(one.attention, by_token=True)
+        PrefillProblem(one.attention)
     assert reason in str(refused.value)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.variant import PerHead
 from ptxgen.builder.values import Reg, Shared
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopShape, MainLoop, Partials
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.ticket import MOST_SHARED_SPLITS
-from ptxgen.attention.problem import Attention
 from ptxgen.errors import SpecError
 from ptxgen.launch import Extent
 from ptxgen.targets import Target
@@ -178,8 +178,8 @@ def shape_of(
     problem, cache = attention.problem, attention.cache
     return Shape(
         sm=chip_name(target), head_dim=problem.qk_dim, group=problem.group, n_kv_heads=problem.n_kv_heads,
-        kv_dtype=cache.dtype.name, kv_bytes=cache.dtype.bytes, capacity=attention.variant.window or cache.max_len,
-        batched=batched, paged=cache.page_size > 0,
+        kv_dtype=problem.kv_dtype.name, kv_bytes=problem.kv_dtype.bytes,
+        capacity=attention.variant.window or cache.max_len, batched=batched, paged=cache.page_size > 0,
         invariant=invariant, programmatic=programmatic,
     )  # fmt: skip
 

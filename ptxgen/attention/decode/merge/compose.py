@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.merge import finish
 from ptxgen.attention.decode.merge.cluster import Exchange
@@ -16,7 +17,6 @@ from ptxgen.attention.decode.merge.records import Records
 from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, SharedTicket
 from ptxgen.attention.decode.place import Place
 from ptxgen.attention.decode.plan import Plan
-from ptxgen.attention.problem import Attention
 from ptxgen.attention.variant import V_SCALE
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared

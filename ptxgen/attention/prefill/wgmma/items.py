@@ -143,7 +143,7 @@ class Items(Rows):
             else:
                 self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
-            if not self.spec.by_token:
+            if not self.problem.by_token:
                 self.q_rows()
             self._key_tiles()
         with b.fragment("next_round"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma.layout import TILE, Block, Placed, Ring
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg, Shared
 from ptxgen.idioms.convert import scratch

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.attention import Attention
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -127,15 +127,16 @@ def budget_of(target: Target) -> Budget:
 
 def lanes_of(attention: Attention, target: Target) -> Lanes:
     """The best way for an attention; as many of a group's heads as registers allow, in equal parts."""
-    budget, cache = budget_of(target), attention.cache
+    budget, problem, cache = budget_of(target), attention.problem, attention.cache
     visible = min(cache.max_len, attention.variant.window or cache.max_len)
     enough = 1 << (visible - 1).bit_length()  # a tile that holds all
     most_tile = 16 if cache.page_size else min(max(enough, _WHOLE), _MOST_TILE)
     for parts in range(-(-attention.problem.group // MOST_HEADS), attention.problem.group + 1):
         heads = -(-attention.problem.group // parts)
         one = Lanes(
-            cache.k_dim, cache.dtype.bytes, cache.quantised, heads, 8, 1, 1, False, len(attention.variant.per_head)
-        )
+            problem.qk_dim, problem.kv_dtype.bytes, cache.quantised, heads, 8, 1, 1, False,
+            len(attention.variant.per_head),
+        )  # fmt: skip
         found = _best(one, most_tile, budget)
         if found is not None:
             return found
