@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ptxgen.attention.problem import Problem
 from ptxgen.builder import Builder
@@ -37,8 +37,7 @@ SINKS = Said(doc="a logit per head joins the softmax without a value, from a par
 WINDOW = Said(doc="a query sees only that many latest positions; 0: all", draws=_windows, refuses=(-1,))
 
 
-@dataclass(frozen=True)
-class PerHead:
+class PerHead(NamedTuple):
     """An f32 that every query head brings: the parameter `[n_heads]`, the array its registers are called, a factor."""
 
     param: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
@@ -148,7 +148,7 @@ class FlashDecodingChunk(KernelType):
         loop, shape = chosen
         cache = self.attention.cache
         tile_bytes = shape.tile * (cache.k.bytes + cache.v.bytes)
-        return cta_plan(self.attention, loop, replace(shape, in_flight=max(1, IN_FLIGHT // tile_bytes)))
+        return cta_plan(self.attention, loop, shape._replace(in_flight=max(1, IN_FLIGHT // tile_bytes)))
 
     def params(self) -> tuple[Param, ...]:
         slots = ("batch", self.n_heads, self.max_chunks)

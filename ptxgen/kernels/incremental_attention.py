@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
@@ -232,7 +231,7 @@ class IncrementalAttention(KernelType):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             where, task = locate.place(b, attention, plan, batched=self.batched)
-            task = replace(task, early=blind or self.programmatic, late_newest=self.programmatic)
+            task = task._replace(early=blind or self.programmatic, late_newest=self.programmatic)
         if self.programmatic:
             with b.fragment("wait_for_previous"):
                 b.op("griddepcontrol.wait")

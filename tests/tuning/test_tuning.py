@@ -55,7 +55,7 @@ def test_every_shipped_row_is_the_first_for_some_shape() -> None:
 
 
 def test_the_shipped_table_is_written_as_the_tool_writes_it() -> None:
-    assert tuning.SHIPPED.read_text(encoding="utf-8") == shipped().text()
+    assert Path(tuning.SHIPPED).read_text(encoding="utf-8") == shipped().text()
     assert [sm for sm, _ in shipped().models] == list(CHIPS)
 
 

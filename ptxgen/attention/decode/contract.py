@@ -13,8 +13,7 @@ names that do not start with `kv_`, `q_`, `score`, `acc`, `row_`, `run_` or `til
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.variant import PerHead
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
-@dataclass(frozen=True)
-class LoopShape:
+class LoopShape(NamedTuple):
     """How a main loop wants its CTA: `warps`, `heads` (query heads a CTA takes of a group), `tile` (positions a warp
     takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the
     arena).
@@ -53,8 +51,7 @@ class LoopShape:
         return 32 * self.warps
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """The work of one warp, in registers. A main loop may assume each of them, and may overwrite `tile` alone.
 
     Tiles are numbered over the whole sequence: tile i holds positions [i · shape.tile, (i + 1) · shape.tile). The warp
@@ -91,8 +88,7 @@ class Task:
     # position length − 1, then the wait for the kernel ahead, then the query and the rest
 
 
-@dataclass(frozen=True)
-class Partials:
+class Partials(NamedTuple):
     """Where every warp of a CTA leaves its partial softmax, in shared memory from the byte `offset` on, all f32.
 
     For warp w and head i of the CTA (0 ≤ i < heads):
@@ -151,8 +147,7 @@ class Partials:
         return self.warps * (self.warp_stride + self.statistics_stride)
 
 
-@dataclass(frozen=True)
-class LoopParts:
+class LoopParts(NamedTuple):
     """Templates of a main loop, below `attention/decode/`: `main`, its first loads, and its query.
 
     `first` is placed by `main`, or `early` by the skeleton before `lengths`, where the task allows that (K and V only;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
@@ -13,8 +12,7 @@ from ptxgen.builder.values import Reg
 from ptxgen.lines.words import counted
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Registers of the CTA's place in the grid. `works` is None when no CTA is ever idle, `split` … `splits` when units
     are never split."""
 

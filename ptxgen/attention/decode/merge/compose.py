@@ -5,7 +5,6 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
@@ -22,8 +21,7 @@ from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """Fragments: the thread's first element of what its CTA merges, and its next."""
 
     first: Fragment

@@ -7,7 +7,7 @@ For sm_80 and later, and caches of f16, bf16, e4m3 and int8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopParts, LoopShape, Partials, Task
@@ -33,8 +33,7 @@ _DTYPES = ("f16", "bf16", "e4m3", "s8")
 _TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
 
 
-@dataclass(frozen=True)
-class Ahead:
+class Ahead(NamedTuple):
     """A tile loaded ahead of the loop: the step to it, and its loads."""
 
     name: str
@@ -42,8 +41,7 @@ class Ahead:
     loads: Fragment
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Units of V that are loaded before the first is used: the fragment that clears hidden rows, and the product."""
 
     name: str
@@ -51,8 +49,7 @@ class Group:
     values: Fragment
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """The fragments of one tile of the loop, and the suffix of its labels; of the only tile, without what follows on
     another: `raise_maximum` and `advance`."""
 

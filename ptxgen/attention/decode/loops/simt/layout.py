@@ -8,8 +8,8 @@ over dim_lanes lanes. Position t of a lane is t · token_lanes + token of the ti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from ptxgen.attention.attention import Attention
 from ptxgen.targets import Target
@@ -22,8 +22,7 @@ _WHOLE = 16  # a cache of fewer positions still gets a tile of so many
 _LINE = 128  # bytes of a cache line: shorter runs of a row cost more requests
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """What a target gives a thread: `registers`, most of its 255 by the estimate below; `in_flight`, bytes of K and V
     that it should have on their way at a time (with 8 warps on a multiprocessor; more gains nothing)."""
 
@@ -36,8 +35,7 @@ class Budget:
 BUDGETS = {"sm_75": Budget(140, 128), "sm_90": Budget(220, 320)}
 
 
-@dataclass(frozen=True)
-class Lanes:
+class Lanes(NamedTuple):
     """One way to share out a tile of rows of `dim` elements. `element` and `piece` are bytes; `tokens` positions a lane
     has of a tile; `staged`: the query is read from shared memory, not kept in registers; `per_head`: values that every
     head brings to the variant's steps."""
@@ -153,7 +151,7 @@ def _best(one: Lanes, most_tile: int, budget: Budget) -> Lanes | None:
         for dim_lanes in (1, 2, 4, 8, 16, 32)
         for tokens in (1, 2, 4, 8, 16)
         for staged in (False, True)
-        if (lanes := replace(one, piece=piece, dim_lanes=dim_lanes, tokens=tokens, staged=staged)).tile <= most_tile
+        if (lanes := one._replace(piece=piece, dim_lanes=dim_lanes, tokens=tokens, staged=staged)).tile <= most_tile
         and lanes.tile >= _LEAST_TILE
         and lanes.registers <= budget.registers
     ]
