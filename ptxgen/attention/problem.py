@@ -62,9 +62,3 @@ class Problem:
         yield buffer("out", self.q_dtype, *lead, *self.rows, self.v_dim, access="out")
         if lse:
             yield buffer("lse", f32, *lead, *self.rows, access="out", align=4)
-
-
-def one_query_rules(problem: Problem) -> Iterator[str]:
-    """Why decode's main loops cannot run a problem: they take one query position of a sequence."""
-    if problem.queries != 1:
-        yield f"queries: decode takes one query position of a sequence (got {problem.queries}; nearest: 1)"

@@ -22,7 +22,7 @@ from ptxgen.attention.cache_fields import (
     place_rules,
 )
 from ptxgen.attention.prefill import tiles
-from ptxgen.attention.prefill.contract import Prefill, width_rules
+from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
@@ -191,7 +191,7 @@ class MultiHeadAttention(KernelType):
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
 
     def target_rules(self, target: Target) -> Iterator[str]:
-        yield from width_rules(self.attention)
+        yield from problem_rules(self.attention.problem)
         yield from programmatic_rules(self.programmatic, target)
         if self.unmeasured and not (runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)):
             yield f"unmeasured: plans for wgmma with tensor maps, not for this (got {target}; nearest: False)"

@@ -278,7 +278,8 @@ def test_the_tightest_shapes_do_not_spill(where: str, kv_dtype: str, head_dim: i
 
 def test_lanes_depend_on_the_rows_and_the_group_and_fit_a_small_cache() -> None:
     a = attention(128, 4, "f32")
-    other = dataclasses.replace(sized(a, 77), problem=dataclasses.replace(a.problem, n_heads=8, n_kv_heads=2))
+    grouped = dataclasses.replace(a.problem, n_heads=8, n_kv_heads=2)
+    other = dataclasses.replace(a, cache=dataclasses.replace(a.cache, problem=grouped, max_len=77))
     assert lanes_of(a, SM_90) == lanes_of(other, target("sm_100"))
     small = [lanes_of(sized(a, n), SM_75).tile for n in (1, 16, 17, 32, 33, 4096)]
     assert small == sorted(small)

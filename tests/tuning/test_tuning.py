@@ -273,6 +273,6 @@ def test_rows_of_products_are_written_and_read_again(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(table.text())
     assert Table.read(tmp_path / "own.json").products == table.products
     assert Table.read(tmp_path / "own.json").text() == table.text()
-    more = table.with_rows(products=[replace(table.products[0], note="2 us")])
+    more = table.with_rows(products=[table.products[0]._replace(note="2 us")])
     assert [each.note for each in more.products] == ["2 us"]
     assert Table().over(table).products == table.over(Table()).products == table.products

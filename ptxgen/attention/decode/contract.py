@@ -12,16 +12,23 @@ names that do not start with `kv_`, `q_`, `score`, `acc`, `row_`, `run_` or `til
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ptxgen.attention.attention import Attention
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import PerHead
 from ptxgen.builder.values import Reg, Shared
 
 if TYPE_CHECKING:
     from ptxgen.builder import Builder
     from ptxgen.targets import Target
+
+
+def problem_rules(problem: Problem) -> Iterator[str]:
+    """Why decode's main loops cannot compute a problem: they take one query position of a sequence."""
+    if problem.queries != 1:
+        yield f"queries: decode takes one query position of a sequence (got {problem.queries}; nearest: 1)"
 
 
 class LoopShape(NamedTuple):

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ptxgen.attention.attention import Attention
+from ptxgen.attention.problem import Problem
 from ptxgen.errors import SpecError
 
 
-def width_rules(attention: Attention) -> Iterator[str]:
-    """Why these main loops cannot run an attention: their tiles of q, K, V and out are of one width."""
-    problem = attention.problem
+def problem_rules(problem: Problem) -> Iterator[str]:
+    """Why these main loops cannot compute a problem: they take rows of many query positions, of q, K, V and out of one
+    width."""
+    if problem.queries == 1:
+        yield "queries: prefill takes all positions of a prompt (got 1; nearest: 'n_tokens')"
     if problem.v_dim != problem.qk_dim:
         yield (
             f"v_dim: prefill takes rows of q, K, V and out of one width (got v_dim={problem.v_dim}, "
@@ -35,11 +38,11 @@ class Prefill:
     unmeasured: bool = False
 
     def __post_init__(self) -> None:
-        reasons = tuple(width_rules(self.attention))
+        reasons = tuple(problem_rules(self.attention.problem))
         if reasons:
             raise SpecError("; ".join(reasons))
 
     @property
     def dim(self) -> int:
-        """Elements of a row of q, K, V and out: `width_rules` refuses attention of several widths."""
+        """Elements of a row of q, K, V and out: `problem_rules` refuses those of several widths."""
         return self.attention.problem.qk_dim

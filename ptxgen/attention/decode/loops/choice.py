@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from ptxgen.attention.attention import Attention
-from ptxgen.attention.decode.contract import LoopShape, MainLoop
+from ptxgen.attention.decode.contract import LoopShape, MainLoop, problem_rules
 from ptxgen.attention.decode.loops.mma import loop as mma
 from ptxgen.attention.decode.loops.simt import loop as simt
-from ptxgen.attention.problem import one_query_rules
 from ptxgen.targets import Target
 
 LOOPS: tuple[MainLoop, ...] = (cast(MainLoop, mma), cast(MainLoop, simt))
@@ -16,7 +15,7 @@ LOOPS: tuple[MainLoop, ...] = (cast(MainLoop, mma), cast(MainLoop, simt))
 
 def choose(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> tuple[MainLoop, LoopShape] | str:
     """The first loop that can run it, and how with at most so many warps and stages; the reasons when none can."""
-    reasons = list(one_query_rules(attention.problem))
+    reasons = list(problem_rules(attention.problem))
     if reasons:
         return reasons[0]
     for loop in LOOPS:

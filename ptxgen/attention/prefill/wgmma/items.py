@@ -47,7 +47,7 @@ class Items(Rows):
             self.place = b.op("mov.u32", "place", b.special("ctaid.x"))
             if not self.cache.batched:
                 self.section = b.op("mov.u32", "section", 0)
-            b.op("setp.gt.s32", "has_rounds", self.section_items, 0)
+            self.has_rounds: Reg = b.op("setp.gt.s32", "has_rounds", self.section_items, 0)
 
     def _lengths(self) -> None:
         """Of the one sequence; part of an open fragment."""

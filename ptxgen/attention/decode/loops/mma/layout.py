@@ -69,11 +69,11 @@ class Block(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A block at its place in a unit: register offset within the unit, and its index among the blocks of its kind."""
+    """A block at its place in a unit: register offset within the unit, and its number among the blocks of its kind."""
 
     block: Block
     offset: int
-    index: int
+    number: int
 
 
 class Unit(NamedTuple):

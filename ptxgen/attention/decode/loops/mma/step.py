@@ -103,7 +103,7 @@ class Step:
                 into = self.odd if self.chains == 2 and done % 2 else self.score.regs
                 total = into[4 * tile : 4 * tile + 4]
                 before = total if done >= self.chains else (self.zero,) * 4
-                query = self.query.fragment(block, placed.index, step, tile)
+                query = self.query.fragment(block, placed.number, step, tile)
                 wide = len(query) == 2
                 pairs = (2 * step, 2 * step + 1) if wide else (step,)
                 a = tuple(rows[row][pair] for pair in pairs for row in (0, 1))
@@ -293,7 +293,7 @@ class Step:
             [self.loader.register(position, placed, block.word(r, i)) for i in range(block.words)] for r in range(4)
         ]
         scales = [self.loader.register(position, placed, block.scale(r)) for r in range(4)] if block.scaled else None
-        before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.index])
+        before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.number])
         for step in range(block.steps):
             a = mma_convert.v_fragments(self.b, self.attention.problem.kv_dtype, rows, step, scales)
             for tile in range(self.tiles):
