@@ -109,7 +109,10 @@ class ModelSpec:
 
     def layer(self, index: int) -> LayerKind:
         """What layer `index` does about windows and RoPE."""
-        return next(kind for kind in self.shape.kinds if index in kind.layers)
+        for kind in self.shape.kinds:
+            if index in kind.layers:
+                return kind
+        raise SpecError(f"layer: must be from 0 to {self.shape.n_layers - 1} (got {index!r})")
 
     @property
     def q_width(self) -> int:
