@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptxgen.errors import CapacityError, FileError, PtxgenError
+from ptxgen.errors import CapacityError, FileError, PtxgenError, SpecError
 from ptxgen.models.files import open_model
+from ptxgen.models.spec import model_spec
 from ptxgen.models.text.llama2c import text_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.backend import MemoryUse
@@ -226,6 +227,22 @@ def test_a_config_that_lies_is_named(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(PtxgenError, match=r"config.json"):
         open_model(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+def test_a_value_of_a_config_that_is_of_no_type_it_could_be(family: str) -> None:
+    """Read, or refused as any other wrong value is."""
+    more = ("hidden_act", "hidden_activation", "rope_parameters", "layer_types", "quantization_config", "torch_dtype")
+    refused: set[str] = set()
+    for key in (*CONFIGS[family], *more):
+        for value in (-1, 1e300, float("nan"), "x", [[1]], {"a": {}}, {"rope_type": [1]}):
+            try:
+                model_spec(CONFIGS[family] | {key: value})
+            except SpecError as wrong:
+                refused |= {key} if key in str(wrong) else set()
+    assert refused >= {"hidden_size", "head_dim", "rope_parameters", "torch_dtype"}
+    assert refused & {"hidden_act", "hidden_activation"}
 
 
 def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:
