@@ -182,8 +182,8 @@ def launches() -> Iterable[str]:
         yield "## A token of the shipped model: what the host adds, microseconds\n"
         token = load("host_time")
         yield (
-            f"One run, of a step of {token[0]['case']['launches']} launches; `python -m benchmarks.host_time` says what "
-            f"the parts are. {_commit(token)}\n"
+            f"One run, of a step of {token[0]['case']['launches']} launches; `python -m benchmarks.host_time` says "
+            f"what the parts are. {_commit(token)}\n"
         )
         yield host_time.table(token) + "\n"
 
