@@ -1,0 +1,28 @@
+"""The workflow to copy for Triton projects: what it installs and sets is what the package has and reads."""
+
+import re
+
+from ptxgen.targets import target
+from ptxgen.testing import triton
+from tests.support.packages import ROOT
+
+WORKFLOW = (ROOT / "examples" / "triton_ci" / "triton.yml").read_text()
+
+
+def test_it_installs_an_extra_of_the_checkout():
+    where = re.search(r"path: (\S+)", WORKFLOW)[1]
+    extra = re.search(rf"pip install './{re.escape(where)}\[(\w+)\]'", WORKFLOW)[1]
+    assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+
+
+def test_its_matrix_reaches_the_driver_through_the_variables_that_it_sets(monkeypatch):
+    listed = {name: re.search(rf"{name}: \[(.*)\]", WORKFLOW)[1].split(", ") for name in ("mode", "target", "seed")}
+    assert sorted(listed["mode"]) == sorted(triton.MODES)
+    assert [target(name).name for name in listed["target"]] == listed["target"]
+    variables = dict(re.findall(r"(PTXGEN_TRITON\w*): \$\{\{ matrix\.(\w+) \}\}", WORKFLOW))
+    for variable, name in variables.items():
+        monkeypatch.setenv(variable, listed[name][-1])
+    seen = []
+    monkeypatch.setattr(triton, "install", lambda *given, **named: seen.append((given, named)))
+    triton.install_from_environment()
+    assert seen == [((listed["mode"][-1], listed["target"][-1]), {"seed": int(listed["seed"][-1])})]
