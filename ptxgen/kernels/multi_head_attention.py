@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.cache_fields import (
     CAPACITY,
@@ -21,7 +22,7 @@ from ptxgen.attention.cache_fields import (
     place_rules,
 )
 from ptxgen.attention.prefill import tiles
-from ptxgen.attention.prefill.contract import Prefill, width_rules
+from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
@@ -35,13 +36,13 @@ from ptxgen.attention.prefill.wgmma.tile import (
     runs_on_wgmma,
     tile_of,
 )
-from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
+from ptxgen.launch import Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class MultiHeadAttention(KernelType):
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
 
     def target_rules(self, target: Target) -> Iterator[str]:
-        yield from width_rules(self.attention)
+        yield from problem_rules(self.attention.problem)
         yield from programmatic_rules(self.programmatic, target)
         if self.unmeasured and not (runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)):
             yield f"unmeasured: plans for wgmma with tensor maps, not for this (got {target}; nearest: False)"
@@ -198,27 +199,20 @@ class MultiHeadAttention(KernelType):
     @property
     def attention(self) -> Attention:
         """The attention this computes."""
-        dims, problem, tokens = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads), self.layout == "tokens"
-        cache = Cache(
-            self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
-            by_token=tokens and not self.max_len, page_layout=self.page_layout, ring=self.ring,
-        )  # fmt: skip
-        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
+        dims, dtypes = (self.head_dim, self.head_dim), (self.q_dtype, self.kv_dtype)
+        problem = Problem(
+            self.n_heads, self.n_kv_heads, *dims, *dtypes, queries="n_tokens", by_token=self.layout == "tokens"
+        )
+        cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
+        return Attention(Variant.of(self, self.head_dim), cache)
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
     def params(self) -> tuple[Param, ...]:
-        tokens = self.layout == "tokens"
-        rows: tuple[Extent, ...] = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
         attention = self.attention
-        out = [
-            buffer("q", self.q_dtype, *rows, self.head_dim),
-            *attention.cache.params(""),
-            *attention.variant.params(self.n_heads, self.n_kv_heads),
-        ]
-        out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
-        if self.lse:
-            out.append(buffer("lse", f32, *rows, access="out", align=4))
+        problem = attention.problem
+        out = [problem.q(), *attention.cache.params(""), *attention.variant.params(problem)]
+        out += problem.outputs(lse=self.lse)
         if self.batched:
             starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")
             lengths = buffer("kv_lens", s32, "batch", align=4, doc="keys of each sequence, its tokens' own among them")
@@ -226,7 +220,7 @@ class MultiHeadAttention(KernelType):
         for name, what in (("q_len", "tokens"), ("kv_len", "keys, the tokens' own among them")):
             doc = f"number of {what}"
             out.append(buffer(name, s32, 1, align=4, doc=doc) if self.indirect else scalar(name, s32, doc=doc))
-        if not tokens:
+        if not problem.by_token:
             out.append(scalar("q_rows", s32, doc="tokens from head to head of q and out: n_tokens"))
             if not self.max_len:
                 out.append(scalar("kv_rows", s32, doc="keys from head to head of k and v: n_keys"))
@@ -246,7 +240,7 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.layout == "tokens", self.indirect, self.lse, self.unmeasured)
+        return Prefill(self.attention, self.indirect, self.lse, self.unmeasured)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""

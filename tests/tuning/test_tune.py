@@ -228,7 +228,7 @@ def test_where_the_table_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
     monkeypatch.delenv(tuning.VARIABLE, raising=False)
     assert tune._path(None, False) == Path("/somewhere/ptxgen/tuning.json")
-    assert tune._path(None, True) == tuning.SHIPPED
+    assert tune._path(None, True) == Path(tuning.SHIPPED)
     monkeypatch.setenv(tuning.VARIABLE, "/own.json")
     assert tune._path(None, False) == Path("/own.json")
     assert tune._path("x.json", False) == Path("x.json")
