@@ -14,13 +14,14 @@ from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
 from ptxgen.idioms.programmatic import programmatic_rules
-from ptxgen.kernel import KernelType, field
+from ptxgen.kernel import field
 from ptxgen.launch import Extent, Launch, Param, buffer
 from ptxgen.products.columns import columns_of
 from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
+from ptxgen.products.weighted import Weighted
 from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import WeightFormat, separate
+from ptxgen.weights.format import separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +56,7 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Product(KernelType):
+class Product(Weighted):
     """out = x · weightᵀ with what stands around it; see Gemv."""
 
     n: int
@@ -91,16 +92,6 @@ class Product(KernelType):
             yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
 
     # -- what follows from the fields ------------------------------------------------------------------------------
-
-    @property
-    def kind(self) -> WeightFormat:
-        """The format of the weights."""
-        return weight_format(self.weights).fitted(self.k)
-
-    @property
-    def parts(self) -> int:
-        """Matrices: gate and up, or one."""
-        return 2 if self.gated else 1
 
     @property
     def padded_k(self) -> int:
