@@ -180,7 +180,12 @@ def launches() -> Iterable[str]:
     yield ""
     if (RESULTS / "host_time.jsonl").exists():
         yield "## A token of the shipped model: what the host adds, microseconds\n"
-        yield host_time.table(load("host_time")) + "\n"
+        token = load("host_time")
+        yield (
+            f"One run, of a step of {token[0]['case']['launches']} launches; `python -m benchmarks.host_time` says "
+            f"what the parts are. {_commit(token)}\n"
+        )
+        yield host_time.table(token) + "\n"
 
 
 def whole_models() -> Iterable[str]:
@@ -197,6 +202,7 @@ def whole_models() -> Iterable[str]:
     yield decode_step.table(steps) + "\n"
     yield from _since("decode_step", "µs")
     yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
+    yield from _never_reached("decode_step")
     yield from where_the_time_goes()
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
@@ -328,6 +334,19 @@ def _of_another_run(bench: str, peer: str, ours: str) -> Iterable[str]:
             lines.append([*map(str, row["case"].values()), f"{row['tokens_s']:.0f}", f"{mine[key]:.0f}", times])
     yield f"{peer} in another run, of commit {other[0]['commit']}; tokens/s, beside those of the table above:\n"
     yield table([*other[0]["case"], peer, ours, "times"], lines)
+
+
+def _never_reached(bench: str) -> Iterable[str]:
+    """The peers that no run had time for, by batch, with what the last run said."""
+    whole = [row for rows in runs(bench).values() for row in rows]
+    timed = {(row["impl"], row["case"]["batch"]) for row in whole if "us" in row}
+    peers = (row for row in whole if "why" in row and not row["impl"].startswith("ptxgen"))
+    missing = {(row["impl"], row["case"]["batch"]): row["why"] for row in peers}
+    lines = [f"- {impl}, batch {batch}: {why}" for (impl, batch), why in missing.items() if (impl, batch) not in timed]
+    if lines:
+        yield "Peers that no run has measured, and why:\n"
+        yield from lines
+        yield ""
 
 
 def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:

@@ -199,7 +199,9 @@ def _text_values(config: dict[str, object], family: Family, source: str) -> dict
 
 
 def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
-    if not max_len:
+    if max_len is not None and max_len < 1:
+        raise SpecError(f"max_len: must be at least 1 (got {max_len})")
+    if max_len is None:
         max_len = read.count("max_position_embeddings")
         if max_len > _LONGEST:
             raise read.error("max_position_embeddings", f"above {_LONGEST} max_len must say how many positions to keep")

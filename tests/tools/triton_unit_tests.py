@@ -47,7 +47,9 @@ PARTS = {
 }
 # What the message of a failure says of its reason; the first that fits
 REASONS = (
+    ("indexes a scalar, which this version of Triton refuses", r"too many indices for tensor of rank 0"),
     ("refused by Triton's compiler for the target", r"CompilationError|PassManager|Unsupported|not supported|OutOfRes"),
+    ("Triton's PTX has what the target has not, so that ptxas refuses it, too", r"needs PTX ISA .* the target is"),
     ("does not end in the time given", r"_OutOfTime"),
     ("a finding of the executor", r"ExecutionError|race in kernel|out of bounds"),
     ("refused by the executor", r"ModuleLoadError|SpecError|LaunchError"),
