@@ -411,8 +411,8 @@ def starting() -> Iterable[str]:
     rounds = json.loads(next(iter(cases)))["rounds"]
     yield (
         f"## Imports and first texts, milliseconds of CPU time, beside commit {first['of']}\n\n"
-        f"{rounds} fresh processes of each checkout in turn (`python -m benchmarks.start_up --beside FOLDER`), bytecode "
-        "compiled; of the last line the texts alone. The ratio is the median of neighbours' ratios.\n"
+        f"{rounds} fresh processes of each checkout in turn (`python -m benchmarks.start_up --beside FOLDER`), with "
+        "compiled bytecode; of the last line the texts alone. The ratio is the median of neighbours' ratios.\n"
     )
     yield table(["what", "before: median", "least", "now: median", "least", "ratio"], lines)
 
