@@ -413,10 +413,10 @@ def starting() -> Iterable[str]:
         lines.append([what, *counts, f"{ratio:.3f}", *milliseconds, f"{after['ratio']:.2f}"])
     yield (
         f"## Imports and first texts beside commit {counted[0]['of']}\n\n"
-        "Of a process, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, by valgrind, "
-        f"and milliseconds of CPU time, medians of {timed[0]['case']['rounds']} processes of each in turn on a machine "
-        "with other work; their ratio is the median of neighbours' ratios. Times of the last line are of the texts once "
-        "more alone, instructions of all of the process.\n"
+        "Of a process, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, counted by "
+        f"valgrind, and milliseconds of CPU time, medians of {timed[0]['case']['rounds']} processes of each in turn on "
+        "a machine with other work; their ratio is the median of neighbours' ratios. Times of the last line are of the "
+        "texts once more alone, instructions of all of the process.\n"
     )
     yield table(["what", "before, 10⁶", "now, 10⁶", "ratio", "before, ms", "now, ms", "ratio"], lines)
 
