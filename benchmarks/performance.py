@@ -19,7 +19,7 @@ from benchmarks.report.sentence import in_a_sentence
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
 
-All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
+All figures but those of the last two sections are from NVIDIA H200s (sm_90a), each beside its peers in one run. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
 `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
