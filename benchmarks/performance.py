@@ -19,7 +19,7 @@ from benchmarks.report.sentence import in_a_sentence
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
 
-All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
+All figures but those of the last two sections are from NVIDIA H200s (sm_90a), each beside its peers in one run. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
 `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
@@ -400,21 +400,25 @@ def generation() -> Iterable[str]:
 
 
 def starting() -> Iterable[str]:
-    """What imports and first texts cost beside an earlier commit."""
-    cases = by_case(load("start_up"))
-    first = next(iter(cases.values()))["before"]
-    lines = []
-    for key, impls in cases.items():
-        before, now = impls["before"], impls["ptxgen"]
-        times = (f"{row[name] / 1000:.1f}" for row in (before, now) for name in ("us", "least_us"))
-        lines.append([json.loads(key)["what"], *times, f"{now['ratio']:.2f}"])
-    rounds = json.loads(next(iter(cases)))["rounds"]
+    """What imports and first texts cost beside an earlier commit: CPU time, and instructions."""
+    every = [run for run in runs("start_up").values() if not run[-1].get("partial")]
+    timed, counted = (next(run for run in reversed(every) if name in run[0]) for name in ("us", "instructions"))
+    times, lines = {row["impl"] + row["case"]["what"]: row for row in timed}, []
+    for row, now in zip(counted[::2], counted[1::2], strict=True):
+        what = row["case"]["what"]
+        before, after = times["before" + what], times["ptxgen" + what]
+        milliseconds = (f"{each['us'] / 1000:.1f}" for each in (before, after))
+        counts = (f"{each['instructions'] / 1e6:.0f}" for each in (row, now))
+        ratio = now["instructions"] / row["instructions"]
+        lines.append([what, *counts, f"{ratio:.3f}", *milliseconds, f"{after['ratio']:.2f}"])
     yield (
-        f"## Imports and first texts, milliseconds of CPU time, beside commit {first['of']}\n\n"
-        f"{rounds} fresh processes of each checkout in turn (`python -m benchmarks.start_up --beside FOLDER`), with "
-        "compiled bytecode; of the last line the texts alone. The ratio is the median of neighbours' ratios.\n"
+        f"## Imports and first texts beside commit {counted[0]['of']}\n\n"
+        "Of a process, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, counted by "
+        f"valgrind, and milliseconds of CPU time, medians of {timed[0]['case']['rounds']} processes of each in turn on "
+        "a machine with other work; their ratio is the median of neighbours' ratios. Times of the last line are of the "
+        "texts once more alone, instructions of all of the process.\n"
     )
-    yield table(["what", "before: median", "least", "now: median", "least", "ratio"], lines)
+    yield table(["what", "before, 10⁶", "now, 10⁶", "ratio", "before, ms", "now, ms", "ratio"], lines)
 
 
 def between(text: str, marks: tuple[str, str], inside: str) -> str:

@@ -1,16 +1,18 @@
 """What imports and first texts cost beside another checkout of this repository: CPU time of fresh processes, in turn.
 
 python -m benchmarks.start_up --beside FOLDER [--rounds 32]     measure, print, append rows; FOLDER has the other commit
+python -m benchmarks.start_up --beside FOLDER --instructions    count instructions in place of time; needs valgrind
 python -m benchmarks.start_up --report [--run ID]               the table of the last run, or of one
 
 Processes of both checkouts alternate, so that what else the machine does meets both. A ratio is the median of the
-ratios of neighbours.
+ratios of neighbours. Instructions are the same whatever else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -70,6 +72,20 @@ def cpu_seconds(code: str, checkout: Path, folder: str) -> float:
     return float(said) if said.strip() else used.ru_utime + used.ru_stime
 
 
+def instructions(code: str, checkout: Path, folder: str) -> int:
+    """Instructions of a process that runs `code` with a checkout's package, by valgrind."""
+    count = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    changed = {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": f"{folder}/{checkout.name}", "PYTHONHASHSEED": "0"}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [*count, sys.executable, "-c", code], env={**kept, **changed}, cwd=folder, capture_output=True, text=True
+    )
+    found = re.search(r"I +refs: +([\d,]+)", done.stderr)
+    if done.returncode or found is None:
+        raise SystemExit(f"{checkout}: valgrind ended with exit status {done.returncode}")
+    return int(found[1].replace(",", ""))
+
+
 def commit_of(checkout: Path) -> str:
     """The commit of a checkout."""
     asked = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
@@ -84,6 +100,11 @@ def measure(run: Run, given: argparse.Namespace) -> None:
         for what, code in CASES.items():
             for path in checkouts.values():  # writes bytecode
                 cpu_seconds(code, path, folder)
+            if given.instructions:
+                counts = {name: instructions(code, path, folder) for name, path in checkouts.items()}
+                for name, count in counts.items():
+                    run.add({"what": what}, name, instructions=count, of=commits[name])
+                continue
             times: dict[str, list[float]] = {name: [] for name in checkouts}
             for turn in range(given.rounds):
                 for name in sorted(checkouts, reverse=turn % 2 == 1):
@@ -101,6 +122,7 @@ def main() -> None:
     options = (
         ("--beside", {"metavar": "FOLDER", "help": "another checkout of this repository"}),
         ("--rounds", {"type": int, "default": 32, "help": "processes of each checkout a case (default: 32)"}),
+        ("--instructions", {"action": "store_true", "help": "count instructions, by valgrind, in place of CPU time"}),
     )
 
     def measured(run: Run, given: argparse.Namespace) -> None:
