@@ -23,7 +23,7 @@ All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
 `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
-`packed_products`, `prompt`).
+`packed_products`, `prompt`, `start_up`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -399,6 +399,24 @@ def generation() -> Iterable[str]:
     yield table(["what", "by", "ms", ""], lines)
 
 
+def starting() -> Iterable[str]:
+    """What imports and first texts cost beside an earlier commit."""
+    cases = by_case(load("start_up"))
+    first = next(iter(cases.values()))["before"]
+    lines = []
+    for key, impls in cases.items():
+        before, now = impls["before"], impls["ptxgen"]
+        times = (f"{row[name] / 1000:.1f}" for row in (before, now) for name in ("us", "least_us"))
+        lines.append([json.loads(key)["what"], *times, f"{now['ratio']:.2f}"])
+    rounds = json.loads(next(iter(cases)))["rounds"]
+    yield (
+        f"## Imports and first texts, milliseconds of CPU time, beside commit {first['of']}\n\n"
+        f"{rounds} fresh processes of each checkout in turn (`python -m benchmarks.start_up --beside FOLDER`), with "
+        "compiled bytecode; of the last line the texts alone. The ratio is the median of neighbours' ratios.\n"
+    )
+    yield table(["what", "before: median", "least", "now: median", "least", "ratio"], lines)
+
+
 def between(text: str, marks: tuple[str, str], inside: str) -> str:
     """The text with what stands between two marks replaced."""
     head, first, rest = text.partition(marks[0])
@@ -420,6 +438,7 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
         *whole_models(),
         *one_launch(),
         *generation(),
+        *starting(),
     ]
     return "\n".join(parts)
 

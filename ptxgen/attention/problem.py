@@ -18,7 +18,8 @@ class Problem:
     beginning of the row of K (latent attention). Queries and outputs are of `q_dtype`, K and V of `kv_dtype`.
 
     `queries`: query positions, 1 of each sequence (decode) or "n_tokens" of all (prefill), whose q, out and lse are
-    `[n_tokens, n_heads, …]` (`by_token`) or `[n_heads, n_tokens, …]`.
+    `[n_tokens, n_heads, …]` (`by_token`), `[n_heads, n_tokens, …]`, or with `heads_inside`
+    `[n_heads / heads_inside, n_tokens, heads_inside, …]`.
     """
 
     n_heads: int
@@ -30,6 +31,7 @@ class Problem:
     v_in_k: bool = False
     queries: Extent = 1
     by_token: bool = False
+    heads_inside: int = 0
 
     @property
     def group(self) -> int:
@@ -51,7 +53,14 @@ class Problem:
         """The shape of queries and outputs but for a row's elements; without that of a batch."""
         if self.queries == 1:
             return (self.n_heads,)
+        if self.heads_inside:
+            return (self.n_heads // self.heads_inside, self.queries, self.heads_inside)
         return (self.queries, self.n_heads) if self.by_token else (self.n_heads, self.queries)
+
+    @property
+    def token_step(self) -> int:
+        """Rows of q, out and lse from a query position to the next of the same head."""
+        return self.n_heads if self.by_token else self.heads_inside or 1
 
     def q(self, *lead: Extent) -> Param:
         """The queries; `lead` is the shape of a batch."""

@@ -53,15 +53,22 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+def _heads_inside(drawn: Mapping[str, Any]) -> tuple[int, ...]:
+    """No heads side by side, those of a KV head, all."""
+    heads = drawn.get("n_heads", 1)
+    return (0, heads // max(1, drawn.get("n_kv_heads", 1)), heads) if drawn.get("layout") == "heads" else (0,)
+
+
 @kernel_type
 class MultiHeadAttention(KernelType):
     """softmax(scale · q kᵀ) v for every token and head; query head h reads KV head h · n_kv_heads / n_heads.
 
     `layout="tokens"`: q, out `[n_tokens, n_heads, head_dim]`, k, v `[n_keys, n_kv_heads, head_dim]`; "heads": q, out
     `[n_heads, n_tokens, head_dim]`, k, v `[n_kv_heads, n_keys, head_dim]`, and the scalars q_rows, kv_rows are n_tokens
-    and n_keys. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in either layout. n_tokens and
-    n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]` in device memory when
-    `indirect`. The grid follows from n_tokens alone.
+    and n_keys; with `heads_inside`, "heads" has q, out `[n_heads / heads_inside, n_tokens, heads_inside, head_dim]`,
+    as projections leave equally long sequences. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in
+    either layout. n_tokens and n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]`
+    in device memory when `indirect`. The grid follows from n_tokens alone.
 
     `batched`: a ragged batch over caches `[batch, n_kv_heads, max_len, head_dim]`. q, out `[n_tokens, n_heads,
     head_dim]` hold the sequences' tokens one after the other: sequence s has rows q_starts[s] … q_starts[s + 1] and
@@ -73,14 +80,14 @@ class MultiHeadAttention(KernelType):
 
     `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
-    sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
-    −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
-    through FMA in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of
-    16 up to 256 (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`,
-    `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32
-    values. `unmeasured` (sm_90a): short prompts in tiles of fewer rows, the first tile of K without its tensor map, K
-    and V of batches and pages by tensor maps, for head_dim up to 256; correct on the CPU executor, and no GPU has run
-    or timed it: nothing chooses it by itself.
+    sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
+    and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
+    in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of 16 up to 256
+    (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`,
+    f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values. `unmeasured`
+    (sm_90a): short prompts in tiles of fewer rows, the first tile of K without its tensor map, K and V of batches and
+    pages by tensor maps, for head_dim up to 256; correct on the CPU executor, and no GPU has run or timed it: nothing
+    chooses it by itself.
     """
 
     bundled_as = "prefill"
@@ -110,6 +117,10 @@ class MultiHeadAttention(KernelType):
     unmeasured: bool = field(
         default=False, later=True, silent="another plan for the same results",
         doc="plans for sm_90a that were run on the CPU executor only: no GPU has run or timed them",
+    )  # fmt: skip
+    heads_inside: int = field(
+        default=0, later=True, draws=_heads_inside, refuses=(-1,),
+        doc="query heads that lie side by side for a token of q and out (layout heads); 0: a head's tokens do",
     )  # fmt: skip
 
     # −1: as many as there is room for
@@ -162,6 +173,7 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, unmeasured=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, unmeasured=True),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, layout="heads", heads_inside=2, lse=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -172,6 +184,15 @@ class MultiHeadAttention(KernelType):
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.one_of("layout", self.layout, ("tokens", "heads"))
+        yield from rules.between("heads_inside", self.heads_inside, 0, 1024)
+        if self.heads_inside and self.layout != "heads":
+            yield f"heads_inside: needs layout='heads' (got {self.heads_inside}, layout={self.layout!r}; nearest: 0)"
+        group = max(1, self.n_heads // max(1, self.n_kv_heads))
+        if self.heads_inside and (self.n_heads % self.heads_inside or self.heads_inside % group):
+            yield (
+                f"heads_inside: must divide n_heads={self.n_heads} and be a multiple of the {group} that share a KV "
+                f"head (got {self.heads_inside}; nearest: {self.n_heads})"
+            )
         yield from rules.between("max_len", self.max_len, 0, 1 << 30)
         yield from rules.between("window", self.window, 0, 1 << 30)
         if self.window and not self.causal:
@@ -201,8 +222,9 @@ class MultiHeadAttention(KernelType):
         """The attention this computes."""
         dims, dtypes = (self.head_dim, self.head_dim), (self.q_dtype, self.kv_dtype)
         problem = Problem(
-            self.n_heads, self.n_kv_heads, *dims, *dtypes, queries="n_tokens", by_token=self.layout == "tokens"
-        )
+            self.n_heads, self.n_kv_heads, *dims, *dtypes, queries="n_tokens", by_token=self.layout == "tokens",
+            heads_inside=self.heads_inside,
+        )  # fmt: skip
         cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
         return Attention(Variant.of(self, self.head_dim), cache)
 
@@ -344,11 +366,18 @@ class MultiHeadAttention(KernelType):
             spans = [(0, int(np.ravel(a["q_len"])[0]), int(np.ravel(a["kv_len"])[0]))]
         for s, (first, q_len, kv_len) in enumerate(spans):
             k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
-            tokens = (slice(None), slice(first, first + max(0, q_len)))
-            views = {name: array.swapaxes(0, 1) if self.layout == "tokens" else array for name, array in out.items()}
-            q = a["q"].swapaxes(0, 1) if self.layout == "tokens" else a["q"]
-            values, sums = attend(attention, q[tokens], k, v, k.shape[1] - 1, a)
-            views["out"][tokens] = values.astype(self.q_dtype.numpy)
-            if self.lse:
-                views["lse"][tokens] = sums
+            tokens = slice(first, first + max(0, q_len))
+            q = self._by_head(a["q"], tokens)
+            values, sums = attend(attention, q.reshape(self.n_heads, -1, self.head_dim), k, v, k.shape[1] - 1, a)
+            for name, found in (("out", values.astype(self.q_dtype.numpy)), ("lse", sums)):
+                if name in out:
+                    rows = self._by_head(out[name], tokens)
+                    rows[...] = found.reshape(rows.shape)
         return out
+
+    def _by_head(self, array: np.ndarray, tokens: slice) -> np.ndarray:
+        """A view of these tokens' rows of q, out or lse, their axis behind those of heads."""
+        if self.layout == "tokens":
+            array = array.swapaxes(0, 1)
+        rows: np.ndarray = array[:, tokens]
+        return rows.swapaxes(1, 2) if self.heads_inside else rows

@@ -17,6 +17,7 @@ import numpy as np
 from ptxgen.dtypes import s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
+from ptxgen.models.memory import positions_at_once
 from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.step import Step
@@ -75,7 +76,7 @@ class Model:
         if chunk < 1 or chunk & (chunk - 1):
             raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
         self.device, self.source, self.spec = device, source, source.spec
-        self.chunk = min(chunk, 1 << (self.shape.max_len.bit_length() - 1))
+        self.chunk = positions_at_once(chunk, self.shape.max_len)
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream

@@ -20,7 +20,8 @@ from ptxgen.runtime.tools.product_timer import ProductTimer
 from ptxgen.runtime.tools.tuner import Timer
 from ptxgen.targets import target
 from ptxgen.tuning import Choice, ProductChoice, Table, jobs, product_jobs, using
-from ptxgen.tuning.jobs import FINALISTS, Job, choices, search
+from ptxgen.tuning.jobs import Job, choices, search
+from ptxgen.tuning.outcome import FINALISTS
 from ptxgen.tuning.product_jobs import ProductJob, search_product
 from tests.support.fake_cuda import Binding, fake_device, running_device
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import FileError, brief
+from ptxgen.models.files.stored import read_json
 from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces
 
 _MODEST = 1 << 20  # ids that any file may have
@@ -76,8 +77,6 @@ def _check_ids(path: Path) -> None:
 
 def _configured(folder: Path, size: int) -> set[int]:
     """`eos_token_id` of the generation's configuration and of the model's: a number or several."""
-    from ptxgen.models.files.checkpoint import read_json
-
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         values: Any = read_json(folder / name) if (folder / name).exists() else {}

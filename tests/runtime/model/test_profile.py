@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ptxgen.models.decode import step_program
-from ptxgen.models.memory import plan_of
+from ptxgen.models.memory import memory_plan, plan_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.profile import op_bytes
@@ -67,3 +67,4 @@ def test_memory_on_the_device_is_the_plan(model: Model) -> None:
     assert sum(b.nbytes for b in model.steps.weights.values()) == plan.weights
     assert model.cache.nbytes == plan.cache
     assert model.steps.arena.nbytes == plan.scratch
+    assert memory_plan(model.source, "f16", model.device.target.name, model.chunk) == plan

@@ -68,6 +68,8 @@ class Boxes:
                 later = b.op("setp.ne.or.u32", "is_later_box", number, 0, copies_v)
                 asks_now = b.op("and.pred", b.reg("asks_now", "pred"), asks, later)
                 asks = asks_now
+            if not items.cache.page_size:  # whose rows are exchanged below
+                b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, tile.kv_bytes, pred=asks)
             for first, row, head in self._boxes(key):
                 for n in range(tile.columns):
