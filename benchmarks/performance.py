@@ -19,11 +19,11 @@ from benchmarks.report.sentence import in_a_sentence
 HERE = Path(__file__).resolve().parent
 INTRODUCTION = """# Performance
 
-All figures but the last table's are from NVIDIA H200s (sm_90a), each beside its peers in one run on one of them. The
+All figures but those of the last two sections are from NVIDIA H200s (sm_90a), each beside its peers in one run. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `flash_decoding`, `decode_shapes`, `counters`,
 `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
-`packed_products`, `prompt`).
+`packed_products`, `prompt`, `start_up`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
@@ -180,7 +180,12 @@ def launches() -> Iterable[str]:
     yield ""
     if (RESULTS / "host_time.jsonl").exists():
         yield "## A token of the shipped model: what the host adds, microseconds\n"
-        yield host_time.table(load("host_time")) + "\n"
+        token = load("host_time")
+        yield (
+            f"One run, of a step of {token[0]['case']['launches']} launches; `python -m benchmarks.host_time` says "
+            f"what the parts are. {_commit(token)}\n"
+        )
+        yield host_time.table(token) + "\n"
 
 
 def whole_models() -> Iterable[str]:
@@ -197,6 +202,7 @@ def whole_models() -> Iterable[str]:
     yield decode_step.table(steps) + "\n"
     yield from _since("decode_step", "µs")
     yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
+    yield from _never_reached("decode_step")
     yield from where_the_time_goes()
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
@@ -330,6 +336,19 @@ def _of_another_run(bench: str, peer: str, ours: str) -> Iterable[str]:
     yield table([*other[0]["case"], peer, ours, "times"], lines)
 
 
+def _never_reached(bench: str) -> Iterable[str]:
+    """The peers that no run had time for, by batch, with what the last run said."""
+    whole = [row for rows in runs(bench).values() for row in rows]
+    timed = {(row["impl"], row["case"]["batch"]) for row in whole if "us" in row}
+    peers = (row for row in whole if "why" in row and not row["impl"].startswith("ptxgen"))
+    missing = {(row["impl"], row["case"]["batch"]): row["why"] for row in peers}
+    lines = [f"- {impl}, batch {batch}: {why}" for (impl, batch), why in missing.items() if (impl, batch) not in timed]
+    if lines:
+        yield "Peers that no run has measured, and why:\n"
+        yield from lines
+        yield ""
+
+
 def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:
     """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
     that has rows of it; `without`: that has none."""
@@ -380,6 +399,28 @@ def generation() -> Iterable[str]:
     yield table(["what", "by", "ms", ""], lines)
 
 
+def starting() -> Iterable[str]:
+    """What imports and first texts cost beside an earlier commit: CPU time, and instructions."""
+    every = [run for run in runs("start_up").values() if not run[-1].get("partial")]
+    timed, counted = (next(run for run in reversed(every) if name in run[0]) for name in ("us", "instructions"))
+    times, lines = {row["impl"] + row["case"]["what"]: row for row in timed}, []
+    for row, now in zip(counted[::2], counted[1::2], strict=True):
+        what = row["case"]["what"]
+        before, after = times["before" + what], times["ptxgen" + what]
+        milliseconds = (f"{each['us'] / 1000:.1f}" for each in (before, after))
+        counts = (f"{each['instructions'] / 1e6:.0f}" for each in (row, now))
+        ratio = now["instructions"] / row["instructions"]
+        lines.append([what, *counts, f"{ratio:.3f}", *milliseconds, f"{after['ratio']:.2f}"])
+    yield (
+        f"## Imports and first texts beside commit {counted[0]['of']}\n\n"
+        "Of a process, with compiled bytecode (`python -m benchmarks.start_up`): millions of instructions, counted by "
+        f"valgrind, and milliseconds of CPU time, medians of {timed[0]['case']['rounds']} processes of each in turn on "
+        "a machine with other work; their ratio is the median of neighbours' ratios. Times of the last line are of the "
+        "texts once more alone, instructions of all of the process.\n"
+    )
+    yield table(["what", "before, 10⁶", "now, 10⁶", "ratio", "before, ms", "now, ms", "ratio"], lines)
+
+
 def between(text: str, marks: tuple[str, str], inside: str) -> str:
     """The text with what stands between two marks replaced."""
     head, first, rest = text.partition(marks[0])
@@ -401,6 +442,7 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
         *whole_models(),
         *one_launch(),
         *generation(),
+        *starting(),
     ]
     return "\n".join(parts)
 

@@ -169,10 +169,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         if "us" in row:
             cases.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["tokens_s"]
-    heads = ("model", "weights", "tokens", "depth", "batch", *(f"{impl}, tokens/s" for impl in IMPLS))
+    shown = [impl for impl in IMPLS if any(impl in found for found in cases.values())]
+    heads = ("model", "weights", "tokens", "depth", "batch", *(f"{impl}, tokens/s" for impl in shown))
     lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for case, found in sorted(cases.items()):
-        cells = [f"{found[impl]:.0f}" if impl in found else "" for impl in IMPLS]
+        cells = [f"{found[impl]:.0f}" if impl in found else "" for impl in shown]
         lines.append("| " + " | ".join([*map(str, case), *cells]) + " |")
     for row in rows:
         if "why" in row:

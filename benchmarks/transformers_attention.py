@@ -1,11 +1,13 @@
 """Tokens per second of a transformers model with our attention beside torch's, of the shape of Llama 3.2 1B in bf16.
 
-python -m benchmarks.transformers_attention [--seconds 90]     needs a GPU
+python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--profile 512x8]     needs a GPU
 python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
 the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation. "prompt": a whole
-prompt at once. Of each case all implementations run in the same process, one after the other.
+prompt at once. Of each case all implementations run in the same process, in turns; "ours / best" is the
+median of the turns' own quotients (of runs of before November 24, 2026: the quotient of medians, each implementation's
+measurements one after the other).
 
 | impl | is |
 | --- | --- |
@@ -20,7 +22,8 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.report.command import command, gpu
@@ -31,8 +34,9 @@ DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
 IMPLS = ("ptxgen", "sdpa", "fa2")
 STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
 LONGEST = 0.08
-REPEATS = 5
+LEAST, MOST, LONG = 4, 12, 4.0  # rounds of a case, and after how many seconds no two more are begun
 ROOM = 64  # positions behind the depth
+DEVICE = "cuda"
 
 
 def fa2(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 0.0, **options: Any) -> Any:
@@ -66,21 +70,23 @@ def build() -> Any:
         num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, tie_word_embeddings=True,
     )  # fmt: skip
     torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         model = LlamaForCausalLM(config).eval()
     torch.set_default_dtype(torch.float32)
     return model
 
 
-def graph(model: Any, impl: str, depth: int, batch: int) -> float:
-    """Seconds of a step from a graph."""
+Ready = tuple[Callable[[], object], Callable[[], object]]  # a step, and what goes before a measurement of some
+
+
+def graph(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
+    """A step from a graph; all over one cache."""
     import torch
     from transformers import StaticCache
 
     cache = StaticCache(config=model.config, max_cache_len=depth + ROOM)
-    token = torch.full((batch, 1), 7, device="cuda")
+    token = torch.full((batch, 1), 7, device=DEVICE)
     fa2.keys = depth + ROOM // 2  # type: ignore[attr-defined]
-    model.set_attn_implementation(impl)
 
     def rewind() -> None:
         for layer in cache.layers:
@@ -89,56 +95,57 @@ def graph(model: Any, impl: str, depth: int, batch: int) -> float:
     def step() -> None:
         model(token, past_key_values=cache, logits_to_keep=1)
 
-    step()
-    for layer in cache.layers:
-        layer.keys.normal_()
-        layer.values.normal_()
-    rewind()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    for number, impl in enumerate(impls):
+        model.set_attn_implementation(impl)
         step()
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        step()
-    return _timed(captured.replay, rewind)
+        for layer in cache.layers if number == 0 else ():
+            layer.keys.normal_()
+            layer.values.normal_()
+        rewind()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            step()
+        yield captured.replay, rewind
 
 
-def eager(model: Any, impl: str, depth: int, batch: int) -> float:
-    """Seconds of a step over a cache that grows."""
+def eager(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
+    """A step over a cache that grows, of its own."""
     import torch
     from transformers import DynamicCache
 
-    model.set_attn_implementation(impl)
     fa2.keys = 0  # type: ignore[attr-defined]
     config = model.config
     shape = (batch, config.num_key_value_heads, depth, config.head_dim)
-    cache = DynamicCache(config=config)
-    for layer in range(config.num_hidden_layers):
-        rows = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        cache.update(rows, rows, layer)
-    token = torch.full((batch, 1), 7, device="cuda")
+    token = torch.full((batch, 1), 7, device=DEVICE)
+    for impl in impls:
+        cache = DynamicCache(config=config)
+        for layer in range(config.num_hidden_layers):
+            rows = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+            cache.update(rows, rows, layer)
+        yield (
+            partial(model, token, past_key_values=cache, logits_to_keep=1),
+            partial(model.set_attn_implementation, impl),
+        )
 
-    def step() -> None:
-        model(token, past_key_values=cache, logits_to_keep=1)
 
-    return _timed(step, lambda: None)
-
-
-def prompt(model: Any, impl: str, depth: int, batch: int) -> float:
-    """Seconds of a whole prompt."""
+def prompt(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
+    """A whole prompt."""
     import torch
 
-    model.set_attn_implementation(impl)
     fa2.keys = 0  # type: ignore[attr-defined]
-    ids = torch.randint(2, 1000, (batch, depth), device="cuda")
-    return _timed(lambda: model(ids, use_cache=True, logits_to_keep=1), lambda: None)
+    ids = torch.randint(2, 1000, (batch, depth), device=DEVICE)
+    for impl in impls:
+        yield partial(model, ids, use_cache=True, logits_to_keep=1), partial(model.set_attn_implementation, impl)
 
 
-def _timed(step: Callable[[], object], rewind: Callable[[], object]) -> float:
-    """Median seconds of a step, of measurements of up to `STEPS` of them."""
+def timer(step: Callable[[], object], rewind: Callable[[], object]) -> Callable[[], float]:
+    """What measures the seconds of a step, as the mean of up to `STEPS` of them; it has run."""
     import torch
 
     def measured(steps: int) -> float:
@@ -151,11 +158,52 @@ def _timed(step: Callable[[], object], rewind: Callable[[], object]) -> float:
         return (time.perf_counter() - began) / steps
 
     measured(1)
-    steps = max(1, min(STEPS, int(LONGEST / measured(1))))
-    return statistics.median(measured(steps) for _ in range(REPEATS))
+    return partial(measured, max(1, min(STEPS, int(LONGEST / measured(1)))))
 
 
-KINDS: dict[str, Callable[[Any, str, int, int], float]] = {"graph": graph, "prompt": prompt, "eager": eager}
+def alternated(timers: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Seconds of each, a number a round. In a round all are measured one after the other, in every second round the
+    other way about, so that a clock that rises or falls meets all of them."""
+    found: dict[str, list[float]] = {impl: [] for impl in timers}
+    began = time.perf_counter()
+    for number in range(0, MOST, 2):
+        if number >= LEAST and time.perf_counter() - began > LONG:
+            break
+        for impl in (*timers, *reversed(list(timers))):
+            found[impl].append(timers[impl]())
+    return found
+
+
+def ahead(found: Mapping[str, Sequence[float]]) -> float | None:
+    """How many times as fast as the best of the others ours is: the median of the rounds' own quotients."""
+    others = [impl for impl in IMPLS[1:] if impl in found]
+    if not others or IMPLS[0] not in found:
+        return None
+    best = min(others, key=lambda impl: statistics.median(found[impl]))
+    return statistics.median(a / b for a, b in zip(found[best], found[IMPLS[0]], strict=True))
+
+
+def profiled(model: Any, depth: int, batch: int) -> None:
+    """Print the device time of a prompt by kernel, of ours and of sdpa."""
+    import torch
+
+    kinds = torch.profiler.ProfilerActivity
+    for impl in IMPLS[:2]:
+        ((step, rewind),) = prompt(model, [impl], depth, batch)
+        rewind()
+        step()
+        with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+        print(f"{impl}: a prompt of {batch} x {depth}, all layers")
+        print(profile.key_averages().table(sort_by="device_time_total", row_limit=20, max_name_column_width=90))
+
+
+KINDS: dict[str, Callable[[Any, Sequence[str], int, int], Iterator[Ready]]] = {
+    "graph": graph,
+    "prompt": prompt,
+    "eager": eager,
+}
 
 
 def measure(run: Run, given: argparse.Namespace) -> None:
@@ -164,40 +212,54 @@ def measure(run: Run, given: argparse.Namespace) -> None:
 
     ends = time.monotonic() + given.seconds
     model = build()
+    for size in given.profile:
+        with torch.no_grad():
+            profiled(model, *(int(part) for part in size.split("x")))
     sizes = sorted(((depth, batch) for depth in DEPTHS for batch in BATCHES), key=math.prod)
-    cases = [(kind, *size) for kind in KINDS for size in sizes if kind == "graph" or math.prod(size) <= 131072]
+    cases = [
+        (kind, *size) for kind in given.kind or KINDS for size in sizes if kind == "graph" or math.prod(size) <= 131072
+    ]
     tasks = []
     for kind, depth, batch in cases:
-        for impl in IMPLS:
 
-            def work(kind: str = kind, depth: int = depth, batch: int = batch, impl: str = impl) -> None:
-                with torch.no_grad():
-                    seconds = KINDS[kind](model, impl, depth, batch)
-                torch.cuda.empty_cache()
-                tokens = batch * (depth if kind == "prompt" else 1)
-                case = {"kind": kind, "depth": depth, "batch": batch}
-                row = run.add(case, impl, us=seconds * 1e6, tokens_per_s=tokens / seconds)
+        def work(kind: str = kind, depth: int = depth, batch: int = batch) -> None:
+            case = {"kind": kind, "depth": depth, "batch": batch}
+            tokens = batch * (depth if kind == "prompt" else 1)
+            with torch.no_grad():
+                ready = KINDS[kind](model, IMPLS, depth, batch)
+                found = alternated({impl: timer(*of) for impl, of in zip(IMPLS, ready, strict=True)})
+            for impl, seconds in found.items():
+                middle = statistics.median(seconds)
+                more = {} if impl != IMPLS[0] else {"ahead": ahead(found) or 0.0}
+                row = run.add(case, impl, us=middle * 1e6, tokens_per_s=tokens / middle, **more)
                 print(case, impl, row["us"], "us", row["tokens_per_s"], "tokens/s", flush=True)
+            torch.cuda.empty_cache()
 
-            tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, impl, work, seconds=2.0))
+        tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, "all", work, seconds=6.0))
     work_off(run, tasks, ends)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line a case: tokens per second of each, and ours over the best of the others."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
+    ratios: dict[tuple[Any, ...], float] = {}
     for row in rows:
+        if "ahead" in row:
+            ratios[tuple(row["case"].values())] = row["ahead"]
         if "tokens_per_s" in row:
             found.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["tokens_per_s"]
     lines = [f"| kind | depth | batch | {' | '.join(IMPLS)} | ours / best |", "| --- " * (len(IMPLS) + 4) + "|"]
     for case, rates in found.items():
         shown = [f"{rates[impl]:,.0f}" if impl in rates else "–" for impl in IMPLS]
         others = [rates[impl] for impl in IMPLS[1:] if impl in rates]
-        ratio = f"{rates['ptxgen'] / max(others):.2f}" if others and "ptxgen" in rates else "–"
-        lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(shown)} | {ratio} |")
+        ratio = ratios.get(case) or (rates["ptxgen"] / max(others) if others and "ptxgen" in rates else 0.0)
+        lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(shown)} | {f'{ratio:.2f}' if ratio else '–'} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     seconds = {"type": float, "default": 90.0, "help": "begin nothing that would not end by then (default: 90)"}
-    command("transformers_attention", __doc__, measure, ("--seconds", seconds), device=gpu, table=table, at_once=True)
+    kinds = {"action": "append", "choices": list(KINDS), "help": "only these (default: all)"}
+    profile = {"action": "append", "default": [], "metavar": "DEPTHxBATCH", "help": "also print a prompt's kernels"}
+    options = (("--seconds", seconds), ("--kind", kinds), ("--profile", profile))
+    command("transformers_attention", __doc__, measure, *options, device=gpu, table=table, at_once=True)

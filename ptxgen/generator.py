@@ -105,24 +105,24 @@ def _generate(spec: KernelType, target: Target, entry: str = "") -> Ptx:
     try:
         b.finish()
     except IsaError as unwritten:
-        raise _with_more(unwritten, b, entry) from None
-    return _written(b, entry)
+        raise _with_more(unwritten, b, spec, entry) from None
+    return _written(b, spec, entry)
 
 
-def _with_more(unwritten: IsaError, b: Builder, entry: str) -> IsaError:
+def _with_more(unwritten: IsaError, b: Builder, spec: KernelType, entry: str) -> IsaError:
     """What the builder found, and what else is found in the text: each once."""
     sentences = [line.partition(": register ")[2].partition(" | ")[0] for line in str(unwritten).splitlines()]
     try:
-        _written(b, entry)
+        _written(b, spec, entry)
     except (IsaError, TemplateError) as more:
         others = (line for line in str(more).splitlines() if not any(f": register {s}" in line for s in sentences))
         return IsaError("\n".join([str(unwritten), *others]))
     return unwritten
 
 
-def _written(b: Builder, entry: str) -> Ptx:
+def _written(b: Builder, spec: KernelType, entry: str) -> Ptx:
     """The text of what is built, checked."""
-    spec, target = b.spec, b.target
+    target = b.target
     launch = spec.launch(target)
     _check_shared(b, launch)
     entry, template = entry or spec.kernel_name, spec.template(target)

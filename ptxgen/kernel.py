@@ -250,7 +250,7 @@ def kernel_types() -> Mapping[str, type[KernelType]]:
     from ptxgen.kernels import load_all
 
     load_all()
-    load_packages()
+    load_packages(_REGISTRY)
     return MappingProxyType(dict(sorted(_REGISTRY.items())))
 
 
@@ -265,7 +265,7 @@ def find_kernel_type(name: str) -> type[KernelType]:
     if key not in _REGISTRY and key in module_names():
         importlib.import_module(f"ptxgen.kernels.{key}")
     if key not in _REGISTRY:
-        load_packages()
+        load_packages(_REGISTRY)
     if key not in _REGISTRY:
         known = sorted(kernel_types())
         close = difflib.get_close_matches(key, known, 1)

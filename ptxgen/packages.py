@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from ptxgen.errors import SpecError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
     from pathlib import Path
-
-    from ptxgen.kernel import KernelType
 
 GROUP = "ptxgen.kernels"
 OURS = "ptxgen"
@@ -29,12 +28,12 @@ class KernelWarning(UserWarning):
     """A module of kernel types that cannot be had."""
 
 
-def package_of(cls: type[KernelType]) -> str:
+def package_of(cls: type) -> str:
     """The top-level package that a kernel type comes from."""
     return cls.__module__.partition(".")[0]
 
 
-def admit(cls: type[KernelType], name: str, known: type[KernelType] | None) -> None:
+def admit(cls: type, name: str, known: type | None) -> None:
     """Let a class of another package in as the kernel type `name`: its templates are found from now on.
 
     Raises `SpecError` where the name, or that of a template, is taken.
@@ -52,15 +51,22 @@ def admit(cls: type[KernelType], name: str, known: type[KernelType] | None) -> N
     for folder in (beside, beside / "templates") if beside else ():
         if folder not in _FOLDERS and folder.is_dir():
             for template in sorted(folder.glob("*.ptx.j2")):
-                if taken := _find(template.name):
+                if taken := find_template(template.name):
                     raise SpecError(f"{where}: another template is called {template.name}, {taken}; rename {template}")
             _FOLDERS[folder] = cls.__module__
 
 
-def _find(template: str) -> Path | None:
-    from ptxgen.render import templates_folder
+def find_template(name: str) -> Path | None:
+    """The file of a template, ours or of another package."""
+    return next((each / name for each in (templates_folder(), *_FOLDERS) if (each / name).is_file()), None)
 
-    return next((each / template for each in (templates_folder(), *_FOLDERS) if (each / template).is_file()), None)
+
+def templates_folder() -> Path:
+    """Where our own templates lie; a checkout without symbolic links has the folder beside the package only."""
+    from pathlib import Path
+
+    inside = Path(__file__).resolve().parent / "templates"
+    return inside if inside.is_dir() else inside.parents[1] / "templates"
 
 
 def template_folders() -> tuple[Path, ...]:
@@ -75,25 +81,24 @@ def _entries() -> tuple[EntryPoint, ...]:
     return tuple(sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)))
 
 
-def load_packages() -> None:
-    """Import the modules that installed packages name, each once; warn of each that cannot be had."""
+def load_packages(registered: Mapping[str, type]) -> None:
+    """Import the modules that installed packages name, each once; warn of each that cannot be had, or after which no
+    kernel type of it is `registered`."""
     for entry in _entries():
         if entry.value not in _TRIED:
             _TRIED.add(entry.value)  # first: the module may ask for all kernel types itself
-            if reason := _why_not(entry):
+            if reason := _why_not(entry, registered):
                 said = f"{entry.value} (entry point {entry.name!r} of {GROUP}): {reason}"
                 _FAILED.append(said)
                 warnings.warn(said, KernelWarning, stacklevel=3)
 
 
-def _why_not(entry: EntryPoint) -> str:
-    from ptxgen.kernel import registered
-
+def _why_not(entry: EntryPoint, registered: Mapping[str, type]) -> str:
     try:
         entry.load()
     except (Exception, SystemExit) as wrong:
         return f"cannot be imported: {type(wrong).__name__}: {' '.join(str(wrong).split())}"
-    modules = {cls.__module__ for cls in registered().values()}
+    modules = {cls.__module__ for cls in registered.values()}
     there = any(name == entry.module or name.startswith(f"{entry.module}.") for name in modules)
     return "" if there else "registers no kernel type (@kernel_type)"
 

@@ -30,20 +30,16 @@ from ptxgen.errors import TemplateError
 from ptxgen.launch import Launch
 from ptxgen.lines.macros import MacroFile
 from ptxgen.lines.marks import LineMarks, marked_lines
-from ptxgen.lines.sources import Place, Placed, Run, shown_path
+from ptxgen.lines.placement import placement
+from ptxgen.lines.sources import Placed, Run, shown_path
 from ptxgen.lines.words import counted
-from ptxgen.packages import OURS, package_of, template_folders
+from ptxgen.packages import OURS, package_of, template_folders, templates_folder
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
+TEMPLATES = templates_folder()
 _WIDTH = 110
 _SHARED = ("entry.ptx.j2", "module.ptx.j2")
 _FLOW = "flow.ptx.j2"
 _OFTEN = ("when", "loop", "barrier")  # macros
-
-
-def templates_folder() -> Path:
-    """Where our own templates lie; a checkout without symbolic links has the folder beside the package only."""
-    return TEMPLATES if TEMPLATES.is_dir() else Path(__file__).resolve().parents[1] / "templates"
 
 
 def _beside_a_module(name: str) -> tuple[str, str, None] | None:
@@ -69,7 +65,7 @@ class _Environment(Environment):
 def environment() -> Environment:
     """The one environment: strict, no autoescape (PTX is not HTML), block lines vanish."""
     env = _Environment(
-        loader=ChoiceLoader([FileSystemLoader(templates_folder()), FunctionLoader(_beside_a_module)]),
+        loader=ChoiceLoader([FileSystemLoader(TEMPLATES), FunctionLoader(_beside_a_module)]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -217,23 +213,6 @@ def _with_fragments(b: Builder, about: str, template: str, text: str) -> tuple[l
 
 def _shown(placed: Placed, template: str) -> str:
     return " → ".join(f"{shown_path(file)}:{line}" for file, line in placed) or f"{template}.ptx.j2"
-
-
-def placement(template: str, name: str) -> Place | None:
-    """The line of a skeleton, or of a template that it names, that places a fragment; None where none is found."""
-    env, seen, todo = environment(), set(), [f"{template}.ptx.j2"]
-    while todo and env.loader:
-        each = todo.pop(0)
-        seen.add(each)
-        try:
-            source, file, _ = env.loader.get_source(env, each)
-        except TemplateNotFound:
-            continue
-        for number, line in enumerate(source.splitlines(), 1):
-            if re.search(rf"{{{{[^}}]*\b{re.escape(name)}\b", line):
-                return Place(file or each, number)
-        todo += [found for found in re.findall(r"""["']([\w/]+\.ptx\.j2)["']""", source) if found not in seen]
-    return None
 
 
 def render_module(*, first_line: str, version: str, target: str, body: str, runs: list[Run]) -> tuple[str, list[Run]]:

@@ -268,6 +268,9 @@ int main(int argc, char **argv) {
     size_t size;
     char *listing = read_file(argv[1], "program.json", &size);
     if (number(need(listing, "format")) != 1) fail("program.json", "must have format 1");
+    const char *model = need(listing, "model");
+    if (token < 0 || token >= number(need(model, "vocab"))) fail("TOKEN", "is none of this model");
+    if (count < 0 || count > number(need(model, "max_len"))) fail("COUNT", "is more than the cache has positions");
 
     CUdevice device;
     CUcontext context;

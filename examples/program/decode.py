@@ -38,7 +38,14 @@ def bind(folder: Path, listing: dict[str, Any], device: Any, blocks: dict[str, A
 
 def decode(folder: Path, token: int, count: int, device_name: str | None) -> list[int]:
     """The likeliest tokens after one at position 0."""
-    listing = json.loads((folder / "program.json").read_text())
+    try:
+        listing = json.loads((folder / "program.json").read_text())
+    except OSError as wrong:
+        raise SystemExit(f"decode: {wrong.filename}: {wrong.strerror}") from None
+    model = listing["model"]
+    for name, value, most in (("token", token, model["vocab"] - 1), ("count", count, model["max_len"])):
+        if not 0 <= value <= most:
+            raise SystemExit(f"decode: {name}: must be from 0 to {most} (got {value})")
     device = open_device(device_name)
     blocks = {name: device.zeros(max(1, block["bytes"]), "u8") for name, block in listing["memory"].items()}
     blocks["weights"].copy_from(np.fromfile(folder / listing["memory"]["weights"]["file"], np.uint8))

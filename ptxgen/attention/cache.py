@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ptxgen.attention.problem import Problem
 from ptxgen.dtypes import DType, f16, s8, s32
 from ptxgen.launch import Extent, Param, buffer, scalar
 from ptxgen.scales import scale_groups
@@ -54,26 +55,21 @@ class RowLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Cache:
-    """Rows of `k_dim` and `v_dim` elements of `dtype`, for `n_kv_heads` heads and positions 0 … max_len − 1.
+    """The rows of K and V of a problem, for its KV heads and positions 0 … max_len − 1.
 
     K and V are `[n_kv_heads, max_len, dim]`; `batched`: `["batch", n_kv_heads, max_len, dim]`; `page_size`:
     `["pages", n_kv_heads, page_size, dim]` with `page_table ["batch", ceil(max_len / page_size)]`, in the layout "nhd"
     `["pages", page_size, n_kv_heads, dim]`. `ring`: so many rows in place of max_len, position p in row p % ring. A
-    `max_len` of 0:
-    rows as they come from a projection, `["n_keys", n_kv_heads, dim]` (`by_token`) or `[n_kv_heads, "n_keys", dim]`.
+    `max_len` of 0: rows as they come from a projection, `["n_keys", n_kv_heads, dim]` where the problem's queries lie
+    `by_token`, else `[n_kv_heads, "n_keys", dim]`.
     `strided`: caches `["batch", n_kv_heads, "n_keys", dim]`, n_keys given at launch as kv_rows; sequence s begins in
-    row `starts[s]`. `v_in_k`: a row of V is the beginning of the row of K, and there is one buffer (latent attention).
+    row `starts[s]`. Where V lies in K there is one buffer.
     """
 
-    n_kv_heads: int
-    k_dim: int
-    v_dim: int
-    dtype: DType
+    problem: Problem
     max_len: int
     batched: bool = False
     page_size: int = 0
-    by_token: bool = False
-    v_in_k: bool = False
     page_layout: str = "hnd"
     ring: int = 0
     strided: bool = False
@@ -81,21 +77,29 @@ class Cache:
     @property
     def quantised(self) -> bool:
         """Whether rows carry scales."""
-        return self.dtype == s8
+        return self.problem.kv_dtype == s8
+
+    @property
+    def by_token(self) -> bool:
+        """Whether rows lie as a projection leaves them, those of a token side by side."""
+        return self.problem.by_token and not self.max_len
 
     @property
     def k(self) -> RowLayout:
         """K's rows."""
-        return RowLayout(self.k_dim, self.dtype, self.k_dim, self._side_by_side)
+        problem = self.problem
+        return RowLayout(problem.qk_dim, problem.kv_dtype, problem.qk_dim, self._side_by_side)
 
     @property
     def v(self) -> RowLayout:
         """V's rows."""
-        return RowLayout(self.v_dim, self.dtype, self.k_dim if self.v_in_k else self.v_dim, self._side_by_side)
+        problem = self.problem
+        pitch = problem.qk_dim if problem.v_in_k else problem.v_dim
+        return RowLayout(problem.v_dim, problem.kv_dtype, pitch, self._side_by_side)
 
     @property
     def _side_by_side(self) -> int:
-        return self.n_kv_heads if self.heads_inside else 1
+        return self.problem.n_kv_heads if self.heads_inside else 1
 
     @property
     def heads_inside(self) -> bool:
@@ -105,7 +109,7 @@ class Cache:
     @property
     def page_positions(self) -> int:
         """From a page to the next, in steps from a position to its next."""
-        return self.page_size * (1 if self.heads_inside else self.n_kv_heads)
+        return self.page_size * (1 if self.heads_inside else self.problem.n_kv_heads)
 
     def ragged(self, tile: int) -> bool:
         """Whether a whole tile of so many positions may reach past the rows that exist."""
@@ -124,7 +128,7 @@ class Cache:
     @property
     def buffers(self) -> dict[str, RowLayout]:
         """Those that have a buffer."""
-        return {"k": self.k} if self.v_in_k else self.sides
+        return {"k": self.k} if self.problem.v_in_k else self.sides
 
     @property
     def pages(self) -> int:
@@ -134,23 +138,24 @@ class Cache:
     @property
     def rows_per_position(self) -> int:
         """Rows from a head's position to its next."""
-        return self.n_kv_heads if self.by_token else 1
+        return self.problem.n_kv_heads if self.by_token else 1
 
     @property
     def extents(self) -> tuple[Extent, ...]:
         """The shape of K and V but for a row's elements."""
+        heads = self.problem.n_kv_heads
         if self.page_size:
-            axes = (self.page_size, self.n_kv_heads) if self.heads_inside else (self.n_kv_heads, self.page_size)
+            axes = (self.page_size, heads) if self.heads_inside else (heads, self.page_size)
             return ("pages", *axes)
         if self.by_token:
-            return ("n_keys", self.n_kv_heads)
+            return ("n_keys", heads)
         rows = "n_keys" if self.strided else self.rows or "n_keys"
-        return (*(("batch",) if self.batched else ()), self.n_kv_heads, rows)
+        return (*(("batch",) if self.batched else ()), heads, rows)
 
     def params(self, suffix: str = "_cache") -> Iterator[Param]:
         """K and V, with int8 their scales, with pages the page table."""
         for name, rows in self.buffers.items():
-            yield buffer(f"{name}{suffix}", self.dtype, *self.extents, rows.dim)
+            yield buffer(f"{name}{suffix}", self.problem.kv_dtype, *self.extents, rows.dim)
         if self.quantised:
             for name, rows in self.buffers.items():
                 yield buffer(f"{name}_scales", f16, *self.extents, rows.scale_groups, align=2)

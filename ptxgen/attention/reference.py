@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.attention import Attention
 from ptxgen.scales import spread
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
         return whole.swapaxes(0, 1) if cache.by_token else whole
 
     def side(x: str) -> np.ndarray:
-        if x == "v" and cache.v_in_k:
-            return side("k")[..., : cache.v_dim]
+        if x == "v" and attention.problem.v_in_k:
+            return side("k")[..., : attention.problem.v_dim]
         scales = of_sequence(a[f"{x}_scales"]) if cache.quantised else None
         return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ptxgen.attention.problem import Problem
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32
@@ -36,8 +37,7 @@ SINKS = Said(doc="a logit per head joins the softmax without a value, from a par
 WINDOW = Said(doc="a query sees only that many latest positions; 0: all", draws=_windows, refuses=(-1,))
 
 
-@dataclass(frozen=True)
-class PerHead:
+class PerHead(NamedTuple):
     """An f32 that every query head brings: the parameter `[n_heads]`, the array its registers are called, a factor."""
 
     param: str
@@ -147,10 +147,13 @@ class Variant:
         """What brings q·k to units of log2; with a cap to twice its argument in these units."""
         return self.scale / self.soft_cap * (2 * LOG2E) if self.soft_cap else self.scale * LOG2E
 
-    def params(self, n_heads: int, n_kv_heads: int = 0) -> tuple[Param, ...]:
+    def params(self, problem: Problem) -> tuple[Param, ...]:
         """What scales, steps and sinks read."""
         ends = (*((V_SCALE,) if self.head_scales else ()), *((SINK,) if self.sinks else ()))
-        counts = {value.param: n_kv_heads if value.of_kv_head else n_heads for value in (*self.per_head, *ends)}
+        counts = {
+            value.param: problem.n_kv_heads if value.of_kv_head else problem.n_heads
+            for value in (*self.per_head, *ends)
+        }
         return tuple(buffer(name, f32, count, align=4) for name, count in counts.items())
 
     def apply(self, b: Builder, scores: Scores, *, factored: bool = False) -> None:

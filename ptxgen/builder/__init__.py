@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxgen.builder.fragment import ABSENT, MARK, Absent, Fragment
 from ptxgen.builder.operand import fault, kind_of, registers_of, text_of
@@ -19,18 +19,34 @@ from ptxgen.isa import Slot, lookup, special_register, storage_type
 from ptxgen.lines.sources import Origin, Site, places
 
 if TYPE_CHECKING:
-    from ptxgen.kernel import KernelType
-    from ptxgen.launch import Param
+    from ptxgen.launch import Launch, Param
     from ptxgen.targets import Target
 
 # Control flow belongs to the templates; these words are refused in a fragment.
 _SHAPE_WORDS = frozenset({"bra", "brx", "call", "ret", "exit", "bar", "barrier"})
 
 
+class Spec(Protocol):
+    """What a builder, and a template, ask of a specialisation."""
+
+    @property
+    def kernel_name(self) -> str:
+        """What the kernel type is called."""
+
+    def params(self) -> tuple[Param, ...]:
+        """The parameters in order."""
+
+    def launch(self, target: Target) -> Launch:
+        """Geometry for a target."""
+
+    def template(self, target: Target) -> str:
+        """The skeleton's file name without `.ptx.j2`."""
+
+
 class Builder:
     """Passed as `b` to `KernelType.build`. One call of `op` is one instruction."""
 
-    def __init__(self, spec: KernelType, target: Target) -> None:
+    def __init__(self, spec: Spec, target: Target) -> None:
         self.spec = spec
         self.target = target
         self.params: dict[str, Param] = {p.name: p for p in spec.params()}
@@ -330,7 +346,7 @@ class Builder:
         return IsaError(self._finding(what, self._current, self._site(), _shown(*attempt) if attempt else ""))
 
     def _finding(self, what: str, fragment: Fragment | None, site: Site, line: str) -> str:
-        from ptxgen.render import placement
+        from ptxgen.lines.placement import placement
 
         name = fragment.name if fragment else ""
         template = placement(self.spec.template(self.target), name) if name else None

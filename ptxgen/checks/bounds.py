@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from ptxgen.checks.comparisons import Facts, Less, facts_of, mentions, side_of
 from ptxgen.checks.largest import ANY, HALF, LOADED, RULES, SPECIAL
-from ptxgen.checks.lint import written
-from ptxgen.nodes import Guard, Immediate, Instruction, Label, Operand, Register, Symbol
+from ptxgen.nodes import Guard, Immediate, Instruction, Label, Operand, Register, Symbol, written
 
 _WIDEN_AFTER = 3  # rounds of a loop before what still grows counts as unbounded
 _NARROWINGS = 2

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.checks.largest import ANY, HALF, RULES, SPECIAL
-from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol
+from ptxgen.nodes import Address, Immediate, Instruction, Label, Operand, Register, Symbol, written
 
 if TYPE_CHECKING:  # few texts have something to follow
     from ptxgen.checks.bounds import Bound, Flow, State
@@ -171,17 +171,3 @@ def _global_bases(item: Instruction) -> list[str]:
     addresses = [operand.base for operand in item.operands if isinstance(operand, Address)]
     pairs = zip(spaces, addresses, strict=False)  # a copy names its spaces in the operands' order
     return [base.name for space, base in pairs if space == "global" and isinstance(base, Register)]
-
-
-def written(item: Instruction) -> list[str]:
-    """The registers that an instruction may write."""
-    first = item.operands[0] if item.operands else None
-    if isinstance(first, Register):
-        return [first.name]
-    return _names(first) if first is not None else []
-
-
-def _names(operand: Operand) -> list[str]:
-    """The registers of a destination in braces, or with a predicate beside it."""
-    items = getattr(operand, "items", None) or [getattr(operand, side, None) for side in ("first", "second")]
-    return [item.name for item in items if isinstance(item, Register)]

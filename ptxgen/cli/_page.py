@@ -40,7 +40,7 @@ def page(report: Report, counted: Coverage) -> str:
     """The HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from ptxgen.render import templates_folder
+    from ptxgen.packages import templates_folder
 
     environment = Environment(
         loader=FileSystemLoader(templates_folder()), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

@@ -20,18 +20,24 @@ from ptxgen.doctor import examine
 @click.option("--rings", type=click.IntRange(0), default=0, metavar="ROWS",
               help="With --model: layers with a window keep rings that take so many rows at a time.")  # fmt: skip
 @click.option("--config", metavar="DIR|FILE", help="Which models of a folder of config.json files are served.")
-@click.option("--target", default="sm_90", show_default=True, metavar="SM", shell_complete=target_names,
-              help="With --config: architecture.")  # fmt: skip
+@click.option("--target", metavar="SM", shell_complete=target_names,
+              help="Architecture  [default: with --model sm_90a, with --config sm_90]")  # fmt: skip
 @json_option
 def command(
-    model: str | None, max_len: int | None, kv_dtype: str, rings: int, config: str | None, target: str, as_json: bool
+    model: str | None,
+    max_len: int | None,
+    kv_dtype: str,
+    rings: int,
+    config: str | None,
+    target: str | None,
+    as_json: bool,
 ) -> int:
     """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent;
     with --config when a model is refused."""
     if config is not None:
-        return _survey(config, target, max_len, as_json)
+        return _survey(config, target or "sm_90", max_len, as_json)
     if model is not None:
-        _memory(model, max_len, kv_dtype, rings, as_json)
+        _memory(model, max_len, kv_dtype, rings, target or "sm_90a", as_json)
         return 0
     lines = examine()
     if as_json:
@@ -53,17 +59,18 @@ def _survey(path: str, target: str, max_len: int | None, as_json: bool) -> int:
     return int(any(one.verdict == "refused" for one in verdicts))
 
 
-def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, as_json: bool) -> None:
+def _memory(model: str, max_len: int | None, kv_dtype: str, rings: int, target: str, as_json: bool) -> None:
     """What a model file takes on a device."""
     from ptxgen.models.files import open_model
     from ptxgen.models.memory import memory_plan
 
     source = open_model(model, max_len)
-    plan = memory_plan(source, kv_dtype, rings=rings)
+    plan = memory_plan(source, kv_dtype, target, rings=rings)
     if as_json:
-        emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len})
+        emit_json({**asdict(plan), "weights": plan.weights, "total": plan.total, "max_len": source.spec.shape.max_len,
+                   "target": target})  # fmt: skip
         return
     rows = [(f"weights in {name or 'f32 (vectors)'}", nbytes) for name, nbytes in plan.formats.items()]
     rows += [(f"cache of {source.spec.shape.max_len} positions in {kv_dtype}", plan.cache)]
-    rows += [("scratch", plan.scratch), ("logits, counters, workspaces", plan.other), ("all", plan.total)]
+    rows += [(f"scratch on {target}", plan.scratch), ("logits, counters, workspaces", plan.other), ("all", plan.total)]
     table(("memory", "bytes", "MiB"), [(name, f"{n:,}", f"{n / (1 << 20):.2f}") for name, n in rows])

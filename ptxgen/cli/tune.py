@@ -203,7 +203,7 @@ def _path(output: str | None, shipped: bool) -> Path:
     from ptxgen import tuning
 
     if shipped:
-        return tuning.SHIPPED
+        return Path(tuning.SHIPPED)
     return Path(output or os.environ.get(tuning.VARIABLE) or tuning.own_path()).expanduser()
 
 
@@ -301,6 +301,6 @@ def _report(results: Sequence[Found | FoundProduct], wanted: int, path: Path, as
     rows = sum(f.better for f in results)
     left = f"; {wanted - len(results)} classes were not measured" if len(results) < wanted else ""
     say(f"{rows} row{'' if rows == 1 else 's'} written to {path}{left}")
-    if rows and path != tuning.SHIPPED and os.environ.get(tuning.VARIABLE) != str(path):
+    if rows and path != Path(tuning.SHIPPED) and os.environ.get(tuning.VARIABLE) != str(path):
         say(f"to use it: export {tuning.VARIABLE}={path}")
     return 0

@@ -92,7 +92,8 @@ def _render(
             contract=contract,
             name=name,
             fields=textwrap.wrap(", ".join(f"{k}={v}" for k, v in _said(contract).items()), 112),
-            parameters=[{**p, "host_type": types[p["type"]]} for p in contract["parameters"]],
+            role=contract.get("role", ""),
+            parameters=[{"zeroed": False, **p, "host_type": types[p["type"]]} for p in contract["parameters"]],
             buffers=[
                 {**b, "formula": formula(b["bytes"], call), "needs": sorted(capacities_of(b["bytes"]))} for b in buffers
             ],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.cache_fields import CAPACITY, KV_DTYPES, KV_HEADS, RING_ROWS, place_rules
 from ptxgen.attention.decode.chunks import MAX_CHUNKS, STEP, Cut
@@ -17,7 +18,7 @@ from ptxgen.attention.decode.parts import place_loop
 from ptxgen.attention.decode.place import CacheRows
 from ptxgen.attention.decode.plan import CtaPlan, chip_of, cta_plan
 from ptxgen.attention.decode.slots import Slots
-from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, widen
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.builder.values import Reg
@@ -125,9 +126,9 @@ class FlashDecodingChunk(KernelType):
     @property
     def attention(self) -> Attention:
         """The attention of which this computes parts."""
-        dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
-        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len, ring=self.ring)
-        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
+        dims, dtypes = (self.head_dim, self.head_dim), (self.q_dtype, self.kv_dtype)
+        problem = Problem(self.n_heads, self.n_kv_heads, *dims, *dtypes)
+        return Attention(Variant.of(self, self.head_dim), Cache(problem, self.max_len, ring=self.ring))
 
     @property
     def cut(self) -> Cut:
@@ -147,12 +148,12 @@ class FlashDecodingChunk(KernelType):
         loop, shape = chosen
         cache = self.attention.cache
         tile_bytes = shape.tile * (cache.k.bytes + cache.v.bytes)
-        return cta_plan(self.attention, loop, replace(shape, in_flight=max(1, IN_FLIGHT // tile_bytes)))
+        return cta_plan(self.attention, loop, shape._replace(in_flight=max(1, IN_FLIGHT // tile_bytes)))
 
     def params(self) -> tuple[Param, ...]:
         slots = ("batch", self.n_heads, self.max_chunks)
         return (
-            buffer("q", self.q_dtype, "batch", self.n_heads, self.head_dim),
+            self.attention.problem.q("batch"),
             *(param for param, _ in self._pointers()),
             buffer("seq_lens", s32, "batch", align=4),
             buffer("partials", f32, *slots, self.head_dim, access="out"),

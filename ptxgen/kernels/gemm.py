@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ptxgen.dtypes import s32
 from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Extent, Param, buffer, scalar
-from ptxgen.products.loop import Tokens
+from ptxgen.products.compose import build_product
 from ptxgen.products.mma import TOKENS
-from ptxgen.products.product import Product
+from ptxgen.products.product import Product, Tokens
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,9 @@ class Gemm(Product):
     def params(self) -> tuple[Param, ...]:
         count = buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32)
         return (*super().params(), count)
+
+    def build(self, b: Builder) -> None:
+        build_product(b, self)
 
     def tokens_of(self, b: Builder, at: Geometry) -> Tokens:
         with b.fragment("rows", "this CTA's first row of x, and how many rows there are"):

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from ptxgen.kernel import kernel_type
 from ptxgen.products.columns import columns_of
+from ptxgen.products.compose import build_product
 from ptxgen.products.geometry import ON_TENSOR_CORES
 from ptxgen.products.product import KEPT_FOR_SLOTS, Product
 from ptxgen.weights.format import OWN
 
 if TYPE_CHECKING:
+    from ptxgen.builder import Builder
     from ptxgen.targets import Target
 
 
@@ -30,6 +32,9 @@ class Gemv(Product):
     """
 
     sizes = {}
+
+    def build(self, b: Builder) -> None:
+        build_product(b, self)
 
     def on_tensor_cores(self, target: Target) -> bool:
         if self.weights not in ON_TENSOR_CORES or not columns_of(self.kind)[0].takes(self.kind):

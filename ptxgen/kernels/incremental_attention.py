@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.cache_fields import (
     CAPACITY,
@@ -28,7 +28,7 @@ from ptxgen.attention.decode.merge.compose import build_merges
 from ptxgen.attention.decode.merge.records import RECORD_FLOATS
 from ptxgen.attention.decode.parts import parts_of, place_loop
 from ptxgen.attention.decode.plan import CHIPS, Plan, plan
-from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, f16, f32, s8, s32, u32
@@ -161,12 +161,13 @@ class IncrementalAttention(KernelType):
     @property
     def attention(self) -> Attention:
         """The attention this computes."""
-        dims, problem = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads)
+        dims, dtypes = (self.head_dim, self.head_dim), (self.q_dtype, self.kv_dtype)
+        problem = Problem(self.n_heads, self.n_kv_heads, *dims, *dtypes)
         cache = Cache(
-            self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
-            page_layout=self.page_layout, ring=self.ring, strided=self.strided,
+            problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring,
+            strided=self.strided,
         )  # fmt: skip
-        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
+        return Attention(Variant.of(self, self.head_dim), cache)
 
     def plan(self, target: Target) -> Plan:
         """The geometry for a target."""
@@ -176,12 +177,10 @@ class IncrementalAttention(KernelType):
 
     def params(self) -> tuple[Param, ...]:
         lead = ("batch",) if self.batched else ()
-        rows, attention = (*lead, self.n_heads, self.head_dim), self.attention
-        out = [buffer("q", self.q_dtype, *rows), *attention.cache.params()]
-        out += attention.variant.params(self.n_heads, self.n_kv_heads)
-        out.append(buffer("out", self.q_dtype, *rows, access="out"))
-        if self.lse:
-            out.append(buffer("lse", f32, *lead, self.n_heads, access="out", align=4))
+        attention = self.attention
+        problem = attention.problem
+        out = [problem.q(*lead), *attention.cache.params(), *attention.variant.params(problem)]
+        out += problem.outputs(*lead, lse=self.lse)
         if self.batched:
             out.append(buffer("seq_lens", s32, *lead, align=4))
         elif self.indirect:
@@ -232,7 +231,7 @@ class IncrementalAttention(KernelType):
             if self.programmatic:
                 b.op("griddepcontrol.launch_dependents")
             where, task = locate.place(b, attention, plan, batched=self.batched)
-            task = replace(task, early=blind or self.programmatic, late_newest=self.programmatic)
+            task = task._replace(early=blind or self.programmatic, late_newest=self.programmatic)
         if self.programmatic:
             with b.fragment("wait_for_previous"):
                 b.op("griddepcontrol.wait")

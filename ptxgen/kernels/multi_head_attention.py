@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen import lengths, rules
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.cache_fields import (
     CAPACITY,
@@ -21,7 +22,7 @@ from ptxgen.attention.cache_fields import (
     place_rules,
 )
 from ptxgen.attention.prefill import tiles
-from ptxgen.attention.prefill.contract import Prefill, width_rules
+from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.simt import SimtLoop
 from ptxgen.attention.prefill.tensor import TensorLoop
 from ptxgen.attention.prefill.wgmma import kernel as wgmma
@@ -35,13 +36,13 @@ from ptxgen.attention.prefill.wgmma.tile import (
     runs_on_wgmma,
     tile_of,
 )
-from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Extent, Launch, Param, buffer, grid3, scalar
+from ptxgen.launch import Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:
@@ -52,15 +53,22 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
+def _heads_inside(drawn: Mapping[str, Any]) -> tuple[int, ...]:
+    """No heads side by side, those of a KV head, all."""
+    heads = drawn.get("n_heads", 1)
+    return (0, heads // max(1, drawn.get("n_kv_heads", 1)), heads) if drawn.get("layout") == "heads" else (0,)
+
+
 @kernel_type
 class MultiHeadAttention(KernelType):
     """softmax(scale · q kᵀ) v for every token and head; query head h reads KV head h · n_kv_heads / n_heads.
 
     `layout="tokens"`: q, out `[n_tokens, n_heads, head_dim]`, k, v `[n_keys, n_kv_heads, head_dim]`; "heads": q, out
     `[n_heads, n_tokens, head_dim]`, k, v `[n_kv_heads, n_keys, head_dim]`, and the scalars q_rows, kv_rows are n_tokens
-    and n_keys. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in either layout. n_tokens and
-    n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]` in device memory when
-    `indirect`. The grid follows from n_tokens alone.
+    and n_keys; with `heads_inside`, "heads" has q, out `[n_heads / heads_inside, n_tokens, heads_inside, head_dim]`,
+    as projections leave equally long sequences. With `max_len` k and v are caches `[n_kv_heads, max_len, head_dim]` in
+    either layout. n_tokens and n_keys are capacities: the first q_len tokens and kv_len keys count, scalars, or `[1]`
+    in device memory when `indirect`. The grid follows from n_tokens alone.
 
     `batched`: a ragged batch over caches `[batch, n_kv_heads, max_len, head_dim]`. q, out `[n_tokens, n_heads,
     head_dim]` hold the sequences' tokens one after the other: sequence s has rows q_starts[s] … q_starts[s + 1] and
@@ -72,14 +80,14 @@ class MultiHeadAttention(KernelType):
 
     `causal`: the tokens are the last q_len of kv_len positions, and see the keys up to their own; with `window` only
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
-    sum of exponentials, `[n_tokens, n_heads]` or `[n_heads, n_tokens]` in f32. A row without keys gives zeros, and
-    −inf. 16-bit and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones
-    through FMA in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of
-    16 up to 256 (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`,
-    `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32
-    values. `unmeasured` (sm_90a): short prompts in tiles of fewer rows, the first tile of K without its tensor map, K
-    and V of batches and pages by tensor maps, for head_dim up to 256; correct on the CPU executor, and no GPU has run
-    or timed it: nothing chooses it by itself.
+    sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
+    and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
+    in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of 16 up to 256
+    (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`,
+    f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values. `unmeasured`
+    (sm_90a): short prompts in tiles of fewer rows, the first tile of K without its tensor map, K and V of batches and
+    pages by tensor maps, for head_dim up to 256; correct on the CPU executor, and no GPU has run or timed it: nothing
+    chooses it by itself.
     """
 
     bundled_as = "prefill"
@@ -109,6 +117,10 @@ class MultiHeadAttention(KernelType):
     unmeasured: bool = field(
         default=False, later=True, silent="another plan for the same results",
         doc="plans for sm_90a that were run on the CPU executor only: no GPU has run or timed them",
+    )  # fmt: skip
+    heads_inside: int = field(
+        default=0, later=True, draws=_heads_inside, refuses=(-1,),
+        doc="query heads that lie side by side for a token of q and out (layout heads); 0: a head's tokens do",
     )  # fmt: skip
 
     # −1: as many as there is room for
@@ -161,6 +173,7 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, unmeasured=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, unmeasured=True),
+        dict(head_dim=16, n_heads=4, n_kv_heads=2, layout="heads", heads_inside=2, lse=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -171,6 +184,15 @@ class MultiHeadAttention(KernelType):
         yield from rules.one_of("q_dtype", self.q_dtype.name, ("f32", "f16", "bf16"))
         yield from rules.one_of("kv_dtype", self.kv_dtype.name, KV_DTYPES)
         yield from rules.one_of("layout", self.layout, ("tokens", "heads"))
+        yield from rules.between("heads_inside", self.heads_inside, 0, 1024)
+        if self.heads_inside and self.layout != "heads":
+            yield f"heads_inside: needs layout='heads' (got {self.heads_inside}, layout={self.layout!r}; nearest: 0)"
+        group = max(1, self.n_heads // max(1, self.n_kv_heads))
+        if self.heads_inside and (self.n_heads % self.heads_inside or self.heads_inside % group):
+            yield (
+                f"heads_inside: must divide n_heads={self.n_heads} and be a multiple of the {group} that share a KV "
+                f"head (got {self.heads_inside}; nearest: {self.n_heads})"
+            )
         yield from rules.between("max_len", self.max_len, 0, 1 << 30)
         yield from rules.between("window", self.window, 0, 1 << 30)
         if self.window and not self.causal:
@@ -190,7 +212,7 @@ class MultiHeadAttention(KernelType):
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
 
     def target_rules(self, target: Target) -> Iterator[str]:
-        yield from width_rules(self.attention)
+        yield from problem_rules(self.attention.problem)
         yield from programmatic_rules(self.programmatic, target)
         if self.unmeasured and not (runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)):
             yield f"unmeasured: plans for wgmma with tensor maps, not for this (got {target}; nearest: False)"
@@ -198,27 +220,21 @@ class MultiHeadAttention(KernelType):
     @property
     def attention(self) -> Attention:
         """The attention this computes."""
-        dims, problem, tokens = (self.head_dim, self.head_dim), (self.n_heads, self.n_kv_heads), self.layout == "tokens"
-        cache = Cache(
-            self.n_kv_heads, *dims, self.kv_dtype, self.max_len, self.batched, self.page_size,
-            by_token=tokens and not self.max_len, page_layout=self.page_layout, ring=self.ring,
+        dims, dtypes = (self.head_dim, self.head_dim), (self.q_dtype, self.kv_dtype)
+        problem = Problem(
+            self.n_heads, self.n_kv_heads, *dims, *dtypes, queries="n_tokens", by_token=self.layout == "tokens",
+            heads_inside=self.heads_inside,
         )  # fmt: skip
-        return Attention(Problem(*problem, *dims, self.q_dtype), Variant.of(self, self.head_dim), cache)
+        cache = Cache(problem, self.max_len, self.batched, self.page_size, page_layout=self.page_layout, ring=self.ring)
+        return Attention(Variant.of(self, self.head_dim), cache)
 
     # -- parameters and geometry ---------------------------------------------------------------------------------------
 
     def params(self) -> tuple[Param, ...]:
-        tokens = self.layout == "tokens"
-        rows: tuple[Extent, ...] = ("n_tokens", self.n_heads) if tokens else (self.n_heads, "n_tokens")
         attention = self.attention
-        out = [
-            buffer("q", self.q_dtype, *rows, self.head_dim),
-            *attention.cache.params(""),
-            *attention.variant.params(self.n_heads, self.n_kv_heads),
-        ]
-        out.append(buffer("out", self.q_dtype, *rows, self.head_dim, access="out"))
-        if self.lse:
-            out.append(buffer("lse", f32, *rows, access="out", align=4))
+        problem = attention.problem
+        out = [problem.q(), *attention.cache.params(""), *attention.variant.params(problem)]
+        out += problem.outputs(lse=self.lse)
         if self.batched:
             starts = buffer("q_starts", s32, "batch + 1", align=4, doc="first token of each sequence, and the end")
             lengths = buffer("kv_lens", s32, "batch", align=4, doc="keys of each sequence, its tokens' own among them")
@@ -226,7 +242,7 @@ class MultiHeadAttention(KernelType):
         for name, what in (("q_len", "tokens"), ("kv_len", "keys, the tokens' own among them")):
             doc = f"number of {what}"
             out.append(buffer(name, s32, 1, align=4, doc=doc) if self.indirect else scalar(name, s32, doc=doc))
-        if not tokens:
+        if not problem.by_token:
             out.append(scalar("q_rows", s32, doc="tokens from head to head of q and out: n_tokens"))
             if not self.max_len:
                 out.append(scalar("kv_rows", s32, doc="keys from head to head of k and v: n_keys"))
@@ -246,7 +262,7 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.layout == "tokens", self.indirect, self.lse, self.unmeasured)
+        return Prefill(self.attention, self.indirect, self.lse, self.unmeasured)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
@@ -350,11 +366,18 @@ class MultiHeadAttention(KernelType):
             spans = [(0, int(np.ravel(a["q_len"])[0]), int(np.ravel(a["kv_len"])[0]))]
         for s, (first, q_len, kv_len) in enumerate(spans):
             k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
-            tokens = (slice(None), slice(first, first + max(0, q_len)))
-            views = {name: array.swapaxes(0, 1) if self.layout == "tokens" else array for name, array in out.items()}
-            q = a["q"].swapaxes(0, 1) if self.layout == "tokens" else a["q"]
-            values, sums = attend(attention, q[tokens], k, v, k.shape[1] - 1, a)
-            views["out"][tokens] = values.astype(self.q_dtype.numpy)
-            if self.lse:
-                views["lse"][tokens] = sums
+            tokens = slice(first, first + max(0, q_len))
+            q = self._by_head(a["q"], tokens)
+            values, sums = attend(attention, q.reshape(self.n_heads, -1, self.head_dim), k, v, k.shape[1] - 1, a)
+            for name, found in (("out", values.astype(self.q_dtype.numpy)), ("lse", sums)):
+                if name in out:
+                    rows = self._by_head(out[name], tokens)
+                    rows[...] = found.reshape(rows.shape)
         return out
+
+    def _by_head(self, array: np.ndarray, tokens: slice) -> np.ndarray:
+        """A view of these tokens' rows of q, out or lse, their axis behind those of heads."""
+        if self.layout == "tokens":
+            array = array.swapaxes(0, 1)
+        rows: np.ndarray = array[:, tokens]
+        return rows.swapaxes(1, 2) if self.heads_inside else rows

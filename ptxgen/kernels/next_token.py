@@ -11,6 +11,7 @@ from ptxgen.dtypes import s32, u32, u64
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer, workspace
+from ptxgen.products.compose import build_product
 from ptxgen.products.likeliest import LikeliestEpilogue
 from ptxgen.products.product import input_rules
 from ptxgen.spec.fields import field
@@ -83,7 +84,7 @@ class NextToken(KernelType):
 
     def build(self, b: Builder) -> None:
         b.expose(spec=self.product)
-        self.product.build_with(b, partial(LikeliestEpilogue, max_len=self.max_len))
+        build_product(b, self.product, partial(LikeliestEpilogue, max_len=self.max_len))
 
     def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         return {**super().ranges(sizes), "position": (0, max(0, self.max_len - 1))}

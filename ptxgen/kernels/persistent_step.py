@@ -156,7 +156,7 @@ class PersistentStep(Fields):
             found += [self._weight(f"o_{i}", o), buffer(f"mlp_norm_{i}", f32, self.dim)]
             found += [self._weight(f"gate_up_{i}", gate_up), self._weight(f"down_{i}", down)]
         found += [buffer("norm", f32, self.dim), self._weight("head", head)]
-        found += self.attention.variant.params(self.n_heads, self.n_kv_heads)
+        found += self.attention.variant.params(self.attention.problem)
         found += [buffer(name, s32, 1, access="inout", align=4) for name in ("position", "length")]
         found.append(buffer("chosen", s32, 1, access="out", align=4))
         found.append(buffer("logits", f32, self.vocab, access="out", align=4))

@@ -17,6 +17,7 @@ from ptxgen.idioms.threads import ceil_div
 from ptxgen.kernel import KernelType, Spread, kernel_type
 from ptxgen.kernels.gemv import Gemv
 from ptxgen.launch import Launch, Param, buffer
+from ptxgen.products.compose import build_product
 from ptxgen.products.geometry import Geometry, Runs, side_by_side
 from ptxgen.products.heads import HeadsEpilogue
 from ptxgen.products.product import input_rules
@@ -164,7 +165,7 @@ class QkvAppend(KernelType):
         heads = partial(HeadsEpilogue, heads=self)
         if not self.v_weights:
             b.expose(spec=self.products[0])
-            self.products[0].build_with(b, heads)
+            build_product(b, self.products[0], heads)
             return
         geometries = self.geometries(b.target)
         first_of_v = geometries[0].ctas
@@ -177,8 +178,8 @@ class QkvAppend(KernelType):
             of_v = name == "v"
             with b.body(name):
                 b.expose(spec=product)
-                product.build_with(
-                    b, partial(heads, first=self.v_first if of_v else 0), at, first_of_v if of_v else 0,
+                build_product(
+                    b, product, partial(heads, first=self.v_first if of_v else 0), at, first_of_v if of_v else 0,
                     weight="v_weight" if of_v else "weight",
                 )  # fmt: skip
 

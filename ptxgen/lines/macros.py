@@ -55,16 +55,11 @@ class Macros:
         return macro
 
     def _compiled(self, name: str) -> Template:
-        """The file with this macro and those that it calls; its other lines are empty."""
-        kept: dict[str, range] = {}
-        todo = [name]
-        while todo:
-            each = todo.pop()
-            kept[each] = self._spans[each]
-            called = re.findall(r"\b(\w+)\(", "\n".join(self._lines[n] for n in kept[each]))
-            todo += [other for other in called if other in self._spans and other not in kept]
-        alive = {n for span in kept.values() for n in span}
-        source = "\n".join(line if n in alive else "" for n, line in enumerate(self._lines))
-        env = self._env
-        code = env.compile(source, self.__name__, self._file)
-        return env.template_class.from_code(env, code, env.make_globals(None))
+        """The file with this macro alone, its other lines empty; those that it calls are names that it is given."""
+        span, env = self._spans[name], self._env
+        body = "\n".join(self._lines[span.start : span.stop])
+        called = {other for other in re.findall(r"\b(\w+)\(", body) if other in self._spans and other != name}
+        code = env.compile("\n" * span.start + body, self.__name__, self._file)
+        return env.template_class.from_code(
+            env, code, env.make_globals({other: getattr(self, other) for other in called})
+        )

@@ -150,7 +150,7 @@ def config_warnings(config: object, shape: ModelShape, source: str = "config") -
         yield (
             f"{source}: kv_cache_scheme: the model's cache is {shape.kv_scheme.dtype} with a scale for each "
             f"{shape.kv_scheme.per}; the kernels' is as --kv-dtype says, {shape.dtype} without it, and takes scales "
-            f"with --kv-dtype {shape.kv_scheme.dtype}, but not with --weights"
+            f"with --kv-dtype {shape.kv_scheme.dtype}, which leaves out split attention and is refused with --weights"
         )
 
 
@@ -194,12 +194,14 @@ def _text_values(config: dict[str, object], family: Family, source: str) -> dict
     kind = inner.get("model_type", family.inner)
     if kind != family.inner:
         raise SpecError(f"{source}: {family.nested}: model_type: must be {family.inner} (got {brief(kind)})")
-    shared = ("torch_dtype", "dtype", "quantization_config")
+    shared = ("torch_dtype", "dtype", "quantization_config", "compression_config")
     return {name: config[name] for name in shared if name in config} | inner
 
 
 def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
-    if not max_len:
+    if max_len is not None and max_len < 1:
+        raise SpecError(f"max_len: must be at least 1 (got {max_len})")
+    if max_len is None:
         max_len = read.count("max_position_embeddings")
         if max_len > _LONGEST:
             raise read.error("max_position_embeddings", f"above {_LONGEST} max_len must say how many positions to keep")

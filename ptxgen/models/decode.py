@@ -66,6 +66,12 @@ def step_program(
     if page_size and (step != "batch" or pages < 1 or rings):
         got = f"{page_size} with {pages} pages and {rings} rings for {step}"
         raise SpecError(f"step_program: page_size needs a batch with pages and without rings (got {got})")
+    scheme = model.shape.kv_scheme
+    if scheme is not None and dtype(kv_dtype).name == scheme.dtype:
+        raise SpecError(
+            f"kv_dtype: kernels of a whole model take no scales, and this model's kv_cache_scheme has one for each "
+            f"{scheme.per}; bf16, f16 or f32 would work, or attention's kernels alone (got {scheme.dtype})"
+        )
     made = _Step(
         model=model, step=step, rows=rows, formats=formats, kv_dtype=dtype(kv_dtype), target=target,
         programmatic=programmatic, batch_invariant=batch_invariant and step == "batch", choice=choice, rings=rings,

@@ -18,7 +18,7 @@ COMMON = frozenset(
     {
         "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
         "max_position_embeddings", "original_max_position_embeddings", "rope_scaling", "rope_parameters", "torch_dtype",
-        "dtype", "quantization_config", "layer_types",
+        "dtype", "quantization_config", "compression_config", "layer_types",
     }
 )  # fmt: skip
 
@@ -193,7 +193,7 @@ WITHOUT_EFFECT = frozenset(
         "return_dict", "output_attentions", "output_hidden_states", "use_bfloat16", "tf_legacy_loss", "pruned_heads",
         "chunk_size_feed_forward", "use_return_dict", "is_decoder", "tie_encoder_decoder",
         "cross_attention_hidden_size",
-        "experts_implementation", "compression_config", "use_xla", "fp32_residual", "fused_norm", "fuse_norm",
+        "experts_implementation", "use_xla", "fp32_residual", "fused_norm", "fuse_norm",
         # tokens
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "mask_token_id",
         "decoder_start_token_id", "image_token_id", "image_token_index", "video_token_id", "vision_token_id",

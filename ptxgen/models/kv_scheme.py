@@ -8,6 +8,7 @@ from ptxgen.errors import SpecError, brief
 from ptxgen.files.jsonfields import Fields
 
 _PER = {"tensor": "tensor", "attn_head": "head"}
+_KEYS = ("kv_cache_scheme", "kv_cache_quant_algo")
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,26 @@ class KvScheme:
 
 
 def kv_scheme(read: Fields) -> KvScheme | None:
-    """What `quantization_config` says of the cache; None where it says nothing.
+    """What `quantization_config` (once `compression_config`) says of the cache; None where it says nothing.
 
     compressed-tensors: `kv_cache_scheme` with `num_bits`, `type`, `strategy`, `dynamic`, `symmetric`; modelopt:
-    `kv_cache_quant_algo`. Raises `SpecError` for what no cache here holds.
+    `kv_cache_quant_algo`. Raises `SpecError` for what no cache here holds, and for other keys that begin with
+    kv_cache.
     """
-    source = f"{read.source}: quantization_config"
-    held = Fields(read.table("quantization_config"), source)
+    name = "quantization_config" if read.table("quantization_config") else "compression_config"
+    held = Fields(read.table(name), f"{read.source}: {name}")
     algorithm = held.values.get("kv_cache_quant_algo")
     if algorithm is not None:
         if algorithm != "FP8":
             raise held.error("kv_cache_quant_algo", "must be FP8 or null")
         return KvScheme("e4m3", "tensor")
+    for key, value in held.values.items():
+        if key.startswith("kv_cache") and key not in _KEYS and value is not None:
+            raise held.error(key, f"must be null: a cache's scheme is read from {' or '.join(_KEYS)}")
     table = held.table("kv_cache_scheme")
     if not table:
         return None
-    scheme = Fields(table, f"{source}: kv_cache_scheme")
+    scheme = Fields(table, f"{held.source}: kv_cache_scheme")
     bits, kind = scheme.count("num_bits", 8), table.get("type", "float")
     if (bits, kind) != (8, "float"):
         raise SpecError(f"{scheme.source}: type: must be float of 8 bits (got {brief(kind)} of {bits})")

@@ -9,6 +9,7 @@ from ptxgen.models.arena import plan_arena
 from ptxgen.models.decode import step_program
 from ptxgen.models.packing import WeightSource, formats_of
 from ptxgen.models.program import Program
+from ptxgen.targets import target as parse_target
 
 CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")
 
@@ -33,25 +34,24 @@ class MemoryPlan:
         return self.weights + self.cache + self.scratch + self.other
 
 
+def positions_at_once(chunk: int, max_len: int) -> int:
+    """How many positions of a prompt one step takes: `chunk`, where a context has so many, else a power of two."""
+    return min(chunk, 1 << (max_len.bit_length() - 1))
+
+
 def memory_plan(
-    source: WeightSource, kv_dtype: object = "f16", target: str = "sm_75", chunk: int = 512, programmatic: bool = False,
-    rings: int = 0,
-) -> MemoryPlan:  # fmt: skip
-    """What `Model` takes for a file whose prompts go in chunks of `chunk`; `rings`: where layers with a window keep
-    rings with room for appends of so many rows."""
-    formats = formats_of(source)
+    source: WeightSource, kv_dtype: object = "f16", target: str = "sm_90a", chunk: int = 512, rings: int = 0
+) -> MemoryPlan:
+    """What `Model` takes for a file on a `target`, whose products of several rows may need more scratch memory than
+    another's, where prompts go in steps of `chunk`; `rings`: where layers with a window keep rings with room for
+    appends of so many rows."""
+    formats, overlaps = formats_of(source), parse_target(target).includes_any(("sm_90",))
+    many = positions_at_once(chunk, source.spec.shape.max_len)
     decode, prefill = (
         step_program(
-            source.spec,
-            formats,
-            step,
-            rows=rows,
-            kv_dtype=kv_dtype,
-            target=target,
-            programmatic=programmatic,
-            rings=rings,
+            source.spec, formats, step, rows=rows, kv_dtype=kv_dtype, target=target, programmatic=overlaps, rings=rings
         )
-        for step, rows in (("decode", 1), ("prefill", chunk))
+        for step, rows in (("decode", 1), ("prefill", many))
     )
     return plan_of(decode, prefill)
 

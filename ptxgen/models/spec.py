@@ -109,7 +109,10 @@ class ModelSpec:
 
     def layer(self, index: int) -> LayerKind:
         """What layer `index` does about windows and RoPE."""
-        return next(kind for kind in self.shape.kinds if index in kind.layers)
+        for kind in self.shape.kinds:
+            if index in kind.layers:
+                return kind
+        raise SpecError(f"layer: must be from 0 to {self.shape.n_layers - 1} (got {index!r})")
 
     @property
     def q_width(self) -> int:
@@ -215,8 +218,9 @@ def _soft_cap(read: Fields, block: Block) -> float:
 
 def _activation(read: Fields, block: Block) -> str:
     """Our name of the feed-forward part's activation."""
-    name = read.values.get(block.activation_key) or block.activation
-    if name not in _ACTIVATIONS:
+    name = read.values.get(block.activation_key)
+    name = block.activation if name is None else name
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise SpecError(f"{read.source}: {block.activation_key}: must be one of {known} (got {brief(name)})")
-    return _ACTIVATIONS[str(name)]
+    return _ACTIVATIONS[name]

@@ -144,6 +144,20 @@ def instructions(body: Iterable[Statement]) -> Iterator[Instruction]:
     return (statement for statement in flat(body) if isinstance(statement, Instruction))
 
 
+def written(item: Instruction) -> list[str]:
+    """The registers that an instruction may write."""
+    first = item.operands[0] if item.operands else None
+    if isinstance(first, Register):
+        return [first.name]
+    return _in_braces(first) if first is not None else []
+
+
+def _in_braces(operand: Operand) -> list[str]:
+    """The registers of a destination in braces, or with a predicate beside it."""
+    items = getattr(operand, "items", None) or [getattr(operand, side, None) for side in ("first", "second")]
+    return [item.name for item in items if isinstance(item, Register)]
+
+
 @dataclass(slots=True)
 class Function:
     """An `.entry` or `.func`. `body` is None for a declaration. `performance` holds `maxntid`, `minnctapersm`,
@@ -263,5 +277,5 @@ class Module:
 
 __all__ = [
     "Address", "Directive", "Function", "Group", "Guard", "Immediate", "Instruction", "Label", "Module", "Negated",
-    "Operand", "Pair", "Register", "Scope", "Statement", "Symbol", "Variable", "Vector", "finding",
+    "Operand", "Pair", "Register", "Scope", "Statement", "Symbol", "Variable", "Vector", "finding", "written",
 ]  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import DType, f16, f32
 from ptxgen.idioms import rope as rotary
@@ -60,9 +61,8 @@ class Fields(KernelType):
     def attention(self) -> Attention:
         """The attention of every layer."""
         dims = (self.head_dim, self.head_dim)
-        problem = Problem(self.n_heads, self.n_kv_heads, *dims, f32)
-        cache = Cache(self.n_kv_heads, *dims, self.kv_dtype, self.max_len)
-        return Attention(problem, Variant(1 / math.sqrt(self.head_dim)), cache)
+        problem = Problem(self.n_heads, self.n_kv_heads, *dims, f32, self.kv_dtype)
+        return Attention(Variant(1 / math.sqrt(self.head_dim)), Cache(problem, self.max_len))
 
     @property
     def rotation(self) -> rotary.Rotation:

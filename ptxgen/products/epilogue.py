@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg
@@ -11,16 +10,14 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry, Runs
+from ptxgen.products.loop import TileLoop
 from ptxgen.products.prepare import Prepare
+from ptxgen.products.product import Product, Tokens
 from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
+from ptxgen.products.stream import Stream, Turn
 from ptxgen.weights.format import TILE_ROWS
-
-if TYPE_CHECKING:
-    from ptxgen.products.loop import TileLoop, Tokens
-    from ptxgen.products.product import Product
-    from ptxgen.products.stream import Stream, Turn
 
 
 class Epilogue:

@@ -11,11 +11,11 @@ from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_lanes
 from ptxgen.products.geometry import Geometry
-from ptxgen.products.loop import Inputs, TileLoop, Tokens
+from ptxgen.products.loop import Inputs, TileLoop
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS
 
 if TYPE_CHECKING:
-    from ptxgen.products.product import Product
+    from ptxgen.products.product import Product, Tokens
 
 
 class FmaLoop(TileLoop):

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Not, Reg
 from ptxgen.idioms import convert
 from ptxgen.products.geometry import Geometry
+from ptxgen.products.product import Product, Tokens
 from ptxgen.products.reader import TileReader
-
-if TYPE_CHECKING:
-    from ptxgen.products.product import Product
-
-
-class Tokens(NamedTuple):
-    """The first row of x of a CTA, and how many rows there are in all."""
-
-    first: Reg
-    rows: Reg
 
 
 class Inputs(NamedTuple):

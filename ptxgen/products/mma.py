@@ -14,7 +14,8 @@ from ptxgen.builder.values import Reg
 from ptxgen.idioms import convert
 from ptxgen.products.digits import DIGITS, split_digits
 from ptxgen.products.geometry import FEW_WORDS
-from ptxgen.products.loop import Inputs, TileLoop, Tokens, row_of
+from ptxgen.products.loop import Inputs, TileLoop, row_of
+from ptxgen.products.product import Tokens
 from ptxgen.weights.format import CHUNK, OWN, TILE_ROWS, constant, pair_of_bf16
 
 TOKENS = 8

@@ -1,32 +1,27 @@
-"""What Gemv and Gemm have in common: fields, parameters, geometry, fragments in order, and the reference."""
+"""What a product is told, of one token or of several: the fields of Gemv and Gemm, parameters, geometry, and the
+reference. Its code is put together in `compose.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ptxgen import rules
 from ptxgen.attention.decode.plan import chip_name
 from ptxgen.builder import Builder
+from ptxgen.builder.values import Reg
 from ptxgen.dtypes import f32, u8
 from ptxgen.idioms import activation as activations
-from ptxgen.idioms.programmatic import depend, programmatic_rules
-from ptxgen.kernel import KernelType, field
+from ptxgen.idioms.programmatic import programmatic_rules
+from ptxgen.kernel import field
 from ptxgen.launch import Extent, Launch, Param, buffer
-from ptxgen.products import mma
 from ptxgen.products.columns import columns_of
-from ptxgen.products.epilogue import Epilogue
-from ptxgen.products.fma import FmaLoop
 from ptxgen.products.geometry import FEW_WORDS, Geometry, Runs, choose, choose_for_tensor_cores, share_runs
-from ptxgen.products.loop import Tokens
-from ptxgen.products.prepare import Prepare
-from ptxgen.products.squares import Squares
-from ptxgen.products.stage import Stage
-from ptxgen.products.stream import Stream
+from ptxgen.products.weighted import Weighted
 from ptxgen.tuning import ProductShape, in_force
 from ptxgen.weights import weight_format, weight_formats
-from ptxgen.weights.format import WeightFormat, separate
+from ptxgen.weights.format import separate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +31,6 @@ if TYPE_CHECKING:
 
 KEPT_FREE = 4096  # of shared memory, for sums
 KEPT_FOR_SLOTS = 10240  # the same, of one token on tensor cores
-MakeEpilogue = Callable[[Builder, "Product", Geometry | Runs], Epilogue]
 
 
 def input_rules(
@@ -54,8 +48,15 @@ def input_rules(
     yield from rules.between("norm_offset", norm_offset, -16.0, 16.0)
 
 
+class Tokens(NamedTuple):
+    """The first row of x of a CTA, and how many rows there are in all."""
+
+    first: Reg
+    rows: Reg
+
+
 @dataclass(frozen=True, eq=False)
-class Product(KernelType):
+class Product(Weighted):
     """out = x · weightᵀ with what stands around it; see Gemv."""
 
     n: int
@@ -91,16 +92,6 @@ class Product(KernelType):
             yield f"k: must be at most {most} on {target}, where a row of x stays in shared memory (got {self.k})"
 
     # -- what follows from the fields ------------------------------------------------------------------------------
-
-    @property
-    def kind(self) -> WeightFormat:
-        """The format of the weights."""
-        return weight_format(self.weights).fitted(self.k)
-
-    @property
-    def parts(self) -> int:
-        """Matrices: gate and up, or one."""
-        return 2 if self.gated else 1
 
     @property
     def padded_k(self) -> int:
@@ -160,82 +151,6 @@ class Product(KernelType):
 
     def template(self, target: Target) -> str:
         return "stream" if self.streams(target) else "product"
-
-    def build(self, b: Builder) -> None:
-        self.build_with(b, Epilogue)
-
-    def build_with(
-        self, b: Builder, make_epilogue: MakeEpilogue, at: Geometry | Runs | None = None, first_cta: int = 0,
-        weight: str = "weight",
-    ) -> None:  # fmt: skip
-        """All fragments, with a kind of epilogue; where this is a part of a launch, with its geometry `at`, from a CTA
-        on, and with the parameter `weight`."""
-        at = at or self.geometry(b.target)
-        if isinstance(at, Runs):
-            self._build_stream(b, make_epilogue, at, first_cta, weight)
-            return
-        stage = Stage(b, self, at) if self.stages(b.target) else None
-        loop = mma.TokenLoop(b, self, at) if stage is None else FmaLoop(b, self, at, stage.vector)
-        loop.locate(self.group_axis, first_cta, weight)
-        self._depends(b)
-        tokens = self.tokens_of(b, at)
-        norm: Stage | Squares | None = stage if self.norm else None
-        inputs = None
-        if stage is not None:
-            stage.build(tokens, loop)
-        elif self.norm:
-            norm = Squares(b, self, at, tokens)
-            inputs = norm.build(loop.lane, loop.warp)
-        loop.build(tokens, inputs)
-        epilogue = make_epilogue(b, self, at)
-        epilogue.build(loop, norm, tokens)
-        x_part = "staged" if stage is not None else "squares" if self.norm else ""
-        b.expose(
-            geometry=at,
-            x_parts=[f"products/{x_part}.ptx.j2"] if x_part else [],
-            in_shared=stage is not None,
-            stage_repeats=stage is not None and stage.passes > 1,
-            tile_part="products/late_tile.ptx.j2" if loop.late else "products/tile.ptx.j2",
-            again=loop.more,
-            results_repeat=epilogue.turns > 1,
-            endings=epilogue.end(loop),
-        )
-
-    def _build_stream(self, b: Builder, make_epilogue: MakeEpilogue, at: Runs, first_cta: int, weight: str) -> None:
-        """All fragments of one token on tensor cores."""
-        stream = Stream(b, self, at)
-        stream.locate(self.group_axis, first_cta, weight)
-        requests = stream.request()
-        stage = Prepare(b, self, at)
-        stage.request_norm(stream.thread)
-        if self.programmatic:
-            with b.fragment("release", "the next kernel may start"):
-                b.op("griddepcontrol.launch_dependents")
-            with b.fragment("depends"):
-                b.op("griddepcontrol.wait")
-        else:
-            b.without("release", "depends")
-        items = stage.build(stream)
-        epilogue = make_epilogue(b, self, at)
-        turns = epilogue.build_stream(stream, requests, stage)
-        b.expose(
-            geometry=at,
-            x_parts=["products/prepared.ptx.j2"],
-            x_items=items,
-            stage_repeats=stage.passes > 1,
-            endings=epilogue.end(stream),
-            turns=turns,
-            again=stream.more,
-            results_repeat=epilogue.turns > 1,
-        )
-
-    def _depends(self, b: Builder) -> None:
-        """Fragment `depends`."""
-        if self.programmatic:
-            with b.fragment("depends"):
-                depend(b)
-        else:
-            b.without("depends")
 
     def streams(self, target: Target) -> bool:
         """Whether one token is multiplied on tensor cores, by `Stream`."""

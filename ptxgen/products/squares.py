@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_warp
 from ptxgen.products.geometry import Geometry
-from ptxgen.products.loop import Inputs, Tokens, row_of
-
-if TYPE_CHECKING:
-    from ptxgen.products.product import Product
+from ptxgen.products.loop import Inputs, row_of
+from ptxgen.products.product import Product, Tokens
 
 FLIGHT = 4  # loads of a lane before it adds
 

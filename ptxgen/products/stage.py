@@ -11,8 +11,8 @@ from ptxgen.idioms.reduce import over_warp
 from ptxgen.products.geometry import Geometry
 
 if TYPE_CHECKING:
-    from ptxgen.products.loop import TileLoop, Tokens
-    from ptxgen.products.product import Product
+    from ptxgen.products.loop import TileLoop
+    from ptxgen.products.product import Product, Tokens
 
 MOST_IN_FLIGHT = 8  # loads of x that a thread issues before it waits
 

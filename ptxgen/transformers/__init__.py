@@ -10,7 +10,8 @@ PAGED = f"paged|{NAME}"
 
 
 def install() -> None:
-    """Register `attn_implementation="ptxgen"` with transformers, and "paged|ptxgen" for its continuous batching.
+    """Register `attn_implementation="ptxgen"` with transformers, and "paged|ptxgen" for its continuous batching
+    (from 5.19 on it refuses implementations that are not its own).
 
     Prefill runs through `MultiHeadAttention`, decoding through `IncrementalAttention`, with dynamic and static caches,
     windows, soft caps, sinks and padding on the left; also under `torch.compile(fullgraph=True)` and in CUDA graphs.

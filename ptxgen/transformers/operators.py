@@ -84,7 +84,7 @@ def attend_now(
     if query.shape[2] == 1:
         _decode(out, query, key, value, bounds, sinks, scale, soft_cap, window)
     elif bounds is None and query.shape[0] * query.shape[1] <= MOST_HEADS:
-        return _prefill_all(query, key, value, sinks, scale, soft_cap, window, causal)
+        _prefill_all(out, query, key, value, sinks, scale, soft_cap, window, causal)
     else:
         _prefill_bounded(out, query, key, value, bounds, sinks, scale, soft_cap, window, causal)
     return out
@@ -150,6 +150,7 @@ def _decode(
 
 
 def _prefill_all(
+    out: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -158,14 +159,14 @@ def _prefill_all(
     soft_cap: float,
     window: int,
     causal: bool,
-) -> Tensor:
-    """Every key counts: a batch is so many heads more."""
+) -> None:
+    """Every key counts: a batch is so many heads more, those of a sequence side by side in q and out, as projections
+    leave and want them."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, keys, _ = key.shape
-    out = query.new_empty((batch, heads, queries, dim))
-    tensors = {"q": query.contiguous(), "k": key, "v": value, "out": out}
+    tensors = {"q": query.transpose(1, 2).contiguous(), "k": key, "v": value, "out": out}
     if sinks is not None:
-        tensors["sinks"] = sinks.repeat(batch)
+        tensors["sinks"] = sinks if batch == 1 else sinks.repeat(batch)
     scalars = {"q_len": queries, "kv_len": keys, "q_rows": queries, "kv_rows": keys}
     site = site_of(query.device, "prefill", query.shape, key.shape, query.dtype, sinks is None, scale, soft_cap, window,
                  causal)  # fmt: skip
@@ -178,15 +179,15 @@ def _prefill_all(
             q_dtype=_kind(query),
             kv_dtype=_kind(key),
             layout="heads",
+            heads_inside=heads,
             causal=causal,
             scale=scale,
             soft_cap=soft_cap,
             window=window if causal else 0,
             sinks=sinks is not None,
         )
-        flat = {name: tensor.view(-1, *tensor.shape[2:]) for name, tensor in tensors.items() if name != "sinks"}
+        flat = {name: tensor.view(-1, keys, dim) for name, tensor in (("k", key), ("v", value))}
         remember(site, _launch(spec, tensors | flat, {"n_tokens": queries, "n_keys": keys}, scalars))
-    return out.transpose(1, 2).contiguous()
 
 
 def _prefill_bounded(

@@ -26,21 +26,21 @@ replace theirs. Texts are deterministic for a given table; kernels in memory are
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ptxgen.errors import SpecError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 T = TypeVar("T")
 VARIABLE = "PTXGEN_TUNING"
-SHIPPED = Path(__file__).with_name("table.json")
+SHIPPED = os.path.join(os.path.dirname(__file__), "table.json")
 
 
 def _bounds(least: int, most: int, *, power: bool = False, default: Any = MISSING) -> Any:
@@ -132,8 +132,7 @@ class ProductShape:
     programmatic: bool = False
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A class of shapes and what to choose for it, as pairs of name and value."""
 
     where: tuple[tuple[str, Any], ...]
@@ -166,8 +165,11 @@ class Table:
     @classmethod
     def read(cls, path: str | Path) -> Table:
         """The table of a file. Raises `SpecError` that names the file, the row and what is wrong with it."""
+        import json  # slow to import, as pathlib is; a table is read at the first plan
+
         try:
-            plain = json.loads(Path(path).read_text(encoding="utf-8"))
+            with open(path, encoding="utf-8") as file:
+                plain = json.load(file)
         except OSError as failure:
             raise SpecError(f"{path}: a tuning table that cannot be read ({failure.strerror or failure})") from None
         except (ValueError, RecursionError) as failure:
@@ -220,6 +222,8 @@ class Table:
 
     def text(self) -> str:
         """The file: a line a row."""
+        import json
+
         models = [f"  {json.dumps(sm)}: {json.dumps(_plain(model))}" for sm, model in self.models]
         rows, products = ([f"  {json.dumps(row.plain())}" for row in some] for some in (self.rows, self.products))
         parts = [f' "models": {_block("{", models, "}")}'] if models else []
@@ -230,6 +234,8 @@ class Table:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the file's text."""
+        import hashlib
+
         return hashlib.sha256(self.text().encode()).hexdigest()
 
 
@@ -266,6 +272,8 @@ def in_force() -> Table:
 
 def own_path() -> Path:
     """Where a user's own table lies unless `PTXGEN_TUNING` names another; it is read only where that says so."""
+    from pathlib import Path
+
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path(os.environ.get("HOME") or "~").expanduser() / ".config")
     return home / "ptxgen" / "tuning.json"
 
@@ -322,7 +330,7 @@ def _check_class(name: str, value: Any, kind: str, source: str) -> None:
     else:
         rule = "" if type(value).__name__ == kind else f"must be of type {kind}"
     if rule:
-        raise SpecError(f"{source}: {name}: {rule} (got {json.dumps(value)})")
+        raise SpecError(f"{source}: {name}: {rule} (got {_json(value)})")
 
 
 def _model(plain: Any, source: str) -> Model:
@@ -339,7 +347,7 @@ def _integers(plain: Any, cls: Any, source: str) -> dict[str, int]:
         least, most, power = (rules[name][key] for key in ("least", "most", "power"))
         if type(value) is not int or not least <= value <= most or (power and value & (value - 1)):
             what = "a power of two" if power else "an integer"
-            raise SpecError(f"{source}: {name}: must be {what} from {least} to {most} (got {json.dumps(value)})")
+            raise SpecError(f"{source}: {name}: must be {what} from {least} to {most} (got {_json(value)})")
     return plain
 
 
@@ -355,6 +363,12 @@ def _put(new: Iterable[Row], rows: tuple[Row, ...]) -> tuple[Row, ...]:
     left = {row.where: row for row in new}
     kept = [left.pop(row.where, row) for row in rows]
     return (*left.values(), *kept)
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
 
 
 def _kind(value: Any) -> str:

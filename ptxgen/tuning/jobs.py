@@ -9,9 +9,8 @@ from ptxgen.attention.decode.plan import Plan, chip_name, chip_of, choice_of
 from ptxgen.kernels import IncrementalAttention
 from ptxgen.targets import Target
 from ptxgen.tuning import Choice, Row, fixed, using
+from ptxgen.tuning.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
 
-LEAST_GAIN = 0.02  # a row is written for no less: times differ by as much from run to run
-FINALISTS = 5
 _WAVES = (0.25, 0.5, 1, 1.5, 2, 3, 4)  # CTAs of the grid, in CTAs an SM
 _WARPS = (2, 4, 6, 8, 12, 16)
 _IN_FLIGHT = (1, 2, 4)
@@ -79,27 +78,8 @@ class Job:
         return made
 
 
-@dataclass(frozen=True)
-class Found:
-    """The outcome of a job: µs of the choice in force before and of the best one, and how many were measured."""
-
-    job: Job
-    before: Choice
-    before_us: float
-    best: Choice
-    best_us: float
-    measured: int
-    least_gain: float = LEAST_GAIN
-
-    @property
-    def gain(self) -> float:
-        """Share of the time that the best choice saves."""
-        return 1 - self.best_us / self.before_us
-
-    @property
-    def better(self) -> bool:
-        """Whether it is worth a row."""
-        return self.gain >= self.least_gain
+class Found(Outcome[Job, Choice]):
+    """The outcome of a job of attention."""
 
 
 def search(
@@ -108,8 +88,8 @@ def search(
 ) -> Found:  # fmt: skip
     """The fastest choice for a job: every division of the work with every CTA, then stages, how many merge, neighbours.
 
-    `us` measures a choice, `prepare` is told all that come next; plans that are equal are measured once. The least of
-    many measurements is partly luck, so the best few and the one before are measured once more, and decide.
+    `us` measures a choice, `prepare` is told all that come next; plans that are equal are measured once. The best few
+    and the one before decide (`outcome.decide`).
     """
     before = choice_of(job.spec.attention, target, batched=bool(job.batches))
     known: dict[Plan, tuple[float, Choice]] = {}
@@ -130,9 +110,8 @@ def search(
     for step in STEPS:
         (base,) = best(1)
         measure(step(job, target, base))
-    again = {choice: us(choice) for choice in dict.fromkeys((before, *best(FINALISTS)))}
-    winner = min(again, key=again.__getitem__)
-    return Found(job, before, again[before], winner, again[winner], len(known), least_gain)
+    before_us, winner, winner_us = decide(before, best(FINALISTS), us)
+    return Found(job, before, before_us, winner, winner_us, len(known), least_gain)
 
 
 def ways(job: Job, target: Target, base: Choice) -> Iterator[Choice]:

@@ -11,7 +11,7 @@ from ptxgen.kernels import Gemv
 from ptxgen.products.geometry import Runs
 from ptxgen.targets import Target
 from ptxgen.tuning import ProductChoice, Row, fixed, using
-from ptxgen.tuning.jobs import FINALISTS, LEAST_GAIN
+from ptxgen.tuning.outcome import FINALISTS, LEAST_GAIN, Outcome, decide
 from ptxgen.weights import weight_format
 
 _WARPS = (4, 8, 12, 16, 20)
@@ -76,27 +76,8 @@ class ProductJob:
         return ProductChoice(runs.warps, runs.stages, runs.ctas)
 
 
-@dataclass(frozen=True)
-class FoundProduct:
-    """The outcome of a job: µs of the choice in force before and of the best one, and how many were measured."""
-
-    job: ProductJob
-    before: ProductChoice
-    before_us: float
-    best: ProductChoice
-    best_us: float
-    measured: int
-    least_gain: float = LEAST_GAIN
-
-    @property
-    def gain(self) -> float:
-        """Share of the time that the best choice saves."""
-        return 1 - self.best_us / self.before_us
-
-    @property
-    def better(self) -> bool:
-        """Whether it is worth a row."""
-        return self.gain >= self.least_gain
+class FoundProduct(Outcome[ProductJob, ProductChoice]):
+    """The outcome of a job of a product."""
 
 
 def search_product(
@@ -109,9 +90,8 @@ def search_product(
     prepare(every)
     times = {choice: us(choice) for choice in every}
     finalists = sorted(every, key=times.__getitem__)[:FINALISTS]
-    again = {choice: us(choice) for choice in dict.fromkeys((before, *finalists))}
-    winner = min(again, key=again.__getitem__)
-    return FoundProduct(job, before, again[before], winner, again[winner], len(every), least_gain)
+    before_us, winner, winner_us = decide(before, finalists, us)
+    return FoundProduct(job, before, before_us, winner, winner_us, len(every), least_gain)
 
 
 def _all(sms: int) -> Iterator[ProductChoice]:

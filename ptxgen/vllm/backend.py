@@ -1,12 +1,15 @@
 """The classes that vLLM asks a backend for: what it can, a batch's metadata, and a layer's attention.
 
-vLLM's blocks are our pages in the layout "nhd"; a layer's cache is `[2, blocks, block_size, kv_heads, head_size]`, K
-before V. Interface tested against a recorded contract, never run in vLLM.
+vLLM's blocks are our pages in the layout "nhd": K and V of a layer lie in a piece each, `[blocks, block_size, kv_heads,
+head_size]`. Versions up to 0.26 ask for the shape `[2, blocks, …]` of both; 0.33 hands out `[blocks, slots, block_size,
+content]`, and is asked for two slots, K and V, in the layout that has a slot's blocks side by side. Interface tested
+against a recorded contract, never run in vLLM.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -51,15 +54,33 @@ class PtxgenAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return PtxgenMetadataBuilder
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         """Sizes of a page."""
         return [MultipleOf(16)]
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Two slots, K and V, of all heads' rows. Raises `SpecError` for values of another width than keys."""
+        if spec.state_content_bytes is not None:
+            return spec
+        if spec.head_size_v != spec.head_size:
+            raise SpecError(f"head_size_v: must be head_size={spec.head_size} (got {spec.head_size_v})")
+        content = spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
+        return replace(spec, num_head_slots=2, state_content_bytes=content)
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
+        """A slot's blocks side by side."""
+        from vllm.v1.kv_cache_interface import KVCacheLayout
+
+        return (KVCacheLayout.LHBNC,)
 
     @staticmethod
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        """K and V in one piece each. Raises `SpecError` for a block size that is no multiple of 16."""
+        """K and V in one piece each, as asked up to 0.26. Raises `SpecError` for a block size that is no multiple of
+        16."""
         if block_size % 16:
             raise SpecError(f"block_size: must be a multiple of 16 (got {block_size})")
         return (2, num_blocks, block_size, num_kv_heads, head_size)
@@ -68,6 +89,11 @@ class PtxgenAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def supports_head_size(cls, head_size: int) -> bool:
         """Multiples of 8 up to 512."""
         return head_size % 8 == 0 and 0 < head_size <= MOST_HEAD_SIZE
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Windows of any width; vLLM asks since 0.26."""
+        return True
 
     @classmethod
     def supports_sink(cls) -> bool:
@@ -175,13 +201,14 @@ class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[misc]
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Append key and value `[tokens, kv_heads, head_size]`, attend with query `[tokens, heads, head_size]`, fill
-        output `[tokens, heads · head_size]`; without metadata, on vLLM's profiling run, zeros."""
+        output `[tokens, heads · head_size]`; without metadata, on vLLM's profiling run, zeros. Raises `SpecError` for
+        a cache of another shape or layout than was asked for, and for outputs that are quantised."""
         if output_scale is not None or output_block_scale is not None:
             raise SpecError("output_scale: outputs are not quantised (got a scale)")
         if attn_metadata is None:
             return output.zero_()
         tokens, shape = attn_metadata.num_actual_tokens, (-1, self.num_heads, self.head_size)
-        k, v = kv_cache.unbind(0)
+        k, v = self._planes(kv_cache)
         if self.kv_sharing_target_layer_name is None and key is not None:
             append(key[:tokens], value[:tokens], k, v, attn_metadata.slot_block, attn_metadata.slot_row)
         attend(
@@ -190,3 +217,21 @@ class PtxgenAttentionImpl(AttentionImpl):  # type: ignore[misc]
             soft_cap=self.soft_cap, window=self.window, single=attn_metadata.single, invariant=self.invariant,
         )  # fmt: skip
         return output
+
+    def _planes(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V `[blocks, block_size, kv_heads, head_size]`, in one piece each."""
+        heads, shape = (self.num_kv_heads, self.head_size), kv_cache.shape
+        if len(shape) == 5 and shape[0] == 2 and shape[3:] == heads:
+            k, v = kv_cache.unbind(0)
+        elif len(shape) == 4 and shape[1] == 2 and shape[3] == math.prod(heads):
+            k, v = (slot.unflatten(-1, heads) for slot in kv_cache.unbind(1))
+        else:
+            raise SpecError(
+                f"kv_cache: must be [2, blocks, block_size, {heads[0]}, {heads[1]}] or [blocks, 2, block_size, "
+                f"{math.prod(heads)}] (got {list(shape)})"
+            )
+        if not (k.is_contiguous() and v.is_contiguous()):
+            raise SpecError(
+                f"kv_cache: K and V must lie in one piece each, layout LHBNC (got strides {kv_cache.stride()})"
+            )
+        return k, v

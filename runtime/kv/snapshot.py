@@ -42,10 +42,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Every layer's positions. Iterating gives (K, V) per layer in float32, whatever the dtype."""
+    """Every layer's positions. Iterating gives (K, V) per layer in float32, whatever the dtype. `tokens` s32
+    `[seq_len]`: those at the positions, where a `Model` took it; a cache knows none."""
 
     dtype: DType
     layers: tuple[Layer, ...]
+    tokens: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for layer in self.layers:
@@ -63,7 +65,8 @@ class Snapshot:
         }
         first = {"first": [layer.first for layer in self.layers]} if any(layer.first for layer in self.layers) else {}
         head = json.dumps({"ptxgen_snapshot": _FORMAT, "dtype": self.dtype.name, "layers": len(self.layers), **first})
-        write_arrays(path, {"head": np.array(head), **arrays})
+        tokens = {} if self.tokens is None else {"tokens": self.tokens}
+        write_arrays(path, {"head": np.array(head), **tokens, **arrays})
 
     @classmethod
     def load(cls, path: str | Path) -> Snapshot:
@@ -81,9 +84,12 @@ class Snapshot:
                 Layer(**{n: _viewed(stored[f"{i}.{n}"], kinds[n]) for n in names}, first=int(first[i]))
                 for i in range(head["layers"])
             )
+            tokens = stored.get("tokens")
+            if tokens is not None and (tokens.ndim != 1 or tokens.dtype != np.int32):
+                raise ValueError(f"tokens of {tokens.dtype} {tokens.shape}")
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as wrong:
             raise SpecError(f"{path}: must be a snapshot file ({wrong})") from None
-        return cls(dtype, layers)
+        return cls(dtype, layers, tokens)
 
 
 def _viewed(bits: np.ndarray, dtype: DType) -> np.ndarray:

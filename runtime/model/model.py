@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ptxgen.dtypes import s32
 from ptxgen.errors import CapacityError, SpecError, brief
 from ptxgen.models import ModelShape
+from ptxgen.models.memory import positions_at_once
 from ptxgen.models.packing import WeightSource
 from ptxgen.models.program import Program
 from ptxgen.runtime.core.step import Step
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.model.profile import Profile
 
 CHUNK = 512  # positions of a prompt that one step takes
+NO_TOKEN = -1  # of a position whose token is not known
 
 
 class Model:
@@ -73,7 +76,7 @@ class Model:
         if chunk < 1 or chunk & (chunk - 1):
             raise SpecError(f"Model.chunk: must be a power of two (got {chunk!r})")
         self.device, self.source, self.spec = device, source, source.spec
-        self.chunk = min(chunk, 1 << (self.shape.max_len.bit_length() - 1))
+        self.chunk = positions_at_once(chunk, self.shape.max_len)
         given = os.environ.get("PTXGEN_DETERMINISTIC") == "1"
         self.deterministic = given if deterministic is None else deterministic
         self.stream = device.default_stream
@@ -154,14 +157,19 @@ class Model:
             self.cache.rollback(position)
 
     def snapshot(self) -> Snapshot:
-        """Keys and values of the sequence, on the host: a prompt that can be restored."""
+        """Keys and values of the sequence with its tokens, on the host: a prompt that can be restored."""
         self.stream.synchronize()
-        return self.cache.snapshot()
+        return replace(self.cache.snapshot(), tokens=self._ids[: self._length].copy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot."""
+        """Go on from a snapshot. One that holds no tokens, a cache's, leaves none that a penalty could be for."""
+        tokens = getattr(snapshot, "tokens", None)
+        if tokens is not None and len(tokens) != snapshot.layers[0].seq_len:
+            raise SpecError(f"Model.restore: must have {snapshot.layers[0].seq_len} tokens (got {len(tokens)})")
         self.steps.cache.restore(snapshot)
         self._length = self.steps.cache.length(0)
+        self._ids[: self._length] = NO_TOKEN if tokens is None else tokens
+        self._remembers = False
 
     def _place(self, token: int, position: int, known: tuple[int, int] | None = None) -> None:
         """Let the device go on with this token at this position; `known` are those that it would go on with."""
@@ -305,16 +313,19 @@ class Model:
         *,
         sampling: Sampling | None = None,
         stop_ids: Sequence[int] = (),
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         decode: Any = None,
         keep: bool = False,
     ) -> Iterator[int]:
         """Tokens after a prompt, one by one, the likeliest or drawn by `sampling`.
 
-        Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds one of
-        `stop`; `decode` turns tokens into text. `keep`: the prompt goes on where the sequence is, which otherwise
-        begins anew.
+        Ends at `max_new_tokens`, a full cache, one of `stop_ids` (which is not given), or text that holds `stop`, a
+        string or one of several (whose last token is given); `decode` turns tokens into text. `keep`: the prompt goes
+        on where the sequence is, which otherwise begins anew.
         """
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stop:
+            raise SpecError("Model.tokens: stop strings must not be empty (got '')")
         if stop and decode is None:
             raise SpecError("Model.tokens: stop strings need decode, which turns tokens into text (got none)")
         if not keep:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COPIED = {"cuda": 256 << 20, "cpu": 16 << 20}  # bytes: more than caches hold
 _CACHES = ("k_cache", "v_cache", "k_scales", "v_scales")
+_ATTENDS = ("attention", "step")  # roles of ops that read a cache; others write a row of it
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def role_of(op: str) -> str:
 
 
 def op_bytes(program: Program, op: Op, length: int) -> int:
-    """What an op reads and writes at least: of a cache the positions that are there, of a table the rows that are
+    """What an op reads and writes at least: of a cache the positions that are seen, of a table the rows that are
     asked for, of all else everything."""
     total = 0
     for param, ref in op.buffers():
@@ -106,7 +107,8 @@ def op_bytes(program: Program, op: Op, length: int) -> int:
         name = ref.tensor.rpartition(".")[2]
         if name in _CACHES:
             max_len = tensor.shape[-2]
-            nbytes = nbytes // max_len * (length if op.role == "attention" else 1)
+            seen = min(length, getattr(op.spec, "window", 0) or length)
+            nbytes = nbytes // max_len * (seen if op.role in _ATTENDS else 1)
         elif param.name == "table":
             nbytes = nbytes // max(1, tensor.parts[0].rows)
         elif param.access == "workspace":
@@ -119,11 +121,16 @@ def profile(model: Model, token: int, position: int | None, repeats: int) -> Pro
     """The median time of every op over `repeats` steps at the end of the sequence."""
     place = model.length if position is None else position
     step, found = model.steps.decode, []
+    token, place = model._check(token, place)
+    # a step writes the row of its position, which in a ring is another's, too
+    held = model.snapshot() if place < model.length or model.steps.rings else None
     for _ in range(repeats + 1):
         model._known = None
-        model._place(*model._check(token, place))
+        model._place(token, place)
         found.append(step.times(model.stream))
     model._known = None
+    if held is not None:
+        model.restore(held)
     us = np.median(np.array(found[1:]), axis=0)
     gbs, costs = moved(model.device, model.stream), []
     for op, one in zip(step.program.ops, us, strict=True):

@@ -4,20 +4,16 @@ that none stays in the L2. Owns the measurement; which choices there are is `ptx
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ptxgen.errors import PtxgenError, SpecError
-from ptxgen.generator import Ptx, generate
 from ptxgen.launch import evaluate
 from ptxgen.runtime.core.device import Device
-from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.tools import tuner
+from ptxgen.runtime.tools.choice_kernels import ChoiceKernels
 from ptxgen.targets import Target
-from ptxgen.tuning import ProductChoice, fixed, using
+from ptxgen.tuning import ProductChoice
 from ptxgen.tuning.product_jobs import ProductJob
 from ptxgen.weights import weight_format
 
@@ -25,11 +21,12 @@ ROWS = 64  # of a matrix that are drawn; the others repeat them
 LIMIT = 1e-5  # ‖difference‖ / ‖result‖ of two choices on the same inputs: sums are added in another order
 
 
-class ProductTimer:
+class ProductTimer(ChoiceKernels[ProductChoice]):
     """Measures choices for one job, as `tuner.Timer` does."""
 
     def __init__(self, device: Device, job: ProductJob, target: Target, sets: int | None = None) -> None:
-        self.device, self.job, self.target = device, job, target
+        super().__init__(device, job.spec, target)
+        self.job = job
         self.stream = device.stream()
         count = sets or max(1, min(tuner.MOST_SETS, math.ceil(tuner.L2_BYTES / job.bytes)))
         free = device.memory().free
@@ -43,20 +40,13 @@ class ProductTimer:
         x = np.random.default_rng(1).standard_normal((1, job.k), np.float32)
         self.x, self.out = device.array(x), device.empty((1, job.n), "f32")
         self._expected: np.ndarray | None = None
-        self._ready: dict[ProductChoice, Kernel] = {}
-
-    def prepare(self, choices: Sequence[ProductChoice]) -> None:
-        """Compile the kernels of these choices side by side, for `us` to find."""
-        made = [self._ptx(choice) for choice in choices]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            self._ready = dict(zip(choices, pool.map(self._load, made, choices), strict=True))
 
     def us(self, choice: ProductChoice) -> float:
         """Microseconds of a launch, the median of replays.
 
         Raises `PtxgenError` when a choice computes something else than the first one did.
         """
-        kernel = self._ready.pop(choice, None) or self._load(self._ptx(choice), choice)
+        kernel = self.kernel(choice)
         weight = next(p for p in kernel.params if p.name == "weight")
         shape = tuple(evaluate(extent, {}) for extent in weight.shape)
         calls = [kernel.bind(x=self.x, out=self.out, weight=each.view(shape)) for each in self.weights]
@@ -82,10 +72,3 @@ class ProductTimer:
         first.copy_from(np.resize(packed, first.nbytes))
         for each in others:
             each.copy_from(first)
-
-    def _ptx(self, choice: ProductChoice) -> Ptx:
-        with using(fixed(choice)):
-            return generate(self.job.spec, self.target)
-
-    def _load(self, ptx: Ptx, choice: ProductChoice) -> Kernel:
-        return Kernel(self.device, ptx, self.device._load(ptx.text, f"{ptx.entry} {choice}").function(ptx.entry))

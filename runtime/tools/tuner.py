@@ -6,26 +6,25 @@ Owns the measurement; which choices there are is `ptxgen.tuning.jobs`'.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from ptxgen.dtypes import DType
 from ptxgen.errors import PtxgenError, SpecError
-from ptxgen.generator import Ptx, generate
+from ptxgen.generator import Ptx
 from ptxgen.launch import Param, evaluate
 from ptxgen.runtime.core.bound import BoundKernel
 from ptxgen.runtime.core.buffer import Buffer
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.core.kernel import Kernel
 from ptxgen.runtime.core.stream import Stream
+from ptxgen.runtime.tools.choice_kernels import ChoiceKernels
 from ptxgen.targets import Target
-from ptxgen.tuning import Choice, fixed, using
+from ptxgen.tuning import Choice
 from ptxgen.tuning.jobs import Job
 
 L2_BYTES = 400e6  # caches in rotation: several times any L2
@@ -37,36 +36,22 @@ LIMIT = 2e-2  # ‖difference‖ / ‖result‖ of two choices on the same input
 _BLOCK = 1 << 22  # values of noise made on the host, and repeated on the device
 
 
-class Timer:
+class Timer(ChoiceKernels[Choice]):
     """Measures choices for one job. `sets` limits how many caches are rotated among (default: as many as it takes)."""
 
     def __init__(self, device: Device, job: Job, target: Target, sets: int | None = None) -> None:
-        self.device, self.job, self.target = device, job, target
+        super().__init__(device, job.spec, target)
+        self.job = job
         self.launches = [Launches(device, job, batch, sets) for batch in job.sizes]
-        self._ready: dict[Choice, Kernel] = {}
-
-    def prepare(self, choices: Sequence[Choice]) -> None:
-        """Compile the kernels of these choices side by side, for `us` to find. One that does not compile ends it:
-        choices are bounds that every plan keeps to, so that is a fault of the generator."""
-        made = [self._ptx(choice) for choice in choices]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            self._ready = dict(zip(choices, pool.map(self._load, made, choices), strict=True))
 
     def us(self, choice: Choice) -> float:
         """Microseconds of a launch: median of replays, geometric mean over batches and fills.
 
         Raises `PtxgenError` when a choice computes something else than the first one did.
         """
-        kernel = self._ready.pop(choice, None) or self._load(self._ptx(choice), choice)
+        kernel = self.kernel(choice)
         times = [us for launches in self.launches for us in launches.times(kernel, choice)]
         return math.exp(sum(map(math.log, times)) / len(times))
-
-    def _ptx(self, choice: Choice) -> Ptx:
-        with using(fixed(choice)):
-            return generate(self.job.spec, self.target)
-
-    def _load(self, ptx: Ptx, choice: Choice) -> Kernel:
-        return Kernel(self.device, ptx, self.device._load(ptx.text, f"{ptx.entry} {choice}").function(ptx.entry))
 
 
 class Launches:

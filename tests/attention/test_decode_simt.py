@@ -11,10 +11,11 @@ import pytest
 
 from ptxgen import generate
 from ptxgen.assembler import assemble
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
 from ptxgen.attention.decode.loops.simt import loop as simt
 from ptxgen.attention.decode.loops.simt.layout import Budget, Lanes, budget_of, lanes_of
-from ptxgen.attention.problem import Attention, Problem
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import Variant
 from ptxgen.dtypes import dtype
 from ptxgen.kernels import IncrementalAttention
@@ -32,8 +33,8 @@ KV_DTYPES = ("f32", "f16", "bf16", "e4m3", "s8")
 
 
 def attention(head_dim: int, group: int, kv_dtype: str, page_size: int = 0) -> Attention:
-    cache = Cache(1, head_dim, head_dim, dtype(kv_dtype), 4096, page_size > 0, page_size)
-    return Attention(Problem(group, 1, head_dim, head_dim, dtype("f32")), Variant(1.0), cache)
+    problem = Problem(group, 1, head_dim, head_dim, dtype("f32"), dtype(kv_dtype))
+    return Attention(Variant(1.0), Cache(problem, 4096, page_size > 0, page_size))
 
 
 def sized(one: Attention, max_len: int) -> Attention:
@@ -66,7 +67,7 @@ def test_every_element_of_a_tile_has_one_lane() -> None:
         pieces = [d + p * lanes.dim_lanes for d in range(lanes.dim_lanes) for p in range(lanes.pieces)]
         held = sorted(piece for piece in pieces if piece < lanes.row_pieces)
         assert held == list(range(lanes.row_pieces)), (a, lanes)
-        assert lanes.row_pieces * lanes.elements == a.cache.k_dim
+        assert lanes.row_pieces * lanes.elements == a.problem.qk_dim
         tokens = [t * lanes.token_lanes + lane for t in range(lanes.tokens) for lane in range(lanes.token_lanes)]
         assert sorted(tokens) == list(range(lanes.tile))
 
@@ -277,7 +278,8 @@ def test_the_tightest_shapes_do_not_spill(where: str, kv_dtype: str, head_dim: i
 
 def test_lanes_depend_on_the_rows_and_the_group_and_fit_a_small_cache() -> None:
     a = attention(128, 4, "f32")
-    other = dataclasses.replace(sized(a, 77), problem=dataclasses.replace(a.problem, n_heads=8, n_kv_heads=2))
+    grouped = dataclasses.replace(a.problem, n_heads=8, n_kv_heads=2)
+    other = dataclasses.replace(a, cache=dataclasses.replace(a.cache, problem=grouped, max_len=77))
     assert lanes_of(a, SM_90) == lanes_of(other, target("sm_100"))
     small = [lanes_of(sized(a, n), SM_75).tile for n in (1, 16, 17, 32, 33, 4096)]
     assert small == sorted(small)

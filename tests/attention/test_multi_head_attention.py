@@ -42,7 +42,7 @@ def poisoned(one: MultiHeadAttention, given: dict[str, Any]) -> None:
         if name not in given:
             continue
         tokens_first = one.layout == "tokens" and (name == "q" or not one.max_len)
-        rows = given[name] if tokens_first else given[name].swapaxes(0, 1)
+        rows = given[name] if tokens_first else given[name].swapaxes(0, 1)  # or [tokens, sequences, …]
         past = rows[q_len if name == "q" else kv_len :]
         past[...] = 127 if past.dtype.kind == "i" else np.nan
 
@@ -191,6 +191,7 @@ def test_a_batch_gives_the_bits_of_each_sequence_alone(device: Device) -> None:
 OPTIONS: list[dict[str, Any]] = [
     {"causal": False}, {"scale": 0.7}, {"soft_cap": 2.5}, {"window": 1}, {"window": 7}, {"window": 30},
     {"layout": "heads"}, {"indirect": True}, {"max_len": 64}, {"max_len": 64, "layout": "heads"},
+    {"layout": "heads", "heads_inside": 3}, {"n_heads": 6, "n_kv_heads": 2, "layout": "heads", "heads_inside": 3},
     {"soft_cap": 1.5, "window": 20, "scale": 2.0, "indirect": True, "max_len": 64},
 ]  # fmt: skip
 
@@ -199,7 +200,8 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("kind", ["f16", "f32"])
 def test_options(device: Device, options: dict[str, Any], kind: str) -> None:
     sizes = {"n_tokens": 37, "n_keys": 60, "q_len": 35, "kv_len": 58}
-    attend(device, "sm_80", sizes, n_heads=3, n_kv_heads=1, head_dim=24, q_dtype=kind, kv_dtype=kind, **options)
+    shape = {"n_heads": 3, "n_kv_heads": 1, "head_dim": 24, **options}
+    attend(device, "sm_80", sizes, q_dtype=kind, kv_dtype=kind, **shape)
 
 
 NUMERIC = {"causal", "scale", "soft_cap", "window"}
@@ -246,6 +248,29 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
         results.append(trial(one, device, target="sm_80", arguments=given, n_tokens=16, n_keys=64).require())
     first, second = (r.outputs["out"][0].tobytes() for r in results)
     assert first == second
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
+def test_heads_inside_is_a_transposed_q_and_out(device: Device, target: str) -> None:
+    """The same bits as of q and out that the caller transposes, for two sequences of four heads."""
+    shape: dict[str, Any] = dict(n_heads=8, n_kv_heads=4, q_dtype="bf16", kv_dtype="bf16", layout="heads", lse=True)
+    one, plain = spec(heads_inside=4, **shape), spec(**shape)
+    sizes = {"n_tokens": 21, "n_keys": 30}
+    given = one.example(np.random.default_rng(0), **sizes)
+    by_head = {name: given[name].swapaxes(1, 2).reshape(8, 21, *given[name].shape[3:]) for name in ("q", "out", "lse")}
+    results = [
+        trial(what, device, target=target, arguments=arguments, **sizes).require().outputs
+        for what, arguments in ((one, given), (plain, given | by_head))
+    ]
+    for name in ("out", "lse"):
+        ours = results[0][name].swapaxes(1, 2).reshape(results[1][name].shape)
+        assert ours.tobytes() == results[1][name].tobytes(), name
+
+
+@pytest.mark.parametrize(("inside", "more"), [(3, {}), (4, {"layout": "tokens"}), (16, {}), (1, {}), (-4, {})])
+def test_heads_inside_holds_whole_groups(inside: int, more: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=r"^[^\n]*heads_inside: "):
+        spec(**{"n_heads": 8, "n_kv_heads": 4, "layout": "heads", "heads_inside": inside, **more})
 
 
 def test_capacity_decides_the_grid() -> None:

@@ -64,6 +64,8 @@ def test_lengths_around_every_boundary(causal: bool, kind: str, unmeasured: bool
     "fields",
     [
         {"layout": "heads"},
+        {"layout": "heads", "heads_inside": 2},
+        {"n_heads": 9, "n_kv_heads": 3, "head_dim": 48, "layout": "heads", "heads_inside": 3},
         {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150},
         {"max_len": 150, "window": 20, "sinks": True},
         {"max_len": 150, "window": 20, "ring": 128},
@@ -218,6 +220,7 @@ def test_short_prompts_have_tiles_of_fewer_rows(tokens: int) -> None:
     "fields",
     [
         {"layout": "heads"},
+        {"n_heads": 8, "n_kv_heads": 4, "layout": "heads", "heads_inside": 4},
         {"q_dtype": "f16", "kv_dtype": "f16", "soft_cap": 30.0},
         {"n_heads": 24, "n_kv_heads": 8, "max_len": 4096, "batched": True, "page_size": 48, "page_layout": "nhd"},
         {"max_len": 4096, "window": 100, "ring": 256, "sinks": True},

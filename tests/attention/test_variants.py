@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 from ptxgen import generate
+from ptxgen.attention.attention import Attention
+from ptxgen.attention.cache import Cache
 from ptxgen.attention.prefill.contract import Prefill as PrefillProblem
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import PerHead, Scores
 from ptxgen.builder import Builder
+from ptxgen.dtypes import dtype
 from ptxgen.errors import SpecError
 from ptxgen.idioms.convert import scratch
 from ptxgen.kernel import KernelType, supports
 from ptxgen.kernels import IncrementalAttention, MultiHeadAttention, PersistentStep
-from ptxgen.launch import Param, buffer
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from ptxgen.targets import target
@@ -180,6 +182,10 @@ def test_sinks_and_slopes_in_prefill(device: Device, where: str, fields: dict[st
 # -- rows of two widths, and V inside K --------------------------------------------------------------------------------
 
 
+def with_problem(attention: Attention, **fields: Any) -> Attention:
+    return replace(attention, cache=replace(attention.cache, problem=replace(attention.problem, **fields)))
+
+
 @dataclass(frozen=True, eq=False)
 class TwoWidths(IncrementalAttention):
     """K's rows have head_dim elements, V's, and an output, `v_dim`."""
@@ -189,13 +195,7 @@ class TwoWidths(IncrementalAttention):
 
     @property
     def attention(self) -> Attention:
-        whole = super().attention
-        cache = replace(whole.cache, v_dim=self.v_dim, v_in_k=self.v_in_k)
-        return replace(whole, problem=replace(whole.problem, v_dim=self.v_dim), cache=cache)
-
-    def params(self) -> tuple[Param, ...]:
-        out = buffer("out", self.q_dtype, self.n_heads, self.v_dim, access="out")
-        return tuple(out if p.name == "out" else p for p in super().params())
+        return with_problem(super().attention, v_dim=self.v_dim, v_in_k=self.v_in_k)
 
     def reference(self, **a: Any) -> dict[str, np.ndarray]:
         length = int(np.ravel(a["seq_len"])[0])
@@ -238,9 +238,7 @@ class TwoWidthsPrefill(MultiHeadAttention):
 
     @property
     def attention(self) -> Attention:
-        whole = super().attention
-        cache = replace(whole.cache, v_dim=self.v_dim, v_in_k=self.v_in_k)
-        return replace(whole, problem=replace(whole.problem, v_dim=self.v_dim), cache=cache)
+        return with_problem(super().attention, v_dim=self.v_dim, v_in_k=self.v_in_k)
 
 
 @pytest.mark.parametrize("where", ["sm_75", "sm_90"])
@@ -255,8 +253,49 @@ def test_prefill_refuses_two_widths_and_v_inside_k(where: str, fields: dict[str,
     one = TwoWidthsPrefill(head_dim=64, n_heads=2, n_kv_heads=1, **fields)
     assert supports(one, where).reasons[0].startswith(reason)
     with pytest.raises(SpecError) as refused:
-        PrefillProblem(one.attention, by_token=True)
+        PrefillProblem(one.attention)
     assert reason in str(refused.value)
+
+
+def test_both_refuse_a_problem_with_other_query_positions() -> None:
+    """`Problem.queries` is the one place that says how many there are."""
+
+    class Several(IncrementalAttention):
+        @property
+        def attention(self) -> Attention:
+            return with_problem(super().attention, queries=4)
+
+    decode = Several(max_len=64, head_dim=64, n_heads=2, n_kv_heads=1)
+    for where in ("sm_75", "sm_90"):
+        refused = "queries: decode takes one query position of a sequence (got 4; nearest: 1)"
+        assert supports(decode, where).reasons == (refused,)
+    one = with_problem(MultiHeadAttention(head_dim=64, n_heads=2, n_kv_heads=1).attention, queries=1)
+    with pytest.raises(SpecError, match="queries: prefill takes all positions of a prompt"):
+        PrefillProblem(one)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [({"queries": 1}, (6,)), ({"queries": "n", "by_token": True}, ("n", 6)), ({"queries": "n"}, (6, "n"))],
+)
+def test_a_problem_says_where_queries_and_outputs_lie(fields: dict[str, Any], rows: tuple[Any, ...]) -> None:
+    one = Problem(6, 2, 64, 32, dtype("f16"), dtype("s8"), **fields)
+    out, lse = one.outputs("batch", lse=True)
+    assert (one.q("batch").shape, out.shape, lse.shape) == (
+        ("batch", *rows, 64),
+        ("batch", *rows, 32),
+        ("batch", *rows),
+    )
+    assert (out.dtype.name, lse.dtype.name, out.access) == ("f16", "f32", "out")
+
+
+@pytest.mark.parametrize("v_in_k", [False, True])
+def test_a_cache_has_its_rows_from_the_problem(v_in_k: bool) -> None:
+    cache = Cache(Problem(6, 2, 64, 32, dtype("f16"), dtype("s8"), v_in_k=v_in_k), 40)
+    assert (cache.k.pitch, cache.v.dim, cache.v.pitch) == (64, 32, 64 if v_in_k else 32)
+    assert [p.name for p in cache.params()] == ["k_cache", "k_scales"] if v_in_k else [
+        "k_cache", "v_cache", "k_scales", "v_scales",
+    ]  # fmt: skip
 
 
 def test_prefill_takes_one_width() -> None:

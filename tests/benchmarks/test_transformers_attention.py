@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.transformers_attention import table
+import time
+from functools import partial
+
+import pytest
+
+from benchmarks.transformers_attention import LEAST, MOST, ahead, alternated, table
 
 
 def test_a_line_a_case() -> None:
@@ -18,3 +23,31 @@ def test_a_line_a_case() -> None:
     assert head == "| kind | depth | batch | ptxgen | sdpa | fa2 | ours / best |"
     assert graph == "| graph | 512 | 8 | 3,000 | 1,000 | 2,000 | 1.50 |"
     assert eager == "| eager | 512 | 8 | 90 | – | – | – |"
+
+
+def test_a_rising_clock_meets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are equally fast, on a device that gets slower with every measurement: neither is ahead."""
+    order: list[str] = []
+
+    def measured(impl: str) -> float:
+        order.append(impl)
+        return 1.0 + 0.1 * len(order)
+
+    found = alternated({impl: partial(measured, impl) for impl in ("ptxgen", "sdpa", "fa2")})
+    assert len(order) == 3 * MOST
+    assert order[:6] == ["ptxgen", "sdpa", "fa2", "fa2", "sdpa", "ptxgen"]
+    assert ahead(found) == pytest.approx(1.0, abs=0.01)
+    assert ahead({"ptxgen": [1.0, 2.0], "sdpa": [3.0, 6.0], "fa2": [9.0, 9.0]}) == 3.0
+    assert ahead({"sdpa": [1.0]}) is None
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert {len(seconds) for seconds in alternated({"ptxgen": lambda: 1.0}).values()} == {LEAST}
+
+
+def test_the_turns_quotient_is_shown() -> None:
+    case = {"kind": "prompt", "depth": 512, "batch": 8}
+    rows = [
+        {"case": case, "impl": "ptxgen", "tokens_per_s": 100.0, "ahead": 1.04},
+        {"case": case, "impl": "sdpa", "tokens_per_s": 100.0},
+    ]
+    assert table(rows).splitlines()[-1] == "| prompt | 512 | 8 | 100 | 100 | – | 1.04 |"

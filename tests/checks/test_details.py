@@ -9,9 +9,8 @@ from ptxgen.checks import check
 from ptxgen.checks.access import access_bytes
 from ptxgen.checks.comparisons import facts_of
 from ptxgen.checks.largest import ANY, HALF, LOADED, RULES
-from ptxgen.checks.lint import written
 from ptxgen.errors import IsaError
-from ptxgen.nodes import Address, Immediate, Instruction, Operand, Pair, Register, Vector
+from ptxgen.nodes import Address, Immediate, Instruction, Operand, Pair, Register, Vector, written
 from ptxgen.parser import parse
 from ptxgen.parser.limits import MOST_FINDINGS
 from ptxgen.targets import newest_ptx

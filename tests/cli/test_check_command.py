@@ -144,6 +144,17 @@ far:
 """
 
 
+def test_coverage_and_the_page_take_what_other_compilers_write(ptx, capsys, tmp_path):
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{\n"
+    body = "  .reg .b64 %a; .reg .b32 %r;\n  .global .align 4 .b32 g[4];\n  ld.param.u64 %a, [p];\n"
+    body += "  ld.global.b32 { %r }, [ %a + 0 ];\n  st.global.u32 [g], %r;\n"
+    file, page = ptx(head + body + "  vabsdiff4.u32.u32.u32.add %r, %r, %r, %r;\n  ret;\n}\n"), tmp_path / "page.html"
+    given = ["--block", "32", "--arg", "u32[1]=7", "--seeds", "0", "--coverage", "--html", str(page)]
+    assert invoke(["check", file, *given]) == 0
+    assert "5 of 5 lines ran" in capsys.readouterr().err
+    assert "vabsdiff4" in page.read_text()
+
+
 def test_coverage_names_lines_and_ways_that_did_not_run(ptx, capsys):
     file = ptx(BRANCHES)
     assert invoke(["check", file, "--arg", "u32[1]=0", "--seeds", "0", "--coverage"]) == 0

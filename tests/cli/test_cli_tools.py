@@ -288,7 +288,10 @@ def test_doctor_says_what_a_model_takes(capsys: pytest.CaptureFixture[str]) -> N
     assert told["total"] == told["weights"] + told["cache"] + told["scratch"] + told["other"]
     assert (told["max_len"], sorted(told["formats"])) == (128, ["", "q8_0"])
     assert invoke(["doctor", "--model", model]) == 0
-    assert "weights in q8_0" in capsys.readouterr().out
+    assert "weights in q8_0" in (said := capsys.readouterr().out)
+    assert "scratch on sm_90a" in said
+    assert invoke(["doctor", "--model", model, "--max-len", "128", "--target", "sm_80", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scratch"] < told["scratch"]  # which has no products on wgmma
 
 
 def test_export_of_a_model_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime.cpu.native.layout import MARK_BYTES, SHADOW
+from ptxgen.runtime.cpu.run import global_memory
 from ptxgen.runtime.cpu.run.global_memory import Allocation, Memory
 
 HERE = 1 << 40  # addresses that are only compared
@@ -163,6 +164,30 @@ def test_freed_memory_is_named_and_the_last_256_are_remembered():
     memory.adopt(HERE + 64, 8, "again")
     assert memory.explain(HERE + 64, 4).startswith("ends"), "live memory is not freed memory"
     assert memory.explain(HERE + 72, 4).startswith("freed memory: byte 8 of at 64")
+
+
+@pytest.mark.parametrize("nbytes", [8, 512, 100_000])
+def test_in_check_mode_freed_memory_is_given_to_no_new_allocation(nbytes):
+    memory = Memory(track=True)
+    gone = memory.allocate(nbytes, name="gone")
+    memory.free(gone)
+    again = [memory.allocate(nbytes) for _ in range(50)]
+    assert all(abs(one - gone) >= nbytes for one in again)
+    assert memory.explain(gone, 4).startswith("freed memory: byte 0 of gone")
+
+
+def test_of_freed_memory_check_mode_keeps_what_fits_of_the_latest_64_mib(monkeypatch):
+    assert global_memory._WITHHELD == 64 << 20
+    monkeypatch.setattr(global_memory, "_WITHHELD", 64 << 10)
+    memory, kib = Memory(track=True), 1 << 10
+    memory.adopt(HERE, 8, "a variable", keep="its block")
+    for begin in [HERE, *(memory.allocate(size * kib) for size in (40, 1, 33, 65, 30, 1))]:
+        memory.free(begin)
+    held = [(one.size // kib, one.keep is not None) for one in memory._freed]
+    assert held == [(0, False), (40, False), (1, False), (33, True), (65, False), (30, True), (1, True)]
+    fast = Memory()
+    fast.free(fast.allocate(8))
+    assert fast._freed[0].keep is None
 
 
 # shadows --------------------------------------------------------------------------------------------------------------

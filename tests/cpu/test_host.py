@@ -33,7 +33,7 @@ def test_an_interrupt_does_not_wait_for_the_compiler(monkeypatch):
 
     def interrupt():
         assert began.wait(60)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the kernel may choose any thread: the worst for us
 
     monkeypatch.setattr(host, "_compiled", slow)
     monkeypatch.setattr(host, "_LONG_TEXT", 11)
@@ -45,7 +45,7 @@ def test_an_interrupt_does_not_wait_for_the_compiler(monkeypatch):
     try:
         with pytest.raises(KeyboardInterrupt):
             host.compile_ir("a long text", host.this_host())
-        assert not end.is_set()
+        assert threads[0].is_alive()
     finally:
         end.set()
         other.join()

@@ -58,6 +58,50 @@ def test_spinning_for_what_never_comes_ends_as_no_progress(threads):
             threads=threads)  # fmt: skip
 
 
+HANGS = {
+    "nothing": "again: bra again;",
+    "flag": "again: ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again; ret;",
+    "lock": "again: atom.global.cas.b32 %r1, [%a0], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra again; ret;",
+    "vote": """
+again: ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; vote.sync.any.pred %p1, %p1, -1; @%p1 bra again;
+  ret;""",
+    "barrier": """
+again: bar.sync 0; ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again; ret;""",
+    "written": """
+again: atom.global.xor.b32 %r1, [%a0], 1; mov.u32 %r1, 0; setp.eq.u32 %p1, %r1, 0; @%p1 bra again; ret;""",
+    "one": """
+  setp.ne.u32 %p1, %tid, 0; @%p1 bra end;
+again: ld.volatile.global.u32 %r1, [%a0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again;
+end: bar.sync 0; ret;""",
+}
+
+
+@pytest.mark.parametrize(("warps", "grid", "threads"), [(2, 1, 1), (8, 1, 1), (2, 4, 2)])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("what", HANGS)
+def test_warps_that_never_end_are_no_progress(what, mode, warps, grid, threads):
+    with pytest.raises(ExecutionError, match=r"no progress in kernel k: the warps that can run repeat the same state"):
+        run(HANGS[what], u32(1), block=32 * warps, grid=grid, mode=mode, threads=threads, time_limit=60)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wait_through_barriers_ends_after_long(mode):
+    """Meanwhile the warps that wait repeat their state, and no memory changes."""
+    flag, out = u32(1), u32(64)
+    run(
+        """
+  mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 0; mov.u32 %r2, 0; @%p1 bra wait;
+long:
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 1000000; @%p2 bra long;
+  st.volatile.global.u32 [%a0], 1; ret;
+wait:
+  bar.sync 0; ld.volatile.global.u32 %r1, [%a0]; bar.sync 0; setp.eq.u32 %p1, %r1, 0; @%p1 bra wait;
+  add.u64 %rd1, %a1, %at4; st.global.u32 [%rd1], 1; ret;""",
+        flag, out, grid=2, block=64, mode=mode,
+    )  # fmt: skip
+    assert out.all()
+
+
 # The first CTA to come waits for the second, which takes its time.
 LONG_WAIT = """
   atom.global.add.u32 %r1, [%a0], 1; setp.eq.u32 %p1, %r1, 0; @%p1 bra first; mov.u32 %r2, 0;

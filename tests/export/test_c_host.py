@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -36,6 +37,15 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_not_there_is_said(host: Path, tmp_path: Path) -> None:
     ran = subprocess.run([host, tmp_path], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (1, f"decode: {tmp_path}/program.json: cannot be opened\n")
+
+
+def test_what_the_model_does_not_have_is_refused(host: Path, tmp_path: Path) -> None:
+    listing = {"format": 1, "model": {"family": "llama", "vocab": 10, "max_len": 8}}
+    (tmp_path / "program.json").write_text(json.dumps(listing))
+    for words, said in ((["10"], "TOKEN: is none of this model"), (["1", "9"], "COUNT: is more than the cache has")):
+        ran = subprocess.run([host, tmp_path, *words], capture_output=True, text=True)
+        assert ran.returncode == 1
+        assert said in ran.stderr
 
 
 def small() -> tuple[ArrayFile, ReferenceModel]:

@@ -68,6 +68,17 @@ def test_the_listing_holds_all_that_a_host_needs(folder: Path) -> None:
     assert {"tokens", "position", "length", "logits"} <= listing["tensors"].keys()
 
 
+def test_the_script_refuses_what_the_folder_does_not_have(folder: Path, tmp_path: Path) -> None:
+    decode = runpy.run_path(str(SCRIPT))["decode"]
+    for where, token, count, said in (
+        (tmp_path, 1, 1, "program.json: No such file"),
+        (folder, 131, 1, r"token: must be from 0 to 130 \(got 131\)"),
+        (folder, 1, 65, r"count: must be from 0 to 64 \(got 65\)"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            decode(where, token, count, "cpu")
+
+
 def test_a_folder_with_something_in_it_is_refused(file: ArrayFile, folder: Path) -> None:
     with pytest.raises(SpecError, match="must be a new or an empty folder"):
         export_program(file, "sm_90", folder)

@@ -130,6 +130,11 @@ REFUSED: dict[str, tuple[Config, str]] = {
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"symmetric": False}}},
         "quantization_config: kv_cache_scheme: symmetric: must be true: caches here have no zero points (got False)",
     ),
+    "a scheme of another tool": (
+        LLAMA | {"quantization_config": {"kv_cache_quant_config": {"dtype": "fp8_e4m3"}}},
+        "quantization_config: kv_cache_quant_config: must be null: a cache's scheme is read from kv_cache_scheme or "
+        "kv_cache_quant_algo (got {'dtype': 'fp8_e4m3'})",
+    ),
     "an algorithm of four bits": (
         LLAMA | {"quantization_config": {"kv_cache_quant_algo": "NVFP4"}},
         "quantization_config: kv_cache_quant_algo: must be FP8 or null (got 'NVFP4')",
@@ -188,7 +193,8 @@ WARNED: dict[str, tuple[Config, int | None, str]] = {
     "a quantised cache": (
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8}}, None,
         "kv_cache_scheme: the model's cache is e4m3 with a scale for each tensor; the kernels' is as --kv-dtype says, "
-        "bf16 without it, and takes scales with --kv-dtype e4m3, but not with --weights",
+        "bf16 without it, and takes scales with --kv-dtype e4m3, which leaves out split attention and is refused with "
+        "--weights",
     ),
 }  # fmt: skip
 
@@ -336,6 +342,7 @@ def test_whole_models_refuse_what_attention_does_not_mind(key: str, value: Any) 
 @pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
 def test_the_scheme_of_the_cache_is_read_where_it_stands(said: Config, scheme: KvScheme | None) -> None:
     assert model_shape(LLAMA | {"quantization_config": said}).kv_scheme == scheme
+    assert model_shape(LLAMA | {"compression_config": said}).kv_scheme == scheme
     outer = inside("mistral3", of("mistral", KV)) | {"quantization_config": said}
     assert model_shape(outer).kv_scheme == scheme
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptxgen.errors import CapacityError, FileError, PtxgenError
+from ptxgen.errors import CapacityError, FileError, PtxgenError, SpecError
 from ptxgen.models.files import open_model
+from ptxgen.models.spec import model_spec
+from ptxgen.models.text.json_file import text_of as json_text_of
 from ptxgen.models.text.llama2c import text_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.core.backend import MemoryUse
@@ -22,6 +24,7 @@ from tests.models.test_checkpoints import write_llama2c
 from tests.support.families import CONFIGS
 from tests.support.model_files import add_vocabulary, write_checkpoint, write_gguf
 
+SHIPPED = Path(__file__).parents[2] / "examples" / "models"
 MUTATIONS = 300
 MOST_BYTES = 4 << 20  # on top of what Python's own objects for so small a file take
 HOSTILE = (0, 1, 0x7F, 0xFF, 1 << 15, 1 << 31, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, 1 << 62, 1 << 63, (1 << 64) - 1)
@@ -226,6 +229,48 @@ def test_a_config_that_lies_is_named(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(PtxgenError, match=r"config.json"):
         open_model(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::ptxgen.errors.ConfigWarning")
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+def test_a_value_of_a_config_that_is_of_no_type_it_could_be(family: str) -> None:
+    """Read, or refused as any other wrong value is."""
+    more = ("hidden_act", "hidden_activation", "rope_parameters", "layer_types", "quantization_config", "torch_dtype")
+    refused: set[str] = set()
+    for key in (*CONFIGS[family], *more):
+        values: tuple[object, ...] = (-1, 1e300, float("nan"), "x", [[1]], {"a": {}}, {"rope_type": [1]})
+        for value in values:
+            try:
+                model_spec(CONFIGS[family] | {key: value})
+            except SpecError as wrong:
+                refused |= {key} if key in str(wrong) else set()
+    assert refused >= {"hidden_size", "head_dim", "rope_parameters", "torch_dtype"}
+    assert refused & {"hidden_act", "hidden_activation"}
+
+
+def test_a_tokenizer_json_that_lies_is_named(tmp_path: Path) -> None:
+    """An id for which there is no memory ends a process of `tokenizers`; what it panics with is an error as well."""
+    path, good = tmp_path / "tokenizer.json", (SHIPPED / "tokenizer.json").read_text()
+    far = json.loads(good)
+    far["model"]["vocab"]["far"] = 4_000_000_000
+    added = json.loads(good)
+    added["added_tokens"][0]["id"] = 4_000_000_000
+    for lie, said in (
+        (json.dumps(far), r"an id must be from 0 to 1048576 in a file of \d+ bytes \(got 4000000000\)"),
+        (json.dumps(added), "an id must be from 0 to"),
+        (good[:-9], "is no tokenizer"),
+        ("[" * 100_000, "is no tokenizer"),
+        ("[]", "is no tokenizer"),
+        ('{"model": {"vocab": [1]}, "added_tokens": {}}', "is no tokenizer"),
+    ):
+        path.write_text(lie)
+        with pytest.raises(FileError, match=f"tokenizer.json: {said}"):
+            json_text_of(tmp_path)
+    absent = {"SpecialToken": {"id": "absent", "type_id": 0}}
+    before = {"type": "TemplateProcessing", "single": [absent], "pair": [absent], "special_tokens": {}}
+    path.write_text(json.dumps(json.loads(good) | {"post_processor": before}))
+    with pytest.raises(FileError, match=r"tokenizer.json: cannot split 'In' "):
+        json_text_of(tmp_path).encode("In")
 
 
 def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ptxgen.kernel import KernelType
 from ptxgen.models import load_config, model_shape
 from ptxgen.models.caches import CacheForm
 from ptxgen.models.plan import bundle, plan, whole_plan
-from ptxgen.models.spec import load_spec
+from ptxgen.models.spec import load_spec, model_spec
 from ptxgen.targets import target
 from tests.support import sweep
 from tests.support.marks import needs_assembler
@@ -182,6 +182,17 @@ def test_a_cache_with_scales_of_its_own(strategy: str) -> None:
             on_cache = "k_cache" in {p.name for p in step.spec.params()} or step.spec.kernel_name.startswith("multi")
             reads = on_cache and step.spec.kernel_name != "kv_cache_gather"
             assert given == (dict.fromkeys(("k_scale", "v_scale"), (4,)) if scaled and reads else {}), step.spec
+
+
+def test_whole_models_refuse_a_cache_with_scales() -> None:
+    """Nothing there takes them: no kernels of another model are written, and none loads."""
+    config = json.loads((CONFIGS / "tinyllama-1.1b.json").read_text())
+    config["quantization_config"] = {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+    with pytest.warns(ConfigWarning, match="refused with --weights"):
+        model = model_spec(config, max_len=64)
+    with pytest.raises(SpecError, match=r"^kv_dtype: .*bf16, f16 or f32 would work.* \(got e4m3\)$"):
+        whole_plan(model, "q8_0", "sm_90", "e4m3")
+    assert whole_plan(model, "q8_0", "sm_90")
 
 
 def test_a_shape_that_no_kernel_takes_is_refused() -> None:

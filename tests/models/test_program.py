@@ -13,7 +13,7 @@ from ptxgen.dtypes import f32, s32
 from ptxgen.kernels import Advance
 from ptxgen.models.arena import ALIGN, lives, plan_arena
 from ptxgen.models.decode import STEPS, step_program
-from ptxgen.models.memory import memory_plan
+from ptxgen.models.memory import memory_plan, positions_at_once
 from ptxgen.models.program import Op, Program, Ref, Tensor
 from ptxgen.weights import weight_format
 from tests.support.array_file import ArrayFile
@@ -130,6 +130,9 @@ def test_memory_is_what_the_formats_need() -> None:
     assert plan.formats[""] == 4 * sum(shape[0] for shape in spec.tensors().values() if len(shape) == 1)
     assert plan.cache == 2 * spec.shape.n_layers * spec.kv_width * spec.shape.max_len * 2
     assert plan.total == plan.weights + plan.cache + plan.scratch + plan.other
+    most = spec.shape.max_len
+    assert memory_plan(file, chunk=512) == memory_plan(file, chunk=most), "a step takes no more than the context"
+    assert [positions_at_once(512, n) for n in (1, 63, most, 512, 4096)] == [1, 32, most, 512, 512]
 
 
 def test_a_value_is_plain_data() -> None:

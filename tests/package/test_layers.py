@@ -13,13 +13,10 @@ ROOMS = ("arrays", "core", "kv", "attention", "model", "tools")  # each knows th
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Rooms that a module imports when it runs; annotations alone do not count."""
-    for node in tree.body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        for each in ast.walk(node):
-            if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("ptxgen.runtime."):
-                yield (each.module or "").split(".")[2]
+    """Rooms that a module imports, in functions and for annotations, too."""
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("ptxgen.runtime."):
+            yield (each.module or "").split(".")[2]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -45,6 +45,16 @@ def test_a_parameter_block_lies_aligned_within_memory_of_its_own(size):
     assert block.tobytes() == b"\xff" * size
 
 
+def test_a_parameter_of_4_or_8_bytes_is_a_number_of_the_block():
+    block = ParamBlock([Slot(0, 4), Slot(8, 8), Slot(16, 2)])
+    for index, value in enumerate((2**32 - 1, 2**64 - 2)):
+        block.number(index).value = value
+    assert block.tobytes() == b"\xff" * 4 + bytes(4) + b"\xfe" + b"\xff" * 7 + bytes(2)
+    assert [block.number(index).value for index in (0, 1)] == [2**32 - 1, 2**64 - 2]
+    with pytest.raises(KeyError):
+        block.number(2)
+
+
 @pytest.mark.parametrize(("value", "size", "data"), [
     (-1, 8, b"\xff" * 8), (2**64 - 1, 8, b"\xff" * 8), (7, 8, b"\7" + bytes(7)), (np.uint32(7), 4, b"\7\0\0\0"),
     (b"abc", 3, b"abc"), (np.float16(1), 2, b"\0\x3c"),

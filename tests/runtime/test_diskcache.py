@@ -265,6 +265,13 @@ def test_memory_keeps_what_was_used_or_written_last():
     assert cache.size() == (1, 1000), "one entry above the cap is kept until the next"
 
 
+def test_an_entry_in_memory_that_is_written_again_is_the_latest():
+    cache = DiskCache(None, cap_bytes=100)
+    for key in (b"a", b"b", b"a", b"c"):
+        cache.put(key, bytes(50))
+    assert [key in cache for key in (b"a", b"b", b"c")] == [True, False, True]
+
+
 def test_the_warning_names_the_directory_the_reason_and_the_line_that_asked(tmp_path, monkeypatch):
     for failure, said in ((PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
                           (OSError("odd"), "odd")):  # fmt: skip

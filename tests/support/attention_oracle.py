@@ -16,8 +16,8 @@ from tests.tools.record_attention import FAR, POSITIONS, drawn
 LENGTH = len(POSITIONS)
 
 
-def shape_of(config: Config, max_len: int) -> ModelShape:
-    """The shape of a configuration, with a cache in f32."""
+def shape_of(config: Config, max_len: int | None) -> ModelShape:
+    """The shape of a configuration, with a cache in f32; without `max_len` of its longest context."""
     return dataclasses.replace(model_shape(config, max_len=max_len), dtype="f32")
 
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from jinja2 import ChoiceLoader, FileSystemLoader
 
+from ptxgen import packages
 from ptxgen.builder import Builder
 from ptxgen.dtypes import f32
 from ptxgen.kernel import KernelType
@@ -69,8 +70,10 @@ def demo_template(text: str = TEMPLATE, name: str = "demo") -> Iterator[None]:
         Path(folder, f"{name}.ptx.j2").write_text(text)
         env.loader = ChoiceLoader([FileSystemLoader(folder), loader])
         env.cache.clear()
+        packages._FOLDERS[Path(folder)] = __name__  # where messages look for the line that places a fragment
         try:
             yield
         finally:
+            del packages._FOLDERS[Path(folder)]
             env.loader = loader
             env.cache.clear()

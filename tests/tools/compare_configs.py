@@ -42,8 +42,8 @@ def small(config: Config) -> Config:
     for key in ("layer_types", "no_rope_layers"):
         if config.get(key):
             found[key] = config[key][:layers]
-    if "hidden_size" in config and not wide:
-        heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads") or family.defaults.get("num_attention_heads")
+    if "hidden_size" in config and heads and not wide:
         head_dim = config.get("head_dim") or family.defaults.get("head_dim") or config["hidden_size"] // heads
         found |= {"head_dim": head_dim, "hidden_size": 8 * heads}
     return found
@@ -70,7 +70,7 @@ def _difference(config: Config, torch: object) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            shape = shape_of(config, 0)
+            shape = shape_of(config, None)
             rope = config.get("rope_scaling") or {}
             behind = "long_factor" in rope and config.get("original_max_position_embeddings", 0) < shape.max_len
             far = 5000 if behind else FAR

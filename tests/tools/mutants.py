@@ -19,13 +19,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_SURVIVORS = 0.05
-SECONDS = 90  # for the tests of one mutation: one that hangs is noticed
+SECONDS = 90  # at least, for the tests of one mutation: what hangs is noticed, and said to hang
+SLOWER = 5  # and at least as many times what they take without a mutation, so that a busy machine notices nothing
 _CHECKS = ("tests/checks", "tests/isa/test_isa.py")
 _BIND = ("tests/runtime/test_arguments.py", "tests/runtime/test_bind.py", "tests/runtime/test_device.py")
 _OBJECTS = ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py")
@@ -244,29 +246,34 @@ def said(file: str, one: Mutation) -> str:
     return f"{file}:{one.line}: {one.what}"
 
 
-def survivors(copy: Path, file: str, tests: tuple[str, ...], chosen: list[Mutation]) -> list[str]:
-    """The mutations that the tests did not notice."""
+def survivors(
+    copy: Path, file: str, tests: tuple[str, ...], chosen: list[Mutation], seconds: float = SECONDS
+) -> list[str]:
+    """The mutations that the tests did not notice, which are given `seconds` for each."""
     path = copy / file
     source = path.read_text(encoding="utf-8")
     unnoticed: list[str] = []
     for one in chosen:
         path.write_text(applied(source, one), encoding="utf-8")
-        noticed = not passes(copy, tests)
-        print(f"{said(file, one)}: {'noticed' if noticed else 'SURVIVES'}", flush=True)
-        if not noticed:
+        passed = passes(copy, tests, seconds)
+        print(f"{said(file, one)}: {_SAYS[passed]}", flush=True)
+        if passed:
             unnoticed.append(said(file, one))
     path.write_text(source, encoding="utf-8")
     return unnoticed
 
 
-def passes(copy: Path, tests: tuple[str, ...]) -> bool:
-    """Whether the tests pass in the copy."""
+_SAYS = {True: "SURVIVES", False: "noticed", None: "noticed, as the tests do not end"}
+
+
+def passes(copy: Path, tests: tuple[str, ...], seconds: float = SECONDS) -> bool | None:
+    """Whether the tests pass in the copy; None where they do not end in that time."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS)
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return False
+        return None
     return done.returncode == 0
 
 
@@ -297,9 +304,11 @@ def main() -> int:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__"))
         for file, listed in chosen.items():
-            if listed and not passes(copy, TESTS[file]):
+            began = time.monotonic()
+            if listed and not passes(copy, TESTS[file], 10 * SECONDS):
                 parser.error(f"the tests of {file} fail without any mutation")
-            unnoticed += survivors(copy, file, TESTS[file], listed)
+            seconds = max(SECONDS, SLOWER * (time.monotonic() - began))
+            unnoticed += survivors(copy, file, TESTS[file], listed, seconds)
     print(f"{len(unnoticed)} of {tried} mutations survive", *unnoticed, sep="\n  ")
     return int(len(unnoticed) > MOST_SURVIVORS * tried)
 

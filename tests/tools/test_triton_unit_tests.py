@@ -1,5 +1,6 @@
 """Triton's own unit tests: what is drawn, what a failure is put down to, the guide's table of the committed rows."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,9 @@ def test_a_function_belongs_to_the_part_of_its_name(name, part):
      ("ptxgen.errors.ExecutionError: race in kernel k", "a finding of the executor"),
      ("AssertionError: Not equal to tolerance", "another number than the test expects"),
      ("tests.tools.triton_unit_tests._OutOfTime: not over after 60 s", "does not end in the time given"),
+     ("ValueError: too many indices for tensor of rank 0", "indexes a scalar, which this version of Triton refuses"),
+     ("ModuleLoadError: module:3: cvt.rn.f16x2.e4m3x2 needs PTX ISA 8.1, sm_89 because of cvt; the target is sm_80",
+      "Triton's PTX has what the target has not, so that ptxas refuses it, too"),
      ("KeyError: 'x'", "another error")],
 )  # fmt: skip
 def test_a_failure_is_put_down_to_what_its_message_says(message, reason):
@@ -53,6 +57,18 @@ def test_the_draw_has_some_cases_of_each_function_and_is_the_same_again():
 
     assert len(drawn(1)) == 7
     assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_row_says_what_failed_without_the_folder_of_the_checkout():
+    plugin = Plugin(each=1, seed=1, seconds=1, only="", base=Path("/somewhere/python"))
+    crash = SimpleNamespace(message="AssertionError: /somewhere/python/test_core.py:7:\n  Not equal")
+    said = SimpleNamespace(reprcrash=crash)
+    plugin.pytest_runtest_logreport(
+        SimpleNamespace(when="call", outcome="failed", nodeid="a/test_core.py::test_dot", longrepr=said)
+    )
+    (row,) = plugin.rows
+    assert row["says"] == "AssertionError: test_core.py:7: Not equal"
+    assert row["reason"] == "another number than the test expects"
 
 
 def test_a_folder_without_the_tests_is_refused(tmp_path):

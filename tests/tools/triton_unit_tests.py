@@ -47,7 +47,9 @@ PARTS = {
 }
 # What the message of a failure says of its reason; the first that fits
 REASONS = (
+    ("indexes a scalar, which this version of Triton refuses", r"too many indices for tensor of rank 0"),
     ("refused by Triton's compiler for the target", r"CompilationError|PassManager|Unsupported|not supported|OutOfRes"),
+    ("Triton's PTX has what the target has not, so that ptxas refuses it, too", r"needs PTX ISA .* the target is"),
     ("does not end in the time given", r"_OutOfTime"),
     ("a finding of the executor", r"ExecutionError|race in kernel|out of bounds"),
     ("refused by the executor", r"ModuleLoadError|SpecError|LaunchError"),
@@ -73,8 +75,8 @@ def reason_of(text: str) -> str:
 class Plugin:
     """Draws the tests, holds each to its time, and keeps what came of them."""
 
-    def __init__(self, each: int, seed: int, seconds: int, only: str) -> None:
-        self.each, self.seed, self.seconds, self.only = each, seed, seconds, only
+    def __init__(self, each: int, seed: int, seconds: int, only: str, base: Path = ROOT) -> None:
+        self.each, self.seed, self.seconds, self.only, self.base = each, seed, seconds, only, base
         self.collected: Counter[str] = Counter()
         self.rows: list[dict[str, str]] = []
 
@@ -117,7 +119,7 @@ class Plugin:
             row["says"] = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr)[:160]
         elif report.outcome == "failed":
             crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr))
-            said = " ".join(crash.split())
+            said = " ".join(crash.replace(f"{self.base}{os.sep}", "").split())
             row["says"] = said if len(said) <= 300 else f"{said[:60]} … {said[-240:]}"  # a compiler's reason ends it
             row["reason"] = reason_of(f"{crash}\n{str(report.longrepr)[-4000:]}")
         self.rows.append(row)
@@ -139,7 +141,7 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     # The tests ask torch, not the driver, what the GPU is.
     torch.cuda.get_device_capability = lambda device=None: driver.get_device_capability()
     torch.cuda.get_device_name = lambda device=None: f"CPU executor, {given.target}"
-    plugin = Plugin(given.each, given.seed, given.seconds, given.only)
+    plugin = Plugin(given.each, given.seed, given.seconds, given.only, base)
     arguments = ["-q", "-p", "no:cacheprovider", "--tb=short", "--device", "cpu", "-c", os.devnull, f"--rootdir={base}"]
     arguments += ["-W", "ignore", *(["-p", "no:ptxgen-triton"])]
     pytest.main([*arguments, *map(str, files)], plugins=[plugin])

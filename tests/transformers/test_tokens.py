@@ -68,6 +68,32 @@ def test_chunks_of_a_prompt(family: str, where: str) -> None:
             assert torch.allclose(torch.cat(parts, 1), wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_prompts_are_read_and_written_in_place(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy of a model's queries, keys and values, nor of the output that goes back to it."""
+    asked: list[list[int]] = []
+    taken: list[list[int]] = []
+    attend, launch = operators.attend_now, operators._launch
+
+    def asking(query: Any, key: Any, value: Any, *more: Any) -> Any:
+        out = attend(query, key, value, *more)
+        asked.append([tensor.data_ptr() for tensor in (query, key, value, out)])
+        return out
+
+    def launching(spec: Any, tensors: Any, *more: Any) -> Any:
+        taken.append([tensors[name].data_ptr() for name in ("q", "k", "v", "out")])
+        return launch(spec, tensors, *more)
+
+    monkeypatch.setattr(importlib.import_module("ptxgen.transformers.attention"), "attend_now", asking)
+    monkeypatch.setattr(operators, "_launch", launching)
+    model = build(family)
+    model.set_attn_implementation("ptxgen")
+    with torch.no_grad():
+        model(prompts("cpu", "none")[0], use_cache=True)
+    assert len(taken) == 2
+    assert taken == asked
+
+
 def test_more_heads_than_a_launch_has(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "MOST_HEADS", 8)
     model = build("llama", where)

@@ -20,7 +20,8 @@ from ptxgen.runtime.tools.product_timer import ProductTimer
 from ptxgen.runtime.tools.tuner import Timer
 from ptxgen.targets import target
 from ptxgen.tuning import Choice, ProductChoice, Table, jobs, product_jobs, using
-from ptxgen.tuning.jobs import FINALISTS, Job, choices, search
+from ptxgen.tuning.jobs import Job, choices, search
+from ptxgen.tuning.outcome import FINALISTS
 from ptxgen.tuning.product_jobs import ProductJob, search_product
 from tests.support.fake_cuda import Binding, fake_device, running_device
 
@@ -228,7 +229,7 @@ def test_where_the_table_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
     monkeypatch.delenv(tuning.VARIABLE, raising=False)
     assert tune._path(None, False) == Path("/somewhere/ptxgen/tuning.json")
-    assert tune._path(None, True) == tuning.SHIPPED
+    assert tune._path(None, True) == Path(tuning.SHIPPED)
     monkeypatch.setenv(tuning.VARIABLE, "/own.json")
     assert tune._path(None, False) == Path("/own.json")
     assert tune._path("x.json", False) == Path("x.json")

@@ -55,7 +55,7 @@ def test_every_shipped_row_is_the_first_for_some_shape() -> None:
 
 
 def test_the_shipped_table_is_written_as_the_tool_writes_it() -> None:
-    assert tuning.SHIPPED.read_text(encoding="utf-8") == shipped().text()
+    assert Path(tuning.SHIPPED).read_text(encoding="utf-8") == shipped().text()
     assert [sm for sm, _ in shipped().models] == list(CHIPS)
 
 
@@ -273,6 +273,6 @@ def test_rows_of_products_are_written_and_read_again(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(table.text())
     assert Table.read(tmp_path / "own.json").products == table.products
     assert Table.read(tmp_path / "own.json").text() == table.text()
-    more = table.with_rows(products=[replace(table.products[0], note="2 us")])
+    more = table.with_rows(products=[table.products[0]._replace(note="2 us")])
     assert [each.note for each in more.products] == ["2 us"]
     assert Table().over(table).products == table.over(Table()).products == table.products

@@ -1,4 +1,5 @@
-"""As much of vLLM as the record says: abstract classes, enumerations, the registry. Put into `sys.modules`."""
+"""As much of vLLM as the record says of a version: abstract classes, enumerations, the registry. Put into
+`sys.modules`."""
 
 from __future__ import annotations
 
@@ -6,19 +7,24 @@ import enum
 import json
 import types
 from abc import ABC, abstractmethod
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
-CONTRACT: dict[str, Any] = json.loads((Path(__file__).parent / "contract.json").read_text(encoding="utf-8"))
+RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "contract.json").read_text(encoding="utf-8"))
+SHARED: dict[str, Any] = RECORD["shared"]
+VERSIONS = ("0.25", "0.33")
 
 
-def modules() -> dict[str, types.ModuleType]:
+def modules(version: str) -> dict[str, types.ModuleType]:
     """The fake modules by name."""
+    contract = RECORD[version]
     backend: Any = types.ModuleType("vllm.v1.attention.backend")
-    for name, methods in CONTRACT["abstract"].items():
-        setattr(backend, name, _abstract(name, methods))
-    backend.AttentionType = types.SimpleNamespace(**CONTRACT["attention_types"])
-    backend.AttentionCGSupport = types.SimpleNamespace(**CONTRACT["cudagraph_support"])
+    for name, methods in contract["abstract"].items():
+        builds = contract["parameters"][name]["__init__"] if "Builder" in name else []
+        setattr(backend, name, _abstract(name, methods, builds))
+    backend.AttentionType = types.SimpleNamespace(**SHARED["attention_types"])
+    backend.AttentionCGSupport = types.SimpleNamespace(**SHARED["cudagraph_support"])
     backend.MultipleOf = type("MultipleOf", (), {"__init__": lambda self, base: setattr(self, "base", base)})
     registry: Any = types.ModuleType("vllm.v1.attention.backends.registry")
     overridden: dict[Any, str | None] = {}
@@ -36,17 +42,34 @@ def modules() -> dict[str, types.ModuleType]:
     root: Any = types.ModuleType("vllm")
     root.envs = types.SimpleNamespace(VLLM_BATCH_INVARIANT=False)
     packages = ("vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
-    return {
-        "vllm": root, **{name: types.ModuleType(name) for name in packages}, backend.__name__: backend,
-        registry.__name__: registry,
-    }  # fmt: skip
+    found = {"vllm": root, **{name: types.ModuleType(name) for name in packages}}
+    found |= {backend.__name__: backend, registry.__name__: registry}
+    if "kv_cache_layouts" in contract:
+        caches: Any = types.ModuleType("vllm.v1.kv_cache_interface")
+        orders = contract["kv_cache_layouts"].items()
+        layouts = {name: types.SimpleNamespace(name=name, value=tuple(order)) for name, order in orders}
+        caches.KVCacheLayout = types.SimpleNamespace(**layouts)
+        caches.AttentionSpec = make_dataclass("AttentionSpec", contract["kv_cache_spec"], frozen=True)
+        found[caches.__name__] = caches
+    return found
 
 
-def _abstract(name: str, methods: list[str]) -> type:
+def kv_cache(layout: Any, spec: Any, blocks: int) -> Any:
+    """A layer's cache of NaN as 0.33 hands it out: `[blocks, slots, block_size, content]` in the order of a layout."""
+    import torch
+
+    slots = spec.num_head_slots or spec.num_kv_heads
+    content = (spec.state_content_bytes or 2 * spec.head_size * spec.dtype.itemsize) // spec.dtype.itemsize
+    shape = (1, blocks, slots, spec.block_size, content)
+    whole = torch.full([shape[dim] for dim in layout.value], float("nan"), dtype=spec.dtype)
+    return whole.permute([layout.value.index(dim) for dim in range(5)])[0]
+
+
+def _abstract(name: str, methods: list[str], builds: list[str]) -> type:
     def method(*_: Any) -> None: ...
 
     def keep(self: Any, *given: Any) -> None:
-        for key, value in zip(CONTRACT["parameters"][name]["__init__"], given, strict=True):
+        for key, value in zip(builds, given, strict=True):
             setattr(self, key, value)
 
     found = {m: abstractmethod(keep if m == "__init__" and "Builder" in name else method) for m in methods}

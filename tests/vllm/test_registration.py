@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import ptxgen.vllm
-from tests.vllm.fake import CONTRACT, modules
+from tests.vllm.fake import SHARED, VERSIONS, modules
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = modules()
+@pytest.fixture(params=VERSIONS)
+def registry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = modules(request.param)
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
     return found["vllm.v1.attention.backends.registry"]
@@ -37,6 +37,6 @@ def test_leaves_anothers_backend(registry: Any) -> None:
 
 def test_entry_point() -> None:
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'[project.entry-points."{CONTRACT["entry_point_group"]}"]\nptxgen = "ptxgen.vllm:register"' in text
-    installed = [e for e in entry_points(group=CONTRACT["entry_point_group"]) if e.name == "ptxgen"]
+    assert f'[project.entry-points."{SHARED["entry_point_group"]}"]\nptxgen = "ptxgen.vllm:register"' in text
+    installed = [e for e in entry_points(group=SHARED["entry_point_group"]) if e.name == "ptxgen"]
     assert all(e.load() is ptxgen.vllm.register for e in installed)

@@ -12,11 +12,11 @@ names that do not start with `kv_`, `q_`, `score`, `acc`, `row_`, `run_` or `til
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.attention import Attention
+from ptxgen.attention.problem import Problem
 from ptxgen.attention.variant import PerHead
 from ptxgen.builder.values import Reg, Shared
 
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from ptxgen.targets import Target
 
 
-@dataclass(frozen=True)
-class LoopShape:
+def problem_rules(problem: Problem) -> Iterator[str]:
+    """Why decode's main loops cannot compute a problem: they take one query position of a sequence."""
+    if problem.queries != 1:
+        yield f"queries: decode takes one query position of a sequence (got {problem.queries}; nearest: 1)"
+
+
+class LoopShape(NamedTuple):
     """How a main loop wants its CTA: `warps`, `heads` (query heads a CTA takes of a group), `tile` (positions a warp
     takes at a time: a power of two), `shared` (bytes of shared memory that the loop itself needs: [0, shared) of the
     arena).
@@ -53,8 +58,7 @@ class LoopShape:
         return 32 * self.warps
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """The work of one warp, in registers. A main loop may assume each of them, and may overwrite `tile` alone.
 
     Tiles are numbered over the whole sequence: tile i holds positions [i · shape.tile, (i + 1) · shape.tile). The warp
@@ -91,8 +95,7 @@ class Task:
     # position length − 1, then the wait for the kernel ahead, then the query and the rest
 
 
-@dataclass(frozen=True)
-class Partials:
+class Partials(NamedTuple):
     """Where every warp of a CTA leaves its partial softmax, in shared memory from the byte `offset` on, all f32.
 
     For warp w and head i of the CTA (0 ≤ i < heads):
@@ -151,8 +154,7 @@ class Partials:
         return self.warps * (self.warp_stride + self.statistics_stride)
 
 
-@dataclass(frozen=True)
-class LoopParts:
+class LoopParts(NamedTuple):
     """Templates of a main loop, below `attention/decode/`: `main`, its first loads, and its query.
 
     `first` is placed by `main`, or `early` by the skeleton before `lengths`, where the task allows that (K and V only;

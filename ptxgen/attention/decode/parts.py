@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.attention.decode.contract import LoopParts
 from ptxgen.attention.decode.plan import Plan
 from ptxgen.builder import Builder
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """Files of `templates/attention/decode/`; a tuple holds those that stand in a place, if any.
 
     `start`: what comes before the main loop, in which `idle` lets splits without work go and `arrive` is the cluster's

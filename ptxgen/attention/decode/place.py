@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.plan import WAVES, Plan
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.lines.words import counted
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Registers of the CTA's place in the grid. `works` is None when no CTA is ever idle, `split` … `splits` when units
     are never split."""
 

@@ -6,12 +6,13 @@ The same attention, target, batching and table give the same plan, whatever the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopShape, MainLoop, Partials
 from ptxgen.attention.decode.loops.choice import choose
 from ptxgen.attention.decode.merge.ticket import MOST_SHARED_SPLITS
-from ptxgen.attention.problem import Attention
 from ptxgen.errors import SpecError
 from ptxgen.launch import Extent
 from ptxgen.targets import Target
@@ -19,8 +20,7 @@ from ptxgen.targets import target as parse_target
 from ptxgen.tuning import Choice, Model, Shape, in_force
 
 
-@dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
     """What a plan takes from an architecture: `sms` of its largest common part, CTAs of a cluster (1: no clusters)."""
 
     sms: int
@@ -178,8 +178,8 @@ def shape_of(
     problem, cache = attention.problem, attention.cache
     return Shape(
         sm=chip_name(target), head_dim=problem.qk_dim, group=problem.group, n_kv_heads=problem.n_kv_heads,
-        kv_dtype=cache.dtype.name, kv_bytes=cache.dtype.bytes, capacity=attention.variant.window or cache.max_len,
-        batched=batched, paged=cache.page_size > 0,
+        kv_dtype=problem.kv_dtype.name, kv_bytes=problem.kv_dtype.bytes,
+        capacity=attention.variant.window or cache.max_len, batched=batched, paged=cache.page_size > 0,
         invariant=invariant, programmatic=programmatic,
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def plan(
     chip = chip_of(target)
     choice = choice_of(attention, target, batched=batched, invariant=invariant, programmatic=programmatic)
     loop, shape = _loop(attention, target, choice.warps, choice.stages)
-    shape, units = replace(shape, in_flight=choice.in_flight), _units(attention, shape)
+    shape, units = shape._replace(in_flight=choice.in_flight), _units(attention, shape)
     turns = 2 if choice.room else 1  # of a warp, at least: merging records takes as long as a turn
     useful = max(1, -(-_visible_tiles(attention, shape) // (turns * shape.warps)))
     ctas = min(useful, max(1, choice.grid // units))
@@ -222,7 +222,7 @@ def plan(
         return Plan(loop, shape, parts, v_dim, cluster, most, most, 0, split_tiles, mergers)
     if not batched:  # no more in flight than a warp ever gets
         turns = -(-_visible_tiles(attention, shape) // (shape.warps * cluster * most))
-        shape = replace(shape, in_flight=min(shape.in_flight, turns), once=turns == 1)
+        shape = shape._replace(in_flight=min(shape.in_flight, turns), once=turns == 1)
     if not batched or long_splits == 1:
         return Plan(loop, shape, parts, v_dim, cluster, share, most, mergers=_mergers(choice, most))
     splits: Extent = long_splits if long_splits >= most else f"max({long_splits}, {share})"

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.attention import Attention
+from ptxgen.attention.problem import Problem
 from ptxgen.errors import SpecError
 
 
-def width_rules(attention: Attention) -> Iterator[str]:
-    """Why these main loops cannot run an attention: their tiles of q, K, V and out are of one width."""
-    problem, cache = attention.problem, attention.cache
-    widths = {"v_dim": problem.v_dim, "cache.k_dim": cache.k_dim, "cache.v_dim": cache.v_dim}
-    for name, width in widths.items():
-        if width != problem.qk_dim:
-            yield (
-                f"{name}: prefill takes rows of q, K, V and out of one width (got {name}={width}, "
-                f"qk_dim={problem.qk_dim}; nearest: {problem.qk_dim})"
-            )
-    if cache.v_in_k:
+def problem_rules(problem: Problem) -> Iterator[str]:
+    """Why these main loops cannot compute a problem: they take rows of many query positions, of q, K, V and out of one
+    width."""
+    if problem.queries == 1:
+        yield "queries: prefill takes all positions of a prompt (got 1; nearest: 'n_tokens')"
+    if problem.v_dim != problem.qk_dim:
+        yield (
+            f"v_dim: prefill takes rows of q, K, V and out of one width (got v_dim={problem.v_dim}, "
+            f"qk_dim={problem.qk_dim}; nearest: {problem.qk_dim})"
+        )
+    if problem.v_in_k:
         yield "v_in_k: prefill reads V from its own buffer (got v_in_k=True; nearest: False)"
 
 
@@ -27,23 +28,21 @@ def width_rules(attention: Attention) -> Iterator[str]:
 class Prefill:
     """Attention of many query rows; the kernel type that asks for it is not known here.
 
-    `by_token`: q, out and lse are `[n_tokens, n_heads, …]`, else `[n_heads, n_tokens, …]`. `indirect`: lengths are read
-    from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an output. `unmeasured`: with
-    plans for wgmma that no GPU has timed.
+    `indirect`: lengths are read from device memory. A batched cache makes a ragged batch. `lse`: the log-sum-exp is an
+    output. `unmeasured`: with plans for wgmma that no GPU has timed.
     """
 
     attention: Attention
-    by_token: bool
     indirect: bool = False
     lse: bool = False
     unmeasured: bool = False
 
     def __post_init__(self) -> None:
-        reasons = tuple(width_rules(self.attention))
+        reasons = tuple(problem_rules(self.attention.problem))
         if reasons:
             raise SpecError("; ".join(reasons))
 
     @property
     def dim(self) -> int:
-        """Elements of a row of q, K, V and out: `width_rules` refuses attention of several widths."""
+        """Elements of a row of q, K, V and out: `problem_rules` refuses those of several widths."""
         return self.attention.problem.qk_dim

@@ -27,7 +27,7 @@ class KeyTiles:
 
     def __init__(self, b: Builder, spec: Prefill, rows: Rows, threads: int, stages: int, dtype: DType) -> None:
         self.b, self.spec, self.rows, self.stages = b, spec, rows, stages
-        self.copy = RowCopy(b, "kv", spec.dim, rows.keys, threads, spec.attention.cache.dtype, dtype)
+        self.copy = RowCopy(b, "kv", spec.dim, rows.keys, threads, spec.attention.problem.kv_dtype, dtype)
         self.tile_bytes = rows.keys * self.copy.pitch
         self.source = source_of(b, spec, rows, self.copy)
         self.quantised = self.source.quantised
@@ -173,7 +173,9 @@ class KeyTiles:
             self.b.without("settle")
             return
         with self.b.fragment("settle"):
-            self.b.note(f"{self.spec.attention.cache.dtype} to {self.copy.target}, into the stage that no warp reads")
+            self.b.note(
+                f"{self.spec.attention.problem.kv_dtype} to {self.copy.target}, into the stage that no warp reads"
+            )
             self._aim_at_stage()
             for number, i, column, takes_part in self._chunks(self.copy.spread.row_passes):
                 for x in "kv":

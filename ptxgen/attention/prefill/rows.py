@@ -141,15 +141,23 @@ class Rows:
 
     def index(self, name: str, row: Reg) -> Reg:
         """The index (64-bit) of a row of q, out or lse in its buffer, into the register `name`."""
-        b, spec, out = self.b, self.spec, scratch(self.b, name, "u64")
+        b, out = self.b, scratch(self.b, name, "u64")
         token = divide(b, "row_token", row, self.group)
         head = self.head("row_head", row)
         other = scratch(b, "wide_part", "u64")
         if self.cache.batched:
             b.op("add.s32", token, token, self.found.q_start)
-        if spec.by_token:
+        if self.problem.by_token:
             b.op("mul.wide.u32", out, token, self.problem.n_heads)
             b.op("cvt.u64.u32", other, head)
+        elif self.problem.heads_inside:
+            part = divide(b, "row_part", head, self.problem.heads_inside)
+            b.op("mul.wide.u32", out, part, self.q_rows())
+            b.op("cvt.u64.u32", other, token)
+            b.op("add.u64", out, out, other)
+            b.op("mul.lo.u64", out, out, self.problem.heads_inside)
+            b.op("rem.u32", part, head, self.problem.heads_inside)
+            b.op("cvt.u64.u32", other, part)
         else:
             b.op("mul.wide.u32", out, head, self.q_rows())
             b.op("cvt.u64.u32", other, token)
@@ -188,7 +196,7 @@ class Rows:
         """How far `index` moves from a row to the one `rows` later, where that is the same for all rows."""
         if rows % self.group:
             return None
-        return rows // self.group * (self.problem.n_heads if self.spec.by_token else 1)
+        return rows // self.group * self.problem.token_step
 
     def kv_row(self, name: str, key: Reg) -> Reg:
         """The index (64-bit) of a key's row in k and v, into the register `name`; the key is at least 0."""

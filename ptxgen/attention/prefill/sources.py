@@ -167,11 +167,11 @@ class Paged(Computed):
         index, within = scratch(b, "paged_index", "u64"), scratch(b, "within_page", "u32")
         b.op("rem.u32", within, key, cache.page_size)
         if cache.heads_inside:
-            b.op("mad.lo.u32", within, within, cache.n_kv_heads, self.head_in_page)
+            b.op("mad.lo.u32", within, within, cache.problem.n_kv_heads, self.head_in_page)
         else:
             b.op("add.u32", within, within, self.head_in_page)
         b.op("cvt.u64.u32", index, within)
-        wide = b.op("mul.wide.u32", scratch(b, "wide_page", "u64"), page, cache.n_kv_heads * cache.page_size)
+        wide = b.op("mul.wide.u32", scratch(b, "wide_page", "u64"), page, cache.problem.n_kv_heads * cache.page_size)
         b.op("add.u64", index, index, wide)
         self._rows_at(index)
 

@@ -4,11 +4,10 @@ weight (scales, zero points). Owns no unpacking of 4-bit codes: `packed_int4.py`
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,12 @@ import numpy as np
 
 from ptxgen.errors import FileError, brief
 from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
+from ptxgen.models.files.stored import LARGEST_JSON, Stored, read_json
 from ptxgen.models.spec import ModelSpec, model_spec
 
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
-_LARGEST_JSON = 4 << 20  # of a configuration, an index, a shard's header: thousands of tensors take less than one
 _MOST_SHARDS = 1 << 10
 _INDEX = "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
@@ -41,16 +40,6 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _OUTER = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)?")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of a shard: its type and shape there, and its bytes, a view of the mapped file."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    raw: np.ndarray
-
-
 def open_checkpoint(path: Path, max_len: int | None = None) -> ModelFile:
     """The model of a folder, or of one .safetensors file with `config.json` beside it."""
     folder = path if path.is_dir() else path.parent
@@ -67,19 +56,6 @@ def _text(folder: Path) -> Text:
     from ptxgen.models.text.json_file import text_of
 
     return text_of(folder)
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file of a sane size."""
-    try:
-        nbytes = path.stat().st_size
-        if nbytes <= _LARGEST_JSON:
-            return json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as wrong:
-        raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
-    except (ValueError, RecursionError) as wrong:
-        raise FileError(f"{path}: must be JSON ({str(wrong).splitlines()[0]})") from None
-    raise FileError(f"{path}: must be at most {_LARGEST_JSON >> 20} MiB (got {nbytes} bytes)")
 
 
 def _quantization(config: Any) -> dict[str, Any]:
@@ -121,7 +97,7 @@ def _read_shard(path: Path) -> list[Stored]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        header, most = _header_bytes(path), _LARGEST_JSON
+        header, most = _header_bytes(path), LARGEST_JSON
         if most < header < path.stat().st_size:  # of a longer one than the file, `safetensors` says what is wrong
             raise ValueError(f"its header must be at most {most >> 20} MiB (got {header} bytes)")
         with safe_open(str(path), "numpy") as shard:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ptxgen.errors import FileError, brief
 from ptxgen.models.files.modelfile import Held, Source, TensorInfo
-
-if TYPE_CHECKING:
-    from ptxgen.models.files.checkpoint import Stored
+from ptxgen.models.files.stored import Stored
 
 _GROUPS = (32, 64, 128)
 _IN_ORDER = range(8)

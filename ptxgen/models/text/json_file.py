@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ptxgen.errors import FileError
+from ptxgen.errors import FileError, brief
+from ptxgen.models.files.stored import read_json
 from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces
+
+_MODEST = 1 << 20  # ids that any file may have
 
 
 def text_of(folder: Path) -> Text:
@@ -15,10 +20,9 @@ def text_of(folder: Path) -> Text:
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
-    try:
+    _check_ids(path)
+    with _of_tokenizers(f"{path}: is no tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as wrong:  # its only type
-        raise FileError(f"{path}: is no tokenizer ({str(wrong).splitlines()[0]})") from None
     decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
     kinds = {"ByteLevel": bytelevel.piece_bytes, "ByteFallback": sentencepieces.piece_bytes}
     spelt = next((kinds[kind] for kind in kinds if f'"{kind}"' in decoder), None)
@@ -33,17 +37,46 @@ def text_of(folder: Path) -> Text:
     ]
 
     def split(text: str) -> list[int]:
-        found: list[int] = tokenizer.encode(text).ids  # with what its post-processor puts before it
+        with _of_tokenizers(f"{path}: cannot split {brief(text)}"):
+            found: list[int] = tokenizer.encode(text).ids  # with what its post-processor puts before it
         return found
 
     stops = {n for n, token in special.items() if token.content in STOP_NAMES} | _configured(folder, size)
     return Text(pieces, split, None, frozenset(stops), '"Strip"' in decoder)
 
 
+@contextmanager
+def _of_tokenizers(said: str) -> Iterator[None]:
+    """What the package raises, or panics with, as a `FileError` that begins so."""
+    try:
+        yield
+    except BaseException as wrong:  # Exception is its only type, and a panic is none
+        if not isinstance(wrong, Exception) and type(wrong).__name__ != "PanicException":
+            raise
+        raise FileError(f"{said} ({str(wrong).splitlines()[0]})") from None
+
+
+def _check_ids(path: Path) -> None:
+    """Refuse ids far beyond what the file can list: `tokenizers` has a table of so many entries, and ends the process
+    where there is no room for it."""
+    try:
+        data = path.read_bytes()
+        held = json.loads(data)
+    except OSError as wrong:
+        raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
+    except (ValueError, RecursionError) as wrong:
+        raise FileError(f"{path}: is no tokenizer ({wrong})") from None
+    model, added = (held.get(key) for key in ("model", "added_tokens")) if isinstance(held, dict) else (None, None)
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    most, largest = max(len(data), _MODEST), max((one for one in ids if type(one) is int), default=0)
+    if largest > most:
+        raise FileError(f"{path}: an id must be from 0 to {most} in a file of {len(data)} bytes (got {largest})")
+
+
 def _configured(folder: Path, size: int) -> set[int]:
     """`eos_token_id` of the generation's configuration and of the model's: a number or several."""
-    from ptxgen.models.files.checkpoint import read_json
-
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         values: Any = read_json(folder / name) if (folder / name).exists() else {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ptxgen.dtypes import DType, bf16, f32
-from ptxgen.kernel import KernelType, field, kernel_base
+from ptxgen.kernel import field, kernel_base
+from ptxgen.products.weighted import Weighted
 from ptxgen.products.wgmma import tokens as packed
-from ptxgen.weights import weight_format
-from ptxgen.weights.format import WeightFormat
 
 
 @kernel_base
-class PackedProduct(KernelType):
+class PackedProduct(Weighted):
     """out = x · weightᵀ of packed tokens; see PackedGemm."""
 
     n: int
@@ -38,16 +37,6 @@ class PackedProduct(KernelType):
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
-
-    @property
-    def kind(self) -> WeightFormat:
-        """The format of the weights."""
-        return weight_format(self.weights).fitted(self.k)
-
-    @property
-    def parts(self) -> int:
-        """Matrices: gate and up, or one."""
-        return 2 if self.gated else 1
 
     @property
     def digits(self) -> int:

@@ -188,7 +188,7 @@ class CompiledCache:
         if name in self._refused:
             raise IsaError(self._refused[name])
         with self._readable():
-            return counting(self.module, name, self.host, _EXPORTS)
+            return counting(self.emitted, name, self.host, _EXPORTS)
 
     def _compiled(self, name: str, check: bool) -> Objects:
         """An entry, compiled and kept."""

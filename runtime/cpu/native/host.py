@@ -8,7 +8,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,8 @@ def compile_ir(text: str, host: Host, level: int = 1) -> bytes:
     """Object code of a module's text. No mid-level passes: they cost more than they gain here.
 
     Python handles signals in its main thread between two steps of its own, so there a long text is left to another
-    thread: Ctrl-C ends the wait, and what is under way ends by itself.
+    thread: Ctrl-C ends the wait, and what is under way ends by itself. The wait is one of many short ones: a signal may
+    reach any thread of the process, and wakes that one alone.
     """
     if len(text) < _LONG_TEXT or threading.current_thread() is not threading.main_thread():
         return _compiled(text, host, level)
@@ -94,6 +95,8 @@ def compile_ir(text: str, host: Host, level: int = 1) -> bytes:
             compiled.set_exception(error)
 
     threading.Thread(target=work, name="ptxgen-compile").start()
+    while not wait((compiled,), timeout=0.1).done:
+        pass
     return compiled.result()
 
 

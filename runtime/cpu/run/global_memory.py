@@ -18,6 +18,7 @@ _NULL = 1 << 16  # no host puts memory below
 _NEAR = 1 << 20
 _FIRST_LAUNCH, _MOST_LAUNCHES = 3, 255
 _REMEMBERED = 256  # freed allocations kept for error texts
+_WITHHELD = 64 << 20  # bytes of the latest of them that check mode gives to no new allocation
 
 
 @dataclass(slots=True)
@@ -87,7 +88,8 @@ class Table:
 
 
 class Memory:
-    """What kernels may touch. `track` gives every `allocate` a shadow of which bytes were written (check mode).
+    """What kernels may touch. `track` gives every `allocate` a shadow of which bytes were written (check mode), and
+    withholds freed bytes from new allocations for a while, so that a use of them is not taken for one of those.
 
     Thread-safe; a launch sees the allocations that were live when it began.
     """
@@ -168,8 +170,19 @@ class Memory:
             place = places[0]
             gone = self._live.pop(place)
             del self._begins[place]
-            self._freed = [*self._freed[1 - _REMEMBERED :], Allocation(gone.begin, gone.end, gone.name)]
+            kept = gone.keep if self.track and not gone.adopted else None
+            self._freed = [*self._freed[1 - _REMEMBERED :], Allocation(gone.begin, gone.end, gone.name, keep=kept)]
+            self._withhold()
             self._table = None
+
+    def _withhold(self) -> None:
+        """Keep the memory of the latest freed allocations that fit, and give back the rest."""
+        left = _WITHHELD
+        for gone in reversed(self._freed):
+            if gone.size > left:
+                gone.keep = None
+            elif gone.keep is not None:
+                left -= gone.size
 
     def begin_launch(self) -> int:
         """The number of a launch in check mode, by which bytes know who wrote them; numbers come round again."""

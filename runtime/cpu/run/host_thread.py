@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FIRST_ROOM = 64  # gangs that a thread keeps waiting for each other, while any of a launch's still ends
 _NAP_SECONDS = 0.0005  # of a thread that can only wait for others
 _PAUSES = 8  # of a gang in random mode, besides its first: others go on meanwhile
+_LOOKS = 8  # at a gang in random order that repeats no state, until it goes on in a fixed order for as many
 _REPEATS = 3  # times in a row that a state was seen before, until it counts as standing still
 
 
@@ -34,13 +35,21 @@ class Seen(NamedTuple):
 
 
 class Waiting:
-    """A gang that spins or was left on its way, and the states its warps were seen in."""
+    """A gang that spins or was left on its way, and the states its warps were seen in.
 
-    def __init__(self, gang: Gang) -> None:
+    In random order warps that spin hardly ever stand all where they stood before. So after some looks a gang goes on in
+    a fixed order, in which a loop that has no end soon repeats its states; as long as it repeats them it stays there,
+    else random order is back, each time for twice as long.
+    """
+
+    def __init__(self, gang: Gang, randomly: bool) -> None:
         self.gang = gang
         self.seen: set[bytes] = set()
         self.repeats = 0
         self.pauses = _PAUSES
+        self.cut_short = False  # its turn is one of few rounds
+        self._random_mode = self._randomly = randomly
+        self._looks, self._most = 0, _LOOKS
 
     def forget(self) -> None:
         """What it spun in was not for ever: another gang has ended."""
@@ -48,13 +57,24 @@ class Waiting:
         self.repeats = 0
 
     def look(self, code: int) -> None:
-        """Note the state that a turn ended in; `repeats` counts how often in a row it spun in one seen before."""
-        if code == RUNNABLE:
+        """Note the state that a turn ended in; `repeats` counts how often in a row it was one seen before. Where warps
+        have run, as in a loop through barriers, that counts after all rounds of a turn in a fixed order only."""
+        if code == RUNNABLE and (self._randomly or self.cut_short):
             self.repeats = 0
-            return
-        state = hashlib.blake2b(self.gang.warp_states(), digest_size=16).digest()
-        self.repeats = self.repeats + 1 if state in self.seen else 0
-        self.seen.add(state)
+        else:
+            state = hashlib.blake2b(self.gang.warp_states(), digest_size=16).digest()
+            self.repeats = self.repeats + 1 if state in self.seen else 0
+            self.seen.add(state)
+        self._looks += 1
+        if self._random_mode and not self.repeats and self._looks >= self._most:
+            self._change_order()
+
+    def _change_order(self) -> None:
+        self._randomly = not self._randomly
+        self._looks = 0
+        if self._randomly:
+            self._most *= 2
+        self.gang.block.put("I", GANG["random"], int(self._randomly))
 
 
 class Memories:
@@ -137,7 +157,7 @@ class Share:
         if code in (FAULTED, PARKED):
             return self._failure(code, worker.gang)
         if code != DONE:  # it spins, perhaps for a gang that has not begun; or is left on its way
-            self.waiting.append(Waiting(worker.gang))
+            self.waiting.append(Waiting(worker.gang, self.of.mode == "random"))
             self.of.held(1)
             worker.gang = worker.another_gang()
         return None
@@ -162,7 +182,7 @@ class Share:
                 return self._failure(code, one.gang)
             else:
                 one.look(code)
-                ended = ended or code == RUNNABLE
+                ended = ended or (code == RUNNABLE and not one.repeats)
         spins = bool(self.waiting) and all(one.repeats >= _REPEATS for one in self.waiting)
         if not spins:
             of.progressed(ended)
@@ -205,6 +225,7 @@ class Share:
             return list(self.waiting)
         rng = self.of.turns[self.number]
         for one in self.waiting:
+            one.cut_short = bool(one.pauses)
             if one.pauses:
                 one.pauses -= 1
                 one.gang.block.put("I", GANG["rounds"], int(rng.integers(MOST_ROUNDS)) or LATER_ROUNDS)

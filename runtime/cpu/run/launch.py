@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.run.options import Options
 
 _MORE_SECONDS = 10.0  # behind the first finding of a launch in check mode, in which more are looked for
-_LOOK_SECONDS = 0.5  # from one look at the time to the next, of a launch in check mode over several threads
+_LOOK_SECONDS = 0.5  # from one look at the time and at signals to the next, of a launch over several threads
 BUDGET = 1 << 10  # backward branches of a warp before others get a turn
 _SHUFFLED = 1 << 20  # gangs that one drawn order covers; larger grids repeat it
 
@@ -146,11 +146,9 @@ class Run:
             _join(futures)
         return [text for future in futures if not future.cancelled() for text in future.result()]
 
-    def _patience(self) -> float | None:
-        """Seconds until the time has to be looked at."""
-        if self.mode == "check":
-            return _LOOK_SECONDS if self.time_limit is None else min(_LOOK_SECONDS, self.time_limit)
-        return self.time_limit
+    def _patience(self) -> float:
+        """Seconds until the time has to be looked at; so soon, too, a signal is handled that did not end the wait."""
+        return _LOOK_SECONDS if self.time_limit is None else min(_LOOK_SECONDS, self.time_limit)
 
     def _look_at_the_time(self) -> None:
         now = time.monotonic()

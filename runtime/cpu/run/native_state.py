@@ -201,7 +201,10 @@ class Gang:
         """What else the warps' next steps depend on: which lanes wait where, barriers, shared and local memory."""
         warps = self.warps.bytes.reshape(-1, self.shape.stride)
         ctas = self.ctas.bytes.reshape(-1, CTA["_stride"])
-        parts = (warps[:, WARP["parks"] : WARP["vclock"]], ctas[:, CTA["bars"] : CTA["ext"]])
+        parts = (
+            warps[:, WARP["parks"] : WARP["vclock"]], ctas[:, CTA["bars"] : CTA["ext"]],
+            self.block.bytes[GANG["cluster_arrived"] : GANG["_end"]],
+        )  # fmt: skip
         return [*map(np.ascontiguousarray, parts), self.shared.bytes, self.local.bytes]
 
 

@@ -7,16 +7,16 @@ from ptxgen.runtime.cpu.native.layout import CTA, GANG, LAUNCH, READY, THREAD, W
 from ptxgen.runtime.cpu.support import support
 
 
-def in_random_mode(c: Code, launch: str) -> str:
-    """i1: the order of everything is drawn."""
-    return c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+def in_random_order(c: Code, gang: str) -> str:
+    """i1: the order of everything is drawn. In random mode a gang may be told to go on in a fixed order for a while."""
+    return c(f"icmp ne i32 {c.load('i32', gang, GANG['random'])}, 0")
 
 
 @support("next")
 def next_block(*_: str) -> str:
     """`next.block(w)`: take the lowest ready block, or while `start` is set the first from there on; −1 for none.
 
-    In random mode any ready block, now and then with a part of its lanes: a warp need not advance together. Where
+    In random order any ready block, now and then with a part of its lanes: a warp need not advance together. Where
     `start` is above 1, the first block from `start` − 1 on, so that every block that is ready has its turn.
     """
     c = Code("define internal i32 @next.block(ptr %w) noinline")
@@ -25,8 +25,8 @@ def next_block(*_: str) -> str:
     base = c.at("%w", READY)
     c.ret("i32 0", when=c(f"trunc i64 {c.load('i64', base)} to i1"))
     begin = c.var("i32", c.load("i32", "%w", WARP["start"]))
-    randomly = in_random_mode(c, launch)
     gang_ = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
+    randomly = in_random_order(c, gang_)
     with c.if_(randomly, likely=False):
         chance = c(f"and i32 {c(f'call i32 @random.next(ptr {gang_})')}, 7")
         with c.if_(c(f"icmp eq i32 {chance}, 0")):

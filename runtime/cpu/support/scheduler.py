@@ -25,7 +25,7 @@ from ptxgen.runtime.cpu.native.layout import (
     YIELDED,
 )
 from ptxgen.runtime.cpu.support import support
-from ptxgen.runtime.cpu.support.next_block import in_random_mode
+from ptxgen.runtime.cpu.support.next_block import in_random_order
 from ptxgen.runtime.cpu.support.parking import for_each_warp, reset_barrier
 
 SPIN_TURNS = 16  # rounds of a gang in which warps only used up their budget, before Python looks at it
@@ -52,7 +52,8 @@ def _start() -> str:
     c.store("i64", "%index", "%gang", GANG["index"])
     c.store(f"<{(GANG['_end'] - GANG['ext']) // 8} x i64>", "zeroinitializer", "%gang", GANG["ext"], align=8)
     c.store("i32", FIRST_ROUNDS, "%gang", GANG["rounds"])
-    with c.if_(in_random_mode(c, launch)):
+    c.store("i32", c.load("i32", launch, LAUNCH["random"]), "%gang", GANG["random"])
+    with c.if_(in_random_order(c, "%gang")):
         rounds = c(f"and i32 {c('call i32 @random.next(ptr %gang)')}, {MOST_ROUNDS - 1}")
         drawn = c(f"select i1 {c(f'icmp eq i32 {rounds}, 0')}, i32 {LATER_ROUNDS}, i32 {rounds}")
         c.store("i32", drawn, "%gang", GANG["rounds"])
@@ -130,7 +131,8 @@ def _run() -> str:
     launch = c.load("ptr", "%gang", GANG["launch"])
     warps = c.load("i32", launch, LAUNCH["warps"])
     total = c(f"mul i32 {c.load('i32', '%gang', GANG['count'])}, {warps}")
-    randomly = in_random_mode(c, launch)
+    randomly = in_random_order(c, "%gang")
+    _recall_all(c, launch, randomly)
     with c.loop():
         asked = c(f"load volatile i32, ptr {c.at(launch, LAUNCH['look'])}")
         c.ret(f"i32 {PAUSED}", when=c(f"icmp ne i32 {asked}, 0"))
@@ -147,8 +149,18 @@ def _run() -> str:
     return c.text()
 
 
+def _recall_all(c: Code, launch: str, randomly: str) -> None:
+    """In a fixed order, which leaves none behind, the lanes that random order has left behind run again."""
+    drawn = c(f"icmp ne i32 {c.load('i32', launch, LAUNCH['random'])}, 0")
+    with c.if_(c(f"and i1 {drawn}, {c(f'xor i1 {randomly}, true')}"), likely=False):
+        stride, base = c.load("i64", launch, LAUNCH["cta_stride"]), c.load("ptr", "%gang", GANG["ctas"])
+        with c.count("i32", c.load("i32", "%gang", GANG["count"])) as rank:
+            cta = c.at(base, c(f"mul i64 {c(f'zext i32 {rank} to i64')}, {stride}"))
+            for_each_warp(c, cta, lambda w: c.do(f"call void @recall(ptr {w})"))
+
+
 def _begin_round(c: Code, randomly: str, total: str) -> None:
-    """A gang that has had its rounds stands still for others here; in random mode the round begins at any warp."""
+    """A gang that has had its rounds stands still for others here; in random order the round begins at any warp."""
     left = c(f"sub i32 {c.load('i32', '%gang', GANG['rounds'])}, 1")
     over = c(f"icmp eq i32 {left}, 0")
     c.store("i32", c(f"select i1 {over}, i32 {LATER_ROUNDS}, i32 {left}"), "%gang", GANG["rounds"])

@@ -3,6 +3,7 @@ prompts in chunks, going back, and no finding in check mode."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from ptxgen import CapacityError, SpecError
 from ptxgen.models.reference import ReferenceModel
-from ptxgen.runtime import Model, open_device
+from ptxgen.runtime import Model, Snapshot, open_device
 from ptxgen.runtime.core.device import Device
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.model import chunks
@@ -130,10 +131,13 @@ def following(model: Model, token: int, count: int) -> list[int]:
     return found
 
 
-def test_rollback_snapshot_and_restore_go_back(device: Device) -> None:
+def test_rollback_snapshot_and_restore_go_back(device: Device, tmp_path: Path) -> None:
     model = model_of(device, kv_dtype="f16")
     token = model.prefill(PROMPT)
-    held = model.snapshot()
+    model.snapshot().save(tmp_path / "prompt.npz")
+    held = Snapshot.load(tmp_path / "prompt.npz")
+    assert held.tokens is not None
+    assert held.tokens.tolist() == list(PROMPT)
     expected = following(model, token, 4)
     model.rollback(len(PROMPT))
     assert following(model, token, 4) == expected
@@ -141,6 +145,8 @@ def test_rollback_snapshot_and_restore_go_back(device: Device) -> None:
     model.prefill(PROMPT[::-1])
     model.restore(held)
     assert following(model, token, 4) == expected
+    with pytest.raises(SpecError, match=r"Model.restore: must have 12 tokens \(got 2\)"):
+        model.restore(dataclasses.replace(held, tokens=held.tokens[:2]))
 
 
 def test_a_deterministic_model_chooses_on_the_host(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +163,9 @@ def test_generation_stops(device: Device) -> None:
     words = lambda ids: " ".join(map(str, ids))  # noqa: E731
     stopped = list(model.tokens(PROMPT, 20, stop=[str(recorded[3])], decode=words))
     assert stopped == recorded[: 1 + [str(recorded[3]) in str(t) for t in recorded].index(True)]
+    assert list(model.tokens(PROMPT, 20, stop=f"{recorded[0]} {recorded[1]}", decode=words)) == recorded[:2]
+    with pytest.raises(SpecError, match="stop strings must not be empty"):
+        next(model.tokens(PROMPT, 20, stop=["", "a"], decode=words))
     whole = list(model.tokens(PROMPT))  # until the cache is full
     assert (len(whole), model.length) == (model.shape.max_len - len(PROMPT) + 1, model.shape.max_len)
     with pytest.raises(CapacityError, match="has all 64 positions"):
@@ -203,6 +212,8 @@ def test_attention_from_host_caches(device: Device) -> None:
         np.testing.assert_allclose(found, expected.ravel(), rtol=0, atol=1e-5)
         with pytest.raises(SpecError, match="k_cache and k must be"):
             model.attention_with_cache(q[-1], kv[0][:, 1:], kv[1], kv[0][-1], kv[1][-1])
+        with pytest.raises(SpecError, match=r"layer: must be from 0 to 2 \(got 3\)"):
+            model.attention_with_cache(q[-1], kv[0][:-1], kv[1][:-1], kv[0][-1], kv[1][-1], 3)
 
 
 def test_chunks_are_powers_of_two_and_exact() -> None:

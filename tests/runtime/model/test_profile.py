@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from ptxgen.models.memory import plan_of
+from ptxgen.models.decode import step_program
+from ptxgen.models.memory import memory_plan, plan_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.profile import op_bytes
@@ -39,6 +40,10 @@ def test_every_op_has_its_time_bytes_and_share(model: Model) -> None:
     assert lines[0].split() == ["op", "kernel", "µs", "of", "the", "step", "MB", "of", "the", "read"]
     assert lines[-1].startswith("all, at 4")
     assert model.length == 3
+    before = model.forward(token)
+    model.profile(77, position=1, repeats=1)  # writes another token's row there, and puts back what was
+    assert (model.length, model.forward(token, 3).tobytes()) == (4, before.tobytes())
+    model.rollback(3)
     assert model.forward_to_token(token) == model.forward_to_token(token, 3)
 
 
@@ -52,6 +57,9 @@ def test_bytes_are_those_that_have_to_move(model: Model) -> None:
         program.tensors["layers.0.down_proj"].nbytes + 4 * spec.hidden + 2 * 4 * spec.dim
     )
     assert op_bytes(program, by_name["embed_tokens"], 10) < 4 * 4 * spec.dim
+    sliding = step_program(small_spec("mistral"), "f32", kv_dtype="f16")  # a window of 7
+    attends = next(op for op in sliding.ops if op.role == "attention")
+    assert op_bytes(sliding, attends, 10) == 2 * q + 2 * 7 * row + 4
 
 
 def test_memory_on_the_device_is_the_plan(model: Model) -> None:
@@ -59,3 +67,4 @@ def test_memory_on_the_device_is_the_plan(model: Model) -> None:
     assert sum(b.nbytes for b in model.steps.weights.values()) == plan.weights
     assert model.cache.nbytes == plan.cache
     assert model.steps.arena.nbytes == plan.scratch
+    assert memory_plan(model.source, "f16", model.device.target.name, model.chunk) == plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -64,6 +65,23 @@ def test_a_penalty_keeps_off_what_the_sequence_has(model: Model) -> None:
         assert found[0] not in PROMPT
     for at in range(1, len(found)):
         assert found[at] not in [*PROMPT, *found[:at]], at
+
+
+def test_a_penalty_is_for_the_tokens_of_the_prompt_that_was_restored(model: Model) -> None:
+    penalised = Sampling(temperature=0.0, penalty=1.8)
+
+    def after(token: int) -> list[int]:
+        return [token := model.forward_to_token(token, sampling=penalised) for _ in range(8)]
+
+    model.reset()
+    first = model.prefill(PROMPT, sampling=penalised)
+    held = model.snapshot()
+    expected = after(first)
+    model.generate([9] * len(PROMPT), 8, sampling=penalised)
+    model.restore(held)
+    assert after(first) == expected
+    model.restore(dataclasses.replace(held, tokens=None))  # a cache's: nothing is known to be penalised
+    assert after(first) != expected
 
 
 def test_a_batch_draws_what_sequences_draw_alone(model: Model) -> None:

@@ -5,9 +5,9 @@ warps → (ranks of a cluster) → (splits of a unit) → output, each stage onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.merge import finish
 from ptxgen.attention.decode.merge.cluster import Exchange
@@ -16,14 +16,12 @@ from ptxgen.attention.decode.merge.records import Records
 from ptxgen.attention.decode.merge.ticket import EarlyTicket, LateTicket, SharedTicket
 from ptxgen.attention.decode.place import Place
 from ptxgen.attention.decode.plan import Plan
-from ptxgen.attention.problem import Attention
 from ptxgen.attention.variant import V_SCALE
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Reg, Shared
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """Fragments: the thread's first element of what its CTA merges, and its next."""
 
     first: Fragment

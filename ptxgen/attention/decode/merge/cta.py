@@ -7,7 +7,7 @@ takes elements tid, tid + threads, …, and holds the merged maximum, sum and fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ptxgen.attention.decode.contract import Partials
 from ptxgen.builder import Builder
@@ -17,8 +17,7 @@ from ptxgen.idioms.convert import scratch
 MINUS_INFINITY = float("-inf")
 
 
-@dataclass(frozen=True)
-class Partial:
+class Partial(NamedTuple):
     """A softmax over some positions: maximum (log2 domain), sum, four values; all f32 registers."""
 
     maximum: Reg

@@ -68,6 +68,8 @@ class Boxes:
                 later = b.op("setp.ne.or.u32", "is_later_box", number, 0, copies_v)
                 asks_now = b.op("and.pred", b.reg("asks_now", "pred"), asks, later)
                 asks = asks_now
+            if not items.cache.page_size:  # whose rows are exchanged below
+                b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, tile.kv_bytes, pred=asks)
             for first, row, head in self._boxes(key):
                 for n in range(tile.columns):
@@ -101,7 +103,7 @@ class Boxes:
         if cache.heads_inside:
             b.op("mad.lo.s32", self.row, page, cache.page_size, self.row)
         else:
-            b.op("mad.lo.s32", page, page, cache.n_kv_heads, self.items.kv_head)
+            b.op("mad.lo.s32", page, page, self.items.problem.n_kv_heads, self.items.kv_head)
         self.page = page
 
     def _boxes(self, key: Reg) -> Iterator[tuple[int, Reg, Reg]]:
@@ -110,7 +112,8 @@ class Boxes:
         if not cache.batched:
             yield 0, key, items.kv_head
         elif not cache.page_size:
-            head = b.op("mad.lo.s32", b.reg("box_head", "s32"), items.found.sequence, cache.n_kv_heads, items.kv_head)
+            heads = items.problem.n_kv_heads
+            head = b.op("mad.lo.s32", b.reg("box_head", "s32"), items.found.sequence, heads, items.kv_head)
             yield 0, key, head
         else:
             step = box_keys(cache, self.tile)

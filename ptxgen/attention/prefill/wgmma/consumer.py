@@ -38,7 +38,7 @@ class Consumer(ConsumerRegisters):
                 self._take_part()
         if self.items.adapts:
             with b.fragment("stand_by", "a warpgroup that takes no part has no rounds"):
-                has_rounds = b.registers["has_rounds"]
+                has_rounds = self.items.has_rounds
                 b.op("setp.lt.and.u32", has_rounds, self.group, self.items.active, has_rounds)
         else:
             b.without("stand_by")

@@ -47,7 +47,7 @@ class Items(Rows):
             self.place = b.op("mov.u32", "place", b.special("ctaid.x"))
             if not self.cache.batched:
                 self.section = b.op("mov.u32", "section", 0)
-            b.op("setp.gt.s32", "has_rounds", self.section_items, 0)
+            self.has_rounds: Reg = b.op("setp.gt.s32", "has_rounds", self.section_items, 0)
 
     def _lengths(self) -> None:
         """Of the one sequence; part of an open fragment."""
@@ -143,7 +143,7 @@ class Items(Rows):
             else:
                 self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
-            if not self.spec.by_token:
+            if not self.problem.by_token:
                 self.q_rows()
             self._key_tiles()
         with b.fragment("next_round"):

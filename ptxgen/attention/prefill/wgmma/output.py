@@ -124,7 +124,7 @@ class Pieces:
 
     def __init__(self, consumer: Consumer, out: Reg, chunk: Reg, rows: int, passes: int) -> None:
         self.b, self.items, self.out, self.chunk = consumer.b, consumer.items, out, chunk
-        self.problem, self.by_token = consumer.spec.attention.problem, consumer.spec.by_token
+        self.problem = consumer.spec.attention.problem
         self.steps = consumer.items.steps(rows, passes) if rows else None
         self.heads: dict[int, Reg] = {}  # by how many heads on: the address of the first token's piece
 
@@ -137,8 +137,8 @@ class Pieces:
             self.heads[0] = at
             return at, 0
         heads, tokens = self.steps[number]
-        if self.by_token:
-            return self.heads[0], (heads + tokens * self.problem.n_heads) * row_bytes
+        if self.problem.by_token or self.problem.heads_inside:
+            return self.heads[0], (heads + tokens * self.problem.token_step) * row_bytes
         if heads not in self.heads:
             step = b.op("mul.wide.u32", scratch(b, "out_heads", "u64"), self.items.q_rows(), heads * row_bytes)
             self.heads[heads] = b.op("add.u64", b.reg(f"out_at_head{heads}", "u64"), self.heads[0], step)

@@ -168,11 +168,11 @@ def adapts(prefill: Prefill) -> bool:
 
 def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
     """Whether this attention is computed here; all else goes through mma.sync or FMA."""
-    problem, cache, variant = prefill.attention.problem, prefill.attention.cache, prefill.attention.variant
+    problem, variant = prefill.attention.problem, prefill.attention.variant
     return (
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
-        and problem.q_dtype == cache.dtype
+        and problem.q_dtype == problem.kv_dtype
         and prefill.dim % 16 == 0
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and not variant.steps

@@ -7,8 +7,8 @@ the bytes at g of every block. A row is cut into blocks of falling size, so that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 TILE = 16  # tokens of a tile: M of the score product, K of the output product
 UNIT_REGISTERS = 16  # most registers that one unit of the load stream fills
@@ -16,8 +16,7 @@ K_ROWS = (0, 8)  # added to g
 V_ROWS = (0, 1, 8, 9)  # added to 2q
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Bytes [base, base + lanes · width) of every row: `width` bytes a lane, so many at once.
 
     `repeats`: only half of the lanes' share exists; the upper half loads what the lower one does and is ignored.
@@ -69,17 +68,15 @@ class Block:
         return max(self.elements // 4, 1) if self.kind == "k" else max(self.elements // 2, 1)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A block at its place in a unit: register offset within the unit, and its index among the blocks of its kind."""
+class Placed(NamedTuple):
+    """A block at its place in a unit: register offset within the unit, and its number among the blocks of its kind."""
 
     block: Block
     offset: int
-    index: int
+    number: int
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """Blocks that are loaded and consumed together; an empty unit pads the stream of a tile."""
 
     kind: str
@@ -90,8 +87,7 @@ class Unit:
         return sum(p.block.registers for p in self.blocks)
 
 
-@dataclass(frozen=True)
-class TileLayout:
+class TileLayout(NamedTuple):
     """The units of one tile in the order of their use: K's, then V's."""
 
     units: tuple[Unit, ...]
@@ -151,8 +147,7 @@ def tile_layout(k_dim: int, v_dim: int, element: int, scaled: bool) -> TileLayou
     return TileLayout(tuple(k + v))
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(NamedTuple):
     """Registers for the loads in flight: `depth` units, reused in turn as the stream of tiles goes by.
 
     Either whole tiles are in flight (`ahead` of them, and the loop is unrolled as often), or, for rows too long for

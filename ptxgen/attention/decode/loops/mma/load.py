@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.mma.layout import K_ROWS, TILE, V_ROWS, Block, Placed, Ring
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
 from ptxgen.idioms.convert import scratch

@@ -7,8 +7,9 @@ For sm_80 and later, and caches of f16, bf16, e4m3 and int8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopParts, LoopShape, Partials, Task
 from ptxgen.attention.decode.loops.mma.layout import TILE, UNIT_REGISTERS, Ring, ring_of, tile_ring
 from ptxgen.attention.decode.loops.mma.load import FRESH_LOAD, PREFETCH, Loader
@@ -17,7 +18,6 @@ from ptxgen.attention.decode.loops.mma.registers import budget_for_loads, layout
 from ptxgen.attention.decode.loops.mma.stages import ALIGN, MBARRIER_BYTES, Stages, stage_bytes, stages_for
 from ptxgen.attention.decode.loops.mma.step import Step
 from ptxgen.attention.decode.loops.mma.store import Store, spread_of
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
@@ -33,8 +33,7 @@ _DTYPES = ("f16", "bf16", "e4m3", "s8")
 _TILE_REGISTERS = 64  # for the part of a tile that is read from a stage at a time
 
 
-@dataclass(frozen=True)
-class Ahead:
+class Ahead(NamedTuple):
     """A tile loaded ahead of the loop: the step to it, and its loads."""
 
     name: str
@@ -42,8 +41,7 @@ class Ahead:
     loads: Fragment
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Units of V that are loaded before the first is used: the fragment that clears hidden rows, and the product."""
 
     name: str
@@ -51,8 +49,7 @@ class Group:
     values: Fragment
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """The fragments of one tile of the loop, and the suffix of its labels; of the only tile, without what follows on
     another: `raise_maximum` and `advance`."""
 
@@ -86,7 +83,7 @@ def _most_tiles(attention: Attention, fits: Callable[[int], bool]) -> int:
 
 def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | str:
     """How this loop runs an attention; why not when target or cache type are not for it, or registers run short."""
-    dtype = attention.cache.dtype.name
+    dtype = attention.problem.kv_dtype.name
     if dtype not in _DTYPES or not target.includes_any(("sm_80",)):
         return f"kv_dtype: tensor cores take {', '.join(_DTYPES)} from sm_80 on (got {dtype} on {target})"
     if not stages_for(attention, target):
@@ -110,7 +107,7 @@ def _shape(attention: Attention, target: Target, tiles: int, warps: int, stages:
     parts = -(-attention.problem.group // (8 * tiles))
     heads = -(-attention.problem.group // parts)
     while budget_for_loads(attention, heads, warps, target) < _needed(attention, warps):
-        if warps <= _WARPS_OF_255 or (attention.cache.dtype.bytes == 2 and attention.problem.group == 1):
+        if warps <= _WARPS_OF_255 or (attention.problem.kv_dtype.bytes == 2 and attention.problem.group == 1):
             return None  # one head gains nothing by tensor cores: by the other loop, but for bytes, which cost it more
         warps = _fewer(warps)
     kv_tiles = -(-attention.cache.max_len // TILE)
@@ -142,7 +139,7 @@ def _fewer(warps: int) -> int:
 def _needed(attention: Attention, warps: int) -> int:
     """Registers for loads without which the loop is not worth its while: of more warps, each has a whole tile."""
     whole = sum(unit.registers for unit in layout_of(attention).units)
-    return 2 * UNIT_REGISTERS if warps <= _WARPS_OF_255 or attention.cache.dtype.bytes == 2 else whole
+    return 2 * UNIT_REGISTERS if warps <= _WARPS_OF_255 or attention.problem.kv_dtype.bytes == 2 else whole
 
 
 def build(

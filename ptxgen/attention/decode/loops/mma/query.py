@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma import convert as mma_convert
 from ptxgen.attention.decode.loops.mma.layout import Block, TileLayout
 from ptxgen.attention.decode.loops.mma.load import Loader
 from ptxgen.attention.decode.loops.mma.stages import Stages
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg, RegArray, Shared
 from ptxgen.dtypes import DType, bf16, f16
@@ -41,7 +41,7 @@ class Query:
     ) -> None:
         self.b, self.attention, self.shape, self.task = b, attention, shape, task
         self.loader, self.layout = loader, loader.ring.layout
-        self.dtype = product_dtype(attention.cache.dtype)
+        self.dtype = product_dtype(attention.problem.kv_dtype)
         self.tiles = -(-shape.heads // 8)
         self.shared = shared
         self.words: RegArray = b.array("q_word", "b32", (4 if shared else query_words(self.layout)) * self.tiles)
@@ -115,7 +115,7 @@ class Query:
     @property
     def _alternates(self) -> bool:
         """Whether the pairs of every four elements must be those of K (`alternates` in `convert.py`)."""
-        return mma_convert.alternates(self.attention.cache.dtype, self.b.target)
+        return mma_convert.alternates(self.attention.problem.kv_dtype, self.b.target)
 
     def _alternate(self, words: tuple[Reg, ...], pred: Reg | None = None) -> None:
         """Pairs (0, 1), (2, 3) of every four elements to (0, 2), (1, 3)."""

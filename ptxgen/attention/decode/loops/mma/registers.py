@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.loops.mma.layout import TileLayout, tile_layout
 from ptxgen.attention.decode.loops.mma.query import query_words
-from ptxgen.attention.problem import Attention
 from ptxgen.targets import Target
 
 _FILE = 65536  # registers of an SM
@@ -22,8 +22,8 @@ _MOST_QUERY = 16  # more are read from shared memory at every tile
 
 def layout_of(attention: Attention) -> TileLayout:
     """How the attention's rows lie in registers."""
-    cache = attention.cache
-    return tile_layout(cache.k_dim, cache.v_dim, cache.dtype.bytes, cache.quantised)
+    problem = attention.problem
+    return tile_layout(problem.qk_dim, problem.v_dim, problem.kv_dtype.bytes, attention.cache.quantised)
 
 
 def stages_query(attention: Attention, heads: int) -> bool:
@@ -38,7 +38,7 @@ def left_for_loads(attention: Attention, heads: int, warps: int) -> int:
     most = min(_MOST, _FILE // (32 * _PARTITIONS * places) // 8 * 8) - _SPARE
     used = _FIXED + _pointers(attention, layout) + 4 * layout.output_tiles * tiles + _SOFTMAX * tiles
     used += 4 * tiles if stages_query(attention, heads) else query_words(layout) * tiles
-    used += _BYTE_CONVERSION if attention.cache.dtype.bytes == 1 else _FRAGMENT
+    used += _BYTE_CONVERSION if attention.problem.kv_dtype.bytes == 1 else _FRAGMENT
     used += (8 + 4 * tiles) * len(attention.variant.per_head)
     return most - used
 

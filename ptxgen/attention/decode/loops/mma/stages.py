@@ -7,11 +7,11 @@ as with register loads: fragments come from the stage in 16-byte pieces, in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma.layout import TILE, Block, Placed, Ring
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Reg, Shared
 from ptxgen.idioms.convert import scratch
@@ -23,8 +23,7 @@ MBARRIER_BYTES = 16  # of an mbarrier (8), and room to the next
 ALIGN = 128  # of stages: bulk copies to other addresses take half as long again
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What a stage holds of a tile: `rows` names the task's address of position 0."""
 
     rows: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.bounds import Bounds
 from ptxgen.attention.decode.contract import LoopShape, Task
 from ptxgen.attention.decode.loops.mma import convert as mma_convert
@@ -11,7 +12,6 @@ from ptxgen.attention.decode.loops.mma.layout import TILE, Placed, Ring
 from ptxgen.attention.decode.loops.mma.load import Loader
 from ptxgen.attention.decode.loops.mma.query import Query
 from ptxgen.attention.decode.loops.mma.stages import Stages
-from ptxgen.attention.problem import Attention
 from ptxgen.attention.variant import PerHead
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
@@ -67,7 +67,7 @@ class Step:
         for register in self.run_limit:
             self.b.op("mov.f32", register, MINUS_INFINITY)
         self.b.op("mov.b32", self.ones, _ONES[self.query.dtype.name], note="1, 1")
-        mma_convert.constants(self.b, self.attention.cache.dtype)
+        mma_convert.constants(self.b, self.attention.problem.kv_dtype)
 
     def nothing(self) -> None:
         """The softmax over no token."""
@@ -97,13 +97,13 @@ class Step:
         for row, name in enumerate(("score_k", "score_k8_")):
             words = [self.loader.register(position, placed, block.word(row, i)) for i in range(block.words)]
             scale = self.loader.register(position, placed, block.scale(row)) if block.scaled else None
-            rows.append(mma_convert.k_pairs(b, self.attention.cache.dtype, words, block.elements, scale, name))
+            rows.append(mma_convert.k_pairs(b, self.attention.problem.kv_dtype, words, block.elements, scale, name))
         for step in range(block.steps):
             for tile in range(self.tiles):
                 into = self.odd if self.chains == 2 and done % 2 else self.score.regs
                 total = into[4 * tile : 4 * tile + 4]
                 before = total if done >= self.chains else (self.zero,) * 4
-                query = self.query.fragment(block, placed.index, step, tile)
+                query = self.query.fragment(block, placed.number, step, tile)
                 wide = len(query) == 2
                 pairs = (2 * step, 2 * step + 1) if wide else (step,)
                 a = tuple(rows[row][pair] for pair in pairs for row in (0, 1))
@@ -293,9 +293,9 @@ class Step:
             [self.loader.register(position, placed, block.word(r, i)) for i in range(block.words)] for r in range(4)
         ]
         scales = [self.loader.register(position, placed, block.scale(r)) for r in range(4)] if block.scaled else None
-        before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.index])
+        before = sum(other.steps for other in self.ring.layout.v_blocks[: placed.number])
         for step in range(block.steps):
-            a = mma_convert.v_fragments(self.b, self.attention.cache.dtype, rows, step, scales)
+            a = mma_convert.v_fragments(self.b, self.attention.problem.kv_dtype, rows, step, scales)
             for tile in range(self.tiles):
                 acc = self.output(before + step, tile)
                 self.b.op(self._mma("k16"), acc, a, self.weight[2 * tile : 2 * tile + 2], self._before(acc))

@@ -8,10 +8,10 @@ over dim_lanes lanes. Position t of a lane is t · token_lanes + token of the ti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
-from ptxgen.attention.problem import Attention
+from ptxgen.attention.attention import Attention
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
 
@@ -22,8 +22,7 @@ _WHOLE = 16  # a cache of fewer positions still gets a tile of so many
 _LINE = 128  # bytes of a cache line: shorter runs of a row cost more requests
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """What a target gives a thread: `registers`, most of its 255 by the estimate below; `in_flight`, bytes of K and V
     that it should have on their way at a time (with 8 warps on a multiprocessor; more gains nothing)."""
 
@@ -36,8 +35,7 @@ class Budget:
 BUDGETS = {"sm_75": Budget(140, 128), "sm_90": Budget(220, 320)}
 
 
-@dataclass(frozen=True)
-class Lanes:
+class Lanes(NamedTuple):
     """One way to share out a tile of rows of `dim` elements. `element` and `piece` are bytes; `tokens` positions a lane
     has of a tile; `staged`: the query is read from shared memory, not kept in registers; `per_head`: values that every
     head brings to the variant's steps."""
@@ -127,15 +125,16 @@ def budget_of(target: Target) -> Budget:
 
 def lanes_of(attention: Attention, target: Target) -> Lanes:
     """The best way for an attention; as many of a group's heads as registers allow, in equal parts."""
-    budget, cache = budget_of(target), attention.cache
+    budget, problem, cache = budget_of(target), attention.problem, attention.cache
     visible = min(cache.max_len, attention.variant.window or cache.max_len)
     enough = 1 << (visible - 1).bit_length()  # a tile that holds all
     most_tile = 16 if cache.page_size else min(max(enough, _WHOLE), _MOST_TILE)
     for parts in range(-(-attention.problem.group // MOST_HEADS), attention.problem.group + 1):
         heads = -(-attention.problem.group // parts)
         one = Lanes(
-            cache.k_dim, cache.dtype.bytes, cache.quantised, heads, 8, 1, 1, False, len(attention.variant.per_head)
-        )
+            problem.qk_dim, problem.kv_dtype.bytes, cache.quantised, heads, 8, 1, 1, False,
+            len(attention.variant.per_head),
+        )  # fmt: skip
         found = _best(one, most_tile, budget)
         if found is not None:
             return found
@@ -152,7 +151,7 @@ def _best(one: Lanes, most_tile: int, budget: Budget) -> Lanes | None:
         for dim_lanes in (1, 2, 4, 8, 16, 32)
         for tokens in (1, 2, 4, 8, 16)
         for staged in (False, True)
-        if (lanes := replace(one, piece=piece, dim_lanes=dim_lanes, tokens=tokens, staged=staged)).tile <= most_tile
+        if (lanes := one._replace(piece=piece, dim_lanes=dim_lanes, tokens=tokens, staged=staged)).tile <= most_tile
         and lanes.tile >= _LEAST_TILE
         and lanes.registers <= budget.registers
     ]

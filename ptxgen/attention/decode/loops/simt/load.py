@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import RowLayout
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.simt.layout import Lanes
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray
 from ptxgen.idioms.convert import scratch

@@ -7,12 +7,12 @@ that is loaded. K of the next tile loads from when the scores are done, V from w
 
 from __future__ import annotations
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import LoopParts, LoopShape, Partials, Task
 from ptxgen.attention.decode.loops.simt.layout import lanes_of
 from ptxgen.attention.decode.loops.simt.load import Loader
 from ptxgen.attention.decode.loops.simt.query import Query
 from ptxgen.attention.decode.loops.simt.step import Step
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Shared
 from ptxgen.idioms import convert
@@ -25,11 +25,11 @@ _PARTIALS_LIMIT = 80 * 1024  # bytes; a CTA with more takes half the warps
 
 def shape(attention: Attention, target: Target, warps: int = 8, stages: int = 0) -> LoopShape | str:
     """How this loop runs an attention, without stages; it runs all whose rows of K and V are of one width."""
-    cache = attention.cache
-    if cache.k_dim != cache.v_dim:
+    problem = attention.problem
+    if problem.qk_dim != problem.v_dim:
         return (
             "v_dim: must be qk_dim where tensor cores do not compute it "
-            f"(got v_dim={cache.v_dim}, qk_dim={cache.k_dim}; nearest: {cache.k_dim})"
+            f"(got v_dim={problem.v_dim}, qk_dim={problem.qk_dim}; nearest: {problem.qk_dim})"
         )
     lanes = lanes_of(attention, target)
     warps, tiles = min(warps, MOST_WARPS), -(-attention.cache.max_len // lanes.tile)

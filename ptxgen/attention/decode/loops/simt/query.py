@@ -3,10 +3,10 @@ all of it in shared memory."""
 
 from __future__ import annotations
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.contract import Task
 from ptxgen.attention.decode.loops.simt.layout import Lanes
 from ptxgen.attention.decode.loops.simt.load import Loader
-from ptxgen.attention.problem import Attention
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ptxgen.attention.attention import Attention
 from ptxgen.attention.decode.bounds import Bounds
 from ptxgen.attention.decode.contract import Partials, Task
 from ptxgen.attention.decode.loops.simt.layout import Lanes
 from ptxgen.attention.decode.loops.simt.load import Loader, Rows
 from ptxgen.attention.decode.loops.simt.query import Query
-from ptxgen.attention.problem import Attention
 from ptxgen.attention.variant import PerHead
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg, RegArray, Shared
@@ -100,7 +100,7 @@ class Step:
             return words
         count = self.lanes.elements
         values: tuple[Reg, ...] = self.wide[slot * count : (slot + 1) * count]
-        convert.unpack(self.b, values, words, self.attention.cache.dtype)
+        convert.unpack(self.b, values, words, self.attention.problem.kv_dtype)
         if self.attention.cache.quantised:
             self.b.op("cvt.f32.f16", self.factors[slot], self.loader.scale(rows, token, piece))
         return values
