@@ -10,6 +10,7 @@ from ptxgen.nodes import Function, Label, Statement, Symbol, Variable
 from ptxgen.nodes.scoped import Scoped
 from ptxgen.spec.sizes import variable_bytes
 
+
 class _Scope:
     """What one `{ … }` declares, and those around it."""
 

@@ -27,8 +27,8 @@ from ptxgen.nodes import (
     Vector,
     finding,
 )
-from ptxgen.parser.declaration import LINKAGE, SPACES, parse_parameters, parse_variables
 from ptxgen.nodes.scoped import Scoped
+from ptxgen.parser.declaration import LINKAGE, SPACES, parse_parameters, parse_variables
 from ptxgen.parser.limits import MOST_FINDINGS, MOST_MODIFIERS, MOST_NESTED, MOST_NUMBERS, whole
 from ptxgen.parser.operand import evaluate, parse_operand, split_operands
 

@@ -8,13 +8,14 @@ it), and in which a called function comes before everything of its callers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ptxgen.errors import IsaError
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.flow import Block, Flow, Op
 
+T = TypeVar("T")
 MOST_LOOKS = 1_000_000  # at blocks of loops, once for every loop around them
 MOST_WAYS = 100_000  # on from jumps; LLVM takes some ten microseconds for each
 
@@ -32,7 +33,7 @@ def link(flow: Flow) -> None:
                 last.targets = tuple(called.sites)
             ways += len(last.targets) if last else 0
             if last and ways > MOST_WAYS:
-                said = f"an entry with more than {MOST_WAYS:,} ways of brx.idx and of returns to their calls, all together,"
+                said = f"an entry with more than {MOST_WAYS:,} ways of brx.idx and of returns to calls, all together,"
                 raise IsaError(flow.where(last.line, said))
             targets = [table[key] for key in last.targets] if last else []
             falls = last is None or last.guard is not None or last.words[0] not in (*_NO_FALL_THROUGH, "bra")
@@ -86,7 +87,7 @@ def _loops_contiguous(flow: Flow, roots: list[Block], edges: dict[int, list[Bloc
         if len(part) > 1:
             looked += len(part)
             if looked > MOST_LOOKS:
-                said = f"a function whose loops nest so deeply: their order takes more than {MOST_LOOKS:,} looks at blocks"
+                said = f"loops that nest so deeply that their order takes more than {MOST_LOOKS:,} looks at blocks,"
                 raise IsaError(flow.where(next((op.line for b in part for op in b.ops), 0), said))
             ids, head_ids = {id(b) for b in part}, {id(h) for h in heads}
             inner = {i: [s for s in edges[i] if id(s) in ids and id(s) not in head_ids] for i in ids}
@@ -115,13 +116,14 @@ def _parts(
         yield part, [b for b in part if id(b) in entered] or [part[0]]
 
 
-def components(roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[list[Block]]:
-    """Strongly connected components reachable from the roots, in topological order (Tarjan, iterative)."""
+def components(roots: list[T], edges: dict[int, list[T]], allowed: set[int]) -> list[list[T]]:
+    """Strongly connected components reachable from the roots, in topological order (Tarjan, iterative). `edges` and
+    `allowed` go by `id`."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     on_stack: set[int] = set()
-    stack: list[Block] = []
-    found: list[list[Block]] = []
+    stack: list[T] = []
+    found: list[list[T]] = []
     for root in roots:
         if id(root) in index:
             continue

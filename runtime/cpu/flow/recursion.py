@@ -113,16 +113,20 @@ def stack_operation(flow: Flow, op: Op) -> Op:
     return done
 
 
+class _Pointers:
+    """All pointers to functions, as one place among the functions."""
+
+
 def may_call_themselves(flow: Flow) -> frozenset[str]:
     """Functions from which calls lead back to them; a call through a pointer leads to all whose address is taken."""
     functions = flow.module.functions
-    pointers = object()  # where calls through pointers lead, and from there to each of those functions
-    edges: dict[int, list[object]] = {id(pointers): list(flow.address_taken)}
+    pointers = _Pointers()  # where calls through pointers lead, and from there to each of those functions
+    edges: dict[int, list[nodes.Function | _Pointers]] = {id(pointers): list(flow.address_taken)}
     for function in functions.values():
         names = dict.fromkeys(_called_by(function))
         edges[id(function)] = [pointers if n is None else functions[n] for n in names if n is None or n in functions]
-    nodes_ = [*functions.values(), pointers]
-    parts = components(nodes_, edges, set(edges))
+    roots: list[nodes.Function | _Pointers] = [*functions.values(), pointers]
+    parts = components(roots, edges, set(edges))
     found = [part for part in parts if len(part) > 1 or any(part[0] is after for after in edges[id(part[0])])]
     return frozenset(each.name for part in found for each in part if isinstance(each, nodes.Function))
 
@@ -140,7 +144,7 @@ def _look(flow: Flow, block: Block, live: dict[int, list[Reg]]) -> None:
     """The registers that live behind each `$pop` of a block."""
     if not any(op.words[0] == "$pop" for op in block.ops):
         return
-    now = bits_of_set(block.live_out)
+    now = {index for index, bit in enumerate(reversed(f"{block.live_out:b}")) if bit == "1"}
     for op in reversed(block.ops):
         if op.words[0] == "$pop":
             live[id(op)] = [flow.registers[index] for index in sorted(now)]
