@@ -98,15 +98,19 @@ def standing() -> str:
         for impls in by_case(filter(is_prompt, load("prefill"))).values()
     ]
     flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
-    theirs, ours = _measured("prompt", "llama.cpp"), [*_measured("prompt"), *_alone("prompt")]
-    peers = {row["case"]["model"]: row["tokens_s"] for row in theirs if _at_zero(row, "llama.cpp")}
-    fast = {row["case"]["model"]: row["tokens_s"] for row in ours if _at_zero(row, "ptxgen-fast")}
-    beside = [fast[name] / peers[name] for name in fast.keys() & peers.keys()]
+    ours = [*_newest("prompt"), *_alone("prompt")]
+    theirs = [*_elsewhere("prompt", "llama.cpp", "ptxgen-fast"), *ours]
+    peers = {row["case"]["model"]: row for row in theirs if _at_zero(row, "llama.cpp")}
+    fast = {row["case"]["model"]: row for row in ours if _at_zero(row, "ptxgen-fast")}
+    beside = [fast[name]["tokens_s"] / peers[name]["tokens_s"] for name in fast.keys() & peers.keys()]
+    other = sorted(name for name in fast.keys() & peers.keys() if fast[name]["run"] != peers[name]["run"])
+    names = ", ".join(other)
+    runs_of = f" ({names} in different runs)" if other else ""
     return (
         f"Prefill's attention in bf16, on wgmma, is {mean(flash):.2f} times as fast as FlashAttention 2 and "
         f"{mean(cudnn):.2f} times as fast as cuDNN (geometric means; least {min(flash):.2f} and {min(cudnn):.2f}). "
         f"Prompts of 512 tokens run through whole four-bit models at {min(beside):.1f} to {max(beside):.1f} times "
-        "llama.cpp's rate with activations rounded to bf16 (measured in different runs).\n"
+        f"llama.cpp's rate with activations rounded to bf16{runs_of}.\n"
     )
 
 
@@ -190,14 +194,14 @@ def launches() -> Iterable[str]:
 
 def whole_models() -> Iterable[str]:
     """Decode steps and prompts of whole models, and their products alone."""
-    steps, prompts = _measured("decode_step"), _measured("prompt")
+    steps, prompts = _newest("decode_step"), _newest("prompt")
     alone, many = _measured("products", without="pack"), _measured("products", "pack")
     yield "## Whole models: µs of a decode step\n"
     yield (
         "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
         "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
         "exact in f32, those of `ptxgen-fast` rounded to bf16; `ptxgen-persistent` is one launch. "
-        f"{_commit(steps)}\n"
+        f"{_commits(steps)}\n"
     )
     yield decode_step.table(steps) + "\n"
     yield from _since("decode_step", "µs")
@@ -207,7 +211,7 @@ def whole_models() -> Iterable[str]:
     yield "## Prompts of 512 tokens, tokens/s\n"
     yield (
         "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
-        f"rounds them to 8 bits. {_commit(prompts)}\n"
+        f"rounds them to 8 bits. {_commits(prompts)}\n"
     )
     yield prompt.table(prompts) + "\n"
     yield from _since("prompt", "tokens/s")
@@ -321,19 +325,18 @@ def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _of_another_run(bench: str, peer: str, ours: str) -> Iterable[str]:
-    """A peer that the last whole run had no time for, from the last run that had, beside ours."""
-    last, other = _measured(bench), _measured(bench, peer)
-    if last[0]["run"] == other[0]["run"]:
+    """A peer that the newest run of a model had no time for, from the last run that had, beside ours."""
+    other = _elsewhere(bench, peer, ours)
+    if not other:
         return
-    mine = {json.dumps(row["case"]): row["tokens_s"] for row in last if row["impl"] == ours}
+    mine = {json.dumps(row["case"]): row["tokens_s"] for row in _newest(bench) if row["impl"] == ours}
     lines = []
     for row in other:
-        key = json.dumps(row["case"])
-        if row["impl"] == peer and key in mine:
-            times = f"{mine[key] / row['tokens_s']:.2f}"
-            lines.append([*map(str, row["case"].values()), f"{row['tokens_s']:.0f}", f"{mine[key]:.0f}", times])
-    yield f"{peer} in another run, of commit {other[0]['commit']}; tokens/s, beside those of the table above:\n"
-    yield table([*other[0]["case"], peer, ours, "times"], lines)
+        rate = mine[json.dumps(row["case"])]
+        figures = (f"{row['tokens_s']:.0f}", f"{rate:.0f}", f"{rate / row['tokens_s']:.2f}", row["commit"])
+        lines.append([*map(str, row["case"].values()), *figures])
+    yield f"{peer} in another run, that of the commit named; tokens/s, beside those of the table above:\n"
+    yield table([*other[0]["case"], peer, ours, "times", "commit"], lines)
 
 
 def _never_reached(bench: str) -> Iterable[str]:
@@ -361,6 +364,45 @@ def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, A
             f"{bench}: no run with rows of {impl or 'anything'}{f', without {without}' if without else ''}"
         )
     return [row for row in chosen if "us" in row]
+
+
+def _newest(bench: str) -> list[dict[str, Any]]:
+    """Of every model in every weights the timed rows of the last whole run that has it."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for rows in runs(bench).values():
+        if rows[-1].get("partial"):
+            continue
+        timed = [row for row in rows if "us" in row]
+        for key in {_model(row) for row in timed if row["impl"] == "ptxgen"}:
+            found[key] = [row for row in timed if _model(row) == key]
+    return [row for key in sorted(found) for row in found[key]]
+
+
+def _model(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A row's model and weights."""
+    return row["case"]["model"], row["case"]["weights"]
+
+
+def _elsewhere(bench: str, peer: str, ours: str) -> list[dict[str, Any]]:
+    """A peer's last rows of the cases that our newest rows have without it."""
+    newest = _newest(bench)
+    beside = {json.dumps(row["case"]) for row in newest if row["impl"] == peer}
+    wanted = {json.dumps(row["case"]) for row in newest if row["impl"] == ours} - beside
+    every = [row for rows in runs(bench).values() for row in rows if "us" in row and row["impl"] == peer]
+    return list({key: row for row in every if (key := json.dumps(row["case"])) in wanted}.values())
+
+
+def _commits(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Which models' rows are of which commit, in a sentence."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        names = found.setdefault(row["commit"], [])
+        if (name := " ".join(_model(row))) not in names:
+            names.append(name)
+    if len(found) == 1:
+        return f"Commit {next(iter(found))}."
+    said = [", ".join(names) + f": {commit}" for commit, names in found.items()]
+    return f"Commits: {'; '.join(said)}."
 
 
 def _alone(bench: str) -> list[dict[str, Any]]:

@@ -143,7 +143,7 @@ def _written(b: Builder, spec: KernelType, entry: str) -> Ptx:
     try:
         requires = requirements(module)
     except IsaError:  # of opcodes that are not known, which the check finds among others
-        module.version = newest_ptx()  # nobody knows which they need
+        module.version = newest_ptx()  # instructions that the table does not have: their version is not known
         check(module, target)
         raise
     if requires.ptx != target.lowest_ptx:

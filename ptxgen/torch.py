@@ -231,7 +231,7 @@ class _Prepared:
     ) -> None:  # fmt: skip
         given = {name: t.data_ptr() if name in growing else t for name, t in tensors.items()}
         step = _step(device, spec, given, capacities, scalars)
-        step.update(**{name: t.data_ptr() for name, t in tensors.items()})  # nobody's memory is kept
+        step.update(**{name: t.data_ptr() for name, t in tensors.items()})  # addresses alone: no tensor is kept alive
         self.bound = step.launches[0]
         index = {param.name: i for i, param in enumerate(spec.params())}
         self._pointers = [self.bound.block.number(index[name]) for name in tensors]

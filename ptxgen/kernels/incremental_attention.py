@@ -240,8 +240,9 @@ class IncrementalAttention(KernelType):
             locate.load_length(b, task, where, name="seq_lens" if self.batched else "seq_len", kind=kind)
         with b.fragment("lengths", "the length, the warp's tiles, and which splits work"):
             locate.lengths(b, attention, plan, task, where)
-        # ptxas may put the length's load behind those of the first tile, on their scoreboard: who asks for the length
-        # waits for the tile. So the cluster meets before, unless splits leave by the length, or loads need it.
+        # ptxas may put the length's load behind those of the first tile, on their scoreboard: reading the length
+        # then waits for the tile. So the cluster meets before, unless the length says which splits end, or which loads
+        # are made.
         meets_early = plan.cluster > 1 and plan.most_splits == 1 and blind and not self.programmatic
         loop = plan.loop.build(b, attention, plan.shape, task, plan.partials, arena)
         parts = parts_of(plan, programmatic=self.programmatic, meets_early=meets_early, drains=loop.drains)

@@ -16,7 +16,10 @@ COUNTS = """
 again:
   add.u64 %rd1, %rd1, 1; setp.ne.u64 %p1, %rd1, 0; @%p1 bra again;
   st.global.u64 [%a0], %rd1; ret;"""
-BARRIERS = "again: bar.sync 0; setp.ne.u64 %p1, %a0, 0; @%p1 bra again; ret;"
+BARRIERS = """
+  mov.u64 %rd1, 0;
+again:
+  bar.sync 0; add.u64 %rd1, %rd1, 1; setp.ne.u64 %p1, %rd1, 0; @%p1 bra again; ret;"""
 
 INTERRUPTED = """
 import os, signal, sys, threading, time

@@ -158,7 +158,8 @@ class LoopParts(NamedTuple):
     """Templates of a main loop, below `attention/decode/`: `main`, its first loads, and its query.
 
     `first` is placed by `main`, or `early` by the skeleton before `lengths`, where the task allows that (K and V only;
-    the fragment `early_query` follows if the loop built it). `drains`: who leaves must wait for what `first` brought.
+    the fragment `early_query` follows if the loop built it). `drains`: a CTA that ends early must wait for what `first`
+    asked for.
     """
 
     main: str
