@@ -36,7 +36,10 @@ REFUSED = {
         text("".join(f".reg .b32 %a{n}_<260000>;" for n in range(20)) + " ret;"),
         r":7: an entry with more than 262,144 registers .got 520,004",
     ),
-    "vectors of registers": (text(".reg .v4 .b64 %q<262143>; ret;"), r":7: .*%q: at most 262,144 registers in one declaration .got 1,048,572"),
+    "vectors of registers": (
+        text(".reg .v4 .b64 %q<262143>; ret;"),
+        r":7: .*%q: at most 262,144 registers in one declaration .got 1,048,572",
+    ),
     "local memory in parts": (
         text("".join(f".local .b8 l{n}[65536];" for n in range(9)) + " ret;"),
         r":7: an entry with more than 524,288",
