@@ -72,7 +72,7 @@ def _families() -> Iterator[str]:
 
 def _facts(family: Family) -> tuple[str, ...]:
     pairs = "halves" if family.rope_style == "neox" else "neighbours"
-    part = "" if family.rotary == 1.0 else f", {family.rotary:g} of a head by default"
+    part = f", {family.rotary:g} of a head by default" if family.rotary else ""
     more = [f"`{key}` must be {value}" for key, value in family.fixed.items()]
     more += ["sinks"] if family.sinks else []
     more += ["scores may be capped"] if family.capped else []
