@@ -48,8 +48,8 @@ def _row(cells: Iterable[object]) -> str:
 def _models() -> Iterator[str]:
     yield "## Models\n"
     yield (
-        "What `ptxgen doctor --config tests/data/configs` prints of shapes of real models, written down from memory (the "
-        "lists of phi-4-mini's longrope are made up). Each that is served, with a warning or without, equals "
+        "What `ptxgen doctor --config tests/data/configs` prints of shapes of real models, written down from memory "
+        "(the lists of phi-4-mini's longrope are made up). Each that is served, with a warning or without, equals "
         "transformers' own classes in `python -m tests.tools.compare_configs tests/data/configs`, which a test runs "
         "where torch and transformers are installed.\n"
     )
