@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -50,6 +51,20 @@ def root(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def deliver_interrupts() -> None:
+    """From now on raise Ctrl-C again where it came while Python ran a callback of a weak reference or a `__del__`,
+    which drop it."""
+    others = sys.unraisablehook
+
+    def dropped(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            return others(lost)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # when this function is over: raised here it would be dropped, too
+
+    sys.unraisablehook = dropped
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
