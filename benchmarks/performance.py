@@ -91,6 +91,36 @@ def other_prefill(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield table(["heads q/kv/dim", "tokens", "", *(PREFILL[name] for name in names)], lines)
 
 
+def steps() -> str:
+    """A token of whole models beside llama.cpp in one run: a table of the empty cache, then a sentence on batches."""
+    cases: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in _newest("decode_step"):
+        case = row["case"]
+        if case["weights"] == "q4_k_m":
+            cases.setdefault((case["model"], case["batch"], case["depth"]), {})[row["impl"]] = row["us"]
+    both = {key: us for key, us in cases.items() if {"ptxgen", "llama.cpp"} <= us.keys()}
+    lines = [
+        [model, f"**{us['ptxgen']:.0f}**", f"{us['llama.cpp']:.0f}", f"{us['llama.cpp'] / us['ptxgen']:.2f}",
+         f"{us['floor']:.0f}"]
+        for (model, batch, depth), us in both.items() if (batch, depth) == (1, 0)
+    ]  # fmt: skip
+    spans = []
+    for batch in sorted({batch for _, batch, _ in both}):
+        ratios = [us["llama.cpp"] / us["ptxgen"] for key, us in both.items() if key[1] == batch]
+        spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {_span(ratios)}")
+    return (
+        "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
+        f"beside llama.cpp in one run:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
+        f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more.\n"
+    )
+
+
+def _span(ratios: Sequence[float]) -> str:
+    """The least and the largest of ratios."""
+    least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    return least if least == most else f"{least} to {most}"
+
+
 def standing() -> str:
     """How prefill stands beside its peers, in two sentences: attention alone, and prompts of whole models."""
     cases = [
@@ -109,7 +139,7 @@ def standing() -> str:
     return (
         f"Prefill's attention in bf16, on wgmma, is {mean(flash):.2f} times as fast as FlashAttention 2 and "
         f"{mean(cudnn):.2f} times as fast as cuDNN (geometric means; least {min(flash):.2f} and {min(cudnn):.2f}). "
-        f"Prompts of 512 tokens run through whole four-bit models at {min(beside):.1f} to {max(beside):.1f} times "
+        f"Prompts of 512 tokens run through whole four-bit models at {_span(beside)} times "
         f"llama.cpp's rate with activations rounded to bf16{runs_of}.\n"
     )
 
@@ -491,7 +521,7 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the README says of speed."""
-    return f"{decode_document.readme(rows)}\n{standing()}"
+    return f"{decode_document.readme(rows)}\n{steps()}\n{standing()}"
 
 
 def main() -> None:
