@@ -60,7 +60,8 @@ def deliver_interrupts() -> None:
 
     def dropped(lost: sys.UnraisableHookArgs) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
-            return others(lost)
+            others(lost)
+            return
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.01)  # when this function is over: raised here it would be dropped, too
 
