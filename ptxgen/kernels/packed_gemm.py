@@ -58,7 +58,8 @@ class PackedGemm(PackedProduct):
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
-        r" barrier .*a phase behind": "found in random order",
+        r"/n(40|66)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
+        r"/n250_.* barrier .*a phase behind": "arrivals from another CTA of the cluster leave check mode no clock",
     }
     goldens = (
         dict(n=128, k=256, tokens=8, precision="fast"),
