@@ -59,11 +59,11 @@ def deliver_interrupts() -> None:
     others = sys.unraisablehook
 
     def dropped(lost: sys.UnraisableHookArgs) -> None:
-        if not issubclass(lost.exc_type, KeyboardInterrupt):
+        if issubclass(lost.exc_type, KeyboardInterrupt):  # raised here it would be dropped, too: a little later
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
             others(lost)
-            return
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.01)  # when this function is over: raised here it would be dropped, too
 
     sys.unraisablehook = dropped
 
@@ -116,7 +116,8 @@ def _path(wrong: click.UsageError) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    """One sentence on stderr; the lines of a message with several reasons are joined."""
+    """One sentence on stderr; the lines of a message with several reasons are joined, those of a list as a list."""
     sentence = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    sentence = sentence.replace(":; ", ": ").replace(",; ", ", ")
     print(f"ptxgen: {sentence}", file=sys.stderr)
     return code

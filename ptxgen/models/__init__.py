@@ -217,8 +217,8 @@ def _text_values(config: dict[str, object], family: Family, source: str) -> dict
 
 
 def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
-    if max_len is not None and max_len < 1:
-        raise SpecError(f"max_len: must be at least 1 (got {max_len})")
+    if max_len is not None and (type(max_len) is not int or max_len < 1):
+        raise SpecError(f"max_len: must be an integer of at least 1 (got {brief(max_len)})")
     if max_len is None:
         max_len = read.count("max_position_embeddings")
         if max_len > _LONGEST:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ptxgen.errors import UNREADABLE, IsaError, unreadable
+from ptxgen.errors import UNREADABLE, IsaError, SpecError, brief, unreadable
 from ptxgen.nodes import (
     Address,
     Directive,
@@ -65,6 +65,8 @@ def parse(text: str, file: str = "<ptx>", about: str = "") -> Module:
     Raises `IsaError` as `about, file:line: what | text`, a line for each statement that cannot be read; where nothing
     is said about the text, the function is named.
     """
+    if not isinstance(text, str):
+        raise SpecError(f"parse: must be a PTX text (got {brief(text)})")
     parser = _Parser(text, file, about)
     try:
         module: Module | None = parser.module()
