@@ -241,7 +241,7 @@ def test_what_is_read_in_vain_need_not_be_written(way):
 def test_what_is_chosen_must_be_written(way):
     body, lanes = NOT_DROPPED[way]
     with pytest.raises(ExecutionError, match=rf"^read of an uninitialised register[^$]*lanes {lanes}\n[^$]*"
-                       "or not all of the shared memory that it was loaded from is written"):  # fmt: skip
+                       "not all of the shared memory that it comes from is written"):  # fmt: skip
         half("ld.shared.u32 %r1, [%r9]; " + body)
 
 

@@ -176,6 +176,12 @@ def liveness(blocks: list[Block], registers: int, entry: Block, unsure: frozense
     return loose
 
 
+def live_before(block: Block) -> int:
+    """The registers whose values a block, or what comes after it, may read; its `live_out` must be set."""
+    use, kill = _uses_and_kills(block)
+    return use | block.live_out & ~kill
+
+
 def _uses_and_kills(block: Block) -> tuple[int, int]:
     use = kill = 0
     for op in block.ops:

@@ -247,7 +247,7 @@ class Flow(Names):
         self.droppable_loads = droppable_loads(self.blocks) if self.check else frozenset()
         if self.droppable_loads:
             self.loose = liveness(self.blocks, len(self.registers), self.first, self.droppable_loads)
-        self.idle_loads = split_loads(self.blocks) if self.check else frozenset()
+        self.split_loads, self.idle_loads = split_loads(self.blocks) if self.check else (frozenset(), frozenset())
         self.past_barriers = past_barriers(self.blocks, self.first, self._names()) if self.check else {}
         return self.blocks
 

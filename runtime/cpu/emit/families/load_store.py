@@ -12,7 +12,6 @@ from ptxgen.runtime.cpu.flow.symbols import Var, bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
 from ptxgen.runtime.cpu.native.layout import ACQUIRE, LAUNCH, LOCAL_WINDOW, OWN_CTA, RELEASE, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.support.access import address_type
-from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
 
 _SPACES = frozenset({"global", "shared", "local", "const", "param"})
 _SYNCHRONISES = {
@@ -315,16 +314,16 @@ def put(e: Emitter, target: Source, offset: int, bits: int, value: str) -> None:
 def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: int) -> None:
     """Report undefined lanes of what is stored, but not those that store to local memory, which carries anything."""
     assert e.defined is not None
-    there = e.defined.take()
-    if there is None:
+    if e.defined.take() is None:
         return
     absolute = e.c(f"add {vec('i64')} {addresses}, {splat('i64', offset)}")
     window = e.c(f"lshr {vec('i64')} {absolute}, {splat('i64', WINDOW_SHIFT)}")
-    fine = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
-    allowed = e.c(f"or i32 {there}, {fine}")
-    lanes = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {allowed}, -1')}")
-    names = ", ".join(reg.name for reg in map(e.reg, sources) if reg is not None)
-    e.fault_if(lanes, FAULT_REGISTER, remark=names)
+    local = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
+    elsewhere = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {local}, -1')}")
+    for reg in dict.fromkeys(filter(None, map(e.reg, sources))):
+        written = e.defined.lanes(reg)
+        if written is not None:
+            e.defined.report(reg, e.c(f"and i32 {elsewhere}, {e.c(f'xor i32 {written}, -1')}"))
 
 
 @emits("membar", "fence", outputs=0)
