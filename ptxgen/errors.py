@@ -74,7 +74,8 @@ UNREADABLE = (RecursionError, ValueError, OverflowError, MemoryError)
 
 def unreadable(wrong: BaseException) -> str:
     """What is said of a text for which Python raised one of `UNREADABLE`."""
-    return f"cannot be read ({str(wrong).partition(';')[0] or type(wrong).__name__})"
+    reasons = {RecursionError: "it nests too deeply", MemoryError: "it takes more memory than there is"}
+    return f"cannot be read ({reasons.get(type(wrong), 'a value in it is beyond what can be counted')})"
 
 
 _LONGEST = 60

@@ -70,7 +70,8 @@ def _head(text: str) -> tuple[_Head, str]:
         elif keyed == "align":
             head.align = whole(number or "0", ".align")
             if not head.align:
-                raise IsaError(f".align: needs a number of bytes (got {number or text[at:].split(None, 1)[0][:20]!r})")
+                got = number or text[at:].strip().partition(" ")[0][:20]
+                raise IsaError(f".align: needs a number of bytes (got {got!r})")
         elif head.attributes and head.type:
             head.attributes.append(f".{word}")
         elif word in LINKAGE:

@@ -58,6 +58,8 @@ REFUSED = {
     "an odd alignment": (text(".local .align 24 .b8 x[4]; ret;"), r":7: .*.align must be a power of two"),
     "no alignment": (text(".local .align 0 .b8 x[4]; ret;"), r":7: .*.align: needs a number of bytes .got '0'"),
     "an alignment of less": (text(".local .align -4 .b8 x[4]; ret;"), r":7: .*.align: needs .* .got '-4'"),
+    "an alignment of nothing": (text(".local .align;\nret;"), r":7: .*.align: needs a number of bytes"),
+    "an address of nothing": (text("ld.global.u32 %r1, [];\nret;"), r":7: not an address: '\[\]'"),
     "values for no element": (text(outside=".global .b32 x[2] = {1, 2, 3};"), r":4: x: has 2 elements.*got 3"),
     "arguments for no parameter": (
         text(".param .b32 a; call f, (a, a); ret;", outside=".func f(.param .b32 a) { ret; }"),
