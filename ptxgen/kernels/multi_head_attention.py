@@ -136,7 +136,6 @@ class MultiHeadAttention(KernelType):
         r" wait .*%q\d_empty_over": "does not matter: a CTA has one item; test_prefill_wgmma gives it several",
         r"sm_90a.* barrier .*bar\.warp\.sync -1; (\$item_end|ld\.param)": "does not matter: the same",
         r"sm_90a.* fence .*wgmma\.fence": "does not matter: the one before the product with K covers the registers",
-        r" barrier .*%my_turn": "warpgroups take turns by it, for speed; what it orders are other turns",
         r" fence .*proxy\.tensormap": "of a map that a kernel made, check mode follows the part in shared memory",
         r"_batched.* fence .*mbarrier_init": "does not matter: no copy engine, so the barrier behind it does the same",
         r"_batched.* fence .*proxy\.async": "check mode dates a copy by its issue, and another fence lies behind that",

@@ -44,7 +44,7 @@ HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 def plain(node: Any) -> Any:
     """A node as nested tuples, without lines, source and file."""
     if dataclasses.is_dataclass(node):
-        fields = (f.name for f in dataclasses.fields(node) if f.name not in ("line", "source", "file"))
+        fields = (f.name for f in dataclasses.fields(node) if f.compare and f.name not in ("line", "source", "file"))
         return (type(node).__name__, *((name, plain(getattr(node, name))) for name in fields))
     if isinstance(node, (tuple, list)):
         return tuple(map(plain, node))

@@ -76,4 +76,7 @@ class Called:
     blocks: list[Block] = field(default_factory=list)
     sites: list[tuple[int, str]] = field(default_factory=list)
     calls: set[str] = field(default_factory=set)
+    order: int = 0  # in which the functions were begun
+    complete: bool = False  # whether its blocks are all there
+    back: Called | None = None  # the first function that was being built then to which its calls lead
     activation: Activation | None = None  # of a function that may call itself, or that has `alloca`
