@@ -174,7 +174,11 @@ def _outer_warnings(
 def _rope_warnings(read: Fields, family: Family, shape: ModelShape) -> Iterator[str]:
     given = rope_table(read, family)
     name = "rope_scaling" if read.table("rope_scaling") else "rope_parameters"
-    tables = [given[kind] for kind in (FULL, SLIDING) if kind in given] if by_layer_type(given) else [given]
+    tables = [given]
+    if by_layer_type(given):
+        tables = [given[kind] for kind in (FULL, SLIDING) if isinstance(given.get(kind), dict)]
+        for key in sorted(given.keys() - {FULL, SLIDING}):
+            yield f"{read.source}: {name}: {key}: is not read beside {FULL} (got {brief(given[key])})"
     for table in filter(None, tables):
         kind = scaling_type(Fields(table, f"{read.source}: {name}"), family)
         if table.get("rope_type") is not None and table.get("type") not in (None, table["rope_type"]):
@@ -227,7 +231,7 @@ def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> Mode
     n_heads = read.count("num_attention_heads")
     n_kv_heads = family.kv_heads.of(read, n_heads)
     if n_heads % n_kv_heads:
-        raise read.error("num_key_value_heads", f"must divide num_attention_heads={n_heads}")
+        raise read.error(family.kv_heads.keys[0], f"must divide num_attention_heads={n_heads}")
     head_dim = _head_dim(read, n_heads, family)
     for key, value in family.fixed.items():
         if read.values.get(key) not in (None, value):

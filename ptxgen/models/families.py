@@ -258,7 +258,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128},
     ),
     "exaone4": Family(
-        layers.PATTERN, layers.SLIDING_ROTATE_IF_ANY,
+        layers.PATTERN_IF_ANY, layers.SLIDING_ROTATE_IF_ANY,
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "llama4": Family(

@@ -75,14 +75,28 @@ def _unrotated(read: Fields, n_layers: int) -> list[int]:
 
 
 def _alternate(read: Fields, n_layers: int) -> list[int]:
+    _must_slide(read)
     return _typed(read, n_layers, lambda layer: layer % 2 == 0)
 
 
+def _must_slide(read: Fields) -> None:
+    """Refuse a config that leaves open what layers without the window that they should have do."""
+    if read.values.get("sliding_window") is None and read.values.get("layer_types") is None:
+        raise read.error("sliding_window", "must be an integer where layer_types does not list the layers")
+
+
 def _pattern(read: Fields, n_layers: int) -> list[int]:
-    if read.values.get("layer_types") is not None or read.values.get("sliding_window") is None:
+    _must_slide(read)
+    if read.values.get("layer_types") is not None:
         return _typed(read, n_layers, lambda layer: False)  # newer files list the layers; the pattern may be text there
     pattern = read.count("sliding_window_pattern", read.count("_sliding_window_pattern", 0))
     return _typed(read, n_layers, lambda layer: pattern > 0 and (layer + 1) % pattern != 0)
+
+
+def _pattern_if_any(read: Fields, n_layers: int) -> list[int]:
+    if read.values.get("sliding_window") is None:
+        return _typed(read, n_layers, lambda layer: False)
+    return _pattern(read, n_layers)
 
 
 def _chunked(read: Fields, n_layers: int) -> list[int]:
@@ -108,6 +122,7 @@ PATTERN = ByLayer(
     "all but every sliding_window_pattern-th layer", _pattern,
     (*_TYPED, "sliding_window_pattern", "_sliding_window_pattern"),
 )  # fmt: skip
+PATTERN_IF_ANY = ByLayer(PATTERN.said, _pattern_if_any, PATTERN.keys)
 CHUNKED_LAYERS = ByLayer("none; chunks, as far as the cache ends before the second", _chunked, ("layer_types",))
 
 
@@ -130,8 +145,6 @@ def _listed(read: Fields, n_layers: int) -> list[bool]:
 
 
 def _sliding_rotate(read: Fields, n_layers: int) -> list[bool]:
-    if read.values.get("sliding_window") is None and read.values.get("layer_types") is None:
-        raise read.error("sliding_window", "must be an integer: layers with a window are those that rotate")
     return [window > 0 for window in _pattern(read, n_layers)]
 
 

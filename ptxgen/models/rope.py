@@ -152,7 +152,7 @@ def _yarn(a: _Asked) -> RopeSettings:
         return a.rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(a.theta))
 
     low, high = pair_that_turns(fast), pair_that_turns(slow)
-    if a.scaling.values.get("truncate") is None or a.scaling.flag("truncate"):
+    if "truncate" not in a.scaling.values or a.scaling.flag("truncate"):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, a.rotary_dim - 1)
     width = high - low if high != low else 0.001

@@ -112,7 +112,20 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "which layers of cohere2 rotate": (
         of("cohere2", KV, sliding_window=None),
-        "sliding_window: must be an integer: layers with a window are those that rotate (got None)",
+        "sliding_window: must be an integer where layer_types does not list the layers (got None)",
+    ),
+    "a null window of gemma3": (
+        of("gemma3_text", KV, head_dim=32, sliding_window=None),
+        "sliding_window: must be an integer where layer_types does not list the layers (got None)",
+    ),
+    "a list for a kind of layer": (
+        of("gemma3_text", KV, head_dim=32, layer_types=SLIDING,
+           rope_parameters={"full_attention": [1], "sliding_attention": {}}),
+        "rope_parameters: must be one table for all layers, or for gemma3, gemma3n, olmo3 two (got {",
+    ),
+    "KV heads of falcon": (
+        of("falcon", num_kv_heads=3, new_decoder_architecture=True),
+        "num_kv_heads: must divide num_attention_heads=4 (got 3)",
     ),
     "which layers of smollm3 rotate": (of("smollm3", KV, no_rope_layers=0), "no_rope_layers: must list 0 or 1 for 4 l"),
     "a width that is text": (LLAMA | {"head_dim": 16, "hidden_size": "64"}, "hidden_size: must be an integer from 1"),
@@ -164,6 +177,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "scales by channel": (
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"strategy": "channel"}}},
         "quantization_config: kv_cache_scheme: strategy: must be one of tensor, attn_head (got 'channel')",
+    ),
+    "a list for a strategy": (
+        LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"strategy": ["tensor"]}}},
+        "quantization_config: kv_cache_scheme: strategy: must be one of tensor, attn_head (got ['tensor'])",
     ),
     "zero points": (
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"symmetric": False}}},
@@ -228,6 +245,12 @@ WARNED: dict[str, tuple[Config, int | None, str]] = {
     "another base outside of the text model": (
         inside("mistral3", of("mistral", KV, rope_theta=1e6)) | {"rope_theta": 1e4, "hidden_size": 64}, None,
         "rope_theta: is not read outside of text_config (got 10000.0)",
+    ),
+    "a third kind of layer": (
+        of("gemma3_text", KV, head_dim=32, rope_parameters={
+            "full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}, "global_attention": {},
+        }), None,
+        "rope_parameters: global_attention: is not read beside full_attention (got {})",
     ),
     "two types": (
         LLAMA | {"rope_scaling": YARN | {"type": "linear"}}, None,
