@@ -26,6 +26,7 @@ from benchmarks.bound_step import graph_us
 from benchmarks.cases.models import MODELS, fill_cache, open_random
 from benchmarks.decode_step import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth
 from benchmarks.report.rows import Run
+from benchmarks.report.sentence import in_a_sentence
 from ptxgen.builder.values import Addr
 from ptxgen.dtypes import u32, u64
 from ptxgen.kernel import kernel_type
@@ -180,4 +181,5 @@ if __name__ == "__main__":
     parser.add_argument("--depth", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--try", dest="tries", action="append", metavar="FIELDS", help="time these fields, too")
-    main(parser.parse_args())
+    options = parser.parse_args()
+    in_a_sentence(lambda: main(options))
