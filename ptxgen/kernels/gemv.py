@@ -42,6 +42,9 @@ class Gemv(Product):
         fits = self.staged_bytes(True) <= target.shared_limit - KEPT_FOR_SLOTS
         return self.k % OWN == 0 and fits and target.includes_any(("sm_80",))
 
+    unreported = {
+        r"/n20_k512_weights_q[56]_k barrier .*%x_digit0": "does not matter: keeps halves apart, for registers"
+    }
     goldens = (
         dict(n=40, k=72, programmatic=True),
         dict(n=48, k=512, weights="q4_0", norm="rms", residual=True),

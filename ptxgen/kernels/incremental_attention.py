@@ -102,6 +102,7 @@ class IncrementalAttention(KernelType):
     sizes = {"batch": 2, "pages": 8, "n_keys": 48, "seq_len": _WHOLE}
     trials = ({}, {"seq_len": 37}, {"seq_len": 19}, {"seq_len": 11})
     unreported = {
+        r"/l48_d80.* arrival .*expect_tx": "does not matter: there are no more tiles, so no lane executes it",
         r" barrier .*tickets_param": "does not matter: every record tells by itself whether it is there",
         r"/l48_d80.* barrier .*%tile_next, %tile_next": "does not matter: so short a cache has no third tile",
         r"/l48_d80.* barrier .*%tile_next, %tile;": "the relaxed loads behind it may be flags",

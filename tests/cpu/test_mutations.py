@@ -1,7 +1,7 @@
 """Faults put into the goldens and the foreign corpus, one at a time: what is noticed of them, and how.
 
-Deleted barriers, waits and fences ("order") are what check mode is for; strides and options change results, too. Of
-each kernel type some faults are tried that differ in more than numbers; `make sweep` tries all of every golden.
+Deleted barriers, arrivals, waits and fences ("order") are what check mode is for; strides and options change results,
+too. Of each kernel type some faults are tried that differ in more than numbers; `make sweep` tries all of every golden.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import pytest
 from tests.support import sweep
 from tests.support.kernels import TYPES
 from tests.tools import mutation_figures as figures
-from tests.tools.mutation_figures import FOUND, ORDER, REASONS, Seen, corpus, reason_of, unique
+from tests.tools.mutation_figures import CORPUS, FOUND, ORDER, REASONS, Seen, corpus, reason_of, unique
 from tests.tools.mutations import Mutation, SpecSubject, Subject
 
 SHARE = 0.95  # of the order faults that matter: noticed in check mode
 FINDINGS = 0.9  # and by a finding, not only by a wrong result
 FAULTS = 8  # of a kernel type that are tried, besides those that are not reported
 TEXT = figures.DOCUMENT.read_text(encoding="utf-8")
-CORPUS = "tests/evidence/corpus"
 # What is noted beside a kernel's results is noted of a spoiled one too.
 pytestmark = pytest.mark.filterwarnings("ignore::ptxgen.errors.ExecutionNote")
 

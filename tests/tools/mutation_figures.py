@@ -1,11 +1,13 @@
 """How the executor notices faults that are put into the goldens and the foreign corpus, in figures.
 
-python -m tests.tools.mutation_figures      writes the tables of docs/cpu-executor.md anew
+python -m tests.tools.mutation_figures          writes the tables of docs/cpu-executor.md anew
+python -m tests.tools.mutation_figures NAME…    writes the lines of these kernel types (or of the corpus) anew
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -17,7 +19,7 @@ from tests.tools.mutations import CorpusSubject, Mutation, Noticed, SpecSubject,
 
 Seen = tuple[Subject, Mutation, Noticed | None]
 ROOT = Path(__file__).resolve().parents[2]
-ORDER = ("barrier", "wait", "fence")
+ORDER = ("barrier", "arrival", "wait", "fence")
 NEVER = "does not matter: "
 STRONG = "its data are volatile too, and strong accesses are not compared with each other"
 # What check mode does not report in the corpus, by subject and mutation, and why; kernel types say theirs themselves.
@@ -36,6 +38,7 @@ REASONS = {
     r"corpus/token_pipeline barrier": "what it orders are copies: a wrong result",
 }  # fmt: skip
 FOUND = "finding in check mode"
+CORPUS = "tests/evidence/corpus"
 DOCUMENT = ROOT / "docs" / "cpu-executor.md"
 COMMAND = "written by python -m tests.tools.mutation_figures"
 ORDER_MARKS = (f"<!-- order faults: {COMMAND} -->", "<!-- end of order faults -->")
@@ -150,21 +153,24 @@ def rows(text: str, marks: tuple[str, str]) -> Mapping[str, str]:
     return {line.split("`")[1]: line for line in lines}
 
 
-def main() -> None:
+def main(chosen: Sequence[str]) -> None:
     """Write both tables of the document: a line for every kernel type that has goldens, and the corpus."""
     names = sorted({subject.spec.kernel_name for subject in unique()})
-    seen = {name: tuple(noticed_of(faults_of(goldens_of(name)))) for name in names}
-    order = [
-        *(order_row(*found) for found in seen.items()),
-        order_row("tests/evidence/corpus", noticed_of(faults_of(corpus()))),
-    ]
-    other = [other_row(*found) for found in seen.items()]
+    if unknown := set(chosen) - {*names, CORPUS}:
+        raise SystemExit(f"{', '.join(sorted(unknown))}: is no kernel type with goldens, nor {CORPUS}")
+    seen = {name: tuple(noticed_of(faults_of(goldens_of(name)))) for name in names if not chosen or name in chosen}
+    order = {name: order_row(name, found) for name, found in seen.items()}
+    if not chosen or CORPUS in chosen:
+        order[CORPUS] = order_row(CORPUS, noticed_of(faults_of(corpus())))
+    other = {name: other_row(name, found) for name, found in seen.items()}
     text = DOCUMENT.read_text(encoding="utf-8")
-    for marks, made in ((ORDER_MARKS, table(ORDER_HEAD, order)), (OTHER_MARKS, table(OTHER_HEAD, other))):
-        old, new = (f"{marks[0]}\n{between}{marks[1]}" for between in (inside(text, marks), made))
+    for marks, head, made in ((ORDER_MARKS, ORDER_HEAD, order), (OTHER_MARKS, OTHER_HEAD, other)):
+        lines = {**rows(text, marks), **made} if chosen else made
+        written = table(head, (lines[name] for name in (*names, CORPUS) if name in lines))
+        old, new = (f"{marks[0]}\n{between}{marks[1]}" for between in (inside(text, marks), written))
         text = text.replace(old, new)
     DOCUMENT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

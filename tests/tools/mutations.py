@@ -1,5 +1,6 @@
-"""Mutations of kernels: a barrier, a wait, a fence, a stride or an option of a text spoiled, and whether the executor
-tells. Owns the changes of the text and the subjects they are tried on; the shares are asserted in test_mutations.py.
+"""Mutations of kernels: a barrier, an arrival, a wait, a fence, a stride or an option of a text spoiled, and whether
+the executor tells. Owns the changes of the text and the subjects they are tried on; the shares are asserted in
+test_mutations.py.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _WORDS = r"^\s*(?:@!?%?[\w$]+\s+)?(?P<opcode>{})(?=[\s;])"
 _KINDS = {
     "barrier": r"(?:bar|barrier)\.(?!cluster\.wait|red|cta\.red|arrive)[\w.:]+",
     "wait": r"(?:cp\.async\.(?:wait_|bulk\.wait_)|(?:griddepcontrol|barrier\.cluster|wgmma)\.wait)[\w.:]*",
+    "arrival": r"(?:(?:cp\.async\.)?mbarrier\.arrive(?!_drop)|(?:bar|barrier)\.(?:cta\.)?arrive)[\w.:]*",
     "fence": r"(?:fence|membar)\.[\w.:]+|wgmma\.fence[\w.]*",
 }  # fmt: skip
 _DELETED = {kind: re.compile(_WORDS.format(opcode)) for kind, opcode in _KINDS.items()}
@@ -61,7 +63,7 @@ class Mutation:
 
 
 def deletions(text: str) -> Iterator[Mutation]:
-    """Every barrier, wait and fence left out, one at a time, and every ordered access made relaxed."""
+    """Every barrier, arrival, wait and fence left out, one at a time, and every ordered access made relaxed."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
         for kind, pattern in _DELETED.items():
