@@ -103,8 +103,8 @@ def _inside(text: str, opening: str, closing: str) -> str:
 
 def _address(text: str) -> Address:
     unified = text.endswith(".unified")
-    inner, *coordinates = split_operands(_inside(text.removesuffix(".unified").rstrip(), "[", "]"))
-    if len(coordinates) > 1:
+    inner, *coordinates = split_operands(_inside(text.removesuffix(".unified").rstrip(), "[", "]")) or [""]
+    if not inner or len(coordinates) > 1:
         raise IsaError(f"not an address: {text!r}")
     at = _OFFSET.fullmatch(inner)
     offset = 0

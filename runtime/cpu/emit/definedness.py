@@ -105,7 +105,7 @@ class DefinedLanes:
         from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER, OR_LOADED
 
         e = self.e
-        if self.silent:
+        if self.silent or (self.e.op.lent and reg is self.e.op.guard):
             return
         self.products.use(reg)
         lanes = self.lanes(reg)

@@ -26,6 +26,7 @@ class Op:
     writes: list[Reg] = field(default_factory=list)
     targets: tuple[tuple[int, str], ...] = ()  # block keys of a jump
     text: str = ""
+    lent: bool = False  # the guard is that of those who use the value, where a finding about it belongs
 
     @property
     def pure(self) -> bool:

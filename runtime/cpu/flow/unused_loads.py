@@ -81,13 +81,14 @@ def split_loads(blocks: list[Block]) -> frozenset[Op]:
     for block in blocks:
         for place in reversed(range(len(block.ops))):
             op = block.ops[place]
-            guard = _only_under(block, place) if op.words[0] == "ld" and op.guard is None else None
+            splits = op.words[0] == "ld" and "param" not in op.words and op.guard is None
+            guard = _only_under(block, place) if splits else None
             if guard is None:
                 continue
             reg, negated = guard
             reads = [*op.reads, reg]
-            used = replace(op, guard=reg, negated=negated, reads=reads)
-            rest = replace(op, guard=reg, negated=not negated, reads=[*reads])
+            used = replace(op, guard=reg, negated=negated, reads=reads, lent=True)
+            rest = replace(op, guard=reg, negated=not negated, reads=[*reads], lent=True)
             block.ops[place : place + 1] = [used, rest]
             unused.append(rest)
     return frozenset(unused)

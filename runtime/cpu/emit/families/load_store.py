@@ -275,8 +275,14 @@ def store(e: Emitter, op: Op) -> None:
         return
     if e.defined is not None:
         e.defined.width = bits // 8
+    values: list[str] = []
+    defined: dict[str, str] = {}  # the lanes of registers that are not defined in all
     with e.reading(carries=space in ("local", "generic")):
-        values = [e.src(source, f"b{bits}") for source in sources]
+        for source in sources:
+            values.append(e.src(source, f"b{bits}"))
+            reg, lanes = e.reg(source), e.so_far()
+            if reg is not None and lanes is not None:
+                defined[reg.name] = lanes
     if e.defined is not None:
         e.defined.width = 0
     if "release" in op.words:
@@ -286,8 +292,8 @@ def store(e: Emitter, op: Op) -> None:
     addresses, offset = address(e, target, space)
     if space in ("const", "param"):
         raise e.unsupported()
-    if space == "generic" and e.defined is not None:
-        _demand_defined(e, sources, addresses, offset)
+    if space == "generic" and defined:
+        _demand_defined(e, defined, addresses, offset)
     head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {e.new_site()}"
     vector = integer_vector(bits)
     name = f"st.{space}.v{count}.b{bits}{_check_word(e)}"
@@ -312,19 +318,15 @@ def put(e: Emitter, target: Source, offset: int, bits: int, value: str) -> None:
     e.c.do(f"call void @{name}({head}, i32 {e.new_site()}, {vec(f'i{bits}')} {value})")
 
 
-def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: int) -> None:
+def _demand_defined(e: Emitter, defined: dict[str, str], addresses: str, offset: int) -> None:
     """Report undefined lanes of what is stored, but not those that store to local memory, which carries anything."""
-    assert e.defined is not None
-    there = e.defined.take()
-    if there is None:
-        return
     absolute = e.c(f"add {vec('i64')} {addresses}, {splat('i64', offset)}")
     window = e.c(f"lshr {vec('i64')} {absolute}, {splat('i64', WINDOW_SHIFT)}")
     fine = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
-    allowed = e.c(f"or i32 {there}, {fine}")
-    lanes = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {allowed}, -1')}")
-    names = ", ".join(reg.name for reg in map(e.reg, sources) if reg is not None)
-    e.fault_if(lanes, FAULT_REGISTER, remark=names)
+    for name, lanes in defined.items():
+        allowed = e.c(f"or i32 {lanes}, {fine}")
+        wrong = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {allowed}, -1')}")
+        e.fault_if(wrong, FAULT_REGISTER, remark=name)
 
 
 @emits("membar", "fence", outputs=0)
