@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.bound_step import Bound, graph_us
 from benchmarks.cases.models import MIXES, MODELS, cache_bytes, fill_cache, open_random, weight_bytes
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
 from benchmarks.schedule import Task, work_off
-from benchmarks.step_ops import Bound
 from benchmarks.step_ops import measure as measure_ops
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ ROLES_DEPTH = 4096
 MAX_LEN = 4096 + 512
 STEPS = 32  # launches back to back
 REPEATS = 5
-SETTLE_SECONDS = 0.04  # see benchmarks.gpu
 FLOORS = (500_000_000, 1_000_000_000, 2_000_000_000)
 
 
@@ -172,27 +171,6 @@ def batch_at(batch: Batch, depth: int, stepped: bool = False) -> None:
         batch._next.setdefault(slot, 0)
     if stepped:
         batch.cache.step(batch.active, batch.model.stream)
-
-
-def graph_us(
-    device: Device, graph: Graph, place: Callable[[], object], steps: int, repeats: int, settle: float = SETTLE_SECONDS
-) -> float:
-    """Microseconds of a launch: the median over `repeats` of `steps` back to back, each from `place` on; those of the
-    first `settle` seconds do not count."""
-    stream = device.default_stream
-    times: list[float] = []
-    settled = time.perf_counter() + (settle if device.kind == "cuda" else 0)
-    while len(times) < repeats:
-        place()
-        stream.synchronize()
-        before = stream.record()
-        for _ in range(steps):
-            graph.launch(stream)
-        after = stream.record()
-        after.synchronize()
-        if time.perf_counter() >= settled:
-            times.append(after.elapsed_us(before) / steps)
-    return statistics.median(times)
 
 
 def tokens_us(model: Model, steps: int) -> float:

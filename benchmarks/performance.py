@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_step, host_time, packed_products, products, prompt, step_ops
+from benchmarks import host_time
 from benchmarks.cases.prefill import SHAPES
-from benchmarks.report import decode_document
+from benchmarks.report import decode_document, model_document
 from benchmarks.report.decode import mean, plot, table
 from benchmarks.report.rows import RESULTS, load, runs
+from benchmarks.report.selection import commit_of, newest_rows, rows_alone, rows_elsewhere, span
 from benchmarks.report.sentence import in_a_sentence
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +72,7 @@ def prefill() -> Iterable[str]:
     yield table(["heads q/kv/dim", "tokens", *(PREFILL[name] for name in names)], lines)
     ratios = {name: [impls[name]["us"] / impls["ptxgen"]["us"] for impls in cases.values()] for name in names[1:]}
     said = (f"{PREFILL[name]} {mean(each):.2f}, least {min(each):.2f}" for name, each in ratios.items())
-    yield f"Times ours on wgmma, geometric means: {'; '.join(said)}. {_commit(rows)}\n"
+    yield f"Times ours on wgmma, geometric means: {'; '.join(said)}. {commit_of(rows)}\n"
     yield from other_prefill([row for row in rows if not is_prompt(row)])
 
 
@@ -98,25 +99,25 @@ def standing() -> str:
         for impls in by_case(filter(is_prompt, load("prefill"))).values()
     ]
     flash, cudnn = ([case[peer] / case["ptxgen"] for case in cases] for peer in ("sdpa-flash", "sdpa-cudnn"))
-    theirs, ours = _measured("prompt", "llama.cpp"), [*_measured("prompt"), *_alone("prompt")]
-    peers = {row["case"]["model"]: row["tokens_s"] for row in theirs if _at_zero(row, "llama.cpp")}
-    fast = {row["case"]["model"]: row["tokens_s"] for row in ours if _at_zero(row, "ptxgen-fast")}
-    beside = [fast[name] / peers[name] for name in fast.keys() & peers.keys()]
+    ours = [*newest_rows("prompt"), *rows_alone("prompt")]
+    theirs = [*rows_elsewhere("prompt", "llama.cpp", "ptxgen-fast"), *ours]
+    peers = {row["case"]["model"]: row for row in theirs if _at_zero(row, "llama.cpp")}
+    fast = {row["case"]["model"]: row for row in ours if _at_zero(row, "ptxgen-fast")}
+    beside = [fast[name]["tokens_s"] / peers[name]["tokens_s"] for name in fast.keys() & peers.keys()]
+    other = sorted(name for name in fast.keys() & peers.keys() if fast[name]["run"] != peers[name]["run"])
+    names = ", ".join(other)
+    runs_of = f" ({names} in different runs)" if other else ""
     return (
         f"Prefill's attention in bf16, on wgmma, is {mean(flash):.2f} times as fast as FlashAttention 2 and "
         f"{mean(cudnn):.2f} times as fast as cuDNN (geometric means; least {min(flash):.2f} and {min(cudnn):.2f}). "
-        f"Prompts of 512 tokens run through whole four-bit models at {min(beside):.1f} to {max(beside):.1f} times "
-        "llama.cpp's rate with activations rounded to bf16 (measured in different runs).\n"
+        f"Prompts of 512 tokens run through whole four-bit models at {span(beside)} times "
+        f"llama.cpp's rate with activations rounded to bf16{runs_of}.\n"
     )
 
 
 def _at_zero(row: Mapping[str, Any], impl: str) -> bool:
     """Whether a prompt at depth 0 by an implementation, with weights that llama.cpp has, too."""
     return bool(row["impl"] == impl and row["case"]["depth"] == 0 and row["case"]["weights"] == "q4_k_m")
-
-
-def _commit(rows: list[dict[str, Any]]) -> str:
-    return f"Commit {rows[0]['commit']}."
 
 
 def two_launches() -> Iterable[str]:
@@ -148,7 +149,7 @@ def untuned() -> Iterable[str]:
     lines = [[str(dim), *(f"{mean(r[s]):.2f}, {min(r[s]):.2f}" for s in sizes)] for dim, r in sorted(found.items())]
     yield "## Head dims and groups without a row in the tuning table: share of the nearest tuned rate\n"
     yield "Eight KV heads, groups of 1 to 16, one sequence, f16: geometric mean over the groups, least."
-    yield f"{_commit(rows)}\n"
+    yield f"{commit_of(rows)}\n"
     yield table(["head_dim", *(f"{size} MiB" for size in sizes)], lines)
 
 
@@ -183,209 +184,9 @@ def launches() -> Iterable[str]:
         token = load("host_time")
         yield (
             f"One run, of a step of {token[0]['case']['launches']} launches; `python -m benchmarks.host_time` says "
-            f"what the parts are. {_commit(token)}\n"
+            f"what the parts are. {commit_of(token)}\n"
         )
         yield host_time.table(token) + "\n"
-
-
-def whole_models() -> Iterable[str]:
-    """Decode steps and prompts of whole models, and their products alone."""
-    steps, prompts = _measured("decode_step"), _measured("prompt")
-    alone, many = _measured("products", without="pack"), _measured("products", "pack")
-    yield "## Whole models: µs of a decode step\n"
-    yield (
-        "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
-        "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
-        "exact in f32, those of `ptxgen-fast` rounded to bf16; `ptxgen-persistent` is one launch. "
-        f"{_commit(steps)}\n"
-    )
-    yield decode_step.table(steps) + "\n"
-    yield from _since("decode_step", "µs")
-    yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
-    yield from _never_reached("decode_step")
-    yield from where_the_time_goes()
-    yield "## Prompts of 512 tokens, tokens/s\n"
-    yield (
-        "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
-        f"rounds them to 8 bits. {_commit(prompts)}\n"
-    )
-    yield prompt.table(prompts) + "\n"
-    yield from _since("prompt", "tokens/s")
-    yield from _of_another_run("prompt", "llama.cpp", "ptxgen-fast")
-    yield "## Products alone: µs as graph nodes, weights beyond the L2\n"
-    yield (
-        "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
-        f"relative, against float64. {_commit(alone)}\n"
-    )
-    yield products.table(alone) + "\n"
-    yield from one_token(alone)
-    yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
-    yield (
-        "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
-        "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
-        "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
-        f"{packed_products.ratios(many)}.\n"
-    )
-    yield packed_products.table(many) + "\n"
-
-
-def one_launch() -> Iterable[str]:
-    """Decode steps in one launch beside their graphs."""
-    tried = [row for row in load("persistent_step") if "us" in row]
-    models = {row["case"]["model"] for row in tried}
-    steps = [row for row in _measured("decode_step", "ptxgen-persistent") if row["case"]["model"] not in models]
-    found: dict[tuple[str, str, str, str], dict[int, float]] = {}
-    for row in [*tried, *steps]:
-        case = row["case"]
-        if row["impl"] in LAUNCHES and (case.get("weights", "bf16"), case.get("batch", 1)) == ("bf16", 1):
-            key = (case["model"], row["commit"], LAUNCHES[row["impl"]], case.get("fields", ""))
-            found.setdefault(key, {})[case["depth"]] = row["us"]
-    found = {key: us for key, us in found.items() if (*key[:2], "one launch", "") in found}
-    depths = sorted({depth for us in found.values() for depth in us})
-    yield "## A step in one launch: µs beside the graph, bf16\n"
-    yield (
-        "`Model(…, persistent=True)`, one sequence. Fields are those of `PersistentStep` that differ from its own; of "
-        f"each model it takes the last ones. {_ahead(found)}\n"
-    )
-    lines = [[key[0], key[2], key[3], *(f"{us[d]:.0f}" if d in us else "" for d in depths), key[1]]
-             for key, us in found.items()]  # fmt: skip
-    yield table(["model", "", "fields", *map(str, depths), "commit"], lines)
-
-
-LAUNCHES = {"ptxgen": "graph", "ptxgen-persistent": "one launch"}
-
-
-def _ahead(found: Mapping[tuple[str, str, str, str], Mapping[int, float]]) -> str:
-    """Where one launch takes less time than the graph, in a sentence a model."""
-    said = []
-    for model, commit in dict.fromkeys(key[:2] for key in found):
-        mine = [us for key, us in found.items() if key[:3] == (model, commit, "one launch")][-1]
-        graph = found[model, commit, "graph", ""]
-        times = ", ".join(f"{mine[depth] / graph[depth]:.2f} at {depth}" for depth in sorted(mine))
-        said.append(f"{model}: {times}.")
-    return f"One launch ÷ graph at these depths: {' '.join(said)}"
-
-
-def where_the_time_goes() -> Iterable[str]:
-    """A step's ops, and the picture of one token."""
-    rows = load("decode_step_ops")
-    yield "## Where the time of a token goes\n"
-    yield (
-        "`in the step`: what a launch adds to the graph, from graphs that end with it, so that launches overlap as "
-        "they do; `alone`: in a graph of all its like and nothing else, where weights of less than 60 MB may come from "
-        "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
-        f"one before: the gaps. {_commit(rows)}\n"
-    )
-    yield (
-        "What is far from the read is small: a launch of less than 10 MB is latency, and five of them a layer follow "
-        "one another. Tried there: other geometries of products (the table of products of one token), other plans of "
-        "attention (`ptxgen tune`), and one launch for the whole step, which wins 0.6 to 2 % at depth 0 of two models "
-        "and loses elsewhere (`ptxgen-persistent` above).\n"
-    )
-    yield "![The launches of one token](images/decode_step.png)\n"
-    yield step_ops.table(rows) + "\n"
-
-
-AIMS = {"q4_k": 0.75, "q6_k": 0.80, "int4_g128": 0.85, "q8_0": 0.88, "e4m3_block": 0.88, "bf16": 0.92}
-PLAIN_FROM = 64e6  # bytes of bf16 from which the aim counts
-
-
-def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Products of one token against what is wanted of them, with the rows of the tuning table that a search found."""
-    one = [row for row in rows if row["case"]["m"] == 1]
-    floors = {json.dumps(row["case"]): row["us"] for row in one if row["impl"] == "floor"}
-    tuned = {
-        json.dumps(row["case"]): row for row in _alone("products") if "geometry" in row and row["impl"] == "ptxgen"
-    }
-    lines = []
-    for row in one:
-        case, key = row["case"], json.dumps(row["case"])
-        aim = AIMS.get(case["weights"])
-        if row["impl"] != "ptxgen" or aim is None or (case["weights"] == "bf16" and row["bytes"] < PLAIN_FROM):
-            continue
-        best = tuned.get(key, row)
-        share = floors[key] / best["us"]
-        way = best.get("geometry", "")
-        told = "" if round(share, 2) >= aim else "short"
-        name, size = f"{case['n']}×{case['k']}", f"{row['bytes'] / 1e6:.1f}"
-        lines.append([case["weights"], name, size, f"{row['us']:.2f}", f"{best['us']:.2f}" if way else "", way,
-                      f"{share:.2f}", f"{aim:.2f}", told])  # fmt: skip
-    yield "## Products of one token: share of the read, and what is wanted\n"
-    yield (
-        "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
-        "warps of a CTA, tiles on their way, CTAs. 1536×8960 has 96 records of 16 rows for 132 multiprocessors, and "
-        "none of seven geometries is better there by 3 %.\n"
-    )
-    heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
-    yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))
-
-
-def _of_another_run(bench: str, peer: str, ours: str) -> Iterable[str]:
-    """A peer that the last whole run had no time for, from the last run that had, beside ours."""
-    last, other = _measured(bench), _measured(bench, peer)
-    if last[0]["run"] == other[0]["run"]:
-        return
-    mine = {json.dumps(row["case"]): row["tokens_s"] for row in last if row["impl"] == ours}
-    lines = []
-    for row in other:
-        key = json.dumps(row["case"])
-        if row["impl"] == peer and key in mine:
-            times = f"{mine[key] / row['tokens_s']:.2f}"
-            lines.append([*map(str, row["case"].values()), f"{row['tokens_s']:.0f}", f"{mine[key]:.0f}", times])
-    yield f"{peer} in another run, of commit {other[0]['commit']}; tokens/s, beside those of the table above:\n"
-    yield table([*other[0]["case"], peer, ours, "times"], lines)
-
-
-def _never_reached(bench: str) -> Iterable[str]:
-    """The peers that no run had time for, by batch, with what the last run said."""
-    whole = [row for rows in runs(bench).values() for row in rows]
-    timed = {(row["impl"], row["case"]["batch"]) for row in whole if "us" in row}
-    peers = (row for row in whole if "why" in row and not row["impl"].startswith("ptxgen"))
-    missing = {(row["impl"], row["case"]["batch"]): row["why"] for row in peers}
-    lines = [f"- {impl}, batch {batch}: {why}" for (impl, batch), why in missing.items() if (impl, batch) not in timed]
-    if lines:
-        yield "Peers that no run has measured, and why:\n"
-        yield from lines
-        yield ""
-
-
-def _measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:
-    """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
-    that has rows of it; `without`: that has none."""
-    whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
-    of = [({row["impl"] for row in rows if "us" in row}, rows) for rows in whole]
-    fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
-    chosen = next(fitting, None)
-    if chosen is None:
-        raise SystemExit(
-            f"{bench}: no run with rows of {impl or 'anything'}{f', without {without}' if without else ''}"
-        )
-    return [row for row in chosen if "us" in row]
-
-
-def _alone(bench: str) -> list[dict[str, Any]]:
-    """The last row of every case and implementation in runs since the last whole one: ours, without peers."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for rows in runs(bench).values():
-        if rows[-1].get("partial"):
-            found |= {(json.dumps(row["case"]), row["impl"]): row for row in rows}
-        else:
-            found.clear()
-    return list(found.values())
-
-
-def _since(bench: str, unit: str) -> Iterable[str]:
-    """A table of those rows."""
-    rows = _alone(bench)
-    if not rows:
-        return
-    lines = [[*map(str, row["case"].values()), row["impl"], _figure(row, unit), row["commit"]] for row in rows]
-    yield "Measured since, without peers in the same run:\n"
-    yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
-
-
-def _figure(row: Mapping[str, Any], unit: str) -> str:
-    return f"{row['us']:.0f}" if unit == "µs" else f"{row['tokens_s']:.0f}"
 
 
 def generation() -> Iterable[str]:
@@ -439,8 +240,8 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
         *prefill(),
         *small(),
         *launches(),
-        *whole_models(),
-        *one_launch(),
+        *model_document.whole_models(),
+        *model_document.one_launch(),
         *generation(),
         *starting(),
     ]
@@ -449,7 +250,7 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the README says of speed."""
-    return f"{decode_document.readme(rows)}\n{standing()}"
+    return f"{decode_document.readme(rows)}\n{model_document.tokens()}\n{standing()}"
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from benchmarks.bound_step import graph_us
 from benchmarks.cases.models import MODELS, fill_cache, open_random
-from benchmarks.decode_step import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth, graph_us
+from benchmarks.decode_step import DEPTHS, MAX_LEN, REPEATS, STEPS, at_depth
 from benchmarks.report.rows import Run
 from ptxgen.builder.values import Addr
 from ptxgen.dtypes import u32, u64

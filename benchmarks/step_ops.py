@@ -18,63 +18,23 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.bound_step import Bound
 from benchmarks.cases.models import MIXES, MODELS
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run, load
 from ptxgen.runtime.model.profile import op_bytes
 
 if TYPE_CHECKING:
-    from ptxgen.models.program import Program
-    from ptxgen.runtime.core.bound import BoundKernel
-    from ptxgen.runtime.core.device import Device
-    from ptxgen.runtime.core.graph import Graph
-    from ptxgen.runtime.core.step import Step
+    pass
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "images" / "decode_step.png"
-LEAD_LAYERS = 2
-STEPS, REPEATS = 6, 3  # of a graph of the first launches
 NODES = 16  # of a graph of one op
 DEPTH = 4096
 TIMELINE = "timeline"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A step on a device; `place` lets its sequences be as long as they shall be, `depth` positions."""
-
-    step: Step
-    place: Callable[[], object]
-    depth: int
-    device: Device
-
-    @property
-    def program(self) -> Program:
-        return self.step.program
-
-    def us(self, launches: Sequence[BoundKernel], steps: int = STEPS, repeats: int = REPEATS) -> float:
-        """Microseconds of a graph of these launches."""
-        from benchmarks.decode_step import graph_us
-
-        return graph_us(self.device, self.graph(launches), self.place, steps, repeats, settle=0.0)
-
-    def graph(self, launches: Sequence[BoundKernel]) -> Graph:
-        """Launches in one graph, as a step's are."""
-        made = self.device.graph()
-        for bound in launches:
-            made.add(bound, programmatic=bool(made.nodes) and bound.geometry.programmatic)
-        return made
-
-    def ends(self) -> list[float]:
-        """From the begin of the step to the end of each launch."""
-        launches, layers = self.step.launches, [op.layer for op in self.program.ops]
-        lead = launches[: layers.index(LEAD_LAYERS) if LEAD_LAYERS in layers else len(launches) - 1]
-        before = self.us(lead)
-        return [self.us([*lead, *launches[: n + 1]]) - before for n in range(len(launches))]
 
 
 def measure(bound: Bound, run: Run, case: Mapping[str, Any], impl: str) -> None:

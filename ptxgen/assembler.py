@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ptxgen.errors import AssembleError, TargetError, brief
+from ptxgen.errors import AssembleError, SpecError, TargetError, brief
 from ptxgen.lines.sources import has_line_info, quoted, sets_registers
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
@@ -80,6 +80,8 @@ def assemble(text: str, target: str | Target | None = None, *, name: str = "") -
     messages. Raises `AssembleError` with the assembler's words and the PTX lines they name, or with
     what to install when there is no assembler.
     """
+    if not isinstance(text, str):
+        raise SpecError(f"assemble: must be a PTX text (got {brief(text)})")
     where = parse_target(target) if target is not None else _named_target(text, name or "PTX")
     found = available_assemblers()
     if not found:

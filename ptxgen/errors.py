@@ -74,7 +74,11 @@ UNREADABLE = (RecursionError, ValueError, OverflowError, MemoryError)
 
 def unreadable(wrong: BaseException) -> str:
     """What is said of a text for which Python raised one of `UNREADABLE`."""
-    return f"cannot be read ({str(wrong).partition(';')[0] or type(wrong).__name__})"
+    if isinstance(wrong, RecursionError):
+        return "cannot be read (it nests too deeply)"
+    if isinstance(wrong, MemoryError):
+        return "cannot be read (it takes more memory than there is)"
+    return "cannot be read (a value in it is beyond what can be counted)"
 
 
 _LONGEST = 60

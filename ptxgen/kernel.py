@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ptxgen.dtypes import DType
-from ptxgen.errors import SpecError
+from ptxgen.errors import SpecError, brief
 from ptxgen.lengths import MOST, Past
 from ptxgen.packages import OURS, admit, failures, load_packages, package_of
 from ptxgen.spec.field_values import slug_word
@@ -312,6 +312,8 @@ def supports(spec_fields: KernelType | Mapping[str, object], target: str | Targe
     where = parse_target(target)
     if isinstance(spec_fields, KernelType):
         return Support(tuple(target_reasons(spec_fields, (), where)))
+    if not isinstance(spec_fields, Mapping):
+        raise SpecError(f"supports: must be a spec, or a mapping of its fields (got {brief(spec_fields)})")
     fields = dict(spec_fields)
     try:
         cls = find_kernel_type(str(fields.pop("kernel_type", "")))

@@ -26,9 +26,23 @@ _NODES = (
 )  # fmt: skip
 
 
+def formula_tree(formula: str) -> ast.Expression:
+    """A formula as Python reads it.
+
+    CPython up to 3.11 counts for all threads together how deep the trees are that it makes (its issue 106905): a tree
+    that another thread begins in the meantime is a `SystemError` here, and the next attempt succeeds.
+    """
+    for _ in range(100):
+        try:
+            return ast.parse(formula, mode="eval")
+        except SystemError:
+            continue
+    return ast.parse(formula, mode="eval")
+
+
 @lru_cache(maxsize=512)
 def _compiled(formula: str) -> tuple[CodeType, frozenset[str]]:
-    tree = ast.parse(formula, mode="eval")
+    tree = formula_tree(formula)
     for node in ast.walk(tree):
         if not isinstance(node, _NODES) or (isinstance(node, ast.Constant) and type(node.value) is not int):
             raise SpecError(f"formula {formula!r}: only + - * //, {', '.join(_FUNCTIONS)}, integers and capacities")

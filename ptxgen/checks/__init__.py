@@ -137,7 +137,7 @@ class _FunctionCheck:
             self.report(line, f"{what} needs {demand} because of {word}; {' and '.join(lacks)}")
 
     def body(self, items: tuple[Statement, ...]) -> None:
-        outer = self.names.enter(items)
+        self.names.enter(items)
         here: set[str] = set()
         for item in items:
             if type(item) is Instruction:
@@ -155,7 +155,7 @@ class _FunctionCheck:
                 self.variables[item.name] = item
             elif type(item) is Scope:
                 self.body(item.items)
-        self.names.leave(outer)
+        self.names.leave()
 
     def instruction(self, item: Instruction) -> None:
         names, line, operands = self.names, item.line, item.operands

@@ -157,7 +157,7 @@ def _based_on(names: Names, base: Symbol, slot: Slot) -> str | None:
 def _symbol(names: Names, operand: Symbol, slot: Slot, form: Form) -> str | None:
     name = operand.name
     if "label" in slot.kinds:
-        known = name in names.labels or (form.name == "call" and names.variable(name) is not None)
+        known = names.is_label(name) or (form.name == "call" and names.variable(name) is not None)
         return None if known else f"names {name}, which is not declared"
     if not ({"imm", "sym"} & slot.kinds) or slot.type[0] == "f" or type_bits(slot.type) < 32:
         return _must(slot, operand)

@@ -12,8 +12,9 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     """Entry point of the program."""
-    from ptxgen.cli._main import INTERRUPTED, invoke
+    from ptxgen.cli._main import INTERRUPTED, deliver_interrupts, invoke
 
+    deliver_interrupts()
     code = invoke()
     if code == INTERRUPTED:  # at once, whatever a compiler is at
         sys.stdout.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -50,6 +51,21 @@ def root(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def deliver_interrupts() -> None:
+    """From now on raise Ctrl-C again where it came while Python ran a callback of a weak reference or a `__del__`,
+    which drop it."""
+    others = sys.unraisablehook
+
+    def dropped(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):  # raised here it would be dropped, too: a little later
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            others(lost)
+
+    sys.unraisablehook = dropped
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +116,8 @@ def _path(wrong: click.UsageError) -> str:
 
 
 def _complain(text: str, code: int) -> int:
-    """One sentence on stderr; the lines of a message with several reasons are joined."""
+    """One sentence on stderr; the lines of a message with several reasons are joined, those of a list as a list."""
     sentence = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    sentence = sentence.replace(":; ", ": ").replace(",; ", ", ")
     print(f"ptxgen: {sentence}", file=sys.stderr)
     return code

@@ -77,6 +77,9 @@ def _model(
     if click.get_current_context().invoked_subcommand is not None:
         return
     if model is not None:
+        for name, given in (("--config", config), ("--prefix", prefix)):
+            if given:
+                raise click.UsageError(f"export: {name} does not go with --model (got {given})")
         _write_program(model, targets, output, no_cubin, **options)
         return
     if config is None:

@@ -44,7 +44,7 @@ def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _must_hold(goldens: Goldens) -> None:
     """Refuse what there is nothing to compare in."""
-    if not goldens.root.is_dir():
+    if not goldens.is_there():
         raise click.UsageError(
             f"--root: must be a directory of goldens (got {goldens.root}); golden update --init makes one"
         )

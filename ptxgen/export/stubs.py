@@ -14,7 +14,7 @@ from typing import Any
 
 from ptxgen.export.manifest import plain
 from ptxgen.kernel import find_kernel_type
-from ptxgen.launch import Extent, capacities_of
+from ptxgen.launch import Extent, capacities_of, formula_tree
 from ptxgen.render import environment
 
 _C_TYPES = {
@@ -32,7 +32,7 @@ def formula(extent: Extent, call: Callable[[str], str]) -> str:
     """An extent in C-like syntax; `call` names the functions `min`, `max`, `ceil_div` and `floor_div`."""
     if isinstance(extent, int):
         return str(extent)
-    return _expression(ast.parse(extent, mode="eval").body, call, outermost=True)
+    return _expression(formula_tree(extent).body, call, outermost=True)
 
 
 def _expression(node: ast.expr, call: Callable[[str], str], *, outermost: bool = False) -> str:

@@ -22,6 +22,7 @@ from ptxgen.nodes import (
     Variable,
     Vector,
 )
+from ptxgen.nodes.scoped import Scoped
 
 _ACCESSES = {"ld", "ldu", "st", "atom", "red"}
 _WITHOUT_SYNC = {"shfl", "vote"}  # before sm_70 they had no member mask
@@ -29,20 +30,19 @@ _WITHOUT_SYNC = {"shfl", "vote"}  # before sm_70 they had no member mask
 
 def rewritten(function: Function, fresh: Fresh, older: bool) -> Function:
     """The function with every operand in the form that the table has; `older`: of an architecture before sm_70."""
-    types: dict[str, str] = {}
+    types: Scoped[str] = Scoped()
     for variable in (*function.params, *function.returns):
         if variable.space == "reg":
-            types[variable.name] = variable.type
+            types.declare(variable, variable.type)
     body = tuple(_body(function.body or (), types, fresh, older))
     return fresh.into(replace(function, body=body))
 
 
-def _body(items: Iterable[Statement], outer: dict[str, str], fresh: Fresh, older: bool) -> Iterator[Statement]:
-    types = dict(outer)
+def _body(items: Iterable[Statement], outer: Scoped[str], fresh: Fresh, older: bool) -> Iterator[Statement]:
+    types = Scoped(outer)
     for item in items:
         if isinstance(item, Variable) and item.space == "reg":
-            types[item.name] = item.type
-            types.update((f"{item.name}{n}", item.type) for n in range(item.count))
+            types.declare(item, item.type)
             yield item
         elif isinstance(item, Scope):
             yield Scope(tuple(_body(item.items, types, fresh, older)), item.line)
@@ -52,12 +52,11 @@ def _body(items: Iterable[Statement], outer: dict[str, str], fresh: Fresh, older
             yield item
 
 
-def _instruction(item: Instruction, types: dict[str, str], fresh: Fresh, older: bool) -> Iterator[Instruction]:
+def _instruction(item: Instruction, types: Scoped[str], fresh: Fresh, older: bool) -> Iterator[Instruction]:
     opcode = in_order(item.opcode)
     operands = list(item.operands)
     for n, operand in enumerate(operands):
-        if isinstance(operand, Symbol) and operand.offset and operand.name in types:
-            kind = types[operand.name]
+        if isinstance(operand, Symbol) and operand.offset and (kind := types.find(operand.name)):
             name = fresh.register(kind)
             yield instruction(f"add.u{type_bits(kind)}", name, operand.name, str(operand.offset), line=item.line,
                               guard=item.guard)  # fmt: skip
@@ -80,12 +79,12 @@ def _instruction(item: Instruction, types: dict[str, str], fresh: Fresh, older: 
     yield replace(item, opcode=opcode, operands=tuple(operands))
 
 
-def _is_short(opcode: str, operand: Address, types: dict[str, str]) -> bool:
+def _is_short(opcode: str, operand: Address, types: Scoped[str]) -> bool:
     """Whether an address of global memory stands in a register of 32 bits, which is extended with zeros."""
     words = opcode.replace("::", ".").split(".")
     spaces = {"shared", "local", "param"} & {*words}
-    kind = types.get(operand.base.name, "") if isinstance(operand.base, Register) else ""
-    return words[0] in _ACCESSES and not spaces and bool(kind) and kind != "pred" and type_bits(kind) == 32
+    kind = types.find(operand.base.name) if isinstance(operand.base, Register) else None
+    return words[0] in _ACCESSES and not spaces and kind not in (None, "pred") and type_bits(kind) == 32
 
 
 def _is_narrow(words: list[str], operand: Operand) -> bool:

@@ -102,6 +102,11 @@ class Goldens:
         fresh = (self.root / INDEX).is_file() and not any(self.root.glob(f"*/*/{RESOURCES}"))
         return compare(self.committed(), self.generated(), unrecorded="not compared" if fresh else "")
 
+    def is_there(self) -> bool:
+        """Whether the directory is one of goldens: it has an index, or a text or a record in TARGET/KERNEL."""
+        found = (self.root.glob(f"*/*/{name}") for name in ("*.ptx", RESOURCES))
+        return (self.root / INDEX).is_file() or any(map(any, found))
+
     def committed(self, word: str = "committed") -> Snapshot:
         """What lies in the directory."""
         return self.snapshot(word, {file: (self.root / file).read_bytes() for file in self._there()})

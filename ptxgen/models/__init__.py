@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ptxgen import rules
 from ptxgen.errors import ConfigWarning, SpecError, brief
@@ -35,6 +36,7 @@ __all__ = [
 
 _LONGEST = 1 << 20  # positions that a file gets without being asked: a cache has room for all of them
 _MOST_LAYERS = 10_000
+_SHARED = ("torch_dtype", "dtype", "quantization_config", "compression_config")  # by all parts of a model
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
@@ -145,6 +147,7 @@ def config_warnings(config: object, shape: ModelShape, source: str = "config") -
     known = family.keys | ({outer.nested} - {""})
     for name in keys.unknown(_text_values(config, outer, source) | config, known):
         yield f"{source}: {name}: is not known (got {brief(config.get(name, read.values.get(name)))})"
+    yield from _outer_warnings(config, read, outer, family, shape, source)
     yield from _rope_warnings(read, family, shape)
     if shape.kv_scheme is not None:
         yield (
@@ -154,12 +157,32 @@ def config_warnings(config: object, shape: ModelShape, source: str = "config") -
         )
 
 
+def _outer_warnings(
+    config: dict[str, Any], read: Fields, outer: Family, family: Family, shape: ModelShape, source: str
+) -> Iterator[str]:
+    """Keys beside a text model that would mean something within it."""
+    if outer.nested not in config:
+        return
+    changes = {**keys.CHANGES, **keys.STYLES[family.rope_style]}
+    for name in config.keys() & (changes.keys() | family.keys | keys.COMMON) - {"model_type", *_SHARED}:
+        value = config[name]
+        without = name in changes and changes[name].allows(value, shape, read.values)
+        if value is not None and value != read.values.get(name) and not without:
+            yield f"{source}: {name}: is not read outside of {outer.nested} (got {brief(value)})"
+
+
 def _rope_warnings(read: Fields, family: Family, shape: ModelShape) -> Iterator[str]:
     given = rope_table(read, family)
     name = "rope_scaling" if read.table("rope_scaling") else "rope_parameters"
-    tables = [given[kind] for kind in (FULL, SLIDING) if kind in given] if by_layer_type(given) else [given]
+    tables = [given]
+    if by_layer_type(given):
+        tables = [given[kind] for kind in (FULL, SLIDING) if isinstance(given.get(kind), dict)]
+        for key in sorted(given.keys() - {FULL, SLIDING}):
+            yield f"{read.source}: {name}: {key}: is not read beside {FULL} (got {brief(given[key])})"
     for table in filter(None, tables):
         kind = scaling_type(Fields(table, f"{read.source}: {name}"), family)
+        if table.get("rope_type") is not None and table.get("type") not in (None, table["rope_type"]):
+            yield f"{read.source}: {name}: type: is not read beside rope_type (got {brief(table['type'])})"
         for key in sorted(key for key in table.keys() - scaling_keys(kind) if table[key] is not None):
             yield f"{read.source}: {name}: {key}: is not read with type {kind} (got {brief(table[key])})"
         if kind == "mrope":
@@ -194,13 +217,12 @@ def _text_values(config: dict[str, object], family: Family, source: str) -> dict
     kind = inner.get("model_type", family.inner)
     if kind != family.inner:
         raise SpecError(f"{source}: {family.nested}: model_type: must be {family.inner} (got {brief(kind)})")
-    shared = ("torch_dtype", "dtype", "quantization_config", "compression_config")
-    return {name: config[name] for name in shared if name in config} | inner
+    return {name: config[name] for name in _SHARED if name in config} | inner
 
 
 def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> ModelShape:
-    if max_len is not None and max_len < 1:
-        raise SpecError(f"max_len: must be at least 1 (got {max_len})")
+    if max_len is not None and (type(max_len) is not int or max_len < 1):
+        raise SpecError(f"max_len: must be an integer of at least 1 (got {brief(max_len)})")
     if max_len is None:
         max_len = read.count("max_position_embeddings")
         if max_len > _LONGEST:
@@ -209,7 +231,7 @@ def _shape(read: Fields, name: str, family: Family, max_len: int | None) -> Mode
     n_heads = read.count("num_attention_heads")
     n_kv_heads = family.kv_heads.of(read, n_heads)
     if n_heads % n_kv_heads:
-        raise read.error("num_key_value_heads", f"must divide num_attention_heads={n_heads}")
+        raise read.error(family.kv_heads.keys[0], f"must divide num_attention_heads={n_heads}")
     head_dim = _head_dim(read, n_heads, family)
     for key, value in family.fixed.items():
         if read.values.get(key) not in (None, value):
@@ -276,8 +298,8 @@ def _kinds(
 
 def _head_dim(read: Fields, n_heads: int, family: Family) -> int:
     given = read.count("head_dim", 0) if family.own_head_dim else 0
-    hidden = 0 if given else read.count("hidden_size")
-    if hidden % n_heads:
+    hidden = read.count("hidden_size", 0 if given else None)
+    if not given and hidden % n_heads:
         raise read.error("hidden_size", f"must be a multiple of num_attention_heads={n_heads} where head_dim is absent")
     head_dim = given or hidden // n_heads
     for reason in rules.multiple_of("head_dim", head_dim, 8, 8, 512):  # of every attention and cache kernel

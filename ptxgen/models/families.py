@@ -108,18 +108,18 @@ ORIGINAL = Limit(
 
 @dataclass(frozen=True)
 class Family:
-    """`windows`, `rotates`: by layer. `rotary`: the default part of a head that rotates; `rope_style`: "neox" rotates
-    halves, "norm" neighbours; `scalings`: types of rope_scaling that it has, all where empty; `default_rope`: where a
-    config says nothing of scaling. `local_theta`: sliding layers have a RoPE base of their own, under that key, and no
-    scaling. `capped`: scores may be capped. `sinks`: every head has a logit that takes weight. `own_head_dim`: a config
-    may state head_dim. `names`: what the family calls a key. `fixed`: keys with one covered value. `nested`: where a
-    multimodal config keeps the text model, `inner` the family of that; `flat`: it may stand at the top as well.
-    `note`: what a host has to know.
+    """`windows`, `rotates`: by layer. `rotary`: the part of a head that rotates where a config does not say it; None:
+    no config does, and all of it rotates. `rope_style`: "neox" rotates halves, "norm" neighbours; `scalings`: types of
+    rope_scaling that it has, all where empty; `default_rope`: where a config says nothing of scaling. `local_theta`:
+    sliding layers have a RoPE base of their own, under that key, and no scaling. `capped`: scores may be capped.
+    `sinks`: every head has a logit that takes weight. `own_head_dim`: a config may state head_dim. `names`: what the
+    family calls a key. `fixed`: keys with one covered value. `nested`: where a multimodal config keeps the text model,
+    `inner` the family of that; `flat`: it may stand at the top as well. `note`: what a host has to know.
     """
 
     windows: ByLayer[int] = layers.NO_WINDOW
     rotates: ByLayer[bool] = layers.ALL_ROTATE
-    rotary: float = 1.0
+    rotary: float | None = None
     rope_style: str = "neox"
     scalings: tuple[str, ...] = ()
     default_rope: Mapping[str, Any] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Family:
         """What it reads of a config beyond the keys that all families do."""
         rules: tuple[Any, ...] = (self.windows, self.rotates, self.scale, self.kv_heads, *self.limits)
         found = {key for rule in rules for key in rule.keys} | set(self.fixed)
-        found |= {"rope_theta", "partial_rotary_factor"} - self.names.keys()
+        found |= ({"rope_theta"} | ({"partial_rotary_factor"} if self.rotary else set())) - self.names.keys()
         found |= set(self.names.values())
         found |= {self.local_theta} - {""}
         found |= {"attn_logit_softcapping"} if self.capped else set()
@@ -225,7 +225,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3n_text": _GEMMA3N_TEXT,
     "phi": Family(rotary=0.5),
     "phi3": Family(
-        layers.EVERY_LAYER, scalings=("default", "longrope", "su"),
+        layers.EVERY_LAYER, rotary=1.0, scalings=("default", "longrope", "su"),
         defaults={"original_max_position_embeddings": 4096},
     ),
     "phimoe": Family(
@@ -258,7 +258,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128},
     ),
     "exaone4": Family(
-        layers.PATTERN, layers.SLIDING_ROTATE_IF_ANY,
+        layers.PATTERN_IF_ANY, layers.SLIDING_ROTATE_IF_ANY,
         defaults={"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     "llama4": Family(

@@ -49,6 +49,6 @@ def kv_scheme(read: Fields) -> KvScheme | None:
     if table.get("symmetric", True) is not True:
         raise scheme.error("symmetric", "must be true: caches here have no zero points")
     per = table.get("strategy", "tensor")
-    if per not in _PER:
+    if not isinstance(per, str) or per not in _PER:
         raise scheme.error("strategy", f"must be one of {', '.join(_PER)}")
     return KvScheme("e4m3", _PER[per])

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from ptxgen.files.jsonfields import Fields
 
 T = TypeVar("T")
+_SWITCH = "use_sliding_window"
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -34,10 +35,14 @@ def layer_types(read: Fields, n_layers: int, kinds: tuple[str, ...] = (FULL, SLI
     return types
 
 
-def _typed(read: Fields, n_layers: int, slides: Callable[[int], bool]) -> list[int]:
-    """`layer_types` where the config lists them, else the family's rule. A null window is none."""
-    window = read.count("sliding_window", 0)
+def _typed(read: Fields, n_layers: int, slides: Callable[[int], bool], switch: str = "") -> list[int]:
+    """`layer_types` where the config lists them, else the family's rule. A null window is none; `switch`: the key that
+    has to be true for one."""
+    window = 0 if switch and not read.flag(switch) else read.count("sliding_window", 0)
     types = layer_types(read, n_layers)
+    if types is not None and SLIDING in types and not window:
+        needed = f"{switch} and a sliding_window" if switch else "a sliding_window"
+        raise read.error("layer_types", f"must be {n_layers} times {FULL} without {needed}")
     listed = [slides(layer) for layer in range(n_layers)] if types is None else [one == SLIDING for one in types]
     return [window if one else 0 for one in listed]
 
@@ -51,39 +56,47 @@ def _every(read: Fields, n_layers: int) -> list[int]:
 
 
 def _from_a_layer(read: Fields, n_layers: int) -> list[int]:
-    if not read.flag("use_sliding_window"):
-        return [0] * n_layers
     first = read.count("max_window_layers", n_layers, least=0)
-    return _typed(read, n_layers, lambda layer: layer >= first)
+    return _typed(read, n_layers, lambda layer: layer >= first, _SWITCH)
 
 
 def _below_a_layer(read: Fields, n_layers: int) -> list[int]:
-    if not read.flag("use_sliding_window"):
-        return [0] * n_layers
     end = read.count("max_window_layers", n_layers, least=0)
-    return _typed(read, n_layers, lambda layer: layer % 2 == 0 and layer < end)
+    return _typed(read, n_layers, lambda layer: layer % 2 == 0 and layer < end, _SWITCH)
 
 
 def _switched(read: Fields, n_layers: int) -> list[int]:
-    return _every(read, n_layers) if read.flag("use_sliding_window") else [0] * n_layers
+    return _every(read, n_layers) if read.flag(_SWITCH) else [0] * n_layers
 
 
 def _unrotated(read: Fields, n_layers: int) -> list[int]:
-    if not read.flag("use_sliding_window"):
-        return [0] * n_layers
     rotates = _listed(read, n_layers)
-    return _typed(read, n_layers, lambda layer: not rotates[layer])
+    return _typed(read, n_layers, lambda layer: not rotates[layer], _SWITCH)
 
 
 def _alternate(read: Fields, n_layers: int) -> list[int]:
+    _must_slide(read)
     return _typed(read, n_layers, lambda layer: layer % 2 == 0)
 
 
+def _must_slide(read: Fields) -> None:
+    """Refuse a config that leaves open what layers without the window that they should have do."""
+    if read.values.get("sliding_window") is None and read.values.get("layer_types") is None:
+        raise read.error("sliding_window", "must be an integer where layer_types does not list the layers")
+
+
 def _pattern(read: Fields, n_layers: int) -> list[int]:
-    if read.values.get("layer_types") is not None or read.values.get("sliding_window") is None:
+    _must_slide(read)
+    if read.values.get("layer_types") is not None:
         return _typed(read, n_layers, lambda layer: False)  # newer files list the layers; the pattern may be text there
     pattern = read.count("sliding_window_pattern", read.count("_sliding_window_pattern", 0))
     return _typed(read, n_layers, lambda layer: pattern > 0 and (layer + 1) % pattern != 0)
+
+
+def _pattern_if_any(read: Fields, n_layers: int) -> list[int]:
+    if read.values.get("sliding_window") is None:
+        return _typed(read, n_layers, lambda layer: False)
+    return _pattern(read, n_layers)
 
 
 def _chunked(read: Fields, n_layers: int) -> list[int]:
@@ -96,21 +109,20 @@ NO_WINDOW = ByLayer("none", _none)
 EVERY_LAYER = ByLayer("all layers", _every, ("sliding_window",))
 FROM_A_LAYER = ByLayer(
     "with use_sliding_window, from layer max_window_layers on", _from_a_layer,
-    (*_TYPED, "use_sliding_window", "max_window_layers"),
+    (*_TYPED, _SWITCH, "max_window_layers"),
 )  # fmt: skip
 BELOW_A_LAYER = ByLayer(
     "with use_sliding_window, every other layer below max_window_layers", _below_a_layer,
-    (*_TYPED, "use_sliding_window", "max_window_layers"),
+    (*_TYPED, _SWITCH, "max_window_layers"),
 )  # fmt: skip
-SWITCHED = ByLayer("with use_sliding_window, all layers", _switched, ("sliding_window", "use_sliding_window"))
-UNROTATED_LAYERS = ByLayer(
-    "with use_sliding_window, layers that do not rotate", _unrotated, (*_TYPED, "use_sliding_window")
-)
+SWITCHED = ByLayer("with use_sliding_window, all layers", _switched, ("sliding_window", _SWITCH))
+UNROTATED_LAYERS = ByLayer("with use_sliding_window, layers that do not rotate", _unrotated, (*_TYPED, _SWITCH))
 ALTERNATE = ByLayer("every other layer, from the first", _alternate, _TYPED)
 PATTERN = ByLayer(
     "all but every sliding_window_pattern-th layer", _pattern,
     (*_TYPED, "sliding_window_pattern", "_sliding_window_pattern"),
 )  # fmt: skip
+PATTERN_IF_ANY = ByLayer(PATTERN.said, _pattern_if_any, PATTERN.keys)
 CHUNKED_LAYERS = ByLayer("none; chunks, as far as the cache ends before the second", _chunked, ("layer_types",))
 
 
@@ -124,7 +136,7 @@ def _all_rotate(read: Fields, n_layers: int) -> list[bool]:
 def _listed(read: Fields, n_layers: int) -> list[bool]:
     """`no_rope_layers` holds 1 for a layer that rotates; without it every fourth layer does not."""
     listed = read.values.get("no_rope_layers")
-    if not listed:
+    if listed is None or listed == []:
         interval = read.count("no_rope_layer_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(n_layers)]
     if not isinstance(listed, list) or len(listed) != n_layers or any(one not in (0, 1) for one in listed):

@@ -82,7 +82,10 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
     scaling = Fields(own, f"{read.source}: {'rope_scaling' if read.table('rope_scaling') else 'rope_parameters'}")
     theta_key, part_key = family.local_theta if slides and family.local_theta else "rope_theta", "partial_rotary_factor"
     theta = scaling.number("rope_theta", read.number(theta_key, 10000.0, above=1.0), above=1.0)
-    part = scaling.number(part_key, read.number(part_key, family.rotary, most=1.0), most=1.0)
+    if family.rotary is None and scaling.values.get(part_key) not in (None, 1):
+        raise scaling.error(part_key, "must be absent or 1: this family rotates whole heads")
+    whole = family.rotary or 1.0
+    part = scaling.number(part_key, read.number(part_key, whole, most=1.0) if family.rotary else whole, most=1.0)
     rotary_dim = int(head_dim * part)
     for reason in rules.multiple_of("rotary_dim", rotary_dim, 8, 8, head_dim):
         named = read.names.get(part_key, part_key)
@@ -94,15 +97,16 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
 
 def scaling_type(scaling: Fields, family: Family) -> str:
     """The type that a table names. Raises `SpecError` for one that the family does not have here."""
-    kind = str(scaling.values.get("rope_type") or scaling.values.get("type") or "default")
+    named = "rope_type" if scaling.values.get("rope_type") is not None else "type"
+    kind = "default" if scaling.values.get(named) is None else scaling.values[named]
     if "llama_4_scaling_beta" in scaling.values:
         raise scaling.error("llama_4_scaling_beta", "queries that grow with their position have no kernels here")
     if kind == "default" and "mrope" in family.scalings and "mrope_section" in scaling.values:
         return "mrope"  # newer files call it so
     known = family.scalings or tuple(name for name in SCALINGS if name != "mrope")
     if kind not in known:
-        raise SpecError(f"{scaling.source}: type: must be one of {', '.join(known)} (got {brief(kind)})")
-    return kind
+        raise scaling.error(named, f"must be one of {', '.join(known)}")
+    return str(kind)
 
 
 def scaling_keys(kind: str) -> frozenset[str]:
@@ -132,6 +136,8 @@ def _dynamic(a: _Asked) -> RopeSettings:
 def _llama3(a: _Asked) -> RopeSettings:
     number = a.scaling.number
     low, high = number("low_freq_factor"), number("high_freq_factor")
+    if high <= low:
+        raise a.scaling.error("high_freq_factor", f"must be above low_freq_factor={low:g}")
     return RopeSettings(a.theta, a.rotary_dim, "llama3", number("factor"), low, high, a.original_max_len)
 
 
@@ -146,7 +152,7 @@ def _yarn(a: _Asked) -> RopeSettings:
         return a.rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(a.theta))
 
     low, high = pair_that_turns(fast), pair_that_turns(slow)
-    if a.scaling.values.get("truncate") is None or a.scaling.flag("truncate"):
+    if "truncate" not in a.scaling.values or a.scaling.flag("truncate"):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, a.rotary_dim - 1)
     width = high - low if high != low else 0.001
@@ -170,16 +176,21 @@ def _longrope(a: _Asked) -> RopeSettings:
     """A divisor per frequency: one list up to the original context, another for a cache that is longer than it."""
     original = a.original_max_len
     long = a.max_len > original
-    key = "long_factor" if long else "short_factor"
-    factors = a.scaling.values.get(key)
-    if not isinstance(factors, list) or len(factors) != a.rotary_dim // 2:
-        raise SpecError(f"{a.scaling.source}: {key}: must be a list of {a.rotary_dim // 2} numbers, one a pair")
-    if not all(map(is_number, factors)):
-        raise SpecError(f"{a.scaling.source}: {key}: must be positive numbers (got {factors})")
+    used = "long_factor" if long else "short_factor"
+    factors = a.scaling.values.get(used)
+    for key in ("short_factor", "long_factor"):
+        given = a.scaling.values.get(key)
+        if given is None and key != used:
+            continue
+        if not isinstance(given, list) or len(given) != a.rotary_dim // 2:
+            raise SpecError(f"{a.scaling.source}: {key}: must be a list of {a.rotary_dim // 2} numbers, one a pair")
+        if not all(map(is_number, given)):
+            raise SpecError(f"{a.scaling.source}: {key}: must be positive numbers (got {brief(given)})")
+    found = tuple(map(float, factors or ()))
     stretched = a.scaling.number("factor", a.trained_max_len / original)
     fit = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
     attention = a.scaling.number("long_mscale" if long else "short_mscale", a.scaling.number("attention_factor", fit))
-    return RopeSettings(a.theta, a.rotary_dim, freq_factors=tuple(map(float, factors)), attention_factor=attention)
+    return RopeSettings(a.theta, a.rotary_dim, freq_factors=found, attention_factor=attention)
 
 
 _ORIGINAL = "original_max_position_embeddings"

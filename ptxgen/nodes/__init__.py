@@ -227,15 +227,24 @@ class Module:
     source: str = ""
     file: str = "<ptx>"
     about: str = ""
+    _functions: dict[str, Function] | None = field(default=None, init=False, repr=False, compare=False)
+    _numbers: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def functions(self) -> dict[str, Function]:
-        """Functions by name; a definition wins over a declaration."""
-        found: dict[str, Function] = {}
-        for item in self.items:
-            if isinstance(item, Function) and (item.name not in found or item.body is not None):
-                found[item.name] = item
-        return found
+        """Functions by name; a definition wins over a declaration. Not to be changed."""
+        if self._functions is None:
+            found: dict[str, Function] = {}
+            for item in self.items:
+                if isinstance(item, Function) and (item.name not in found or item.body is not None):
+                    found[item.name] = item
+            self._functions = found
+            self._numbers = {name: number for number, name in enumerate(found)}
+        return self._functions
+
+    def number_of(self, function: str) -> int:
+        """The place of a function among `functions`. `KeyError` for a name that is none."""
+        return self._numbers[function] if self.functions else -1
 
     @property
     def entries(self) -> dict[str, Function]:

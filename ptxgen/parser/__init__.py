@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ptxgen.errors import UNREADABLE, IsaError, unreadable
+from ptxgen.errors import UNREADABLE, IsaError, SpecError, brief, unreadable
 from ptxgen.nodes import (
     Address,
     Directive,
@@ -27,12 +27,13 @@ from ptxgen.nodes import (
     Vector,
     finding,
 )
+from ptxgen.nodes.scoped import Scoped
 from ptxgen.parser.declaration import LINKAGE, SPACES, parse_parameters, parse_variables
-from ptxgen.parser.limits import MOST_FINDINGS
+from ptxgen.parser.limits import MOST_FINDINGS, MOST_MODIFIERS, MOST_NESTED, MOST_NUMBERS, whole
 from ptxgen.parser.operand import evaluate, parse_operand, split_operands
 
-_COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w.]|\s*:)\s*([^;]*);\s*")
+_COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_INSTRUCTION = re.compile(r"(?:@(!?)\s*([%\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?![\w.]|\s*:)([^;]*);\s*")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)\s*")
 _WORD = re.compile(r"\.(\w+)")
 _SCALAR = re.compile(r"(?:ld|ldu|st|atom|red)\.(?!.*\.v[248]\b)")  # accesses of one element
@@ -40,7 +41,7 @@ _TO_LINE_END = frozenset({"loc", "file"})
 _STATEMENT_END = re.compile(r";|^[ \t]*\}", re.MULTILINE)
 _BLANK = re.compile(r"\s*")
 _HEADER = re.compile(
-    r"\s*\.version\s+(\d+)\.(\d+)\s+\.target\s+([\w, ]+?)\s*(?:\n\s*\.address_size\s+(\d+))?\s*(?=\.|$)"
+    r"\s*\.version\s+(\d+)\.(\d+)\s+\.target\s+(\w+(?:\s*,\s*\w+)*)\s*(?:\.address_size\s+(\d+)\s*)?(?=\.|$)"
 )
 _FUNCTION = re.compile(r"((?:\.(?:visible|extern|weak)\s+)*)\.(entry|func)\b\s*")
 _NUMBERED = re.compile(r"\s*\.(\w+)\s*((?:\d+\s*,?\s*)*)")
@@ -54,12 +55,18 @@ class UnreadableError(IsaError):
         self.module = module
 
 
+class _BrokenOffError(IsaError):
+    """There is no reading on behind this."""
+
+
 def parse(text: str, file: str = "<ptx>", about: str = "") -> Module:
     """The module that a PTX text holds; `about` says in findings what it is.
 
     Raises `IsaError` as `about, file:line: what | text`, a line for each statement that cannot be read; where nothing
     is said about the text, the function is named.
     """
+    if not isinstance(text, str):
+        raise SpecError(f"parse: must be a PTX text (got {brief(text)})")
     parser = _Parser(text, file, about)
     try:
         module: Module | None = parser.module()
@@ -74,18 +81,6 @@ def parse(text: str, file: str = "<ptx>", about: str = "") -> Module:
     return module
 
 
-def _blanked(match: re.Match[str]) -> str:
-    """A string stays; a comment becomes its line ends."""
-    found = match[0]
-    return found if found[0] == '"' else "\n" * found.count("\n") or " "
-
-
-def _without_comments(text: str) -> str:
-    if "//" not in text and "/*" not in text:
-        return text
-    return _COMMENT.sub(_blanked, text)
-
-
 class _Parser:
     """One text being read: `at` is the position, `line` its line."""
 
@@ -93,10 +88,12 @@ class _Parser:
         self.source, self.file, self.about = text, file, about
         self.found: list[str] = []  # statements that cannot be read
         self.within = ""  # the function that is being read
-        self.text = _without_comments(text)
+        self.text = text
         self.at, self.line = 0, 1
         self.begun = 0  # where the statement begins that is being read
-        self.plain: frozenset[str] = frozenset()  # registers in scope whose names lack the %
+        self.plain: Scoped[bool] = Scoped()  # registers in scope whose names lack the %
+        self.has_plain = False  # whether the function has any
+        self.depth = 0  # of scopes within scopes
 
     # -- places -----------------------------------------------------------------------------------------------------
 
@@ -144,7 +141,23 @@ class _Parser:
 
     # -- the module -------------------------------------------------------------------------------------------------
 
+    def without_comments(self) -> str:
+        """The text with blanks and line ends in the place of comments."""
+        if "//" not in self.source and "/*" not in self.source:
+            return self.source
+        return _COMMENT.sub(self.blanked, self.source)
+
+    def blanked(self, match: re.Match[str]) -> str:
+        """A string stays; a comment becomes its line ends."""
+        found = match[0]
+        if found[0] == '"':
+            return found
+        if found[1] == "*" and (len(found) < 4 or not found.endswith("*/")):
+            self.fail("/* without */", 1 + self.source.count("\n", 0, match.start()))
+        return "\n" * found.count("\n") or " "
+
     def module(self) -> Module:
+        self.text = self.without_comments()
         header = _HEADER.match(self.text)
         if header is None:
             self.move(0)
@@ -152,7 +165,7 @@ class _Parser:
         self.move(header.end())
         targets = tuple(word.strip() for word in header[3].split(","))
         items: list[Function | Variable | Directive] = []
-        size = int(header[4] or 32)
+        size = whole(header[4] or "32", ".address_size")
         while self.at < len(self.text):
             if self.text.startswith(".address_size", self.at):
                 size = self.address_size()
@@ -162,7 +175,7 @@ class _Parser:
                 items.append(self.function(function))
             else:
                 items += self.outside()
-        version = (int(header[1]), int(header[2]))
+        version = (whole(header[1], ".version"), whole(header[2], ".version"))
         return Module(version, targets, size, tuple(items), self.source, self.file, self.about)
 
     def address_size(self) -> int:
@@ -170,7 +183,7 @@ class _Parser:
         if found is None:
             self.fail(".address_size needs a number")
         self.move(found.end())
-        return int(found[1])
+        return whole(found[1], ".address_size")
 
     def outside(self) -> list[Variable | Directive]:
         """A variable or directive between functions."""
@@ -197,8 +210,11 @@ class _Parser:
             self.move(stop)
             return Directive(name, text, line)
         if name == "section":
-            head = self.text[self.at : self.text.find("{", self.at)].strip()
-            self.move(self.text.find("{", self.at))
+            opening = self.text.find("{", self.at)
+            if opening < 0:
+                self.fail(".section: { is missing")
+            head = self.text[self.at : opening].strip()
+            self.move(opening)
             return Directive(name, f"{head} {{{self.braces('{', '}')}}}", line)
         return Directive(name, " ".join(self.until(";", f".{name}").split()), line)
 
@@ -214,7 +230,9 @@ class _Parser:
         self.move(name.end())
         self.within = Function(head[2], name[0]).title
         params = self.parameters()
-        self.plain = frozenset(p.name for p in (*returns, *params) if p.space == "reg" and p.name[0] != "%")
+        self.plain, self.has_plain = Scoped(), False
+        for each in (*returns, *params):
+            self.declared(each)
         performance, pragmas, noreturn = self.performance()
         linkage = tuple(word[1:] for word in head[1].split())
         body: tuple[Statement, ...] | None = None
@@ -251,7 +269,10 @@ class _Parser:
             if match[1] == "noreturn":
                 noreturn = True
             else:
-                found[match[1]] = tuple(int(n) for n in re.findall(r"\d+", match[2]))
+                numbers = tuple(whole(n, f".{match[1]}") for n in re.findall(r"\d+", match[2]))
+                if len(numbers) > MOST_NUMBERS:
+                    self.fail(f".{match[1]}: at most {MOST_NUMBERS} numbers (got {len(numbers):,})")
+                found[match[1]] = numbers
         return found, pragmas, noreturn
 
     # -- bodies -----------------------------------------------------------------------------------------------------
@@ -259,14 +280,20 @@ class _Parser:
     def body(self) -> tuple[Statement, ...]:
         """Statements up to the closing brace, which is eaten."""
         items: list[Statement] = []
-        plain, opened = self.plain, self.line
+        opened = self.line
+        if self.depth == MOST_NESTED:
+            raise _BrokenOffError(self.finding(f"braces: at most {MOST_NESTED} scopes nest (got one more)"))
+        self.plain, self.depth = Scoped(self.plain), self.depth + 1
         while True:
             try:
                 self.statements(items, opened)
+            except _BrokenOffError:
+                raise
             except IsaError as wrong:
                 self.skip(wrong)
             else:
-                self.plain = plain
+                assert self.plain.outer is not None
+                self.plain, self.depth = self.plain.outer, self.depth - 1
                 return tuple(items)
 
     def statements(self, items: list[Statement], opened: int) -> None:
@@ -298,10 +325,14 @@ class _Parser:
 
     def instruction(self, match: re.Match[str]) -> Instruction:
         negated, register, opcode, rest = match.groups()
+        rest = rest.strip()
         line = self.line
         end = match.end()
         self.line = line + self.text.count("\n", self.at, end)
         self.at = end
+        if opcode.count(".") > MOST_MODIFIERS:
+            said = f"{opcode[:30]}…: an instruction has at most {MOST_MODIFIERS} modifiers (got {opcode.count('.'):,})"
+            self.fail(said, line)
         try:
             if "{" in rest or "(" in rest or "[" in rest:
                 parts = split_operands(rest)
@@ -318,7 +349,7 @@ class _Parser:
             self.fail(str(wrong), line)
         except UNREADABLE as wrong:
             self.fail(unreadable(wrong), line)
-        if self.plain:
+        if self.has_plain:
             operands = tuple(self.named(operand) for operand in operands)
         guard = Guard(register, negated == "!") if register else None
         return Instruction(opcode, operands, guard, line)
@@ -331,22 +362,27 @@ class _Parser:
         if word[1] not in SPACES | LINKAGE:
             return [self.directive(word[1])]
         found = self.variables()
-        if word[1] == "reg":
-            for each in found:
-                if isinstance(each, Variable) and each.name[0] != "%":
-                    self.plain |= {f"{each.name}{i}" for i in range(each.count)} if each.count else {each.name}
+        for each in found:
+            if isinstance(each, Variable):
+                self.declared(each)
         return found
+
+    def declared(self, variable: Variable) -> None:
+        """Note a register whose name lacks the %."""
+        if variable.space == "reg" and variable.name[0] != "%":
+            self.plain.declare(variable, True)
+            self.has_plain = True
 
     def named(self, operand: Operand) -> Operand:
         """The operand with symbols that are registers in scope turned into registers."""
         if isinstance(operand, Symbol):
-            known = operand.name in self.plain and not operand.offset
+            known = not operand.offset and self.plain.find(operand.name)
             return Register(operand.name) if known else operand
         if isinstance(operand, Vector):
             return Vector(tuple(map(self.named, operand.items)))
         if isinstance(operand, Group):
             return Group(tuple(map(self.named, operand.items)))
-        if isinstance(operand, Address) and isinstance(operand.base, Symbol) and operand.base.name in self.plain:
+        if isinstance(operand, Address) and isinstance(operand.base, Symbol) and self.plain.find(operand.base.name):
             return Address(Register(operand.base.name), operand.offset, operand.coordinates, operand.unified)
         return operand
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from math import prod
 
-from ptxgen.errors import IsaError
+from ptxgen.errors import IsaError, brief
 from ptxgen.nodes import Immediate, Operand, Variable, Vector
-from ptxgen.parser.limits import MOST_PARAMETERS, bytes_of, within
+from ptxgen.parser.limits import MOST_PARAMETERS, bytes_of, whole, within
 from ptxgen.parser.operand import evaluate, parse_operand, split_operands
 
 SPACES = frozenset({"reg", "sreg", "const", "global", "local", "param", "shared", "tex"})
@@ -23,7 +23,7 @@ def parse_variables(text: str, line: int) -> list[Variable]:
     """The variables of one declaration statement (without `;`): one a name. Raises `IsaError`."""
     simple = _REGISTERS.fullmatch(text)
     if simple:
-        return [within(Variable("reg", simple[1], simple[2], count=int(simple[3] or 0), line=line))]
+        return [within(Variable("reg", simple[1], simple[2], count=whole(simple[3] or "0", simple[2]), line=line))]
     head, names = _head(text)
     return [_declared(head, part, line) for part in _declarators(names)]
 
@@ -68,9 +68,10 @@ def _head(text: str) -> tuple[_Head, str]:
         elif keyed == "ptr" or (head.attributes and keyed == "align"):
             head.attributes.append(f".{keyed} {number}".rstrip())
         elif keyed == "align":
-            if not int(number or 0):
-                raise IsaError(f".align: needs a number of bytes (got {number or text[at:].split(None, 1)[0][:20]!r})")
-            head.align = int(number)
+            head.align = whole(number or "0", ".align")
+            if not head.align:
+                got = number or text[at:].strip().partition(" ")[0][:20]
+                raise IsaError(f".align: needs a number of bytes (got {got!r})")
         elif head.attributes and head.type:
             head.attributes.append(f".{word}")
         elif word in LINKAGE:
@@ -99,7 +100,7 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
     name, equals, value = (part.strip() for part in text.partition("="))
     match = _DECLARATOR.fullmatch(name)
     if match is None:
-        raise IsaError(f"not a declaration of a name: {text!r}")
+        raise IsaError(f"not a declaration of a name: {brief(text)}")
     extents = [inner.strip() for inner in re.findall(r"\[([^\]]*)\]", match[3])] if match[3] else ()
     dims = tuple(evaluate(inner) if inner else 0 for inner in extents)
     init = None
@@ -114,7 +115,7 @@ def _declared(head: _Head, text: str, line: int) -> Variable:
             raise IsaError(f"{match[1]}: has {room:,} elements, and more are initialised (got {len(init):,})")
     attributes = " ".join(head.attributes)
     return within(Variable(
-        head.space, head.type, match[1], dims, head.align, head.vector, int(match[2] or 0), init,
+        head.space, head.type, match[1], dims, head.align, head.vector, whole(match[2] or "0", match[1]), init,
         tuple(head.linkage), attributes, line,
     ))  # fmt: skip
 

@@ -9,14 +9,16 @@ from functools import lru_cache
 
 from ptxgen.errors import IsaError, brief
 from ptxgen.nodes import Address, Group, Immediate, Negated, Operand, Pair, Register, Symbol, Vector
+from ptxgen.parser.limits import MOST_NESTED
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[\w:]+)?|_|[A-Za-z_$][\w$]*\.[xyzwrgba]")
 _NUMBER = re.compile(r"-?\s*(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)")
 _LONGEST = 80  # a sign, 0b and 64 bits, with room for blanks
 _NOT_OCTAL = re.compile(r"-?\s*0\d*[89]\d*U?")
 _DECIMAL = re.compile(r"[-+]?\s*(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?")
+_WARP_SIZE = re.compile(r"\bWARP_SZ\b")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_$][\w$]*")
-_OFFSET = re.compile(r"(.+?)\s*([-+])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+)U?)", re.DOTALL)
+_OFFSET = re.compile(r"(.+?) ?([-+]) ?(-? ?(?:0[xX][0-9a-fA-F]+|\d+)U?)")  # between single blanks
 _WRAPPED = re.compile(r"(?:generic|mask|0[xX][fF0]+)\s*\(.*\)(?:\s*\+\s*\d+)?", re.DOTALL)
 # What compilers fill large tables with: a list of literals of which each is well-formed
 _LITERAL = (
@@ -47,9 +49,9 @@ def parse_operand(text: str) -> Operand:
     if first == "(" and text.find(")") == len(text) - 1:
         return Group(tuple(map(parse_operand, split_operands(_inside(text, "(", ")")))))
     if first == "!":
-        inner = parse_operand(text[1:].strip())
-        if isinstance(inner, (Register, Symbol)):
-            return Negated(Register(inner.name))
+        name = text[1:].strip()
+        if _REGISTER.fullmatch(name) or _NAME.fullmatch(name):
+            return Negated(Register(name))
     return _rest(text)
 
 
@@ -71,10 +73,11 @@ def _literals(inner: str) -> tuple[Operand, ...]:
 
 
 def _rest(text: str) -> Operand:
+    text = " ".join(text.split())
     if _DECIMAL.fullmatch(text):
         return Immediate("".join(text.split()))
-    if "WARP_SZ" in text:
-        return parse_operand(re.sub(r"\bWARP_SZ\b", "32", text))
+    if _WARP_SIZE.search(text):
+        return parse_operand(_WARP_SIZE.sub("32", text))
     if _NAME.fullmatch(text):
         return Symbol(text)
     if "|" in text and not _EXPRESSION.fullmatch(text):
@@ -91,13 +94,17 @@ def _rest(text: str) -> Operand:
 
 
 def _offset(match: re.Match[str]) -> int:
-    value = int("".join(match[3].rstrip("U").split()), 0)
+    if len(match[3]) > _LONGEST:
+        raise IsaError(f"an offset has 64 bits at most (got {match[3][:20]}…, {len(match[3])} characters)")
+    if _NOT_OCTAL.fullmatch(match[3]):
+        raise IsaError(f"a number that begins with 0 has digits up to 7 (got {match[3]})")
+    value = int(Immediate("".join(match[3].split())).value)
     return -value if match[2] == "-" else value
 
 
 def _inside(text: str, opening: str, closing: str) -> str:
     if text[0] != opening or text[-1] != closing:
-        raise IsaError(f"{opening} without {closing}: {text!r}")
+        raise IsaError(f"{opening} without {closing}: {brief(text)}")
     return text[1:-1]
 
 
@@ -105,7 +112,8 @@ def _address(text: str) -> Address:
     unified = text.endswith(".unified")
     inner, *coordinates = split_operands(_inside(text.removesuffix(".unified").rstrip(), "[", "]")) or [""]
     if not inner or len(coordinates) > 1:
-        raise IsaError(f"not an address: {text!r}")
+        raise IsaError(f"not an address: {brief(text)}")
+    inner = " ".join(inner.split())
     at = _OFFSET.fullmatch(inner)
     offset = 0
     if at and not _EXPRESSION.fullmatch(at[1]):
@@ -114,10 +122,10 @@ def _address(text: str) -> Address:
     if isinstance(base, Symbol):
         base, offset = Symbol(base.name), base.offset + offset
     if not isinstance(base, (Register, Symbol, Immediate)):
-        raise IsaError(f"not an address: {text!r}")
+        raise IsaError(f"not an address: {brief(text)}")
     vector = parse_operand(coordinates[0]) if coordinates else None
     if vector is not None and not isinstance(vector, Vector):
-        raise IsaError(f"coordinates of an address stand in braces: {text!r}")
+        raise IsaError(f"coordinates of an address stand in braces: {brief(text)}")
     return Address(base, offset, vector, unified)
 
 
@@ -128,18 +136,25 @@ def split_operands(text: str) -> list[str]:
     """The parts between top-level commas, stripped. An empty text has none."""
     if "{" not in text and "[" not in text and "(" not in text:
         return [part.strip() for part in text.split(",")] if text.strip() else []
-    parts, depth, start = [], 0, 0
+    parts, depth, deepest, start = [], 0, 0, 0
     at = _BRACKET_OR_COMMA.search(text)
     while at is not None:
         char = at[0]
         if char == ",":
             parts.append(text[start : at.start()].strip())
             start = at.end()
+        elif char in "{[(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif depth:
+            depth -= 1
         else:
-            depth += 1 if char in "{[(" else -1
+            raise IsaError(f"unbalanced brackets: {brief(text.strip())}")
         at = (_BRACKET if depth else _BRACKET_OR_COMMA).search(text, at.end())
+    if deepest > MOST_NESTED:
+        raise IsaError(f"brackets: at most {MOST_NESTED} nest (got {deepest:,})")
     if depth:
-        raise IsaError(f"unbalanced brackets: {text.strip()!r}")
+        raise IsaError(f"unbalanced brackets: {brief(text.strip())}")
     parts.append(text[start:].strip())
     return parts
 
@@ -147,6 +162,7 @@ def split_operands(text: str) -> list[str]:
 _TERM = re.compile(r"\s*(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^~<>!?:()])[uU]?")
 _LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"),
            ("*", "/", "%"))  # fmt: skip
+_PRECEDENCE = {operator: level for level, operators in enumerate(_LEVELS) for operator in operators}
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "||": lambda a, b: int(bool(a or b)), "&&": lambda a, b: int(bool(a and b)),
     "|": lambda a, b: a | b, "^": lambda a, b: a ^ b, "&": lambda a, b: a & b,
@@ -185,7 +201,7 @@ class _Expression:
     """The words of a constant expression, and how far they are read."""
 
     def __init__(self, words: list[str]) -> None:
-        self.words, self.at = words, 0
+        self.words, self.at, self.depth = words, 0, 0
 
     def word(self) -> str:
         """The next word, or nothing."""
@@ -193,45 +209,67 @@ class _Expression:
 
     def conditional(self) -> int:
         """`a ? b : c`, or what binds closer."""
-        value = self.binary(0)
-        if self.word() != "?":
-            return value
-        self.at += 1
-        yes = self.conditional()
-        if self.word() != ":":
-            raise IsaError("? without : in a constant expression")
-        self.at += 1
-        no = self.conditional()
-        return yes if value else no
-
-    def binary(self, level: int) -> int:
-        """Operators of one precedence, from the left."""
-        if level == len(_LEVELS):
-            return self.unary()
-        value = self.binary(level + 1)
-        while (word := self.word()) in _LEVELS[level]:
+        chosen: int | None = None  # of a chain a ? b : c ? d : e, the first whose condition holds
+        while True:
+            value = self.binary(0)
+            if self.word() != "?":
+                return value if chosen is None else chosen
             self.at += 1
-            value = _in_64_bits(_OPERATORS[word](value, self.binary(level + 1)))
+            yes = self.inner()
+            if self.word() != ":":
+                raise IsaError("? without : in a constant expression")
+            self.at += 1
+            if value and chosen is None:
+                chosen = yes
+
+    def inner(self) -> int:
+        """An expression within another."""
+        if self.depth == MOST_NESTED:
+            raise IsaError(f"a constant expression: at most {MOST_NESTED} nest (got one more)")
+        self.depth += 1
+        value = self.conditional()
+        self.depth -= 1
+        return value
+
+    def binary(self, lowest: int) -> int:
+        """Operators of this precedence and higher ones, from the left."""
+        value = self.unary()
+        while (level := _PRECEDENCE.get(self.word(), -1)) >= lowest:
+            operator = _OPERATORS[self.word()]
+            self.at += 1
+            value = _in_64_bits(operator(value, self.binary(level + 1)))
         return value
 
     def unary(self) -> int:
-        """A number, a sign before one, or an expression in brackets."""
+        """A number or an expression in brackets, behind any number of signs."""
+        first = self.at
+        while self.word() and self.word() in "-+~!":
+            self.at += 1
+        signs = self.words[first : self.at]
+        value = self.primary()
+        for sign in reversed(signs):
+            value = {"-": -value, "+": value, "~": ~value, "!": int(not value)}[sign]
+        return value
+
+    def primary(self) -> int:
+        """A number or an expression in brackets."""
         word = self.word()
         self.at += 1
         if not word:
             raise IsaError("a constant expression breaks off")
         if word == "(":
-            value = self.conditional()
+            value = self.inner()
             if self.word() != ")":
                 raise IsaError("( without ) in a constant expression")
             self.at += 1
             return value
-        if word in "-+~!":
-            value = self.unary()
-            return {"-": -value, "+": value, "~": ~value, "!": int(not value)}[word]
         if not word[0].isdigit():
             raise IsaError(f"not a number in a constant expression: {word!r}")
+        if len(word) > _LONGEST:
+            raise IsaError(f"a literal has 64 bits at most (got {word[:20]}…, {len(word)} characters)")
         octal = len(word) > 1 and word[0] == "0" and word.isdigit()
+        if octal and _NOT_OCTAL.fullmatch(word):
+            raise IsaError(f"a number that begins with 0 has digits up to 7 (got {word})")
         return _in_64_bits(int(word, 8 if octal else 0))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -279,9 +280,12 @@ class Model:
 
     def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
         """A prompt as s32, every token within the vocabulary."""
-        tokens = np.asarray(prompt)
+        try:
+            tokens = np.asarray(prompt)
+        except ValueError:  # lists of different lengths
+            tokens = np.zeros(0)
         if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
-            raise SpecError(f"Model: a prompt must be a list of at least one token (got {brief(prompt)})")
+            raise SpecError(f"Model: a prompt must be a list of integers, one at least (got {brief(prompt)})")
         if tokens.min() < 0 or tokens.max() >= self.shape.vocab:
             got = f"{tokens.min()} … {tokens.max()}"
             raise SpecError(f"Model: tokens must be within 0 … {self.shape.vocab - 1} (got {got})")
@@ -303,7 +307,8 @@ class Model:
     ) -> list[int] | Iterator[int]:
         """The prompt and the tokens after it; with `stream` an iterator, which decodes a token when it is asked for the
         next. `options` are those of `tokens`, which gives the tokens after the prompt alone."""
-        found = itertools.chain(map(int, prompt), self.tokens(prompt, max_new_tokens, **options))
+        given = self._tokens_of(prompt).tolist()
+        found = itertools.chain(given, self.tokens(prompt, max_new_tokens, **options))
         return found if stream else list(found)
 
     def tokens(
@@ -323,6 +328,8 @@ class Model:
         string or one of several (whose last token is given); `decode` turns tokens into text. `keep`: the prompt goes
         on where the sequence is, which otherwise begins anew.
         """
+        if max_new_tokens is not None:
+            within("Model.tokens: max_new_tokens", max_new_tokens, 0, sys.maxsize)
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in stop:
             raise SpecError("Model.tokens: stop strings must not be empty (got '')")

@@ -281,6 +281,26 @@ def test_the_module_is_a_program_and_an_interrupted_pipe_is_quiet() -> None:
     assert done.stderr == ""
 
 
+def test_an_interrupt_that_a_callback_drops_comes_again() -> None:
+    program = (
+        "import os, signal, time\n"
+        "from ptxgen.cli._main import deliver_interrupts\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "deliver_interrupts()\n"
+        "class Last:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(60)\n"
+        "try:\n"
+        "    Last()\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 def test_doctor_says_what_a_model_takes(capsys: pytest.CaptureFixture[str]) -> None:
     model = str(Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf")
     assert invoke(["doctor", "--model", model, "--max-len", "128", "--json"]) == 0

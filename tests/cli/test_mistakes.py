@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ptxgen import demo
+import ptxgen
+from ptxgen import SpecError, demo
 from ptxgen.cli._main import invoke
 from ptxgen.errors import CudaError
-from ptxgen.runtime import open_device
+from ptxgen.models import model_shape
+from ptxgen.runtime import Model, open_device
 from ptxgen.runtime.cpu.native import host
 
 PTX = """.version 8.0
@@ -20,6 +26,9 @@ PTX = """.version 8.0
 .visible .entry a(.param .u64 p) { ret; }
 .visible .entry b() { ret; }
 """
+SMALL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 32,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "intermediate_size": 64,
+         "rms_norm_eps": 1e-5}  # fmt: skip
 SHORT = {"A": "activation --dim 64", "I": "incremental-attention --max-len 64 --head-dim 16"}
 MISTAKES = [
     ("generat activation", "generat: no such command; there are check, complete"),
@@ -129,6 +138,34 @@ MISTAKES = [
     ("completion nonesuch", "Invalid value for '{bash|zsh|fish}': 'nonesuch' is not one of 'bash', 'zsh', 'fish'."),
     ("tune nonesuch", "Got unexpected extra argument (nonesuch)"),
     ("doctor extra", "Got unexpected extra argument (extra)"),
+    ("generate {A} --target sm_80 --entry 1bad", "entry: must be letters, digits and _, a letter first (got '1bad')"),
+    ("generate --config none.json --target sm_80 -o out --max-len 0",
+     "Invalid value for '--max-len': 0 is not in the range x>=1."),
+    ("generate --config small.json --target sm_80 -o out --page-size 7",
+     "IncrementalAttention.page_size: must be a multiple of 16 from 16 to 65536 (got 7; nearest: 16)"),
+    ("generate --config small.json --target sm_80 -o out --layout nhd", "page_layout: needs a page_size (got 'nhd')"),
+    ("generate --config small.json --target sm_80 -o out --batch -1",
+     "Invalid value for '--batch': -1 is not in the range x>=1."),
+    ("generate --config small.json --target sm_80 -o out --kv-dtype int3", "--kv-dtype: must be one of f32, f16, bf16"),
+    ("generate --config small.json --target sm_80 -o out --weights q9", "weights: must be one of bf16, e4m3, e4m3_cha"),
+    ("generate --config small.json --target sm_80 -o file", "file/index.json: Not a directory"),
+    ("generate --config empty --target sm_80 -o out", "empty: Is a directory"),
+    ("export --config small.json --target sm_80 -o out --prefix 9x",
+     "entry: must be letters, digits and _, a letter first (got '9xrope_append')"),
+    ("export --model file --config small.json --target sm_80 -o out",
+     "export: --config does not go with --model (got small.json)"),
+    ("export --model file --prefix x --target sm_80 -o out", "export: --prefix does not go with --model (got x)"),
+    ("export --model file --target sm_80 -o out", "file: is too short for a GGUF file (1 bytes)"),
+    ("export --model file", "export --model: needs one --target, and -o, a new directory"),
+    ("golden check --root empty",
+     "--root: must be a directory of goldens (got empty); golden update --init makes one"),
+    ("golden diff --root empty", "--root: must be a directory of goldens (got empty); golden update --init makes one"),
+    ("golden update --root empty", "--root: must be a directory of goldens (got empty); golden update --init makes on"),
+    ("doctor --config nonesuch", "nonesuch: must be a config.json or a folder with some (got none that names"),
+    ("doctor --model file", "file: is too short for a GGUF file (1 bytes)"),
+    ("tune --product 3x", "--product: must be NxK/FORMAT, as 4096x14336/q4_k (got '3x')"),
+    ("complete empty hello", "empty/config.json: cannot be read (No such file or directory)"),
+    ("completion", "Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
     ("list nonesuch", "kernel type: must be one of activation, advance"),
     ("record", "ptxgen record: names no kernel"),
 ]  # fmt: skip
@@ -140,7 +177,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mistakes")
     (made / "empty").mkdir()
     for name, text in {"text.ptx": "no ptx\n", "good.ptx": PTX, "list.json": "[]", "bad.json": "{", "array.npz": "x",
-                       "file": "x", "none.json": '{"model_type": "nonesuch"}'}.items():  # fmt: skip
+                       "file": "x", "none.json": '{"model_type": "nonesuch"}',
+                       "small.json": json.dumps(SMALL)}.items():  # fmt: skip
         (made / name).write_text(text)
     np.savez(made / "y.npz", y=np.zeros(3))
     np.savez(made / "x.npz", x=np.zeros((3, 64)))
@@ -159,6 +197,42 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert err.startswith("ptxgen: " + said)
     assert err.count("\n") == 1
     assert sorted(folder.rglob("*")) == before
+
+
+@functools.cache
+def small_model() -> Model:
+    path = Path(__file__).parents[2] / "examples" / "models" / "kjv-q8_0.gguf"
+    return Model.load(path, open_device("cpu"), max_len=32)
+
+
+# A call, what is wrong in it, and what is said of it.
+CALLS: list[tuple[Callable[[Any], object], Any, str]] = [
+    (lambda it: ptxgen.generate(it, "sm_80"), "activation", "generate: must be a spec, such as KvCacheScatter("),
+    (
+        lambda it: ptxgen.supports(it, "sm_80"),
+        "activation",
+        "supports: must be a spec, or a mapping of its fields (got ",
+    ),
+    (lambda it: ptxgen.parse(it), 3, "parse: must be a PTX text (got 3)"),
+    (lambda it: ptxgen.assemble(it), None, "assemble: must be a PTX text (got None)"),
+    (lambda it: model_shape(SMALL, max_len=it), 64.0, "max_len: must be an integer of at least 1 (got 64.0)"),
+    (lambda it: model_shape(SMALL, max_len=it), "64", "max_len: must be an integer of at least 1 (got '64')"),
+    (lambda it: small_model().generate(it, 2), "hello", "Model: a prompt must be a list of integers, one at least"),
+    (lambda it: small_model().generate(it, 2), [], "Model: a prompt must be a list of integers, one at least (got [])"),
+    (lambda it: small_model().generate(it, 2), [1.5], "Model: a prompt must be a list of integers, one at least"),
+    (lambda it: small_model().generate(it, 2), [[1], [2, 3]], "Model: a prompt must be a list of integers, one at"),
+    (lambda it: small_model().generate(it, 2), [10**9], "Model: tokens must be within 0 … 1535 (got 1000000000"),
+    (lambda it: small_model().generate([1], it), -2, "Model.tokens: max_new_tokens must be within 0 … "),
+    (lambda it: small_model().generate([1], it), 2.5, "Model.tokens: max_new_tokens must be an int within 0 … "),
+]
+
+
+@pytest.mark.parametrize(("call", "wrong", "said"), CALLS)
+def test_a_mistake_in_python_is_a_sentence(call: Callable[[Any], object], wrong: Any, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        call(wrong)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
 
 
 def test_without_llvmlite_the_extra_is_named_at_once(

@@ -241,7 +241,7 @@ def test_what_is_read_in_vain_need_not_be_written(way):
 def test_what_is_chosen_must_be_written(way):
     body, lanes = NOT_DROPPED[way]
     with pytest.raises(ExecutionError, match=rf"^read of an uninitialised register[^$]*lanes {lanes}\n[^$]*"
-                       "or not all of the shared memory that it was loaded from is written"):  # fmt: skip
+                       "not all of the shared memory that it comes from is written"):  # fmt: skip
         half("ld.shared.u32 %r1, [%r9]; " + body)
 
 
@@ -283,6 +283,8 @@ DEFINED = {
     "0 by itself": "st.global.u32 [%a0], %r2; ret;|xor.b32 %r3, %r8, %r8; sub.u32 %r2, %r9, %r9; "
     "add.u32 %r2, %r2, %r3;",
     "decided by": "there: ret;|and.b32 %r2, %r9, 255; setp.eq.u32 %p1, %r2, 5; @%p1 bra there;",
+    "half of it, by a generic store in the next block": "st.u16 [%a0], %r9; ret;|setp.eq.u32 %p1, %lane, 0; "
+    "@%p1 bra on; mov.u32 %r9, %r1; on: ",
     "in the next block": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
     "add.u32 %r3, %r3, 1; on: "
     "shl.b32 %r2, %r9, 16;",

@@ -14,7 +14,7 @@ from ptxgen.errors import ExecutionError
 from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.run import findings
 from tests.cpu.test_wgmma import COMMIT, END, FENCE, START, product
-from tests.support.cpu_run import text_of
+from tests.support.cpu_run import run, text_of
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cpu-executor.md"
 SHARED = ".shared .align 128 .b8 s[1024];\n.shared .align 8 .b64 bar;\n"
@@ -117,3 +117,46 @@ def test_every_title_is_tried_and_explained():
     table = DOCUMENT.read_text(encoding="utf-8").partition("## Findings")[2].partition("How the")[0]
     rows = re.findall(r"^\| ([^|]+?) \|", table, re.M)
     assert set(rows) - {"title", "---"} == titles()
+
+
+REGISTERS = {  # body, what is said, the instruction that it is said of
+    "an operand": ("mov.u32 %r1, 1;\nadd.u32 %r3, %r1, %r2;\nst.global.u32 [%a0], %r3;",
+                   "%r3 is read here, but it was computed from %r2, which no instruction", "st.global.u32"),
+    "the second of a vector": ("mov.u32 %r1, 1;\nst.global.v2.u32 [%a0], {%r1, %r2};", "%r2 is read here, but", "st"),
+    "an address": ("st.global.u32 [%rd1], 1;", "%rd1 is read here, but no instruction", "st"),
+    "a part of an address": ("cvt.u64.u32 %rd1, %r1;\nadd.u64 %rd1, %rd1, %a0;\nst.global.u32 [%rd1], 1;",
+                             "%rd1 is read here, but it was computed from %r1, which no", "st"),
+    "a guard": ("add.u32 %r1, %tid, 1;\nadd.u64 %rd1, %a0, %at4;\n@%p1 st.global.u32 [%rd1], %r1;",
+                "%p1 is read here, but no instruction", "@%p1 st"),
+    "a guard of what uses a load": ("add.u64 %rd1, %a0, %at4;\nld.global.u32 %r1, [%rd1];\n"
+                                    "@%p1 st.global.u32 [%rd1], %r1;",
+                                    "%p1 is read here, but no instruction", "@%p1 st"),
+    "a branch": ("@%p1 bra L;\nst.global.u32 [%a0], 1;\nL:", "%p1 is read here, but no instruction", "@%p1 bra"),
+    "a comparison": ("mov.u32 %r1, 1;\natom.global.cas.b32 %r4, [%a0], %r1, %r2;", "%r2 is read here, but no", "atom"),
+    "a source lane": ("shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;\nst.global.u32 [%a0], %r1;",
+                      "%r1 is read here, but it was computed from %r2, which no", "st"),
+    "some lanes": ("setp.lt.u32 %p1, %tid, 4;\n@%p1 mov.u32 %r2, 5;\nst.global.u32 [%a0], %r2;",
+                   "%r2 is read here, but no instruction", "st"),
+    "a copy that was taken out": ("mov.u32 %r2, %r1;\nmov.u32 %r3, %r2;\nst.global.v2.u32 [%a0], {%tid, %r3};",
+                                  "a copy of %r2 is read here, but it was computed from %r1, which no", "st"),
+    "several": ("add.u32 %r5, %r1, %r2;\nadd.u32 %r5, %r5, %r3;\nadd.u32 %r5, %r5, %r4;\nst.global.u32 [%a0], %r5;",
+                "or others, which no instruction", "st"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REGISTERS)
+def test_an_undefined_register_is_said_with_where_it_comes_from(name):
+    body, said, instruction = REGISTERS[name]
+    with pytest.raises(ExecutionError) as caught:
+        run(body + "\nret;", np.zeros(64, np.uint32), mode="check")
+    title, place, _, sentence = str(caught.value).splitlines()[:4]
+    assert title == "read of an uninitialised register in kernel k"
+    assert place.split(": ", 1)[1].startswith(instruction)
+    assert said in sentence
+
+
+def test_a_finding_in_a_long_line_shows_the_instruction():
+    body = "mov.u32 %r1, 1; " * 100 + "st.global.u32 [%a0], %r2; ret;"
+    with pytest.raises(ExecutionError, match=r":14: st.global.u32 \[%a0\], %r2;\n") as caught:
+        run(body, np.zeros(64, np.uint32), mode="check")
+    assert len(str(caught.value)) < 400

@@ -312,3 +312,58 @@ def test_random_mode_is_fair_to_a_barrier_that_is_polled():
         count = u32(1)
         run(PHASES, u32(1), count, block=256, mode="random", seed=seed, time_limit=60)
         assert count[0] == 6
+
+
+TURNS = """
+  shr.u32 %r1, %tid, 5; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, 0;
+  @%p1 bra takes;
+gives: bar.arrive 1, 64; WAIT add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 2; @%p2 bra gives;
+  ret;
+takes: bar.sync 1, 64; bar.arrive 2, 64; add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 2; @%p2 bra takes;
+  ret;"""
+
+
+def test_a_warp_that_arrives_twice_before_a_barrier_is_over():
+    run(TURNS.replace("WAIT", "bar.sync 2, 64;"), block=64, mode="check")
+    with pytest.raises(
+        ExecutionError, match=r"(?s)wrong use.*bar.arrive 1, 64.*warp 0.*\n.*arrived at this barrier before"
+    ):
+        run(TURNS.replace("WAIT", ""), block=64, mode="check")
+
+
+RING = """
+  .shared .align 8 .b64 bar[2]; mov.u32 %r1, bar; mov.u32 %r2, 0; mov.u32 %r3, 1; and.b32 %r4, %tid, 31;
+  setp.eq.u32 %p0, %tid, 0; setp.eq.u32 %p1, %r4, 0; setp.lt.u32 %p2, %tid, 32;
+  @%p0 mbarrier.init.shared::cta.b64 [%r1], 1; @%p0 mbarrier.init.shared::cta.b64 [%r1+8], EMPTY;
+  bar.sync 0;
+  @!%p2 bra takes;
+fills: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1+8], %r3; @!%p3 bra fills;
+  MEET
+  WHO mbarrier.arrive.shared::cta.b64 %rd1, [%r1];
+  LATE
+  xor.b32 %r3, %r3, 1; add.u32 %r2, %r2, 1; setp.lt.u32 %p4, %r2, 3; @%p4 bra fills;
+  ret;
+takes: xor.b32 %r3, %r3, 1;
+full: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], %r3; @!%p3 bra full;
+  MEET
+  WHO mbarrier.arrive.shared::cta.b64 %rd1, [%r1+8];
+  add.u32 %r2, %r2, 1; setp.lt.u32 %p4, %r2, 3; @%p4 bra takes;
+  ret;"""
+
+
+def ring(meet="", who="@%p1", late="", mode="check"):
+    count = "1" if who else "32"
+    text = RING.replace("EMPTY", count).replace("[%r1], 1;", f"[%r1], {count};", 1)
+    run(text.replace("MEET", meet).replace("WHO", who).replace("LATE", late), block=64, mode=mode)
+
+
+def test_lanes_of_a_warp_that_may_miss_a_phase():
+    """The first lane alone goes on to the arrival that lets the others' next phase end."""
+    ring("bar.warp.sync -1;")
+    ring(who="")  # each lane arrives behind its own wait
+    ring("shfl.sync.idx.b32 %r5, %r4, 0, 31, -1;")
+    for late in ("", "bar.warp.sync -1;"):
+        with pytest.raises(
+            ExecutionError, match=r"(?s)wrong use.*try_wait.*warp \d, lanes 1-31\n.*look late would miss"
+        ):
+            ring(late=late)

@@ -91,6 +91,35 @@ def test_fragments_of_a_need_the_fence_too():
     finding(FENCE + load + body, "registers of wgmma.*wgmma.fence must stand between the last write to %r6")
 
 
+LOADED = "ld.shared.b32 %r6, [%r1]; or.b32 %r7, %r6, %r6; or.b32 %r8, %r6, %r6; or.b32 %r9, %r6, %r6;"
+
+
+@pytest.mark.parametrize("write", ["or.b32 %r8, %r6, %r6;", "mov.b32 %r8, %r6;", "@!%p7 ld.shared.b32 %r8, [%r1];"])
+def test_fragments_of_a_are_read_until_the_wait(write):
+    write = "setp.eq.u32 %p7, %n, 77777;" + write
+    open_ = LOADED + FENCE + product(a="{%r6, %r7, %r8, %r9}") + COMMIT
+    np.testing.assert_array_equal(launch(open_ + "or.b32 %r10, %r8, %r8;" + WAIT.format(0) + write), 16)
+    finding(open_ + write + WAIT.format(0), r"registers of wgmma.*\(line \d+\) reads %r8 until a wgmma.wait_group")
+    finding(open_ + open_.replace(LOADED, "") + WAIT.format(1) + write, "registers of wgmma.*reads %r8 until")
+    others = open_.replace("%r6", "%r11").replace("%r7", "%r12").replace("%r8", "%r13").replace("%r9", "%r14")
+    np.testing.assert_array_equal(launch(open_ + others + WAIT.format(1) + write + WAIT.format(0)), 32)
+
+
+def test_a_copy_of_a_register_is_no_fragment():
+    """The copy is what the product reads: its source may change before the wait."""
+    copied = LOADED + "mov.b32 %r10, %r8;" + FENCE + product(a="{%r6, %r7, %r10, %r9}") + COMMIT
+    np.testing.assert_array_equal(launch(copied + "ld.shared.b32 %r8, [%r1];" + WAIT.format(0)), 16)
+    finding(copied + "ld.shared.b32 %r10, [%r1];" + WAIT.format(0), "registers of wgmma.*reads %r10 until")
+
+
+def test_registers_are_followed_after_every_product_and_fence_of_a_block():
+    one = product() + COMMIT
+    half = "mul.f32 %f4, %f4, 0f3f000000;"
+    finding(FENCE + one + WAIT.format(0) + half + FENCE + one + half, "registers of wgmma.*mul.f32.*%f4 until")
+    loads = LOADED + FENCE + product(a="{%r6, %r7, %r8, %r9}") + COMMIT + WAIT.format(0)
+    finding(loads + loads.replace(FENCE, ""), "registers of wgmma.*mma_async.*wgmma.fence must stand")
+
+
 def test_operands_are_read_until_the_wait():
     write = "st.shared.v4.b32 [%r2], {%r3, %r3, %r3, %r3};"
     wait, meet = WAIT.format(0), "bar.sync 0;"

@@ -11,7 +11,8 @@ import pytest
 from tests.support.guide import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")])
+FOLDERS = (ROOT, ROOT / "docs", ROOT / "examples", *(ROOT / "examples").iterdir(), ROOT / "benchmarks" / "results")
+PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"`((?:ptxgen|runtime|templates|tests|benchmarks|docs|examples|golden_ptx)/[\w./-]*)`")
 COMMAND = re.compile(r"python -m ((?:benchmarks|tests|ptxgen)[\w.]*)")
@@ -22,7 +23,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in target or target.startswith("mailto:"):
@@ -34,7 +35,7 @@ def test_links_resolve(page: Path) -> None:
             assert heading in map(anchor, re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_commands_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     files = (name for name in FILE.findall(text) if not any(each in name for each in EXAMPLES))

@@ -39,6 +39,18 @@ def test_an_example_is_short_and_names_what_is_there(path: str) -> None:
         assert list(wrong(text, set())) == []
 
 
+def test_the_table_names_every_example_and_tests_that_are_there() -> None:
+    text = (EXAMPLES / "README.md").read_text()
+    named = re.findall(r"^\| \[(\w+)\]\((\w+)/", text, re.MULTILINE)
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert [name for name, _ in named] == [folder for _, folder in named]
+    assert {name for name, _ in named} == folders
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(tests) >= len(folders)
+    for file, name in tests:
+        assert f"def {name}(" in (ROOT / file).read_text(), name
+
+
 def test_numpy_on_the_cpu_executor() -> None:
     shown = run("numpy")
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import itertools
 import json
@@ -113,6 +114,20 @@ def test_products_and_sums_of_extents() -> None:
     assert product(["n"]) == "n"
     assert total(["n", 4, "2 * m", 6]) == "n + 2 * m + 10"
     assert (total([]), total([4]), total(["n"])) == (0, 4, "n")
+
+
+def test_a_tree_that_another_thread_disturbs_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = iter(["AST constructor recursion depth mismatch (before=75, after=195)"])
+    parsed = ast.parse
+
+    def disturbed(text: str, **more: Any) -> Any:
+        for said in refused:
+            raise SystemError(said)
+        return parsed(text, **more)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert evaluate("ceil_div(never_seen_before, 8) * 3", {"never_seen_before": 9}) == 6
+    assert list(refused) == []
 
 
 def test_formulas_in_c_syntax() -> None:

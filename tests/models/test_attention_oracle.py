@@ -20,6 +20,8 @@ from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
 from tests.support.attention_oracle import arguments_of, compare, shape_of, step_of
 from tests.support.config_cases import CASES, LIKE_LLAMA
+from tests.tools import compare_configs
+from tests.tools.model_configs import CONFIGS
 from tests.tools.record_attention import POSITIONS, RECORD, record
 
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
@@ -37,6 +39,12 @@ def test_attention_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     for case in CASES.values():
         compare(shape_of(*case), record(*case, torch))
+
+
+def test_the_models_of_the_documents_table_are_those_of_the_installed_classes() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: transformers' models need it")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    assert compare_configs.main(str(CONFIGS)) == 0
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "cohere2"])

@@ -18,7 +18,7 @@ from ptxgen.models.families import FAMILIES
 from ptxgen.models.rope import SCALINGS
 from ptxgen.models.spec import model_spec
 from ptxgen.models.survey import Verdict, survey
-from tests.support.config_cases import CASES, KV, LONGROPE, SLIDING, YARN, Config, inside, of
+from tests.support.config_cases import CASES, KV, LLAMA3, LONGROPE, SLIDING, YARN, Config, inside, of
 
 LLAMA = of("llama", KV)
 FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -85,17 +85,69 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "part of a head in gpt_neox": (
         of("gpt_neox", hidden_size=128, rotary_pct=0.3), "rotary_pct=0.3 of head_dim=32: rotary_dim: must be a mul",
     ),
+    "part of a head in llama": (
+        LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: must be absent or 1.0 or 1: this family rotat",
+    ),
+    "part of a head in llama's table": (
+        LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "rope_parameters: partial_rotary_factor: must be absent or 1: this family rotates whole heads (got 0.5)",
+    ),
     "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in models of"),
     "a window that is text": (of("mistral", KV, sliding_window="4096"), "sliding_window: must be an integer from 1"),
     "a word for a layer": (
         of("gemma2", KV, layer_types=["full_attention"] * 3 + ["linear_attention"]),
         "layer_types: must list full_attention or sliding_attention for 4 layers",
     ),
+    "sliding layers without windows": (
+        of("qwen2", KV, sliding_window=3, use_sliding_window=False, layer_types=SLIDING),
+        "layer_types: must be 4 times full_attention without use_sliding_window and a sliding_window (got [",
+    ),
+    "sliding layers of a null window": (
+        of("gemma2", KV, sliding_window=None, layer_types=SLIDING),
+        "layer_types: must be 4 times full_attention without a sliding_window (got [",
+    ),
+    "too few layers where no window is in use": (
+        of("qwen2", KV, use_sliding_window=False, layer_types=["full_attention"] * 3),
+        "layer_types: must list full_attention or sliding_attention for 4 layers (got [",
+    ),
+    "which layers of cohere2 rotate": (
+        of("cohere2", KV, sliding_window=None),
+        "sliding_window: must be an integer where layer_types does not list the layers (got None)",
+    ),
+    "a null window of gemma3": (
+        of("gemma3_text", KV, head_dim=32, sliding_window=None),
+        "sliding_window: must be an integer where layer_types does not list the layers (got None)",
+    ),
+    "a list for a kind of layer": (
+        of("gemma3_text", KV, head_dim=32, layer_types=SLIDING,
+           rope_parameters={"full_attention": [1], "sliding_attention": {}}),
+        "rope_parameters: must be one table for all layers, or for gemma3, gemma3n, olmo3 two (got {",
+    ),
+    "KV heads of falcon": (
+        of("falcon", num_kv_heads=3, new_decoder_architecture=True),
+        "num_kv_heads: must divide num_attention_heads=4 (got 3)",
+    ),
+    "which layers of smollm3 rotate": (of("smollm3", KV, no_rope_layers=0), "no_rope_layers: must list 0 or 1 for 4 l"),
+    "a width that is text": (LLAMA | {"head_dim": 16, "hidden_size": "64"}, "hidden_size: must be an integer from 1"),
+    "a type that is empty": (
+        LLAMA | {"rope_scaling": {"rope_type": "", "factor": 4.0}}, "rope_scaling: rope_type: must be one of default,",
+    ),
+    "a type that is false": (
+        LLAMA | {"rope_scaling": {"rope_type": False, "factor": 4.0}}, "rope_scaling: rope_type: must be one of defau",
+    ),
+    "ends of llama3 that meet": (
+        LLAMA | {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}},
+        "rope_scaling: high_freq_factor: must be above low_freq_factor=4 (got 4.0)",
+    ),
+    "the list that is not used": (
+        of("phi3", KV, rope_scaling=LONGROPE | {"short_factor": [1.0] * 7}, original_max_position_embeddings=512),
+        "rope_scaling: short_factor: must be a list of 8 numbers, one a pair",
+    ),
     "long phimoe": (
         of("phimoe", KV, rope_scaling=LONGROPE | {"original_max_position_embeddings": 512}),
         "rope_scaling: implementations of this family differ in the frequencies of a longer context; --max-len 512 w",
     ),
-    "yarn of phi3": (of("phi3", KV, rope_scaling=YARN), "rope_scaling: type: must be one of default, longrope, su"),
+    "yarn of phi3": (of("phi3", KV, rope_scaling=YARN), "rope_scaling: rope_type: must be one of default, longrop"),
     "axes of llama": (
         LLAMA | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, "rope_scaling: type: must be one of",
     ),
@@ -125,6 +177,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "scales by channel": (
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"strategy": "channel"}}},
         "quantization_config: kv_cache_scheme: strategy: must be one of tensor, attn_head (got 'channel')",
+    ),
+    "a list for a strategy": (
+        LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"strategy": ["tensor"]}}},
+        "quantization_config: kv_cache_scheme: strategy: must be one of tensor, attn_head (got ['tensor'])",
     ),
     "zero points": (
         LLAMA | {"quantization_config": {"kv_cache_scheme": FP8 | {"symmetric": False}}},
@@ -181,6 +237,24 @@ WARNED: dict[str, tuple[Config, int | None, str]] = {
     ),
     "outside of the text model": (
         inside("gemma3", of("gemma3_text", KV, head_dim=32)) | {"flavour": 1}, None, "flavour: is not known (got 1)",
+    ),
+    "causal or not, outside of the text model": (
+        inside("gemma3", of("gemma3_text", KV, head_dim=32)) | {"is_causal": False, "use_sliding_window": False}, None,
+        "is_causal: is not read outside of text_config (got False)",
+    ),
+    "another base outside of the text model": (
+        inside("mistral3", of("mistral", KV, rope_theta=1e6)) | {"rope_theta": 1e4, "hidden_size": 64}, None,
+        "rope_theta: is not read outside of text_config (got 10000.0)",
+    ),
+    "a third kind of layer": (
+        of("gemma3_text", KV, head_dim=32, rope_parameters={
+            "full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}, "global_attention": {},
+        }), None,
+        "rope_parameters: global_attention: is not read beside full_attention (got {})",
+    ),
+    "two types": (
+        LLAMA | {"rope_scaling": YARN | {"type": "linear"}}, None,
+        "rope_scaling: type: is not read beside rope_type (got 'linear')",
     ),
     "images": (
         of("qwen2_5_vl", KV, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}), None,
@@ -255,6 +329,20 @@ REAL: dict[str, Config] = {
 @pytest.mark.parametrize("family", REAL)
 def test_keys_of_real_files_are_known(family: str) -> None:
     assert warned(of(family, {} if family in ("falcon", "gpt_neox") else KV, REAL[family])) == []
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.nested])
+def test_a_part_of_a_head_rotates_only_where_the_class_reads_it(family: str) -> None:
+    row = FAMILIES[family]
+    config = of(family, {} if family in ("falcon", "gpt_neox") else KV, hidden_size=128, num_kv_shared_layers=0)
+    config = {key: config[key] for key in config if key in row.keys | keys.COMMON}
+    config |= {"head_dim": 32} if row.own_head_dim else {}
+    given = config | {row.names.get("partial_rotary_factor", "partial_rotary_factor"): 0.25}
+    if row.rotary is None:
+        with pytest.raises(SpecError, match=r"^here: partial_rotary_factor: must be absent or 1\.0"):
+            model_shape(given, "here", 512)
+    else:
+        assert [kind.rope and kind.rope.rotary_dim for kind in model_shape(given, "here", 512).kinds] == [8]
 
 
 def test_newer_files_call_three_axes_the_default() -> None:

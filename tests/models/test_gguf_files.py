@@ -237,7 +237,7 @@ def test_a_value_of_the_metadata_is_held_to_the_rules_of_a_configuration(tmp_pat
 def test_a_shorter_context_can_be_asked_for(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "llama")
     assert open_model(path, max_len=16).spec.shape.max_len == 16
-    with pytest.raises(SpecError, match=r"max_len: must be at least 1 \(got 0\)"):
+    with pytest.raises(SpecError, match=r"max_len: must be an integer of at least 1 \(got 0\)"):
         open_model(path, max_len=0)
 
 

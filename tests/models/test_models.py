@@ -207,11 +207,11 @@ REFUSED = {
         "rope_scaling: short_factor: must be",
     ),
     "more than a head rotates": (
-        config(partial_rotary_factor=1e17),
+        config(model_type="phi", partial_rotary_factor=1e17),
         "partial_rotary_factor: must be a number of .*, at most 1 ",
     ),
     "nothing rotates": (
-        config(partial_rotary_factor=1e-9),
+        config(model_type="phi", partial_rotary_factor=1e-9),
         "partial_rotary_factor=1e-09 of head_dim=64: rotary_dim: must be a multiple of 8",
     ),
     "no text model": ({"model_type": "gemma3"}, "text_config: must be a JSON object (got None)"),

@@ -164,6 +164,7 @@ def _ropes() -> dict[str, tuple[Config, int]]:
                                                     "original_max_position_embeddings": 512}},
         "yarn": llama | {"rope_scaling": YARN},
         "yarn whole": llama | {"rope_scaling": YARN | {"truncate": True}},
+        "yarn null truncate": llama | {"rope_scaling": YARN | {"truncate": None}},
         "yarn untruncated": llama | {"rope_scaling": YARN | {"truncate": False}},
         "yarn betas": llama | {"rope_scaling": YARN | {"beta_fast": 16, "beta_slow": 2}},
         "yarn mscale": llama | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},

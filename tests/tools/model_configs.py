@@ -13,13 +13,16 @@ from ptxgen.models import keys
 from ptxgen.models.families import FAMILIES, Family
 from ptxgen.models.rope import SCALINGS, scaling_keys
 from ptxgen.models.spec import BLOCKS
+from ptxgen.models.survey import survey
 from tests.support.config_cases import LIKE_LLAMA
 from tests.tools.record_attention import RECORD
 
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 PAGE = Path(__file__).parents[2] / "docs" / "model-configs.md"
 HEAD = """# Model configurations
 
-Written by `python -m tests.tools.model_configs` from the tables in `ptxgen/models`; do not edit.
+Written by `python -m tests.tools.model_configs` from the tables in `ptxgen/models` and the configurations in
+`tests/data/configs`; do not edit.
 """
 ABOUT = (
     "`ptxgen generate --config config.json` and `ptxgen export --config` read a Hugging Face `config.json`. Every key "
@@ -34,12 +37,27 @@ ABOUT = (
 
 def page() -> str:
     """The whole document."""
-    parts = [HEAD, *ABOUT, *_families(), *_scalings(), *_keys()]
+    parts = [HEAD, *ABOUT, *_models(), *_families(), *_scalings(), *_keys()]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def _row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def _models() -> Iterator[str]:
+    yield "## Models\n"
+    yield (
+        "What `ptxgen doctor --config tests/data/configs` prints of shapes of real models, written down from memory "
+        "(the lists of phi-4-mini's longrope are made up). Each that is served, with a warning or without, equals "
+        "transformers' own classes in `python -m tests.tools.compare_configs tests/data/configs`, which a test runs "
+        "where torch and transformers are installed.\n"
+    )
+    yield _row(("model", "verdict", "reason"))
+    yield _row(["---"] * 3)
+    for one in sorted(survey(CONFIGS), key=lambda one: Path(one.model).name):
+        yield _row((Path(one.model).stem, one.verdict, "; ".join(one.reasons)))
+    yield ""
 
 
 def _families() -> Iterator[str]:
@@ -72,7 +90,7 @@ def _families() -> Iterator[str]:
 
 def _facts(family: Family) -> tuple[str, ...]:
     pairs = "halves" if family.rope_style == "neox" else "neighbours"
-    part = "" if family.rotary == 1.0 else f", {family.rotary:g} of a head by default"
+    part = f", {family.rotary:g} of a head by default" if family.rotary else ""
     more = [f"`{key}` must be {value}" for key, value in family.fixed.items()]
     more += ["sinks"] if family.sinks else []
     more += ["scores may be capped"] if family.capped else []

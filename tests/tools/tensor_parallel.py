@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 -m tests.tools.tensor_parallel [FAMILY …]
 
-A GPU a process and NCCL, or without GPUs gloo and the CPU executor. Every process builds the same model with random
-weights, rank 0 saves it, and all load it with `tp_plan="auto"`. Exit 1: a token differs.
+Needs accelerate, as `tp_plan` does. A GPU a process and NCCL, or without GPUs gloo and the CPU executor. Every process
+builds the same model with random weights, rank 0 saves it, and all load it with `tp_plan="auto"`. Exit 1: a token
+differs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 try:
+    import accelerate  # noqa: F401
     import torch
     import torch.distributed as dist
     import transformers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxgen.runtime.cpu.check.shadow import report
 from ptxgen.runtime.cpu.check.shared_cells import PARAMETERS, PROXY, Cells, cell_at, last_cell, place_of, report_at
-from ptxgen.runtime.cpu.native.ir import Code
+from ptxgen.runtime.cpu.native.ir import Code, vec
 from ptxgen.runtime.cpu.native.layout import CHECK, CTA, LATE_WRITER, LAUNCH, WARP
 from ptxgen.runtime.cpu.support import support
 from ptxgen.runtime.cpu.support.faults import FAULT_PROXY
@@ -19,11 +19,12 @@ def proxy(what: str) -> str:
 
 
 def _fence() -> str:
-    """The asynchronous proxy sees what the warp wrote up to now."""
+    """The asynchronous proxy sees what the warp wrote up to now, and what others did that comes before this."""
     c = Code("define internal void @proxy.fence(ptr %w) noinline")
     cta = c.load("ptr", "%w", WARP["cta"])
     now = c.load("i32", cta, CTA["epoch"])
     c.store("i32", now, "%w", WARP["proxy"])
+    c.store(vec("i32"), c.load(vec("i32"), "%w", WARP["vclock"], align=64), "%w", WARP["proxied"], align=8)
     c.store("i32", c(f"add i32 {now}, 1"), cta, CTA["epoch"])
     c.ret()
     return c.text()
@@ -39,17 +40,18 @@ def _wrote() -> str:
 
 
 def _fetch() -> str:
-    """Each cell's last write, where an ordinary one, must lie before a fence of its warp, or of this one."""
+    """Each cell's last write, where an ordinary one, must come before a fence of its warp, or of this one."""
     c = Code(f"define internal void @proxy.fetch({PARAMETERS}) noinline")
     cells = Cells(c)
     launch = c.load("ptr", cells.cta, CTA["launch"])
     stride, warps = c.load("i64", launch, LAUNCH["warp_stride"]), c.load("ptr", cells.cta, CTA["warps"])
-    mine = c.load("i32", "%w", WARP["proxy"])
+    proxied = c.at("%w", WARP["proxied"])
     with c.count("i64", c(f"add i64 {last_cell(c)}, 1"), cells.first) as cell:
         stamp = c.load("i32", cell_at(c, cells.writes, cell, 4))
         lane = c.load("i8", cell_at(c, cells.write_lanes, cell, 1))
-        of_warp = c(f"zext i32 {c(f'and i32 {stamp}, 31')} to i64")
-        writer = c.at(warps, c(f"mul i64 {of_warp}, {stride}"))
+        number = c(f"and i32 {stamp}, 31")
+        writer = c.at(warps, c(f"mul i64 {c(f'zext i32 {number} to i64')}, {stride}"))
+        mine = c.load("i32", c(f"getelementptr i32, ptr {proxied}, i32 {number}"))
         fenced = c(f"call i32 @llvm.umax.i32(i32 {mine}, i32 {c.load('i32', writer, WARP['proxy'])})")
         late = c(f"icmp ugt i32 {c(f'lshr i32 {stamp}, 5')}, {fenced}")
         with c.if_(c(f"and i1 {late}, {c(f'icmp ne i8 {lane}, {PROXY}')}"), likely=False):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ptxgen.runtime.cpu.compile.counting import Counts
 
 _LONG_FUNCTION = 50_000  # lines of IR: frames of about a megabyte
+_MANY_BRANCHES = 20_000  # labels that branches name: seconds of optimised codegen, which grow faster than they do
 # how a payload fails that was not written by this version: in its form, or in LLVM's linker (RuntimeError)
 _UNUSABLE = (ValueError, LookupError, TypeError, AttributeError, struct.error, RuntimeError)
 _EXPORTS = ["warp", "thread.run", "resume.run"]
@@ -214,8 +215,9 @@ class CompiledCache:
 
 
 def _level(text: str) -> int:
-    """Warp functions run as fast without optimisation, whose codegen takes half the time; but their frames grow."""
-    return 0 if text.count("\n") < _LONG_FUNCTION else 1
+    """Warp functions run as fast without optimisation, whose codegen takes half the time; but their frames grow, with
+    the length of their blocks rather than the number of these."""
+    return 0 if text.count("\n") < _LONG_FUNCTION or text.count(" label %") > _MANY_BRANCHES else 1
 
 
 def _joined(parts: list[bytes]) -> bytes:

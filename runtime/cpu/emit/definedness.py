@@ -10,6 +10,7 @@ from ptxgen.runtime.cpu.emit.defined_bytes import ALL, Planes, bytes_of_result
 from ptxgen.runtime.cpu.emit.wgmma_products import Products
 from ptxgen.runtime.cpu.flow.flow import Block, Op
 from ptxgen.runtime.cpu.flow.symbols import Reg
+from ptxgen.runtime.cpu.flow.unwritten import Unwritten
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.emit.operands import Operands
@@ -22,6 +23,7 @@ class DefinedLanes:
     def __init__(self, values: Values) -> None:
         self.e = cast("Operands", values)  # whose own part is complete by the first instruction
         self.products = Products(values)
+        self._unwritten: Unwritten | None = None
         self.now: dict[int, Planes | None] = {}  # None: all lanes that are here
         self.base: dict[int, Planes] = {}
         self._joint: dict[Planes, str] = {}
@@ -102,11 +104,9 @@ class DefinedLanes:
     def check(self, reg: Reg) -> None:
         """A register is read: by arithmetic, whose result is then no more defined than it; by anything else, which is
         reported for the executing lanes in which it was not written."""
-        from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER, OR_LOADED
-
         e = self.e
-        if self.silent or (self.e.op.lent and reg is self.e.op.guard):
-            return
+        if self.silent or (reg is e.op.guard and (e.op in e.flow.split_loads or e.op in e.flow.idle_loads)):
+            return  # a guard that a load was given is another instruction's
         self.products.use(reg)
         lanes = self.lanes(reg)
         if lanes is None:
@@ -122,8 +122,14 @@ class DefinedLanes:
             mask = e.c(f"and i32 {mask}, {e.c(f'xor i32 {held}, -1') if e.op.negated else held}")
         else:
             self.checked.add(reg.index)
-        remark = reg.name + (OR_LOADED if e.flow.droppable_loads else "")
-        e.fault_if(e.c(f"and i32 {mask}, {e.c(f'xor i32 {lanes}, -1')}"), FAULT_REGISTER, remark=remark)
+        self.report(reg, e.c(f"and i32 {mask}, {e.c(f'xor i32 {lanes}, -1')}"))
+
+    def report(self, reg: Reg, lanes: str) -> None:
+        """Report that a register is read that these lanes (an i32) have not written."""
+        from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
+
+        self._unwritten = self._unwritten or Unwritten(self.e.flow)
+        self.e.fault_if(lanes, FAULT_REGISTER, remark=self._unwritten.sentence(reg, self.e.op))
 
     def write(self, reg: Reg) -> None:
         """The executing lanes of the register are now as defined as what the instruction has read."""

@@ -79,6 +79,8 @@ class Jumps(Operands):
         joined = c(f"call i32 @{function}(ptr %w, i64 {pending}, i32 {self.mask}, {members})")
         c.do(f"br i1 {c(f'icmp eq i32 {joined}, 0')}, label %dispatch, label %{stem}")
         c.label(stem)
+        if self.waits:
+            c.do(f"call void @late_lanes.meet(ptr %w, i32 {joined})")
         self.mask = joined
         self._mask_vector = ""
         self._guards.clear()

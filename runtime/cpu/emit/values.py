@@ -19,13 +19,15 @@ from ptxgen.runtime.cpu.native.ir import Code, vec
 from ptxgen.runtime.cpu.native.layout import Shape
 
 _SUFFIXES = {"i16": "i16", "i32": "i32", "i64": "i64", "float": "f32", "double": "f64"}  # of vectors of intrinsics
+_WAIT, _MAKES = ("mbarrier", "try_wait"), ("tensormap", "cp_fenceproxy")
 
 
 class Values:
     """The present block's masks and registers.
 
     `cta`, `thread` and `launch` point to native state, `scratch` to memory for vectors of registers, `mask` is the
-    block's lanes.
+    block's lanes. `waits`, `makes_maps`: check mode, and the entry waits for
+    mbarriers, or makes tensor maps.
     """
 
     c: Code
@@ -56,6 +58,8 @@ class Values:
         self._homes: dict[int, int] = {}  # offsets in local memory of calls' parameters that have an address
         self._pointers: dict[int, str] = {}
         self.defined = DefinedLanes(self) if check else None
+        begins = {op.words[:2] for block in flow.blocks for op in block.ops} if check else set()
+        self.waits, self.makes_maps = _WAIT in begins, _MAKES in begins
         self.blocks = {block.key: block for block in flow.blocks}
         self.cta = self.thread = self.launch = self.scratch = self.mask = self._mask_vector = ""
         self.ended = False

@@ -2,15 +2,15 @@
 
 Registers that one `wgmma.mma_async` names together (accumulators; fragments of a) are a set with a number. The warp's
 state says by set in which group its last product is, and whether a fence stands behind the last other write to it.
-PTX ISA, "Asynchronous Warpgroup Level Matrix Operations": registers may not be touched before the wait, and a fence
-must come before the first product and after every other write.
+PTX ISA, "Asynchronous Warpgroup Level Matrix Operations": accumulators may not be touched before the wait, fragments of
+a may be read but not written, and a fence must come before the first product and after every other write.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptxgen import nodes
+from ptxgen.runtime.cpu.flow.fragments import PRODUCT, fragments
 from ptxgen.runtime.cpu.flow.symbols import Reg
 from ptxgen.runtime.cpu.native.layout import WARP, WGMMA_SETS
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 LATE_READ = "wgmma reads its operands until a wgmma.wait_group covers its group; this is at that wait"
 _FLYING = "wgmma computes {} until a wgmma.wait_group covers its group (wgmma.commit_group ends one)"
+_READING = (
+    "wgmma (line {}) reads {} until a wgmma.wait_group covers its group; another register, or a wait before this write"
+)
 _UNFENCED = "a wgmma.fence must stand between the last write to {} and this, and before the first wgmma of a warp"
 
 
@@ -28,7 +31,7 @@ class Products:
 
     def __init__(self, values: Values) -> None:
         self.e = values
-        self.sets = _sets(values.flow)
+        self.sets, self.fragments = _sets(values.flow)
         self.landed: set[int] = set()  # sets of which no product is open in this block
         self.touched: set[int] = set()  # sets that this block has written otherwise
 
@@ -38,11 +41,16 @@ class Products:
         self.touched.clear()
 
     def use(self, reg: Reg) -> None:
-        """Another instruction reads or writes a register: no open product may be of it."""
+        """Another instruction reads a register: no open product may compute it. (It may read it, too.)"""
+        number = self._number(reg)
+        if number is not None and number not in self.fragments:
+            self._demand_landed(number, _FLYING.format(reg.name))
+
+    def _demand_landed(self, number: int, remark: str) -> None:
+        """No product of the set may be open."""
         from ptxgen.runtime.cpu.support.faults import FAULT_PRODUCT
 
-        number = self._number(reg)
-        if number is None or number in self.landed:
+        if number in self.landed:
             return
         e, c = self.e, self.e.c
         if e.op.guard is None:
@@ -50,7 +58,7 @@ class Products:
         group = c.load("i32", "%w", WARP["wgmma_groups"] + 4 * number)
         open_ = c(f"icmp ugt i32 {group}, {c.load('i32', '%w', WARP['wgmma_done'])}")
         lanes = c(f"select i1 {open_}, i32 {e.mask if e.op.guard is None else e.exec_mask()}, i32 0")
-        e.fault_if(lanes, FAULT_PRODUCT, remark=_FLYING.format(reg.name))
+        e.fault_if(lanes, FAULT_PRODUCT, remark=remark)
 
     def write(self, reg: Reg) -> None:
         """Another instruction writes a register: wgmma may have it after a fence only. (Copies and constants do not
@@ -58,36 +66,35 @@ class Products:
         number = self._number(reg)
         if number is None:
             return
-        self.use(reg)
+        lines = self.fragments.get(number)
+        said = _READING.format(" or ".join(map(str, lines)), reg.name) if lines else _FLYING.format(reg.name)
+        self._demand_landed(number, said)
         if number not in self.touched and self.e.op.words[0] not in ("mov", "$move"):
             self.touched.add(number)
             c = self.e.c
             fenced = c.load("i32", "%w", WARP["wgmma_fenced"])
-            c.store("i32", c(f"and i32 {fenced}, {~(1 << number)}"), "%w", WARP["wgmma_fenced"])
+            c.store("i32", c(f"and i32 {fenced}, {~(1 << number) & 0xFFFFFFFF}"), "%w", WARP["wgmma_fenced"])
 
     def fence(self) -> None:
         """What was written is handed over."""
+        self.touched.clear()
         self.e.c.store("i32", -1, "%w", WARP["wgmma_fenced"])
 
     def issue(self, op: Op) -> None:
-        """A product of the open group: its registers must have been handed over, and are in flight.
-
-        The fragments of a are compared with fences only.
-        """
+        """A product of the open group: its registers must have been handed over, and are in flight."""
         from ptxgen.runtime.cpu.support.faults import FAULT_PRODUCT
 
         e, c = self.e, self.e.c
-        numbers = {self.sets[reg.index]: reg for reg in reversed(_registers(op)) if reg.index in self.sets}
+        registers = [*op.writes, *fragments(op)]
+        numbers = {self.sets[reg.index]: reg for reg in reversed(registers) if reg.index in self.sets}
         fenced = c.load("i32", "%w", WARP["wgmma_fenced"])
         group = c(f"add i32 {c.load('i32', '%w', WARP['wgmma_committed'])}, 1")
         for number, reg in numbers.items():
             late = c(f"icmp eq i32 {c(f'and i32 {fenced}, {1 << number}')}, 0")
             lanes = c(f"select i1 {late}, i32 {e.mask}, i32 0")
             e.fault_if(lanes, FAULT_PRODUCT, remark=_UNFENCED.format(reg.name))
-        for reg in op.writes:
-            if reg.index in self.sets:
-                c.store("i32", group, "%w", WARP["wgmma_groups"] + 4 * self.sets[reg.index])
-                break
+            c.store("i32", group, "%w", WARP["wgmma_groups"] + 4 * number)
+        self.landed.difference_update(numbers)
 
     def commit(self) -> None:
         """The open group is complete, and another begins."""
@@ -106,24 +113,24 @@ class Products:
         return None if self.e.op.words[0] == "wgmma" else self.sets.get(reg.index)
 
 
-def _registers(op: Op) -> list[Reg]:
-    """Accumulators, then the fragments of a where those are registers."""
-    items = op.operands[1].items if isinstance(op.operands[1], nodes.Vector) else ()
-    found = [item if isinstance(item, Reg) else op.scope.find(getattr(item, "name", "")) for item in items]
-    return [*op.writes, *(reg for reg in found if isinstance(reg, Reg))]
+def _sets(flow: Flow) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """(number of its set by register, the lines that read it by number of a set that is fragments of a only).
 
-
-def _sets(flow: Flow) -> dict[int, int]:
-    """Number of its set by register; sets that share a register are one; those beyond `WGMMA_SETS` are left out."""
+    Sets that share a register are one; those beyond `WGMMA_SETS` are left out.
+    """
     sets: list[set[int]] = []
-    for block in flow.blocks:
-        for op in block.ops:
-            if op.words[:2] != ("wgmma", "mma_async"):
-                continue
-            outputs = {reg.index for reg in op.writes}
-            for one in (outputs, {reg.index for reg in _registers(op)} - outputs):
-                meeting = [other for other in sets if other & one]
-                sets = [other for other in sets if not other & one]
-                if one:
-                    sets.append(one.union(*meeting))
-    return {index: number for number, one in enumerate(sets[:WGMMA_SETS]) for index in one}
+    products = [op for block in flow.blocks for op in block.ops if op.words[:2] == PRODUCT]
+    for op in products:
+        for one in ({reg.index for reg in op.writes}, {reg.index for reg in fragments(op)}):
+            meeting = [other for other in sets if other & one]
+            sets = [other for other in sets if not other & one]
+            if one:
+                sets.append(one.union(*meeting))
+    sets = sets[:WGMMA_SETS]
+    sums = {reg.index for op in products for reg in op.writes}
+    lines = {
+        number: sorted({op.line for op in products if any(reg.index in one for reg in fragments(op))})
+        for number, one in enumerate(sets)
+        if not one & sums
+    }
+    return {index: number for number, one in enumerate(sets) for index in one}, lines

@@ -7,10 +7,17 @@ it), and in which a called function comes before everything of its callers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from ptxgen.errors import IsaError
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.flow.flow import Block, Flow, Op
+
+T = TypeVar("T")
+MOST_LOOKS = 1_000_000  # at blocks of loops, once for every loop around them
+MOST_WAYS = 100_000  # on from jumps; LLVM takes some ten microseconds for each
 
 _NO_FALL_THROUGH = frozenset({"ret", "exit", "$go", "$back", "brx"})
 
@@ -18,13 +25,17 @@ _NO_FALL_THROUGH = frozenset({"ret", "exit", "$go", "$back", "brx"})
 def link(flow: Flow) -> None:
     """Set each block's successors."""
     table = {block.key: block for called in flow.functions.values() for block in called.blocks}
+    ways = 0
     for called in flow.functions.values():
         for block in called.blocks:
             last = block.ops[-1] if block.ops else None
-            targets = [table[key] for key in last.targets] if last else []
             if last and last.words[0] == "$back":
-                targets = [table[key] for key in called.sites]
                 last.targets = tuple(called.sites)
+            ways += len(last.targets) if last else 0
+            if last and ways > MOST_WAYS:
+                said = f"an entry with more than {MOST_WAYS:,} ways of brx.idx and of returns to calls, all together,"
+                raise IsaError(flow.where(last.line, said))
+            targets = [table[key] for key in last.targets] if last else []
             falls = last is None or last.guard is not None or last.words[0] not in (*_NO_FALL_THROUGH, "bra")
             if falls and block.next is not None:
                 targets.append(block.next)
@@ -36,14 +47,14 @@ def number(flow: Flow) -> list[Block]:
     ordered: list[Block] = []
     for name in _callees_first(flow):
         called = flow.functions[name]
-        inside = {id(b): b for b in called.blocks}
+        inside = {id(b) for b in called.blocks}
         edges = {id(b): [] for b in called.blocks}  # type: dict[int, list[Block]]
         for block in called.blocks:
             if block.ops and block.ops[-1].words[0] == "$go" and block.next is not None:
                 edges[id(block)] = [block.next]  # a call comes back
             else:
                 edges[id(block)] = [s for s in block.successors if id(s) in inside]
-        ordered += _loops_contiguous([called.blocks[0]], edges, inside, {id(b) for b in called.blocks})
+        ordered += _loops_contiguous(flow, [called.blocks[0]], edges, {id(b) for b in called.blocks})
     for rank, block in enumerate(ordered, 1):
         block.number = rank
     return ordered
@@ -65,32 +76,54 @@ def _callees_first(flow: Flow) -> list[str]:
     return done
 
 
-def _loops_contiguous(
-    roots: list[Block], edges: dict[int, list[Block]], blocks: dict[int, Block], allowed: set[int]
-) -> list[Block]:
+def _loops_contiguous(flow: Flow, roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[Block]:
     """Topological order of the strongly connected parts; inside a part, again, without the edges back to its heads."""
     result: list[Block] = []
-    for part in components(roots, edges, allowed):
-        ids = {id(b) for b in part}
-        only = part[0]
-        if len(part) == 1:
-            result.append(only)
-            continue
-        outside = allowed - ids
-        heads = [b for b in part if b in roots or any(b in edges[o] for o in outside)] or [part[0]]
-        head_ids = {id(h) for h in heads}
-        inner = {i: [s for s in edges[i] if id(s) in ids and id(s) not in head_ids] for i in ids}
-        result += _loops_contiguous(heads, inner, blocks, ids)
+    looked = 0
+    levels = [(edges, _parts(roots, edges, allowed))]
+    while levels:
+        edges, parts = levels[-1]
+        part, heads = next(parts, ([], []))
+        if len(part) > 1:
+            looked += len(part)
+            if looked > MOST_LOOKS:
+                said = f"loops that nest so deeply that their order takes more than {MOST_LOOKS:,} looks at blocks,"
+                raise IsaError(flow.where(next((op.line for b in part for op in b.ops), 0), said))
+            ids, head_ids = {id(b) for b in part}, {id(h) for h in heads}
+            inner = {i: [s for s in edges[i] if id(s) in ids and id(s) not in head_ids] for i in ids}
+            levels.append((inner, _parts(heads, inner, ids)))
+        elif part:
+            result.append(part[0])
+        else:
+            levels.pop()
     return result
 
 
-def components(roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]) -> list[list[Block]]:
-    """Strongly connected components reachable from the roots, in topological order (Tarjan, iterative)."""
+def _parts(
+    roots: list[Block], edges: dict[int, list[Block]], allowed: set[int]
+) -> Iterator[tuple[list[Block], list[Block]]]:
+    """Strongly connected parts in topological order, and the blocks of each at which it is entered."""
+    parts = components(roots, edges, allowed)
+    if len(parts) == len(allowed):  # no loop among them
+        yield from ((part, part) for part in parts)
+        return
+    part_of = {id(b): number for number, part in enumerate(parts) for b in part}
+    entered = {id(b) for b in roots}
+    for source in allowed:
+        number = part_of.get(source, -1)
+        entered.update(id(s) for s in edges[source] if part_of.get(id(s), -1) != number)
+    for part in parts:
+        yield part, [b for b in part if id(b) in entered] or [part[0]]
+
+
+def components(roots: list[T], edges: dict[int, list[T]], allowed: set[int]) -> list[list[T]]:
+    """Strongly connected components reachable from the roots, in topological order (Tarjan, iterative). `edges` and
+    `allowed` go by `id`."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     on_stack: set[int] = set()
-    stack: list[Block] = []
-    found: list[list[Block]] = []
+    stack: list[T] = []
+    found: list[list[T]] = []
     for root in roots:
         if id(root) in index:
             continue
@@ -141,6 +174,12 @@ def liveness(blocks: list[Block], registers: int, entry: Block, unsure: frozense
     for block in blocks:
         loose |= live_in[id(block)] & ~block.defined_in
     return loose
+
+
+def live_before(block: Block) -> int:
+    """The registers whose values a block, or what comes after it, may read; its `live_out` must be set."""
+    use, kill = _uses_and_kills(block)
+    return use | block.live_out & ~kill
 
 
 def _uses_and_kills(block: Block) -> tuple[int, int]:

@@ -26,7 +26,6 @@ class Op:
     writes: list[Reg] = field(default_factory=list)
     targets: tuple[tuple[int, str], ...] = ()  # block keys of a jump
     text: str = ""
-    lent: bool = False  # the guard is that of those who use the value, where a finding about it belongs
 
     @property
     def pure(self) -> bool:
@@ -77,4 +76,7 @@ class Called:
     blocks: list[Block] = field(default_factory=list)
     sites: list[tuple[int, str]] = field(default_factory=list)
     calls: set[str] = field(default_factory=set)
+    order: int = 0  # in which the functions were begun
+    complete: bool = False  # whether its blocks are all there
+    back: Called | None = None  # the first function that was being built then to which its calls lead
     activation: Activation | None = None  # of a function that may call itself, or that has `alloca`

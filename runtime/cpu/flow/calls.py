@@ -27,10 +27,10 @@ FUNCTION_WINDOW = 3 << 56  # a function's address: this, or its number; no memor
 
 def function_address(module: nodes.Module, name: str) -> int | None:
     """What `mov.u64 %d, name` gives for a function; None where there is no such function with a body."""
-    for number, function in enumerate(module.functions.values()):
-        if function.name == name and function.body is not None:
-            return FUNCTION_WINDOW | 16 * number
-    return None
+    function = module.functions.get(name)
+    if function is None or function.body is None:
+        return None
+    return FUNCTION_WINDOW | 16 * module.number_of(name)
 
 
 def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
@@ -56,8 +56,11 @@ def call(flow: Flow, op: Op, caller: Called) -> Iterator[Op | Key]:
         callees = _candidates(flow, op, caller, target, parts, given, taken)
         yield from (_compared(flow, op, target, callee, lanes) for callee, lanes in callees if lanes is not None)
     back = flow.fresh_key()
-    again = any(_reaches(flow, callee.function.name, caller.function.name) for callee, _ in callees)
-    frame = keep(flow, op, [callee for callee, _ in callees]) if again else None
+    outermost = [begun for callee, _ in callees if (begun := _leads_back(callee)) is not None]
+    frame = keep(flow, op, [callee for callee, _ in callees]) if outermost else None
+    for begun in outermost:  # it leads to `caller`, which leads here
+        if caller.back is None or begun.order < caller.back.order:
+            caller.back = begun
     if frame is not None:
         yield frame.push
     for callee, lanes in callees:
@@ -114,7 +117,7 @@ def _candidates(
     """The functions that a pointer may name, each with a hidden predicate for the lanes whose pointer does."""
     found: list[tuple[Called, Reg | None]] = []
     shape = ([_size(x) for x in given], [_size(x) for x in taken])
-    for function in address_taken(flow.module):
+    for function in flow.address_taken:
         called = _callee(flow, function, caller, op) if _shape(function) == shape else None
         if called is not None:
             found.append((called, flow.hidden(f"$calls {function.name}", 1)))
@@ -200,22 +203,24 @@ def _callee(flow: Flow, function: nodes.Function, caller: Called, op: Op) -> Cal
         params, returns = ([scope.names[v.name] for v in vs] for vs in (function.params, function.returns))
         try:
             called = flow.add_function(function, params, returns, scope)  # type: ignore[arg-type]
+            called.complete = True
         except RecursionError:  # Python's own stack is full: a frame above has room for the error
             raise IsaError(flow.where(op.line, f"a call of {function.name}, in a chain of calls this long,")) from None
     return called
 
 
-def _reaches(flow: Flow, start: str, goal: str) -> bool:
-    seen: set[str] = set()
-    todo = [start]
-    while todo:
-        name = todo.pop()
-        if name == goal:
-            return True
-        if name not in seen:
-            seen.add(name)
-            todo += flow.functions[name].calls
-    return False
+def _leads_back(called: Called) -> Called | None:
+    """The first of the functions that are being built to which calls lead from this one, or None. All of those lead on
+    to whatever is being built behind them."""
+    seen = []
+    while called.complete:
+        seen.append(called)
+        if called.back is None or called.back is called:
+            return None
+        called = called.back
+    for each in seen:
+        each.back = called
+    return called
 
 
 __all__ = ["call", "family_of", "function_address"]

@@ -1,7 +1,7 @@
 """Copies and constants of a flow, put where they are used. Compilers' PTX is full of both; fewer registers live on.
 
 Only a register that one unguarded `mov` writes, and that no path reads before, is replaced: then its value is the
-source's wherever it is read.
+source's wherever it is read. Fragments of a wgmma are not: it reads them later than where it stands.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxgen import nodes
+from ptxgen.runtime.cpu.flow.fragments import fragments
 from ptxgen.runtime.cpu.flow.symbols import Reg, Var
 
 if TYPE_CHECKING:
@@ -24,15 +25,16 @@ def simplify(flow: Flow) -> bool:
         for op in block.ops:
             for reg in op.writes:
                 writers[reg.index] = writers.get(reg.index, 0) + 1
+    held = {reg.index for block in flow.blocks for op in block.ops for reg in fragments(op)}
     values: dict[int, Source] = {}
     for block in flow.blocks:
         for op in block.ops:
             value = _copied(flow, op, writers)
-            if value is not None:
+            if value is not None and op.writes[0].index not in held:
                 values[op.writes[0].index] = value
     if not values:
         return False
-    final = {index: _resolved(values, value) for index, value in values.items()}
+    final = {index: _resolved(values, index) for index in list(values)}
     for block in flow.blocks:
         block.ops = [op for op in block.ops if not (_is_move(op) and op.writes[0].index in final)]
         for op in block.ops:
@@ -67,9 +69,13 @@ def _copied(flow: Flow, op: Op, writers: dict[int, int]) -> Source | None:
     return reg
 
 
-def _resolved(values: dict[int, Source], value: Source) -> Source:
+def _resolved(values: dict[int, Source], index: int) -> Source:
+    """What the register's value comes from at last; every step on the way there leads there from now on."""
+    value, steps = values[index], [index]
     while isinstance(value, Reg) and value.index in values:
+        steps.append(value.index)
         value = values[value.index]
+    values.update(dict.fromkeys(steps, value))
     return value
 
 

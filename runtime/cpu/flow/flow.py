@@ -8,12 +8,13 @@ an instruction that waits may stand anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
 from ptxgen.runtime.cpu.flow.blocks import Block, Called, Op, Source
-from ptxgen.runtime.cpu.flow.calls import call
+from ptxgen.runtime.cpu.flow.calls import address_taken, call
 from ptxgen.runtime.cpu.flow.names import Names, module_variables
 from ptxgen.runtime.cpu.flow.recursion import (
     ON_THE_STACK,
@@ -22,6 +23,7 @@ from ptxgen.runtime.cpu.flow.recursion import (
     enter,
     fill_in,
     leave,
+    may_call_themselves,
     stack_operation,
 )
 from ptxgen.runtime.cpu.flow.registry import family_of
@@ -34,9 +36,8 @@ class Flow(Names):
     """The blocks of an entry, ordered and with liveness; made once per entry and mode (`check`: check mode)."""
 
     def __init__(self, module: nodes.Module, entry: nodes.Function, check: bool = False) -> None:
-        from ptxgen.parser.limits import MOST_BLOCKS  # what is in the object cache needs no parser
-
         super().__init__(module, entry)
+        self._begun = 0  # blocks
         self.check = check
         self.functions: dict[str, Called] = {}
         self.frames: list[Frame] = []  # of calls that may lead back to their caller
@@ -48,25 +49,26 @@ class Flow(Names):
         self.shared_align = max([16, *(var.align for var in self.dynamic)])
         for var in self.dynamic:
             var.offset = self.dynamic_start
-        count = sum(len(called.blocks) for called in self.functions.values())
-        if count > MOST_BLOCKS:
-            raise IsaError(self.where(entry.line, f"an entry of more than {MOST_BLOCKS:,} blocks (got {count:,})"))
         self.blocks = self._ordered()
 
     # instructions -----------------------------------------------------------------------------------------------
     def _build(self, called: Called, scope: Scope) -> None:
+        from ptxgen.parser.limits import MOST_BLOCKS  # what is in the object cache needs no parser
+
         body = called.function.body
         assert body is not None
         called.activation = activation_of(self, called)
         items = list(self._flatten(body, scope, called))
         if called.activation is not None:
             items.insert(0, enter(self, Op((), (), scope, called.function.line), called.activation))
-        block = Block(called.first)
-        called.blocks.append(block)
+        block = self._begin(called, called.first)
         for item in items:
             if isinstance(item, tuple):
                 block = self._begin(called, item)
                 continue
+            if self._begun > MOST_BLOCKS:
+                where = f"an entry of more than {MOST_BLOCKS:,} blocks, what it calls included,"
+                raise IsaError(self.where(item.line, where))
             if item.family is not None and (item.family.converges or item.family.retries) and block.ops:
                 block = self._begin(called, self.fresh_key())
             block.ops.append(item)
@@ -77,6 +79,7 @@ class Flow(Names):
 
     def _begin(self, called: Called, key: tuple[int, str]) -> Block:
         block = Block(key)
+        self._begun += 1
         if called.blocks:
             called.blocks[-1].next = block
         called.blocks.append(block)
@@ -179,7 +182,9 @@ class Flow(Names):
             return
         self.touch(op, op.operands[0], op.reads)
         table = self._label(op.operands[1], op)
-        op.targets = tuple(self._label(nodes.Symbol(name), op).key for name in table.name.split(","))
+        if table.targets is None:
+            table.targets = tuple(self._label(nodes.Symbol(name), op).key for name in table.name.split(","))
+        op.targets = table.targets
 
     def _label(self, operand: Source, op: Op) -> Code:
         found = op.scope.find(operand.name) if isinstance(operand, nodes.Symbol) else None
@@ -192,9 +197,20 @@ class Flow(Names):
     ) -> Called:
         """Build a called function's blocks."""
         site = self.hidden(f"$return of {function.name}", 32)
-        called = self.functions[function.name] = Called(function, params, returns, site, self.fresh_key())
+        called = Called(function, params, returns, site, self.fresh_key(), order=len(self.functions))
+        self.functions[function.name] = called
         self._build(called, scope)
         return called
+
+    @cached_property
+    def address_taken(self) -> list[nodes.Function]:
+        """The functions that a pointer may name."""
+        return address_taken(self.module)
+
+    @cached_property
+    def recursive(self) -> frozenset[str]:
+        """Names of the functions that may call themselves."""
+        return may_call_themselves(self)
 
     @property
     def stack(self) -> Reg:
@@ -231,7 +247,7 @@ class Flow(Names):
         self.droppable_loads = droppable_loads(self.blocks) if self.check else frozenset()
         if self.droppable_loads:
             self.loose = liveness(self.blocks, len(self.registers), self.first, self.droppable_loads)
-        self.idle_loads = split_loads(self.blocks) if self.check else frozenset()
+        self.split_loads, self.idle_loads = split_loads(self.blocks) if self.check else (frozenset(), frozenset())
         self.past_barriers = past_barriers(self.blocks, self.first, self._names()) if self.check else {}
         return self.blocks
 

@@ -31,6 +31,7 @@ class Names:
         self.local_bytes = 0
         self.shared_end = SHARED_BASE  # of static shared memory, in the window
         self.dynamic: list[Var] = []  # unsized shared arrays: they begin where the static memory ends
+        self._declared = 0  # registers
         self._scopes = 0
         self._labels = 0
         self.globals = Scope(None, 0)
@@ -59,6 +60,11 @@ class Names:
         self.registers.append(reg)
         return reg
 
+    def _register_of(self, name: str, bits: int, kind: str) -> Reg:
+        reg = self.hidden(name, bits)
+        reg.type = kind
+        return reg
+
     def _entry_params(self, entry: nodes.Function) -> int:
         offset = 0
         for param in entry.params:
@@ -76,12 +82,15 @@ class Names:
 
         if variable.space == "reg":
             bits = bits_of(variable.type, variable.line)
-            if len(self.registers) + variable.count > MOST_REGISTERS:
-                raise IsaError(self.where(variable.line, f"an entry with more than {MOST_REGISTERS:,} registers"))
-            names = [f"{variable.name}{n}" for n in range(variable.count)] if variable.count else [variable.name]
-            for name in names:
-                scope.names[name] = self.hidden(name, bits)
-                self.registers[-1].type = variable.type
+            self._declared += variable.count or 1
+            if self._declared > MOST_REGISTERS:
+                got = f"(got {self._declared:,} with these)"
+                raise IsaError(self.where(variable.line, f"an entry with more than {MOST_REGISTERS:,} registers {got}"))
+            if variable.count:
+                kind = variable.type
+                scope.counted[variable.name] = (variable.count, lambda name: self._register_of(name, bits, kind))
+            else:
+                scope.names[variable.name] = self._register_of(variable.name, bits, variable.type)
             return
         size, align = variable_bytes(variable), variable_align(variable)
         var = Var(variable.name, variable.space, variable.type, size, align)

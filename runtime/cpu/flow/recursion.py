@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxgen import nodes
+from ptxgen.runtime.cpu.flow.block_order import components
 from ptxgen.runtime.cpu.flow.blocks import Activation, Op
 from ptxgen.runtime.cpu.flow.registry import family_of
 from ptxgen.runtime.cpu.flow.symbols import Reg, Var, round_up
@@ -68,8 +69,10 @@ def activation_of(flow: Flow, called: Called) -> Activation | None:
         return None
     opcodes = {instruction.opcode.partition(".")[0] for instruction in nodes.instructions(function.body)}
     local = any(isinstance(item, nodes.Variable) and item.space == "local" for item in nodes.flat(function.body))
-    copied = [place for place in called.params if isinstance(place, Var) and _has_an_address(function, place.name)]
-    if not opcodes & ON_THE_STACK and not ((local or copied) and _may_call_itself(flow, function)):
+    params = [place for place in called.params if isinstance(place, Var)]
+    named = _with_an_address(function) if params else set()
+    copied = [place for place in params if place.name in named]
+    if not opcodes & ON_THE_STACK and not ((local or copied) and function.name in flow.recursive):
         return None
     name = function.name
     made = Activation(flow.hidden(f"$stack before {name}", 32), flow.hidden(f"$memory of {name}", 32))
@@ -78,13 +81,14 @@ def activation_of(flow: Flow, called: Called) -> Activation | None:
     return made
 
 
-def _has_an_address(function: nodes.Function, name: str) -> bool:
-    """Whether a parameter's address is taken: it stands elsewhere than in calls and in brackets."""
-    return any(
-        isinstance(operand, nodes.Symbol) and operand.name == name
+def _with_an_address(function: nodes.Function) -> set[str]:
+    """Names whose address is taken: they stand elsewhere than in calls and in brackets."""
+    return {
+        operand.name
         for instruction in nodes.instructions(function.body or ())
         for operand in instruction.operands
-    )
+        if isinstance(operand, nodes.Symbol)
+    }
 
 
 def enter(flow: Flow, op: Op, activation: Activation) -> Op:
@@ -109,41 +113,41 @@ def stack_operation(flow: Flow, op: Op) -> Op:
     return done
 
 
-def _may_call_itself(flow: Flow, function: nodes.Function) -> bool:
-    """Whether calls lead from a function back to it; a call through a pointer leads to all whose address is taken."""
-    seen: set[str] = set()
-    todo = list(_called_by(flow, function))
-    while todo:
-        name = todo.pop()
-        if name == function.name:
-            return True
-        if name not in seen and name in flow.module.functions:
-            seen.add(name)
-            todo += _called_by(flow, flow.module.functions[name])
-    return False
+class _Pointers:
+    """All pointers to functions, as one place among the functions."""
 
 
-def _called_by(flow: Flow, function: nodes.Function) -> Iterable[str]:
-    from ptxgen.runtime.cpu.flow.calls import address_taken
+def may_call_themselves(flow: Flow) -> frozenset[str]:
+    """Functions from which calls lead back to them; a call through a pointer leads to all whose address is taken."""
+    functions = flow.module.functions
+    pointers = _Pointers()  # where calls through pointers lead, and from there to each of those functions
+    edges: dict[int, list[nodes.Function | _Pointers]] = {id(pointers): list(flow.address_taken)}
+    for function in functions.values():
+        names = dict.fromkeys(_called_by(function))
+        edges[id(function)] = [pointers if n is None else functions[n] for n in names if n is None or n in functions]
+    roots: list[nodes.Function | _Pointers] = [*functions.values(), pointers]
+    parts = components(roots, edges, set(edges))
+    found = [part for part in parts if len(part) > 1 or any(part[0] is after for after in edges[id(part[0])])]
+    return frozenset(each.name for part in found for each in part if isinstance(each, nodes.Function))
 
+
+def _called_by(function: nodes.Function) -> Iterable[str | None]:
+    """Names of the functions that a function calls; None for calls through pointers."""
     for instruction in nodes.instructions(function.body or ()):
         if instruction.opcode.partition(".")[0] == "call":
             operands = instruction.operands
             target = operands[1 if isinstance(operands[0], nodes.Group) else 0]
-            if isinstance(target, nodes.Symbol):
-                yield target.name
-            else:
-                yield from (other.name for other in address_taken(flow.module))
+            yield target.name if isinstance(target, nodes.Symbol) else None
 
 
 def _look(flow: Flow, block: Block, live: dict[int, list[Reg]]) -> None:
     """The registers that live behind each `$pop` of a block."""
-    now = block.live_out
+    if not any(op.words[0] == "$pop" for op in block.ops):
+        return
+    now = {index for index, bit in enumerate(reversed(f"{block.live_out:b}")) if bit == "1"}
     for op in reversed(block.ops):
         if op.words[0] == "$pop":
-            live[id(op)] = [reg for reg in flow.registers if now >> reg.index & 1]
+            live[id(op)] = [flow.registers[index] for index in sorted(now)]
         if op.guard is None:
-            for reg in op.writes:
-                now &= ~(1 << reg.index)
-        for reg in op.reads:
-            now |= 1 << reg.index
+            now.difference_update(reg.index for reg in op.writes)
+        now.update(reg.index for reg in op.reads)

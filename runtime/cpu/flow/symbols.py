@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ptxgen import nodes
 from ptxgen.errors import IsaError
+from ptxgen.nodes.scoped import numbered
 
 TYPE_BITS = {
     "pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16, "b32": 32, "u32": 32,
@@ -46,23 +48,24 @@ class Var:
 
 @dataclass(slots=True, eq=False)
 class Code:
-    """A label (`block key`) or a function, as a name."""
+    """A label (`block key`), or a table of them: then `name` is theirs, and `targets` are their keys once known."""
 
     name: str
     key: tuple[int, str] = (0, "")
-    function: nodes.Function | None = None
+    targets: tuple[tuple[int, str], ...] | None = None
 
 
 Named = Reg | Var | Code
 
 
 class Scope:
-    """Names of one `{ … }`, with those around it."""
+    """Names of one `{ … }`, with those around it. A register of `%r<n>` is made when it is first asked for."""
 
-    __slots__ = ("names", "number", "outer")
+    __slots__ = ("counted", "names", "number", "outer")
 
     def __init__(self, outer: Scope | None, number: int) -> None:
         self.names: dict[str, Named] = {}
+        self.counted: dict[str, tuple[int, Callable[[str], Reg]]] = {}  # stem of %r<n> -> n, what makes one
         self.outer = outer
         self.number = number
 
@@ -73,6 +76,12 @@ class Scope:
             found = scope.names.get(name)
             if found is not None:
                 return found
+            if scope.counted:
+                for stem, number in numbered(name):
+                    declared = scope.counted.get(stem)
+                    if declared is not None and number < declared[0]:
+                        made = scope.names[name] = declared[1](name)
+                        return made
             scope = scope.outer
         return None
 

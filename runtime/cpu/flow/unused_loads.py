@@ -72,26 +72,28 @@ def _chosen(op: Op) -> frozenset[int]:
     return frozenset()
 
 
-def split_loads(blocks: list[Block]) -> frozenset[Op]:
-    """Makes two of each load whose value counts under one guard only; those of the lanes in which it does not.
+def split_loads(blocks: list[Block]) -> tuple[frozenset[Op], frozenset[Op]]:
+    """Makes two of each load of memory whose value counts under one guard only: for the lanes in which it counts, and
+    for those in which it does not.
 
     `ld %r, [%a]; add %s, %r, 1; @%p st [%a], %s` (all lanes load, one stores) reads nothing in the lanes without %p.
     """
-    unused = []
+    counting, idle = [], []
     for block in blocks:
         for place in reversed(range(len(block.ops))):
             op = block.ops[place]
-            splits = op.words[0] == "ld" and "param" not in op.words and op.guard is None
+            splits = op.words[0] == "ld" and op.words[1] != "param" and op.guard is None
             guard = _only_under(block, place) if splits else None
             if guard is None:
                 continue
             reg, negated = guard
             reads = [*op.reads, reg]
-            used = replace(op, guard=reg, negated=negated, reads=reads, lent=True)
-            rest = replace(op, guard=reg, negated=not negated, reads=[*reads], lent=True)
+            used = replace(op, guard=reg, negated=negated, reads=reads)
+            rest = replace(op, guard=reg, negated=not negated, reads=[*reads])
             block.ops[place : place + 1] = [used, rest]
-            unused.append(rest)
-    return frozenset(unused)
+            counting.append(used)
+            idle.append(rest)
+    return frozenset(counting), frozenset(idle)
 
 
 def _only_under(block: Block, place: int) -> tuple[Reg, bool] | None:

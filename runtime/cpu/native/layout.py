@@ -73,24 +73,28 @@ GANG = _offsets(
 CTA = _offsets(
     "launch:8 thread:8 gang:8 shared:8 shared_bytes:8 warps:8 id_x:4 id_y:4 id_z:4 rank:4 warp_count:4 threads:4 "
     "live:4 alive_warps:4 index:8 epoch:4 begun:4 valid:8 races:8 known:8 glimpsed:8 bars:512 ext:328 "
-    "learned:4 fences:4 late:4 late_round:4 seen_place:4 seen_times:4 seen_warp:4 pad:4"
+    "learned:4 fences:4 late:4 late_round:4 seen_place:4 seen_times:4 seen_warp:4 last_map:4 made_maps:64"
 )
 WARP = _offsets(
     "mask:4 exited:4 state:4 id:4 cta:8 thread:8 summary:8 budget:4 start:4 parked:4 block:4 clock:8 local:8 all:4 "
     "site:4 turns:4 safe:4 age:8 synced:4 held:4 held_block:4 proxy:4 before:4 waited:4 pad3:8 tid_x:128 "
     f"tid_y:128 tid_z:128 wake:128 parks:{MAX_PARKED * PARK_BYTES} vclock:128 ext:48 "
     "wgmma_committed:4 wgmma_done:4 wgmma_fenced:4 "
-    "wgmma_since:4 wgmma_groups:64 cluster_seen:128 copy_group:128 "
+    "wgmma_since:4 wgmma_groups:128 cluster_seen:128 copy_group:128 "
     "bulk_group:128 fenced:128 fenced_cta:128 knows:4 glimpses:4 phase:4 learned:4 "
-    "how:4 pad4:4"
+    "how:4 last_wait:4 waits:128 "
+    "proxied:128"
 )
-WGMMA_SETS = 16  # sets of registers of wgmma that check mode follows (`emit/wgmma_products.py`)
-CTA["_stride"] = 1024  # from one CTA of a gang to the next
+MADE_MAPS = 8  # tensor maps of a CTA that check mode keeps (`check/made_maps.py`)
+WAITS = 4  # of mbarriers, a warp's last, that check mode keeps (`check/late_lanes.py`)
+WAIT = _offsets("bar:8 mask:4 phase:4 arrived:4 apart:4 met:4 site:4")
+WGMMA_SETS = 32  # sets of registers of wgmma that check mode follows (`emit/wgmma_products.py`)
+CTA["_stride"] = 1088  # from one CTA of a gang to the next
 assert CTA["_end"] <= CTA["_stride"]
 assert WARP["tid_x"] % 64 == 0
 assert WARP["wake"] % 64 == 0
 READY = WARP["_end"]  # i64 words: bit n is set while block n has lanes to run; bit 0 is "return at once"
-BAR = {"arrived": 0, "expected": 4, "and": 8, "or": 12, "popc": 16, "clock": 20}
+BAR = {"arrived": 0, "expected": 4, "and": 8, "or": 12, "popc": 16, "warps": 20}
 # a copy in flight (check mode lands it when somebody waits for it), and what it is; with a `mover` that moves it
 ASYNC = _offsets(
     "kind:4 bytes:4 warp:8 target:8 source:8 barrier:8 address:8 site:4 lane:4 group:4 count:4 data:16 mover:8 "

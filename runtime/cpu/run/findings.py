@@ -70,6 +70,7 @@ _WITH_ADDRESS = (
 )  # fmt: skip
 _WITH_REMARK = (faults.FAULT_ASSERT, faults.FAULT_OPERAND, faults.FAULT_TRAP, faults.FAULT_PRODUCT)
 
+_LONG_LINE = 200  # characters: generated texts may stand in one line
 _LATE_COPY = "a copy reads its source until cp.async.bulk.wait_group (or .read) covers its group; this is at that wait"
 _UNORDERED = "nothing orders that access before this one"
 _STRONG = {"atom", "red", "volatile", "relaxed", "acquire", "release", "acq_rel"}
@@ -87,9 +88,12 @@ class Source:
         self.file, self._text = file, text
         self._lines = text.splitlines()
 
-    def line(self, line: int, fallback: str = "") -> str:
-        """The text of a line."""
-        return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else fallback
+    def line(self, line: int, instruction: str = "") -> str:
+        """The text of a line; the instruction alone where the line is long, or no line of the text."""
+        text = self._lines[line - 1].strip() if 0 < line <= len(self._lines) else instruction
+        if len(text) > _LONG_LINE and instruction:
+            text = instruction
+        return text if len(text) <= _LONG_LINE else f"{text[: _LONG_LINE - 40]} … {text[-36:]}"
 
     def at(self, line: int, fallback: str = "") -> str:
         """`file:12: ld.global.f32 %f1, [%rd4]; [fragment 'load', a.py:7, templates/k.ptx.j2:3]`"""
@@ -168,10 +172,7 @@ def _text(entry: Entry, source: Source, fault: Fault, gangs: list[Gang], places:
     elif kind == faults.FAULT_DIVERGED:
         lines.append(f"{lanes_text(extra)} went past it: {source.at(*entry.sites[size][:2])}")
     elif kind == faults.FAULT_REGISTER:
-        name = remark.removesuffix(faults.OR_LOADED)
-        said = f"{name} is read here, but no instruction that these lanes executed has written it"
-        loaded = ", or not all of the shared memory that it was loaded from is written"
-        lines.append(said + (loaded if name != remark else ""))
+        lines.append(remark)
     elif remark == ASSERTION:
         message, file = places.string(address), places.string(extra)
         return "\n  ".join([*lines, f"assertion `{message}` failed, {file}:{size}"])

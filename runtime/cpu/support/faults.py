@@ -28,7 +28,6 @@ FAULT_BOUNDS, FAULT_ALIGN, FAULT_TRAP, FAULT_UNINITIALISED, FAULT_RACE = 1, 2, 3
 FAULT_REGISTER, FAULT_OPERAND, FAULT_ASSERT, FAULT_READ_ONLY = 7, 8, 9, 10
 FAULT_IN_FLIGHT, FAULT_PROXY, FAULT_ORDER, FAULT_EARLY = 12, 13, 14, 15
 FAULT_CONSTANT, FAULT_GONE, FAULT_LEFT, FAULT_PRODUCT, FAULT_COORDINATE, FAULT_PHASE = 16, 17, 18, 19, 20, 22
-OR_LOADED = " loaded"  # behind a register's name in a remark: what it holds may come from memory never written
 FAULT_DIVERGED = 23  # `bytes`: the site of lanes that have gone past, `extra`: which
 EQUAL = 16  # more than a race's kind: the store writes what is there
 FAULT_EQUAL_RACE, FAULT_EQUAL_ORDER = FAULT_RACE + EQUAL, FAULT_ORDER + EQUAL

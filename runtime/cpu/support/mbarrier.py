@@ -148,6 +148,8 @@ def _apply() -> str:
     high = c(f"or i64 {c(f'shl i64 {bits}, {EXPECTED_SHIFT}')}, {c(f'shl i64 {flipped}, {PARITY_SHIFT}')}")
     c.store("i64", c(f"or i64 {low}, {high}"), "%bar", align=8)
     with c.if_(over):
+        with c.if_(checking(c)):
+            c.do("call void @late_lanes.over(ptr %w, ptr %bar)")
         gang = c.load("ptr", c.load("ptr", "%w", WARP["cta"]), CTA["gang"])
         c.do(f"call void @wake_gang(ptr {gang}, i32 {PARK_MBARRIER}, i64 {c('ptrtoint ptr %bar to i64')})")
     c.ret(f"i64 {word}")

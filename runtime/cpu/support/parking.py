@@ -23,6 +23,7 @@ from ptxgen.runtime.cpu.native.layout import (
     WARP,
 )
 from ptxgen.runtime.cpu.support import support
+from ptxgen.runtime.cpu.support.faults import FAULT_ASSERT
 
 
 def pop_count(c: Code, mask: str) -> str:
@@ -202,6 +203,8 @@ def _arrive() -> str:
     test = c(f"icmp ne i32 {c('and i32 %flags, 2')}, 0")
     whole = c(f"and i1 {c('icmp ne i32 %count, 0')}, {test}")
     arriving = c(f"select i1 {whole}, i32 32, i32 {threads}")
+    with c.if_(CHECKING), c.if_(whole):
+        _count_once(c, bar)
     c.store("i32", c(f"add i32 {c.load('i32', bar, BAR['arrived'])}, {arriving}"), bar, BAR["arrived"])
     c.store("i32", "%count", bar, BAR["expected"])
     _exchange_clocks(c, cta, "release", "%id")
@@ -222,6 +225,14 @@ def _arrive() -> str:
     c.do(f"call void @barrier.settle(ptr {cta}, i32 %id)")
     c.ret()
     return c.text()
+
+
+def _count_once(c: Code, bar: str) -> None:
+    """In check mode: a warp that arrives a second time before the barrier is over would count as two."""
+    before, own = c.load("i32", bar, BAR["warps"]), c(f"shl i32 1, {c.load('i32', '%w', WARP['id'])}")
+    with c.if_(c(f"icmp ne i32 {c(f'and i32 {before}, {own}')}, 0"), likely=False):
+        c.do(f"call void @fault(ptr %w, i32 %site, i32 {FAULT_ASSERT}, i32 %mask, i32 0, i64 0, i64 0)")
+    c.store("i32", c(f"or i32 {before}, {own}"), bar, BAR["warps"])
 
 
 def _settle() -> str:
@@ -269,7 +280,7 @@ def _all_here(c: Code, bar: str) -> None:
 
 def reset_barrier(c: Code, bar: str) -> None:
     """A barrier without arrivals."""
-    for name, value in (("arrived", 0), ("expected", 0), ("and", 1), ("or", 0), ("popc", 0)):
+    for name, value in (("arrived", 0), ("expected", 0), ("and", 1), ("or", 0), ("popc", 0), ("warps", 0)):
         c.store("i32", value, bar, BAR[name])
 
 

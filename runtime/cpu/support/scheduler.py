@@ -103,7 +103,7 @@ def _start_cta(c: Code, cta: str) -> None:
         total = c(f"add i32 {c(f'mul i32 {number}, {BARRIER_BYTES}')}, {CTA['bars']}")
         bar = c.at(cta, c(f"zext i32 {total} to i64"))
         reset_barrier(c, bar)
-        c.store("i32", 0, bar, BAR["clock"])
+        c.store("i32", 0, bar, BAR["warps"])
     c.store(f"<{(CTA['_end'] - CTA['ext']) // 8} x i64>", "zeroinitializer", cta, CTA["ext"], align=8)
     c.store("i32", c.load("i32", cta, CTA["warp_count"]), cta, CTA["alive_warps"])
     with c.if_(CHECKING):

@@ -12,6 +12,7 @@ from ptxgen.runtime.cpu.native.layout import WARP
 from ptxgen.runtime.cpu.support.faults import FAULT_OPERAND
 
 _WAITS, _ALIGNED = 1, 2
+_TWICE = "the warp has arrived at this barrier before, and the others have not yet: it must count once each time"
 _WANTED = {"popc": 4, "and": 8, "or": 12}
 
 
@@ -23,7 +24,7 @@ def meet(e: Emitter, op: Op) -> None:
 
 def _arrive(e: Emitter, op: Op, number: object, count: object, flags: int, predicate: str = "0") -> None:
     """Emit the arrival of the block's lanes; they go on, or wait, at the next block."""
-    site = e.new_site()
+    site = e.new_site(_TWICE)
     e.spill()
     e.c.do(
         f"call void @barrier.arrive(ptr %w, i32 {number}, i32 {count}, i32 {e.mask}, i32 {predicate}, "

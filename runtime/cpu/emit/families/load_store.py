@@ -12,7 +12,6 @@ from ptxgen.runtime.cpu.flow.symbols import Var, bits_of
 from ptxgen.runtime.cpu.native.ir import splat, vec
 from ptxgen.runtime.cpu.native.layout import ACQUIRE, LAUNCH, LOCAL_WINDOW, OWN_CTA, RELEASE, WARP, WINDOW_SHIFT
 from ptxgen.runtime.cpu.support.access import address_type
-from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
 
 _SPACES = frozenset({"global", "shared", "local", "const", "param"})
 _SYNCHRONISES = {
@@ -275,14 +274,8 @@ def store(e: Emitter, op: Op) -> None:
         return
     if e.defined is not None:
         e.defined.width = bits // 8
-    values: list[str] = []
-    defined: dict[str, str] = {}  # the lanes of registers that are not defined in all
     with e.reading(carries=space in ("local", "generic")):
-        for source in sources:
-            values.append(e.src(source, f"b{bits}"))
-            reg, lanes = e.reg(source), e.so_far()
-            if reg is not None and lanes is not None:
-                defined[reg.name] = lanes
+        values = [e.src(source, f"b{bits}") for source in sources]
     if e.defined is not None:
         e.defined.width = 0
     if "release" in op.words:
@@ -292,8 +285,8 @@ def store(e: Emitter, op: Op) -> None:
     addresses, offset = address(e, target, space)
     if space in ("const", "param"):
         raise e.unsupported()
-    if space == "generic" and defined:
-        _demand_defined(e, defined, addresses, offset)
+    if space == "generic" and e.defined is not None:
+        _demand_defined(e, sources, addresses, offset)
     head = f"ptr %w, {vec(address_type(space))} {addresses}, i64 {offset}, i32 {e.exec_mask()}, i32 {e.new_site()}"
     vector = integer_vector(bits)
     name = f"st.{space}.v{count}.b{bits}{_check_word(e)}"
@@ -318,15 +311,21 @@ def put(e: Emitter, target: Source, offset: int, bits: int, value: str) -> None:
     e.c.do(f"call void @{name}({head}, i32 {e.new_site()}, {vec(f'i{bits}')} {value})")
 
 
-def _demand_defined(e: Emitter, defined: dict[str, str], addresses: str, offset: int) -> None:
+def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: int) -> None:
     """Report undefined lanes of what is stored, but not those that store to local memory, which carries anything."""
+    assert e.defined is not None
+    if e.defined.take() is None:
+        return
     absolute = e.c(f"add {vec('i64')} {addresses}, {splat('i64', offset)}")
     window = e.c(f"lshr {vec('i64')} {absolute}, {splat('i64', WINDOW_SHIFT)}")
-    fine = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
-    for name, lanes in defined.items():
-        allowed = e.c(f"or i32 {lanes}, {fine}")
-        wrong = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {allowed}, -1')}")
-        e.fault_if(wrong, FAULT_REGISTER, remark=name)
+    local = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
+    elsewhere = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {local}, -1')}")
+    e.defined.width = bits_of(e.op.words[-1]) // 8
+    for reg in dict.fromkeys(filter(None, map(e.reg, sources))):
+        written = e.defined.lanes(reg)
+        if written is not None:
+            e.defined.report(reg, e.c(f"and i32 {elsewhere}, {e.c(f'xor i32 {written}, -1')}"))
+    e.defined.width = 0
 
 
 @emits("membar", "fence", outputs=0)

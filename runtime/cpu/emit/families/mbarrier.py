@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen import nodes
+from ptxgen.runtime.cpu.check.late_lanes import LATE_LANE
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.load_store import address, space_of
 from ptxgen.runtime.cpu.flow.flow import Op, Source
@@ -84,6 +85,8 @@ def arrive(e: Emitter, op: Op) -> None:
     amount = e.c(f"zext {vec('i32')} {e.src(operands[1], 'u32')} to {_I64}") if len(operands) > 1 else one
     count, due = (one, amount) if "expect_tx" in op.words else (amount, "zeroinitializer")
     dropped = count if op.words[1] == "arrive_drop" else "zeroinitializer"
+    if e.waits:
+        e.c.do(f"call void @late_lanes.arrive(ptr %w, i32 {e.exec_mask()})")
     columns = [(_place(e, op, operands[0]), "i64"), (count, "i64"), (due, "i64"), (dropped, "i64")]
     call = f"call i64 @mbarrier.update(ptr %w, i32 {e.new_site(_REMARK)}, ARGS)"
     before = each_lane(e, columns, call, "i64")
@@ -143,3 +146,9 @@ def try_wait(e: Emitter, op: Op) -> None:
     host = e.c(f"call ptr @resolve.shared(ptr %w, i32 {e.site()}, i32 0, i64 {place}, i64 8)")
     e.wait_here(ready, PARK_MBARRIER, "0", e.c(f"ptrtoint ptr {host} to i64"))
     e.dst_pred(op.operands[0], "-1")
+    if e.waits:
+        first = e.first_lane(places, "i64", e.mask)
+        equal = e.bits(e.c(f"icmp eq {_I64} {places}, {e.c.spread('i64', first)}"))
+        bar = e.c(f"call ptr @resolve.shared(ptr %w, i32 {e.site()}, i32 0, i64 {first}, i64 8)")
+        here = e.c(f"and i32 {e.mask}, {equal}")
+        e.c.do(f"call void @late_lanes.wait(ptr %w, i32 {e.new_site(LATE_LANE)}, ptr {bar}, i32 {here})")

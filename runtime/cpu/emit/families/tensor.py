@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptxgen import nodes
+from ptxgen.runtime.cpu.check.made_maps import UNSEEN
 from ptxgen.runtime.cpu.emit.emitter import Emitter
 from ptxgen.runtime.cpu.emit.families.load_store import address, put
 from ptxgen.runtime.cpu.emit.families.mbarrier import each_lane, shared_window
@@ -26,6 +27,13 @@ _FIELDS = {
 _BOX_REMARK = "the box must be aligned to 128 bytes, and the mbarrier initialised"
 
 
+def _place(e: Emitter, operand: Source, space: str) -> str:
+    if not isinstance(operand, nodes.Address):
+        raise e.error(f"operand {operand}: must be an address")
+    addresses, offset = address(e, operand, space)
+    return e.c(f"add {_I64} {addresses}, {splat('i64', offset)}") if offset else addresses
+
+
 def _map(e: Emitter, operand: Source) -> list[tuple[str, str]]:
     """Columns: address of the map; and after what comes between, its rank and five coordinates."""
     if not isinstance(operand, nodes.Address) or operand.coordinates is None:
@@ -46,6 +54,8 @@ def _refuse_others(e: Emitter, op: Op) -> None:
 
 
 def _copy(e: Emitter, name: str, map_: list[tuple[str, str]], between: list[tuple[str, str]]) -> None:
+    if e.makes_maps:
+        each_lane(e, map_[:1], f"call void @made_maps.use(ptr %w, i32 {e.new_site(UNSEEN)}, ARGS)")
     sites = f"i32 {e.new_site(_MAP_REMARK)}, i32 {e.new_site(_BOX_REMARK)}"
     each_lane(e, [map_[0], *between, *map_[1:]], f"call void @tensor.{name}(ptr %w, {sites}, ARGS)")
 
@@ -112,11 +122,17 @@ def replace(e: Emitter, op: Op) -> None:
 def publish(e: Emitter, op: Op) -> None:
     """A map from shared to global memory; all lanes of a warp name the same bytes."""
     to, source = op.operands[:2]
-    if not isinstance(to, nodes.Address):
-        raise e.error(f"operand {to}: must be an address")
-    addresses, offset = address(e, to, "global")
-    if offset:
-        addresses = e.c(f"add {_I64} {addresses}, {splat('i64', offset)}")
+    addresses = _place(e, to, "global")
+    if e.check:
+        each_lane(e, [(addresses, "i64")], "call void @made_maps.made(ptr %w, ARGS)")
     sites = f"i32 {e.new_site(_MADE_REMARK)}, i32 {e.new_site(_MADE_REMARK)}"
     columns = [(addresses, "i64"), (shared_window(e, source), "i64")]
     each_lane(e, columns, f"call void @tensor.publish(ptr %w, {sites}, ARGS)")
+
+
+@emits("fence.proxy.tensormap::generic.acquire", outputs=0)
+def acquire(e: Emitter, op: Op) -> None:
+    """Copies behind it see the map; only check mode knows the difference."""
+    e.c.do("fence seq_cst")
+    if e.check:
+        each_lane(e, [(_place(e, op.operands[0], "generic"), "i64")], "call void @made_maps.seen(ptr %w, ARGS)")

@@ -13,7 +13,6 @@ from ptxgen.runtime.cpu.flow.flow import Op, Source
 from ptxgen.runtime.cpu.flow.registry import emits
 from ptxgen.runtime.cpu.native.ir import vec
 from ptxgen.runtime.cpu.native.layout import WARP
-from ptxgen.runtime.cpu.support.faults import FAULT_REGISTER
 from ptxgen.runtime.cpu.support.tiles import ACCUMULATORS, ELEMENTS, Element
 
 _I32 = vec("i32")
@@ -95,7 +94,7 @@ def _sum(e: Emitter, operand: Source, kind: str, place: int, keep: str) -> str:
     written = e.defined.lanes(reg) if reg is not None else None
     if reg is not None and written is not None:
         missing = e.c(f"and i32 {e.mask}, {e.c(f'xor i32 {written}, -1')}")
-        e.fault_if(e.c(f"select i1 {keep}, i32 {missing}, i32 0"), FAULT_REGISTER, remark=reg.name)
+        e.defined.report(reg, e.c(f"select i1 {keep}, i32 {missing}, i32 0"))
     return pointer
 
 

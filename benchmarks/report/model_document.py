@@ -1,0 +1,219 @@
+"""What docs/performance.md and the README say of whole models: decode steps, prompts, and the products of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import decode_step, packed_products, products, prompt, step_ops
+from benchmarks.report.decode import table
+from benchmarks.report.rows import load, runs
+from benchmarks.report.selection import (
+    commit_of,
+    commits_of,
+    newest_rows,
+    rows_alone,
+    rows_elsewhere,
+    rows_measured,
+    span,
+)
+
+
+def tokens() -> str:
+    """A token of whole models beside llama.cpp in one run: a table of the empty cache, then a sentence on batches."""
+    cases: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in newest_rows("decode_step"):
+        case = row["case"]
+        if case["weights"] == "q4_k_m":
+            cases.setdefault((case["model"], case["batch"], case["depth"]), {})[row["impl"]] = row["us"]
+    both = {key: us for key, us in cases.items() if {"ptxgen", "llama.cpp"} <= us.keys()}
+    lines = [
+        [model, f"**{us['ptxgen']:.0f}**", f"{us['llama.cpp']:.0f}", f"{us['llama.cpp'] / us['ptxgen']:.2f}",
+         f"{us['floor']:.0f}"]
+        for (model, batch, depth), us in both.items() if (batch, depth) == (1, 0)
+    ]  # fmt: skip
+    spans = []
+    for batch in sorted({batch for _, batch, _ in both}):
+        ratios = [us["llama.cpp"] / us["ptxgen"] for key, us in both.items() if key[1] == batch]
+        spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}")
+    return (
+        "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
+        f"beside llama.cpp in one run:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
+        f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more.\n"
+    )
+
+
+def whole_models() -> Iterable[str]:
+    """Decode steps and prompts of whole models, and their products alone."""
+    steps, prompts = newest_rows("decode_step"), newest_rows("prompt")
+    alone, many = rows_measured("products", without="pack"), rows_measured("products", "pack")
+    yield "## Whole models: µs of a decode step\n"
+    yield (
+        "Random weights of the models' shapes, an f16 cache. `host`: what `forward_to_token` takes beyond the device; "
+        "other processes used the host's CPUs meanwhile. `of the read`: read of the same bytes ÷ ours. Products are "
+        "exact in f32, those of `ptxgen-fast` rounded to bf16; `ptxgen-persistent` is one launch. "
+        f"{commits_of(steps)}\n"
+    )
+    yield decode_step.table(steps) + "\n"
+    yield from _since("decode_step", "µs")
+    yield from _of_another_run("decode_step", "llama.cpp", "ptxgen")
+    yield from _never_reached("decode_step")
+    yield from where_the_time_goes()
+    yield "## Prompts of 512 tokens, tokens/s\n"
+    yield (
+        "`ptxgen`: activations as exact as f32; `ptxgen-fast`: rounded to bf16 before each product, as llama.cpp "
+        f"rounds them to 8 bits. {commits_of(prompts)}\n"
+    )
+    yield prompt.table(prompts) + "\n"
+    yield from _since("prompt", "tokens/s")
+    yield from _of_another_run("prompt", "llama.cpp", "ptxgen-fast")
+    yield "## Products alone: µs as graph nodes, weights beyond the L2\n"
+    yield (
+        "`programmatic`: the chain launched programmatically; `fma`: without tensor cores; `cublas`: bf16. `error`: "
+        f"relative, against float64. {commit_of(alone)}\n"
+    )
+    yield products.table(alone) + "\n"
+    yield from one_token(alone)
+    yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
+    yield (
+        "`ptxgen`: PackedGemm, precision `fast`; `programmatic`: the same launched programmatically; `exact`: the "
+        "other precision; `pack`: PackTokens, once for all products of the same tokens; `cublas`: bf16 in and out. "
+        "`error`: of ours, relative, against float64. Geometric means of cuBLAS ÷ ours: "
+        f"{packed_products.ratios(many)}.\n"
+    )
+    yield packed_products.table(many) + "\n"
+
+
+def one_launch() -> Iterable[str]:
+    """Decode steps in one launch beside their graphs."""
+    tried = [row for row in load("persistent_step") if "us" in row]
+    models = {row["case"]["model"] for row in tried}
+    steps = [row for row in rows_measured("decode_step", "ptxgen-persistent") if row["case"]["model"] not in models]
+    found: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for row in [*tried, *steps]:
+        case = row["case"]
+        if row["impl"] in LAUNCHES and (case.get("weights", "bf16"), case.get("batch", 1)) == ("bf16", 1):
+            key = (case["model"], row["commit"], LAUNCHES[row["impl"]], case.get("fields", ""))
+            found.setdefault(key, {})[case["depth"]] = row["us"]
+    found = {key: us for key, us in found.items() if (*key[:2], "one launch", "") in found}
+    depths = sorted({depth for us in found.values() for depth in us})
+    yield "## A step in one launch: µs beside the graph, bf16\n"
+    yield (
+        "`Model(…, persistent=True)`, one sequence. Fields are those of `PersistentStep` that differ from its own; of "
+        f"each model it takes the last ones. {_ahead(found)}\n"
+    )
+    lines = [[key[0], key[2], key[3], *(f"{us[d]:.0f}" if d in us else "" for d in depths), key[1]]
+             for key, us in found.items()]  # fmt: skip
+    yield table(["model", "", "fields", *map(str, depths), "commit"], lines)
+
+
+LAUNCHES = {"ptxgen": "graph", "ptxgen-persistent": "one launch"}
+
+
+def _ahead(found: Mapping[tuple[str, str, str, str], Mapping[int, float]]) -> str:
+    """Where one launch takes less time than the graph, in a sentence a model."""
+    said = []
+    for model, commit in dict.fromkeys(key[:2] for key in found):
+        mine = [us for key, us in found.items() if key[:3] == (model, commit, "one launch")][-1]
+        graph = found[model, commit, "graph", ""]
+        times = ", ".join(f"{mine[depth] / graph[depth]:.2f} at {depth}" for depth in sorted(mine))
+        said.append(f"{model}: {times}.")
+    return f"One launch ÷ graph at these depths: {' '.join(said)}"
+
+
+def where_the_time_goes() -> Iterable[str]:
+    """A step's ops, and the picture of one token."""
+    rows = load("decode_step_ops")
+    yield "## Where the time of a token goes\n"
+    yield (
+        "`in the step`: what a launch adds to the graph, from graphs that end with it, so that launches overlap as "
+        "they do; `alone`: in a graph of all its like and nothing else, where weights of less than 60 MB may come from "
+        "the L2 cache; `read`: its bytes at the rate of reading 2 GB. By what `alone` is less, a launch waits for the "
+        f"one before: the gaps. {commit_of(rows)}\n"
+    )
+    yield (
+        "What is far from the read is small: a launch of less than 10 MB is latency, and five of them a layer follow "
+        "one another. Tried there: other geometries of products (the table of products of one token), other plans of "
+        "attention (`ptxgen tune`), and one launch for the whole step, which wins 0.6 to 2 % at depth 0 of two models "
+        "and loses elsewhere (`ptxgen-persistent` above).\n"
+    )
+    yield "![The launches of one token](images/decode_step.png)\n"
+    yield step_ops.table(rows) + "\n"
+
+
+AIMS = {"q4_k": 0.75, "q6_k": 0.80, "int4_g128": 0.85, "q8_0": 0.88, "e4m3_block": 0.88, "bf16": 0.92}
+
+
+PLAIN_FROM = 64e6  # bytes of bf16 from which the aim counts
+
+
+def one_token(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Products of one token against what is wanted of them, with the rows of the tuning table that a search found."""
+    one = [row for row in rows if row["case"]["m"] == 1]
+    floors = {json.dumps(row["case"]): row["us"] for row in one if row["impl"] == "floor"}
+    searched = (row for row in rows_alone("products") if "geometry" in row and row["impl"] == "ptxgen")
+    tuned = {json.dumps(row["case"]): row for row in searched}
+    lines = []
+    for row in one:
+        case, key = row["case"], json.dumps(row["case"])
+        aim = AIMS.get(case["weights"])
+        if row["impl"] != "ptxgen" or aim is None or (case["weights"] == "bf16" and row["bytes"] < PLAIN_FROM):
+            continue
+        best = tuned.get(key, row)
+        share = floors[key] / best["us"]
+        way = best.get("geometry", "")
+        told = "" if round(share, 2) >= aim else "short"
+        name, size = f"{case['n']}×{case['k']}", f"{row['bytes'] / 1e6:.1f}"
+        lines.append([case["weights"], name, size, f"{row['us']:.2f}", f"{best['us']:.2f}" if way else "", way,
+                      f"{share:.2f}", f"{aim:.2f}", told])  # fmt: skip
+    yield "## Products of one token: share of the read, and what is wanted\n"
+    yield (
+        "Plain graph nodes. `tuned`: with the row of the tuning table that a search has found since, and its geometry: "
+        "warps of a CTA, tiles on their way, CTAs. 1536×8960 has 96 records of 16 rows for 132 multiprocessors, and "
+        "none of seven geometries is better there by 3 %.\n"
+    )
+    heads = ["weights", "N × K", "MB", "µs", "tuned, µs", "geometry", "of the read", "wanted", ""]
+    yield table(heads, sorted(lines, key=lambda line: (line[0], float(line[2]))))
+
+
+def _of_another_run(bench: str, peer: str, ours: str) -> Iterable[str]:
+    """A peer that the newest run of a model had no time for, from the last run that had, beside ours."""
+    other = rows_elsewhere(bench, peer, ours)
+    if not other:
+        return
+    mine = {json.dumps(row["case"]): row["tokens_s"] for row in newest_rows(bench) if row["impl"] == ours}
+    lines = []
+    for row in other:
+        rate = mine[json.dumps(row["case"])]
+        figures = (f"{row['tokens_s']:.0f}", f"{rate:.0f}", f"{rate / row['tokens_s']:.2f}", row["commit"])
+        lines.append([*map(str, row["case"].values()), *figures])
+    yield f"{peer} in another run, that of the commit named; tokens/s, beside those of the table above:\n"
+    yield table([*other[0]["case"], peer, ours, "times", "commit"], lines)
+
+
+def _never_reached(bench: str) -> Iterable[str]:
+    """The peers that no run had time for, by batch, with what the last run said."""
+    whole = [row for rows in runs(bench).values() for row in rows]
+    timed = {(row["impl"], row["case"]["batch"]) for row in whole if "us" in row}
+    peers = (row for row in whole if "why" in row and not row["impl"].startswith("ptxgen"))
+    missing = {(row["impl"], row["case"]["batch"]): row["why"] for row in peers}
+    lines = [f"- {impl}, batch {batch}: {why}" for (impl, batch), why in missing.items() if (impl, batch) not in timed]
+    if lines:
+        yield "Peers that no run has measured, and why:\n"
+        yield from lines
+        yield ""
+
+
+def _since(bench: str, unit: str) -> Iterable[str]:
+    """A table of those rows."""
+    rows = rows_alone(bench)
+    if not rows:
+        return
+    lines = [[*map(str, row["case"].values()), row["impl"], _figure(row, unit), row["commit"]] for row in rows]
+    yield "Measured since, without peers in the same run:\n"
+    yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
+
+
+def _figure(row: Mapping[str, Any], unit: str) -> str:
+    return f"{row['us']:.0f}" if unit == "µs" else f"{row['tokens_s']:.0f}"

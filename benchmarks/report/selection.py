@@ -1,0 +1,83 @@
+"""Which rows of a benchmark a document shows: of which run, and those that a run has alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.report.rows import runs
+
+
+def rows_measured(bench: str, impl: str = "", without: str = "") -> list[dict[str, Any]]:
+    """The rows of the last run that have a time: what was not reached is in the rows alone. `impl`: of the last run
+    that has rows of it; `without`: that has none."""
+    whole = [rows for rows in runs(bench).values() if not rows[-1].get("partial")]
+    of = [({row["impl"] for row in rows if "us" in row}, rows) for rows in whole]
+    fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and without not in names)
+    chosen = next(fitting, None)
+    if chosen is None:
+        raise SystemExit(
+            f"{bench}: no run with rows of {impl or 'anything'}{f', without {without}' if without else ''}"
+        )
+    return [row for row in chosen if "us" in row]
+
+
+def newest_rows(bench: str) -> list[dict[str, Any]]:
+    """Of every model in every weights the timed rows of the last whole run that has it."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for rows in runs(bench).values():
+        if rows[-1].get("partial"):
+            continue
+        timed = [row for row in rows if "us" in row]
+        for key in {model_of(row) for row in timed if row["impl"] == "ptxgen"}:
+            found[key] = [row for row in timed if model_of(row) == key]
+    return [row for key in sorted(found) for row in found[key]]
+
+
+def rows_alone(bench: str) -> list[dict[str, Any]]:
+    """The last row of every case and implementation in runs since the last whole one: ours, without peers."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for rows in runs(bench).values():
+        if rows[-1].get("partial"):
+            found |= {(json.dumps(row["case"]), row["impl"]): row for row in rows}
+        else:
+            found.clear()
+    return list(found.values())
+
+
+def rows_elsewhere(bench: str, peer: str, ours: str) -> list[dict[str, Any]]:
+    """A peer's last rows of the cases that our newest rows have without it."""
+    newest = newest_rows(bench)
+    beside = {json.dumps(row["case"]) for row in newest if row["impl"] == peer}
+    wanted = {json.dumps(row["case"]) for row in newest if row["impl"] == ours} - beside
+    every = [row for rows in runs(bench).values() for row in rows if "us" in row and row["impl"] == peer]
+    return list({key: row for row in every if (key := json.dumps(row["case"])) in wanted}.values())
+
+
+def model_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """A row's model and weights."""
+    return row["case"]["model"], row["case"]["weights"]
+
+
+def commit_of(rows: list[dict[str, Any]]) -> str:
+    return f"Commit {rows[0]['commit']}."
+
+
+def commits_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Which models' rows are of which commit, in a sentence."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        names = found.setdefault(row["commit"], [])
+        if (name := " ".join(model_of(row))) not in names:
+            names.append(name)
+    if len(found) == 1:
+        return f"Commit {next(iter(found))}."
+    said = [", ".join(names) + f": {commit}" for commit, names in found.items()]
+    return f"Commits: {'; '.join(said)}."
+
+
+def span(ratios: Sequence[float]) -> str:
+    """The least and the largest of ratios."""
+    least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    return least if least == most else f"{least} to {most}"

@@ -1,0 +1,63 @@
+"""What names of registers mean in a scope and in those around it. `%r<n>` is one entry, never n of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from ptxgen.nodes import Variable
+
+T = TypeVar("T")
+_MOST_DIGITS = 10  # of a register's number
+
+
+class Scoped(Generic[T]):
+    """The names of one scope; `find` looks in it first and then outwards."""
+
+    __slots__ = ("counted", "named", "outer")
+
+    def __init__(self, outer: Scoped[T] | None = None) -> None:
+        self.outer = outer
+        self.named: dict[str, T] = {}
+        self.counted: dict[str, tuple[int, T]] = {}  # stem of %r<n> -> n, meaning
+
+    def declare(self, variable: Variable, meaning: T) -> None:
+        """Enter a declaration of registers."""
+        if variable.count:
+            self.counted[variable.name] = (variable.count, meaning)
+        else:
+            self.named[variable.name] = meaning
+
+    def find(self, name: str) -> T | None:
+        """The meaning of a register's name; None where no scope declares it."""
+        scope: Scoped[T] | None = self
+        splits: tuple[tuple[str, int], ...] | None = None
+        while scope is not None:
+            found = scope.named.get(name)
+            if found is not None:
+                return found
+            if scope.counted:
+                splits = tuple(numbered(name)) if splits is None else splits
+                for stem, number in splits:
+                    declared = scope.counted.get(stem)
+                    if declared is not None and number < declared[0]:
+                        return declared[1]
+            scope = scope.outer
+        return None
+
+    def __bool__(self) -> bool:
+        """Whether anything is declared."""
+        scope: Scoped[T] | None = self
+        while scope is not None:
+            if scope.named or scope.counted:
+                return True
+            scope = scope.outer
+        return False
+
+
+def numbered(name: str) -> Iterator[tuple[str, int]]:
+    """The ways in which a name is a stem and a number; the stem itself may end in digits (`%kv2<4>` has `%kv23`)."""
+    first = max(len(name.rstrip("0123456789")), len(name) - _MOST_DIGITS)
+    for at in range(max(first, 1), len(name)):
+        if name[at] != "0" or at == len(name) - 1:  # no register has a number such as 07
+            yield name[:at], int(name[at:])
