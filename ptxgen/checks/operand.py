@@ -98,6 +98,8 @@ def _vector(names: Names, operand: Vector, slot: Slot, line: int) -> str | None:
     if slot.vector and count != slot.vector:
         return f"must have {slot.vector} elements (got {count})"
     if not slot.vector:
+        if not count:
+            return "must have elements (got {})"
         bits, left = divmod(type_bits(slot.type), count)
         if left or bits not in (8, 16, 32, 64):
             return f"of {type_bits(slot.type)} bits cannot be packed from {count} elements"

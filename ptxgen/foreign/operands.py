@@ -71,7 +71,7 @@ def _instruction(item: Instruction, types: Scoped[str], fresh: Fresh, older: boo
         yield instruction("activemask.b32", mask, line=item.line, guard=item.guard)
         opcode = ".".join([words[0], "sync", *words[1:]])
         operands.append(Register(mask))
-    if words[0] == "mov" and len(operands) == 2 and _is_narrow(words[1], operands[1]):
+    if words[0] == "mov" and len(operands) == 2 and _is_narrow(words, operands[1]):
         opcode = f"cvt.{words[1]}.u32"
     slots = _slots(opcode, len(operands))
     if slots is not None:
@@ -87,9 +87,9 @@ def _is_short(opcode: str, operand: Address, types: Scoped[str]) -> bool:
     return words[0] in _ACCESSES and not spaces and kind not in (None, "pred") and type_bits(kind) == 32
 
 
-def _is_narrow(kind: str, operand: Operand) -> bool:
+def _is_narrow(words: list[str], operand: Operand) -> bool:
     """Whether a special register of 32 bits is moved into 16."""
-    if kind not in ("u16", "s16") or not isinstance(operand, Register):
+    if words[1:] not in (["u16"], ["s16"]) or not isinstance(operand, Register):
         return False
     found = special_register(operand.name)
     return found is not None and found.type == "u32"

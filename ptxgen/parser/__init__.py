@@ -347,6 +347,8 @@ class _Parser:
                 operands = tuple(o.items[0] if isinstance(o, Vector) and len(o.items) == 1 else o for o in operands)
         except IsaError as wrong:
             self.fail(str(wrong), line)
+        except UNREADABLE as wrong:
+            self.fail(unreadable(wrong), line)
         if self.has_plain:
             operands = tuple(self.named(operand) for operand in operands)
         guard = Guard(register, negated == "!") if register else None

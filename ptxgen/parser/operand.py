@@ -96,7 +96,9 @@ def _rest(text: str) -> Operand:
 def _offset(match: re.Match[str]) -> int:
     if len(match[3]) > _LONGEST:
         raise IsaError(f"an offset has 64 bits at most (got {match[3][:20]}…, {len(match[3])} characters)")
-    value = int("".join(match[3].rstrip("U").split()), 0)
+    if _NOT_OCTAL.fullmatch(match[3]):
+        raise IsaError(f"a number that begins with 0 has digits up to 7 (got {match[3]})")
+    value = int(Immediate("".join(match[3].split())).value)
     return -value if match[2] == "-" else value
 
 

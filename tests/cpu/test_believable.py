@@ -275,7 +275,16 @@ DEFINED = {
     "cvt.rn.satfinite.e4m3x2.f32 %h1, %f9, %f1;",
     "the lower of two halves": "st.global.u16 [%a0], %r2; ret;|mov.b32 %f1, %r1; cvt.rn.f16x2.f32 %r2, %f9, %f1;",
     "packed again": "st.global.u32 [%a0], %r2; ret;|mov.b32 {%h1, %h2}, %r9; mov.b32 %r2, {%h1, %h1};",
+    "chosen by a sign": "st.global.u32 [%a0], %r2; ret;|mov.b32 %r3, 0; slct.b32.s32 %r2, %r1, %r8, %r3;",
+    "chosen by the sign of a float": "st.global.u32 [%a0], %r2; ret;|mov.b32 %f1, %r1; neg.f32 %f1, %f1; "
+    "slct.b32.f32 %r2, %r8, %r1, %f1;",
+    "converted to a float": "st.global.f32 [%a0], %f1; ret;|cvt.rn.f32.u16 %f1, %r9;",
+    "clamped": "st.global.u8 [%a0], %h1; ret;|cvt.sat.u8.u16 %h1, %r9;",
+    "0 by itself": "st.global.u32 [%a0], %r2; ret;|xor.b32 %r3, %r8, %r8; sub.u32 %r2, %r9, %r9; "
+    "add.u32 %r2, %r2, %r3;",
     "decided by": "there: ret;|and.b32 %r2, %r9, 255; setp.eq.u32 %p1, %r2, 5; @%p1 bra there;",
+    "half of it, by a generic store in the next block": "st.u16 [%a0], %r9; ret;|setp.eq.u32 %p1, %lane, 0; "
+    "@%p1 bra on; mov.u32 %r9, %r1; on: ",
     "in the next block": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %lane, 0; @%p1 bra on; "
     "add.u32 %r3, %r3, 1; on: "
     "shl.b32 %r2, %r9, 16;",
@@ -297,6 +306,11 @@ UNDEFINED = {
     "selected": "st.global.u32 [%a0], %r2; ret;|setp.eq.u32 %p1, %r1, 5; selp.b32 %r2, %r9, %r1, %p1;",
     "selected by nothing": "st.global.u32 [%a0], %r2; ret;|selp.b32 %r2, %r1, %r1, %p2;",
     "subtracted": "st.global.u32 [%a0], %r2; ret;|sub.u32 %r2, %r9, %r1;",
+    "chosen by the other sign": "st.global.u32 [%a0], %r2; ret;|mov.b32 %r3, -1; slct.b32.s32 %r2, %r1, %r8, %r3;",
+    "chosen by an undefined sign": "st.global.u32 [%a0], %r2; ret;|slct.b32.s32 %r2, %r1, %r1, %r8;",
+    "chosen by what it overwrites": "st.global.u32 [%a0], %r2; ret;|mov.b32 %r2, -1; slct.b32.s32 %r2, %r1, %r8, %r2;",
+    "converted to a float": "st.global.f32 [%a0], %f1; ret;|cvt.rn.f32.u32 %f1, %r9;",
+    "clamped": "st.global.u8 [%a0], %h1; ret;|shr.u32 %r2, %r9, 8; cvt.sat.u8.u16 %h1, %r2;",
     "the other half of a pair": "st.global.u32 [%a0], %r2; ret;|min.f16x2 %r2, %r9, %r1;",
     "the upper of two halves": "st.global.u32 [%a0], %r2; ret;|mov.b32 %f1, %r1; cvt.rn.f16x2.f32 %r2, %f9, %f1;",
     "added": "st.global.u8 [%a0], %r2; ret;|mul.lo.u32 %r2, %r9, %r9;",
@@ -316,6 +330,44 @@ def test_bytes_that_were_written_may_be_used(way):
 def test_bytes_that_nobody_wrote_may_not(way):
     last, _, first = UNDEFINED[way].partition("|")
     finding("^read of an uninitialised register", MIXED + first + last, u32(1), block=1)
+
+
+# which register, which line, which lanes ------------------------------------------------------------------------------
+# %r8, %r9, %rd8 and %p8 are written nowhere, %r7 in lanes 0 to 7
+SOME = "mov.u32 %r1, 1; mov.u32 %r10, s; setp.lt.u32 %p1, %lane, 8; @%p1 mov.u32 %r7, 1;\n"
+NAMED = {
+    "the first of a vector": ("st.SPACE.v4.b32 [ADDRESS], {%r8, %r1, %r1, %r1}", ["%r8 0-31"]),
+    "the second of a vector": ("st.SPACE.v4.b32 [ADDRESS], {%r1, %r8, %r1, %r1}", ["%r8 0-31"]),
+    "the last of a vector": ("st.SPACE.v4.b32 [ADDRESS], {%r1, %r1, %r1, %r8}", ["%r8 0-31"]),
+    "two of a vector": ("st.SPACE.v2.b32 [ADDRESS], {%r8, %r9}", ["%r8 0-31", "%r9 0-31"]),
+    "two of a vector in other lanes": ("st.SPACE.v2.b32 [ADDRESS], {%r7, %r8}", ["%r7 8-31", "%r8 0-31"]),
+    "one twice": ("st.SPACE.v2.b32 [ADDRESS], {%r8, %r8}", ["%r8 0-31"]),
+    "one in braces": ("st.SPACE.b32 [ADDRESS], {%r7}", ["%r7 8-31"]),
+    "the first of an exchange": ("atom.SPACE.cas.b32 %r2, [ADDRESS], %r7, %r1", ["%r7 8-31"]),
+    "the second of an exchange": ("atom.SPACE.cas.b32 %r2, [ADDRESS], %r1, %r8", ["%r8 0-31"]),
+    "a guard": ("@%p8 st.SPACE.b32 [ADDRESS], %r1", ["%p8 0-31"]),
+    "a guard that is not": ("@!%p8 st.SPACE.b32 [ADDRESS], %r1", ["%p8 0-31"]),
+    "under a guard": ("@%p1 st.SPACE.b32 [ADDRESS], %r8", ["%r8 0-7"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("space", ["global", "shared", "generic"])
+@pytest.mark.parametrize("way", NAMED)
+def test_a_finding_names_the_register_its_line_and_its_lanes(way, space):
+    text, expected = NAMED[way]
+    text = text.replace(".SPACE", "" if space == "generic" else f".{space}")
+    text = text.replace("ADDRESS", "%r10" if space == "shared" else "%a0")
+    found = finding("uninitialised register", SOME + text + ";\nret;", u32(64), block=32)
+    read = [one.splitlines()[1:4] for one in found if "uninitialised register" in one]
+    assert all(text in place for place, _, _ in read)
+    assert [f"{said.split()[0]} {who.split()[-1]}" for _, who, said in read] == expected
+
+
+def test_a_guard_is_found_where_it_stands_and_not_at_a_load_for_it():
+    found = finding("uninitialised register", "ld.global.u32 %r1, [%a0];\n@%p8 st.global.u32 [%a0+4], %r1;\nret;",
+                    u32(64))  # fmt: skip
+    assert len(found) == 1
+    assert "@%p8 st.global.u32" in found[0].splitlines()[1]
 
 
 # as compilers write it ------------------------------------------------------------------------------------------------

@@ -75,6 +75,19 @@ def test_an_unknown_form_is_refused_through_calls_addresses_and_tables():
     good_runs(module, device)
 
 
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [("mov %r1, %r1;", "mov: "), ("mov.b32 {}, %r1;", r"must have elements \(got \{\}\)"),
+     ("ld.global.u32 %r1, [];", "not an address"), ("st.global.v2.u32 [%rd1], {};", "must have 2 elements")],
+)  # fmt: skip
+def test_spoilt_operands_are_refused_in_their_line_without_words_of_pythons(bad, says):
+    text = HEAD + entry("bad", bad) + GOOD
+    line = next(n for n, words in enumerate(text.splitlines(), 1) if bad in words)
+    with pytest.raises(ModuleLoadError, match=rf"kernel bad, module:{line}: .*{says}") as refusal:
+        open_device("cpu").module(text)["bad"]
+    assert "cannot be read" not in str(refusal.value)
+
+
 def test_what_is_no_ptx_is_refused_at_once():
     wrong = entry("worse", "add.u32 %r1, %r9, %r1;")
     with pytest.raises(ModuleLoadError, match=r"%r9"):

@@ -299,6 +299,7 @@ UNREADABLE = {
     "a count without end": f"{HEAD}.entry k()\n{{\n.reg .b32 %r<{'9' * 5000}>;\n}}\n",
     "a literal without end": f"{HEAD}.entry k()\n{{\nmov.u32 %r1, {'9' * 5000};\n}}\n",
     "brackets without end": f"{HEAD}.entry k()\n{{\nmov.u32 %r1, {'(' * 20_000}1{')' * 20_000};\n}}\n",
+    "empty brackets": f"{HEAD}.entry k()\n{{\nld.global.u32 %r1, [];\n}}\n",
     "a shift without end": f"{HEAD}.entry k()\n{{\nmov.u32 %r1, 1 << -1;\n}}\n",
 }
 
@@ -307,6 +308,18 @@ UNREADABLE = {
 def test_what_cannot_be_read_is_an_error_with_its_place(how: str) -> None:
     with pytest.raises(IsaError, match=r"^kernel k, mine\.ptx:\d+: "):
         parse(UNREADABLE[how], "mine.ptx")
+
+
+def test_an_offset_that_begins_with_0_is_octal() -> None:
+    module = parse(f"{HEAD}.entry k()\n{{\nld.global.u32 %r1, [%rd1+024];\nret;\n}}\n")
+    assert str((module.entries["k"].body or ())[0].operands[1]) == str(parse_operand("[%rd1+20]"))
+    with pytest.raises(IsaError, match=r"digits up to 7 \(got 08\)"):
+        parse_operand("[%rd1+08]")
+
+
+def test_an_operand_that_cannot_be_read_is_found_in_its_line() -> None:
+    with pytest.raises(IsaError, match=r"^kernel k, mine\.ptx:6: not an address: '\[\]' \| ld\.global\.u32 %r1, \[\];"):
+        parse(f"{HEAD}.entry k()\n{{\nld.global.u32 %r1, [];\n\nret;\n}}\n", "mine.ptx")
 
 
 @pytest.mark.parametrize("text", ["", "hello", ".version 8.0\n.entry k() { ret; }", ".target sm_90"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ptxgen import nodes
 from ptxgen.runtime.cpu.flow.symbols import Reg, bits_of
 
 if TYPE_CHECKING:
     from ptxgen.runtime.cpu.emit.definedness import DefinedLanes
+    from ptxgen.runtime.cpu.emit.emitter import Emitter
     from ptxgen.runtime.cpu.flow.flow import Source
 
 Planes = tuple[str, ...]  # for each byte of a register, the lanes in which it is defined, as an i32
@@ -21,7 +22,9 @@ def bytes_of_result(d: DefinedLanes, reg: Reg) -> Planes | None:
     words = d.e.op.words
     rule = _RULES.get(words[0])
     if words[0] == "cvt" and len(words) > 3:
-        return _pair(d, reg)
+        return _pair(d, reg) or _number(d, reg)
+    if words[0] == "slct":
+        return _by_sign(d, reg)
     if words[-1] in _PAIRS and words[0] in _BY_HALVES and reg.bits == 32:
         return _halves(d, reg)
     return None if rule is None or len(words) != _WORDS.get(words[0], 2) else rule(d, reg)
@@ -168,6 +171,26 @@ def _select(d: DefinedLanes, reg: Reg) -> Planes | None:
     before, d.silent = d.silent, True
     held = d.e.predicate(predicate)
     d.silent = before
+    return _either(d, held, known, left, right)
+
+
+def _by_sign(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """slct: the source that the third chooses, if that is defined."""
+    from ptxgen.runtime.cpu.emit.families.move import chooses_first
+
+    count = bits_of(d.e.op.words[-2]) // 8
+    _, a, b, chosen = d.e.op.operands
+    left, right, sign = _source(d, a, count), _source(d, b, count), _source(d, chosen, 4)
+    if left is None or right is None or sign is None or d.e.reg(chosen) is reg:  # what chose is overwritten by now
+        return None
+    before, d.silent = d.silent, True
+    held = d.e.bits(chooses_first(cast("Emitter", d.e), d.e.op))
+    d.silent = before
+    return _either(d, held, _field(d, sign, 0, 32), left, right)
+
+
+def _either(d: DefinedLanes, held: str, known: str, left: Planes, right: Planes) -> Planes:
+    """The bytes of `left` in the lanes `held`, of `right` in the others; defined where that choice is `known`."""
     others = d.e.c(f"xor i32 {held}, -1")
     found = []
     for x, y in zip(left, right, strict=True):
@@ -180,6 +203,8 @@ def _bitwise(d: DefinedLanes, reg: Reg) -> Planes | None:
     name, kind = d.e.op.words
     count = bits_of(kind) // 8
     sources = [_source(d, operand, count) for operand in d.e.op.operands[1:]]
+    if name == "xor" and _same(d):
+        return (ALL,) * (reg.bits // 8)
     if not count or any(source is None for source in sources):
         return None
     result = list((ALL,) * count)
@@ -191,6 +216,12 @@ def _bitwise(d: DefinedLanes, reg: Reg) -> Planes | None:
             number = int(operand.value) ^ (0 if name == "and" else -1)  # bytes that do not depend on the other source
             result = [ALL if not number >> 8 * n & 0xFF else plane for n, plane in enumerate(result)]
     return tuple(result)
+
+
+def _same(d: DefinedLanes) -> bool:
+    """Whether both sources are one register: then `xor` and `sub` give 0, whatever it holds."""
+    a, b = map(d.e.reg, d.e.op.operands[1:])
+    return a is not None and a is b and a.bits > 1
 
 
 def _mov(d: DefinedLanes, reg: Reg) -> Planes | None:
@@ -214,8 +245,8 @@ def _mov(d: DefinedLanes, reg: Reg) -> Planes | None:
 
 def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
     _, to, from_ = d.e.op.words
-    if to[0] not in "usb" or from_[0] not in "usb":
-        return None
+    if to[0] not in "us" or from_[0] not in "us":
+        return _number(d, reg)
     source = _source(d, d.e.op.operands[1], bits_of(from_) // 8)
     if source is None:
         return None
@@ -225,6 +256,15 @@ def _cvt(d: DefinedLanes, reg: Reg) -> Planes | None:
     whole = (*source, *(filled,) * 8)[: bits_of(to) // 8]
     top = whole[-1] if to[0] == "s" else ALL
     return (*whole, *(top,) * 8)[: reg.bits // 8]
+
+
+def _number(d: DefinedLanes, reg: Reg) -> Planes | None:
+    """cvt of one number, of which all bits count; those of a wider register do not."""
+    *_, to, from_ = d.e.op.words
+    if len(d.e.op.operands) != 2 or to.endswith("x2") or from_.endswith("x2"):
+        return None
+    source = _source(d, d.e.op.operands[1], bits_of(from_) // 8)
+    return None if source is None else (_field(d, source, 0, 8 * len(source)),) * (reg.bits // 8)
 
 
 def _halves(d: DefinedLanes, reg: Reg) -> Planes | None:
@@ -243,6 +283,8 @@ def _sum(d: DefinedLanes, reg: Reg) -> Planes | None:
     """add, sub: a byte depends on those bytes of the sources and on what may carry into them."""
     count = bits_of(d.e.op.words[1]) // 8
     sources = [_source(d, operand, count) for operand in d.e.op.operands[1:]]
+    if d.e.op.words[0] == "sub" and d.e.op.words[1][0] != "f" and _same(d):
+        return (ALL,) * (reg.bits // 8)
     if d.e.op.words[1][0] == "f" or any(source is None for source in sources):
         return None
     found = [ALL] * count

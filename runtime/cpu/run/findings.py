@@ -20,13 +20,14 @@ from ptxgen.runtime.cpu.run.native_state import Fault, Gang
 from ptxgen.runtime.cpu.support import faults
 
 EQUAL_STORES = "unordered stores of equal values"
+UNWRITTEN_REGISTER = "read of an uninitialised register"
 _TITLES = {
     faults.FAULT_BOUNDS: "out of bounds",
     faults.FAULT_ALIGN: "misaligned access",
     faults.FAULT_TRAP: "trap",
     faults.FAULT_UNINITIALISED: "read of uninitialised memory",
     faults.FAULT_RACE: "race",
-    faults.FAULT_REGISTER: "read of an uninitialised register",
+    faults.FAULT_REGISTER: UNWRITTEN_REGISTER,
     faults.FAULT_OPERAND: "operand",
     faults.FAULT_ASSERT: "wrong use",
     faults.FAULT_READ_ONLY: "write to read-only memory",

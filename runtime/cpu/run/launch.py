@@ -245,10 +245,13 @@ class Run:
 
 
 def _each_place_once(found: list[str]) -> list[str]:
-    """Several threads may have found the same; the first two lines of a text are the finding and its place."""
+    """Several threads may have found the same; the first two lines of a text are the finding and its place. Of an
+    uninitialised register the last line has its name: one instruction may read several."""
     first: dict[tuple[str, ...], str] = {}
     for text in found:
-        first.setdefault(tuple(text.splitlines()[:2]), text)
+        lines = text.splitlines()
+        what = lines[-1] if text.startswith(findings.UNWRITTEN_REGISTER) else ""
+        first.setdefault((*lines[:2], what), text)
     return list(first.values())
 
 

@@ -320,10 +320,12 @@ def _demand_defined(e: Emitter, sources: list[Source], addresses: str, offset: i
     window = e.c(f"lshr {vec('i64')} {absolute}, {splat('i64', WINDOW_SHIFT)}")
     local = e.bits(e.c(f"icmp eq {vec('i64')} {window}, {splat('i64', LOCAL_WINDOW >> WINDOW_SHIFT)}"))
     elsewhere = e.c(f"and i32 {e.exec_mask()}, {e.c(f'xor i32 {local}, -1')}")
+    e.defined.width = bits_of(e.op.words[-1]) // 8
     for reg in dict.fromkeys(filter(None, map(e.reg, sources))):
         written = e.defined.lanes(reg)
         if written is not None:
             e.defined.report(reg, e.c(f"and i32 {elsewhere}, {e.c(f'xor i32 {written}, -1')}"))
+    e.defined.width = 0
 
 
 @emits("membar", "fence", outputs=0)

@@ -128,18 +128,22 @@ def selp(e: Emitter, op: Op) -> None:
 @emits("slct")
 def slct(e: Emitter, op: Op) -> None:
     """c ≥ 0 ? a : b; a NaN selects b; with .ftz a negative subnormal is -0, and selects a."""
-    kind, test = [w for w in op.words[1:] if w != "ftz"]
+    kind, _ = [w for w in op.words[1:] if w != "ftz"]
     a, b = (e.src(o, _bits(kind)) for o in op.operands[1:3])
-    c = e.src(op.operands[3], test)
-    compare = (
-        f"fcmp oge {vec('float')} {c}, zeroinitializer"
-        if test == "f32"
-        else f"icmp sge {vec('i32')} {c}, zeroinitializer"
-    )
-    if "ftz" in op.words:
-        compare = f"fcmp ogt {vec('float')} {c}, {splat('float', '0xB810000000000000')}"  # -2^-126, the first normal
     whole = integer_vector(bits_of(kind))
-    e.dst(op.operands[0], e.c(f"select {vec('i1')} {e.c(compare)}, {whole} {a}, {whole} {b}"), _bits(kind))
+    lanes = chooses_first(e, op)
+    e.dst(op.operands[0], e.c(f"select {vec('i1')} {lanes}, {whole} {a}, {whole} {b}"), _bits(kind))
+
+
+def chooses_first(e: Emitter, op: Op) -> str:
+    """The lanes in which slct takes its first source, as <32 x i1>."""
+    test = op.words[-1]
+    c = e.src(op.operands[3], test)
+    if "ftz" in op.words:
+        return e.c(f"fcmp ogt {vec('float')} {c}, {splat('float', '0xB810000000000000')}")  # -2^-126, the first normal
+    if test == "f32":
+        return e.c(f"fcmp oge {vec('float')} {c}, zeroinitializer")
+    return e.c(f"icmp sge {vec('i32')} {c}, zeroinitializer")
 
 
 def _bits(kind: str) -> str:
