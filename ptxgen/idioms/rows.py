@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Reg
+from ptxgen.errors import SpecError
 from ptxgen.idioms.convert import RUN, scratch
 from ptxgen.idioms.elements import Elements, widest
 from ptxgen.idioms.threads import ceil_div
@@ -22,13 +23,18 @@ SPREAD_THREADS, SPREAD_ELEMENTS = 256, 8  # of a CTA, and of a thread, where man
 @dataclass(frozen=True)
 class RowShare:
     """`threads` threads share a row of `dim` elements. In a pass each takes `flight` vectors of `vector` elements,
-    `threads` vectors apart; `ctas` CTAs take the passes in turn."""
+    `threads` vectors apart; `ctas` CTAs take the passes in turn. Raises `SpecError` for vectors that do not divide a
+    row, as the last would reach past it: `of` and `spread` choose ones that do."""
 
     dim: int
     vector: int
     threads: int
     flight: int
     ctas: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dim % self.vector:
+            raise SpecError(f"RowShare: vectors must divide a row of {self.dim} elements (got {self.vector} in each)")
 
     @classmethod
     def of(cls, dim: int, bytes: int, *, most: int = MOST_THREADS, ctas: int = 1) -> RowShare:

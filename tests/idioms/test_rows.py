@@ -7,6 +7,7 @@ import pytest
 
 from ptxgen.builder import Builder
 from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s8
+from ptxgen.errors import SpecError
 from ptxgen.idioms.dot import add, dot
 from ptxgen.idioms.elements import pieces, widest
 from ptxgen.idioms.rows import RowShare, RowWalk
@@ -128,3 +129,9 @@ def test_a_dot_product_adds_in_the_order_of_its_registers() -> None:
     spec = Idiom((buffer("x", f32, 4, access="inout"),), 1, code=code)
     (out,) = run_idiom(spec, "{{ all }}", np.float32([1, 2, 3, 4]))
     assert out[0] == 30
+
+
+def test_vectors_that_would_reach_past_a_row_are_refused():
+    with pytest.raises(SpecError, match=r"must divide a row of 77 elements \(got 8 in each\)"):
+        RowShare(77, 8, 32, 1)
+    assert RowShare.of(77, 2, most=32).vector == 1
