@@ -14,7 +14,7 @@ QUICK := tests/builder tests/parser/test_parser.py tests/parser/test_operand_nam
 	tests/golden/test_golden.py tests/models/test_models.py \
 	tests/package/test_requires.py tests/package/test_targets.py tests/package/test_parity.py \
 	tests/docs/test_links.py tests/benchmarks/test_rows.py \
-	tests/runtime/kv/test_kvcache.py tests/cpu/test_control.py tests/cpu/test_calls.py
+	tests/runtime/kv/test_kvcache.py tests/cpu/flow/test_control.py tests/cpu/flow/test_calls.py
 
 .PHONY: test quick sweep mutants coverage lint golden demo ci clean
 

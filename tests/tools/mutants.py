@@ -30,7 +30,7 @@ SECONDS = 90  # at least, for the tests of one mutation: what hangs is noticed, 
 SLOWER = 5  # and at least as many times what they take without a mutation, so that a busy machine notices nothing
 _CHECKS = ("tests/checks", "tests/isa/test_isa.py")
 _BIND = ("tests/runtime/test_arguments.py", "tests/runtime/test_bind.py", "tests/runtime/test_device.py")
-_OBJECTS = ("tests/cpu/test_cache.py", "tests/runtime/test_cache_guards.py")
+_OBJECTS = ("tests/cpu/compile/test_cache.py", "tests/runtime/test_cache_guards.py")
 TESTS = {
     "runtime/core/diskcache.py": ("tests/runtime/test_diskcache.py", "tests/runtime/test_cache_guards.py"),
     "runtime/core/modulecache.py": ("tests/runtime/test_modulecache.py", "tests/runtime/test_cache_guards.py"),
@@ -40,9 +40,9 @@ TESTS = {
     "runtime/core/scalars.py": _BIND,
     "runtime/core/kernel.py": _BIND,
     "runtime/core/allocation.py": _BIND,
-    "runtime/cpu/run/param_space.py": ("tests/runtime/test_arguments.py", "tests/cpu/test_launch.py"),
+    "runtime/cpu/run/param_space.py": ("tests/runtime/test_arguments.py", "tests/cpu/run/test_launch.py"),
     "runtime/cpu/run/global_memory.py": (
-        "tests/cpu/test_global_memory.py", "tests/cpu/test_memory.py", "tests/runtime/test_cache_guards.py",
+        "tests/cpu/run/test_global_memory.py", "tests/cpu/run/test_memory.py", "tests/runtime/test_cache_guards.py",
         "tests/runtime/test_device.py",
     ),
     "ptxgen/parity.py": ("tests/package/test_parity.py", "tests/runtime/test_cache_guards.py"),

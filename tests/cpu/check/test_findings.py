@@ -13,10 +13,10 @@ import pytest
 from ptxgen.errors import ExecutionError
 from ptxgen.runtime import open_device
 from ptxgen.runtime.cpu.run import findings
-from tests.cpu.test_wgmma import COMMIT, END, FENCE, START, product
+from tests.cpu.check.test_wgmma import COMMIT, END, FENCE, START, product
 from tests.support.cpu_run import run, text_of
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cpu-executor.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "cpu-executor.md"
 SHARED = ".shared .align 128 .b8 s[1024];\n.shared .align 8 .b64 bar;\n"
 LEADER = "setp.ne.u32 %p1, %lane, 0; mov.u32 %r1, s; mov.u32 %r2, bar; "
 BULK = (

@@ -26,7 +26,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from ptxgen import runtime
 from tests.support.cpu_run import text_of
-from tests.cpu.test_interrupt import BARRIERS, COUNTS
+from tests.cpu.run.test_interrupt import BARRIERS, COUNTS
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent that ignores it (nohup) hands that on
 device = runtime.open_device("cpu", mode=sys.argv[1], threads=int(sys.argv[2]))

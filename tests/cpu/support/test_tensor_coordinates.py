@@ -19,7 +19,7 @@ from tests.evidence.oracle import Oracle
 from tests.evidence.oracle.memory import OracleFault
 from tests.support.tensor_copy import BODIES, numbers, run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # What a GPU ends with an illegal instruction: a copy; its innermost coordinate, the same in bytes, elements in 16 bytes
 CROOKED = {
     "s32, past the end": (("s32", (5, 8), (2, 4), (1, 1), (1, 6), 0, "zero"), (6, 24, 4)),
@@ -79,7 +79,8 @@ def test_a_store_that_begins_before_the_array_is_found(name, body, mode):
 def test_a_gpu_ends_what_is_a_finding_here(body, name, gpu):
     """Each in a process of its own: after an illegal instruction nothing runs in it any more."""
     program = (
-        "import sys; from ptxgen.runtime import open_device; from tests.cpu.test_tensor_coordinates import attempt\n"
+        "import sys; from ptxgen.runtime import open_device\n"
+        "from tests.cpu.support.test_tensor_coordinates import attempt\n"
         "attempt(open_device('cuda'), *sys.argv[1:])"
     )
     done = subprocess.run([sys.executable, "-c", program, body, name], cwd=ROOT, capture_output=True, text=True)
