@@ -44,7 +44,7 @@ def test_what_python_cannot_read_is_a_finding_of_its_line(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(checks._FunctionCheck, "instruction", fail)
     (found,) = findings("ret;")
-    assert found == f"kernel k, <ptx>:{FIRST_LINE}: cannot be read (too large) | ret;"
+    assert found == f"kernel k, <ptx>:{FIRST_LINE}: cannot be read (a value in it is beyond what can be counted) | ret;"
 
 
 def test_the_second_of_two_labels_is_the_finding() -> None:
