@@ -35,8 +35,12 @@ def tokens() -> str:
     ]  # fmt: skip
     spans = []
     for batch in sorted({batch for _, batch, _ in both}):
-        ratios = [us["llama.cpp"] / us["ptxgen"] for key, us in both.items() if key[1] == batch]
-        spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}")
+        ratios, rounded = (
+            [us["llama.cpp"] / us[impl] for key, us in both.items() if key[1] == batch and impl in us]
+            for impl in ("ptxgen", "ptxgen-fast")
+        )
+        fast = f" ({span(rounded)} with activations rounded to bf16)" if rounded else ""
+        spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}{fast}")
     return (
         "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
         f"beside llama.cpp in one run:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
