@@ -202,10 +202,10 @@ def generation() -> Iterable[str]:
 
 def _last_with(name: str, every: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The last run whose rows have this measure; `KeyError` where none has."""
-    for run in reversed(every):
-        if name in run[0]:
-            return run
-    raise KeyError(name)
+    found = [run for run in every if name in run[0]]
+    if not found:
+        raise KeyError(name)
+    return found[-1]
 
 
 def starting() -> Iterable[str]:
