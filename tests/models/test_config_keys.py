@@ -42,6 +42,16 @@ REFUSED: dict[str, tuple[Config, str]] = {
         LLAMA | {"model_type": "qwen2", "is_causal": False},
         "is_causal: must be absent or true: attention here is causal (got False)",
     ),
+    "null for causal": (
+        LLAMA | {"is_causal": None}, "is_causal: must be absent or true: attention here is causal (got None)",
+    ),
+    "another pattern of gemma3n": (
+        of("gemma3n_text", KV, head_dim=32, num_kv_shared_layers=0, sliding_window_pattern=3),
+        "sliding_window_pattern: must be 5 in models of type gemma3n_text here (got 3)",
+    ),
+    "another pattern of olmo3": (
+        of("olmo3", KV, sliding_window_pattern=2), "sliding_window_pattern: must be 4 in models of type olmo3 here (",
+    ),
     "slopes": (of("falcon", alibi=True), "alibi: must be absent or false: slopes by position have no prefill"),
     "neighbours in llama": (LLAMA | {"rope_interleaved": True}, "rope_interleaved: must be absent or false: this "),
     "halves in glm": (
