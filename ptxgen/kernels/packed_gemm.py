@@ -46,8 +46,8 @@ class PackedGemm(PackedProduct):
     2-norm below 4e-3), sums are f32; "exact": both are bf16 digits that add up to them (below 1e-6).
     With `x_dtype` e4m3, for weights in e4m3, x is `[…, blocks of 128 columns, 1, tokens, 128]` and x_scales f32 its
     scales: `[…, 1, tokens]`, with a scale for each 128 by 128 weights `[…, blocks, tokens]`. Products are those of the
-    bytes, scales are applied to their sums (2-norm below 4e-2 of what x was before). `promoted`: f32 adds up the sums of
-    every 128 columns; without it tensor cores do, in about 14 bits.
+    bytes, scales are applied to their sums. `promoted`: f32 adds up the sums of every 128 columns; without it tensor
+    cores do, in about 14 bits.
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
     `out_dtype`, `share` and a `tile_rows` of 192 are right, but no GPU has timed them: no table takes them.
     """

@@ -1,7 +1,7 @@
 """The warps that multiply: a stage's weights become fragments of A in registers, its tokens are B where they lie.
 
-A stage is multiplied in parts of a few chunks, each what one product takes of k. Two sets of registers for A take turns: while the products
-of one part run, the next part's weights are read and converted.
+A stage is multiplied in parts of a few chunks, each what one product takes of k. Two sets of registers for A take
+turns: while the products of one part run, the next part's weights are read and converted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A ring of stages in shared memory: one warp brings tiles of weights and of tokens, the others multiply them.
 
 Every stage has two mbarriers: `full`, which its bytes complete, and `empty`, at which every multiplying warp arrives
-once its products have read it. Lane i of the copying warp brings record i of the CTA, the lane after them the tokens
-(where tokens have scales for each block, these, and the next the tokens): each source is contiguous from stage to stage.
+once its products have read it. Lane i of the copying warp brings record i of the CTA, the lane after them the tokens:
+each source is contiguous from stage to stage. Where tokens have scales for each block, a lane between brings these.
 """
 
 from __future__ import annotations
