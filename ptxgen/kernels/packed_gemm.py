@@ -56,11 +56,11 @@ class PackedGemm(PackedProduct):
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     unreported = {
-        r"/n(40|66)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that these copies bring",
+        r"/n(34|40|66)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that these copies bring",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|66)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
-        r"/n130_.* wait .*wgmma.wait_group": "does not matter: the sums of every second part wait for all groups",
+        r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: the sums of every second part wait for all groups",
         r"/n(250|256)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, or "
         "the wait behind the last stage follows",
         r" wait .*barrier.cluster.wait": "found in random order",
@@ -79,9 +79,13 @@ class PackedGemm(PackedProduct):
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),
-        dict(n=130, k=512, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", programmatic=True),
-        dict(n=72, k=512, weights="e4m3_channel", tokens=64, x_dtype="e4m3", precision="fast", out_dtype="bf16"),
-        dict(n=72, k=256, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", promoted=False),
+        dict(
+            n=34, k=2048, weights="e4m3_block", tokens=16, x_dtype="e4m3", precision="fast", split=1, programmatic=True
+        ),
+        dict(
+            n=72, k=2048, weights="e4m3_channel", tokens=64, x_dtype="e4m3", precision="fast", split=1, out_dtype="bf16"
+        ),
+        dict(n=36, k=2048, weights="e4m3", tokens=8, x_dtype="e4m3", precision="fast", split=1, promoted=False),
     )
 
     def rules(self) -> Iterator[str]:
