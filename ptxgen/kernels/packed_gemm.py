@@ -60,7 +60,7 @@ class PackedGemm(PackedProduct):
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|66)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
-        r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: the sums of every second part wait for all groups",
+        r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
         r"/n(250|256)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, or "
         "the wait behind the last stage follows",
         r" wait .*barrier.cluster.wait": "found in random order",
