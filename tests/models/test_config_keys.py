@@ -60,6 +60,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "unrotated layers of llama": (LLAMA | {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers: must be absent or 0 or"),
     "a scale of llama": (LLAMA | {"attention_multiplier": 0.1}, "attention_multiplier: must be absent: this family"),
     "a cap of llama": (LLAMA | {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping: must be absent: this family"),
+    "a cap of gemma3": (  # which transformers reads and leaves out
+        of("gemma3_text", KV, head_dim=32, attn_logit_softcapping=50.0),
+        "attn_logit_softcapping: must be absent: this family does not cap scores (got 50.0)",
+    ),
     "a window of llama": (LLAMA | {"sliding_window": 64}, "sliding_window: must be absent: this family has no sliding"),
     "a switch for windows": (LLAMA | {"use_sliding_window": True}, "use_sliding_window: must be absent or false"),
     "sliding layers of llama": (
