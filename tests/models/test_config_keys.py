@@ -313,6 +313,13 @@ def test_what_is_done_otherwise_is_warned_of_and_strict_refuses_it(case: str) ->
     assert str(refused.value) == f"here: {said}"
 
 
+def test_a_quantised_cache_is_warned_of_where_the_kernels_hold_another() -> None:
+    config = LLAMA | {"quantization_config": {"kv_cache_scheme": FP8}}
+    assert model_shape(config, strict=True, kv_dtype="e4m3").kv_scheme == KvScheme("e4m3", "tensor")
+    with pytest.raises(SpecError, match="kv_cache_scheme: the model's cache is e4m3"):
+        model_shape(config, strict=True, kv_dtype="f16")
+
+
 def test_the_command_warns_in_a_sentence_and_strict_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
