@@ -251,7 +251,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line a case: tokens per second of each, and ours over the best of the others."""
+    """A line a case: tokens per second of each, and ours over the best of the others; and the span of that by kind."""
     found: dict[tuple[Any, ...], dict[str, float]] = {}
     ratios: dict[tuple[Any, ...], float] = {}
     for row in rows:
@@ -260,12 +260,16 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         if "tokens_per_s" in row:
             found.setdefault(tuple(row["case"].values()), {})[row["impl"]] = row["tokens_per_s"]
     lines = [f"| kind | depth | batch | {' | '.join(IMPLS)} | ours / best |", "| --- " * (len(IMPLS) + 4) + "|"]
+    spans: dict[str, list[float]] = {}
     for case, rates in found.items():
         shown = [f"{rates[impl]:,.0f}" if impl in rates else "–" for impl in IMPLS]
         others = [rates[impl] for impl in IMPLS[1:] if impl in rates]
         ratio = ratios.get(case) or (rates["ptxgen"] / max(others) if others and "ptxgen" in rates else 0.0)
+        if ratio:
+            spans.setdefault(str(case[0]), []).append(ratio)
         lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(shown)} | {f'{ratio:.2f}' if ratio else '–'} |")
-    return "\n".join(lines)
+    said = ", ".join(f"{kind} {min(of):.2f} to {max(of):.2f}" for kind, of in spans.items())
+    return "\n".join([*lines, *([f"\nOurs over the best of the others: {said}."] if said else [])])
 
 
 if __name__ == "__main__":
