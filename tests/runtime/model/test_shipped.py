@@ -57,6 +57,21 @@ def test_memory_is_within_2_percent_of_what_the_formats_need(kind: str, block_by
     assert need <= held + model.cache.nbytes + model.steps.arena.nbytes <= 1.02 * need
 
 
+def test_a_text_ends_at_a_stop_string() -> None:
+    """The file's own tokenizer says what the tokens are."""
+    model = Model.load(SHIPPED / "kjv-q8_0.gguf", CpuDevice(), "f16", max_len=128)
+    text = model.source.text()
+    prompt = [int(token) for token in text.encode(PROMPT)]
+    whole = text.decode(list(model.tokens(prompt, 40)))
+    for stop in ("LORD", "saying,\n", "of the w"):
+        assert stop in whole
+        found = list(model.tokens(prompt, 40, stop=["absent", stop]))
+        said = text.decode(found)
+        assert stop in said
+        assert stop not in text.decode(found[:-1])
+        assert whole.startswith(said)
+
+
 @pytest.mark.gpu
 def test_replayed_tokens_are_those_of_launches_one_by_one(gpu: Device) -> None:
     path = SHIPPED / "kjv-q8_0.gguf"
