@@ -46,6 +46,13 @@ def test_one_file_with_its_config_beside_it(tmp_path: Path) -> None:
     assert open_model(folder / "model.safetensors").spec == open_model(folder).spec
 
 
+def test_other_weights_beside_the_models_own_are_not_read(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "mistral")
+    expected = open_model(folder).tensors
+    safetensors.numpy.save_file({"layers.0.attention.wk.weight": np.zeros((2, 2))}, folder / "consolidated.safetensors")
+    assert open_model(folder).tensors == expected
+
+
 def test_a_multimodal_models_text_is_read_without_its_eyes(tmp_path: Path) -> None:
     inner = CONFIGS["gemma3_text"]
     arrays = {torch_name(n): v for n, v in random_weights(small_spec("gemma3_text")).items()}
