@@ -31,7 +31,6 @@ from ptxgen.runtime.cpu.flow.symbols import Code, Reg, Scope, Var
 from ptxgen.runtime.cpu.flow.unread_nans import only_arithmetic
 from ptxgen.runtime.cpu.flow.unused_loads import droppable_loads, split_loads, unused_loads
 
-
 LONGEST_BLOCK = 512  # instructions: LLVM's time for a block grows with the square of what it holds
 
 
