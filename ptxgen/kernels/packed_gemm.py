@@ -13,6 +13,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
+from ptxgen.products.wgmma.halves import HalfResults
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.results import Results
@@ -235,7 +236,10 @@ class PackedGemm(PackedProduct):
         Copier(b, self, at, ring).build(lane, group, token_tile, weight, rank, first_step, steps)
         multiplier = Multiplier(b, self, at, ring)
         multiplier.build(lane, warp, group, weight, first_step, steps)
-        Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
+        if at.halves:
+            HalfResults(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count)
+        else:
+            Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
         b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1)
 
     # -- example and reference -----------------------------------------------------------------------------------------

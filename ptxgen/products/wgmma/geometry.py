@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, ROW_BYTES
 from ptxgen.weights.format import CHUNK, TILE_ROWS
 
@@ -18,6 +19,8 @@ PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's
 KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
+HALVES = 8  # results of 16 bits that a lane stores at once
+HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
@@ -77,10 +80,18 @@ def _smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
     return replace(shape, groups=1) if shape.groups > 1 else None
 
 
+def _halves(spec: PackedProduct, shape: Shape) -> bool:
+    """Whether results are rows of 16-bit numbers that lanes store eight at a time."""
+    return spec.out_dtype != f32 and shape.split == 1 and spec.n % HALVES == 0
+
+
 def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
     """Tokens whose results are in shared memory together, and the bytes of them."""
     if shape.split > 1:
         return tokens, 4 * tokens * (records * TILE_ROWS + BANK_PAD * spec.parts)
+    if _halves(spec, shape):
+        together = next((some for some in HALVES_TOGETHER if tokens % (RESULT_BUFFERS * some) == 0), tokens)
+        return together, RESULT_BUFFERS * 2 * together * records * TILE_ROWS // spec.parts
     together = 8 if spec.precision == "exact" else min(16 // shape.blocks, tokens)
     return together, RESULT_BUFFERS * 4 * WARPS * shape.groups * together * (
         TILE_ROWS * shape.blocks + BANK_PAD * spec.parts
@@ -104,6 +115,7 @@ class Geometry:
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
+    halves: bool  # results are rows of 16-bit numbers that lanes store eight at a time
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:
@@ -129,7 +141,7 @@ class Geometry:
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.blocks + exact, exact, together, results, groups,
+            shape.blocks + exact, exact, together, results, groups, _halves(spec, shape),
         )  # fmt: skip
 
     @property
