@@ -233,14 +233,17 @@ class PackedGemm(PackedProduct):
         with b.fragment("next_tile"):
             b.op("add.u32", tile, tile, tile_step)
             b.op("setp.lt.u32", "more_tiles", tile, tiles)
-        Copier(b, self, at, ring).build(lane, group, token_tile, weight, rank, first_step, steps)
+        counts_first = self.programmatic and not at.rows_first and not self.indirect
+        early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
+        copier = Copier(b, self, at, ring, early, b.known("has_tile") if counts_first else None)
+        copier.build(lane, group, token_tile, weight, rank, first_step, steps)
         multiplier = Multiplier(b, self, at, ring)
         multiplier.build(lane, warp, group, weight, first_step, steps)
         if at.halves:
             HalfResults(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count)
         else:
             Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
-        b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1)
+        b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1, counts_first=counts_first)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

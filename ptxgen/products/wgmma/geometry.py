@@ -189,8 +189,8 @@ class Geometry:
 
     @property
     def early(self) -> int:
-        """Stages whose weights can be asked for before there are tokens."""
-        return min(self.stages, self.steps // self.shape.split) if self.rows_first else 0
+        """Stages whose weights can be asked for before there are tokens, where a CTA knows its rows by then."""
+        return min(self.stages, self.steps // self.shape.split)
 
     @property
     def most_turns(self) -> int:

@@ -79,8 +79,12 @@ class Ring:
 class Copier:
     """Fragments `begin_copies`, `find_sources`, `poll_empty`, `copy`, `copied`: the copying warp."""
 
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
-        self.b, self.spec, self.at, self.ring = b, spec, at, ring
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, early: int, has_tile: Reg | None
+    ) -> None:
+        """`early`: stages whose weights are asked for before there are tokens; `has_tile`: whether the CTA has any,
+        where that is known by then."""
+        self.b, self.spec, self.at, self.ring, self.early, self.has_tile = b, spec, at, ring, early, has_tile
 
     def build(
         self,
@@ -114,16 +118,21 @@ class Copier:
             b.op("selp.u32", place, place, own, for_tokens)
             x = b.ld_param("x")
         total = at.token_bytes + at.records * at.tile_bytes
-        early, is_first = at.early if spec.programmatic else 0, None
+        early, is_first = self.early, None
         if early:
             with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
                 self._find_record(lane, group, weight, source)
                 if first_step is not None:
                     b.op("mad.wide.u32", source, first_step, at.tile_bytes, source)
+                leads_early = leads
+                if self.has_tile is not None:
+                    leads_early = b.op("and.pred", "leads_early", leads, self.has_tile)
                 for stage in range(early):
                     bell = ring.full_bells[BELL * stage]
-                    b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, total, pred=leads)
+                    b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, total, pred=leads_early)
                 has_record = b.op("setp.lt.u32", "has_record", lane, at.records)
+                if self.has_tile is not None:
+                    b.op("and.pred", has_record, has_record, self.has_tile)
                 for stage in range(early):
                     there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
                     b.op(COPY, there, source[stage * at.tile_bytes], size, bell, pred=has_record)
