@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
 MOST_ROWS = 1 << 24
+MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 
@@ -109,8 +110,12 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("tile_rows", self.tile_rows, (0, 64, 128, 192, 256))
         yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
-        if self.share > 1 and self.split > 1:
-            yield f"share: CTAs that share k share no tokens (got share={self.share}, split={self.split}; nearest: 1)"
+        if self.share * self.split > MOST_CLUSTER:
+            nearest = MOST_CLUSTER // self.split
+            yield (
+                f"share: with split at most {MOST_CLUSTER} CTAs "
+                f"(got share={self.share}, split={self.split}; nearest: {nearest})"
+            )
         if self.precision == "exact" and self.x_dtype != bf16:
             yield f"x_dtype: exact digits are bf16 (got {self.x_dtype.name}; nearest: bf16)"
 
@@ -171,7 +176,7 @@ class PackedGemm(PackedProduct):
         at = Geometry.of(self)
         ring = Ring(b, at)
         split, share = at.shape.split, at.shape.share
-        rank = first_step = None
+        share_rank = split_rank = first_step = None
         steps: Any = at.steps
         with b.fragment("locate", "the warp, its task, the CTA's first tile; the mbarriers"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
@@ -184,12 +189,16 @@ class PackedGemm(PackedProduct):
             if split * share > 1:
                 rank = b.op("mov.u32", "rank", b.special("cluster_ctarank"))
                 b.op("div.u32", tile, tile, split * share)
+                share_rank, split_rank = (rank if share > 1 else None), (rank if split > 1 else None)
+            if share > 1 and split > 1:
+                share_rank = b.op("rem.u32", "share_rank", rank, share)
+                split_rank = b.op("div.u32", "split_rank", rank, share)
             if share > 1:
                 b.op("div.u32", tile_step, tile_step, share)
             if split > 1:
-                first_step = b.op("mul.lo.u32", "first_step", rank, at.steps)
+                first_step = b.op("mul.lo.u32", "first_step", split_rank, at.steps)
                 b.op("div.u32", first_step, first_step, split)
-                steps = b.op("mad.lo.u32", "own_steps", rank, at.steps, at.steps)
+                steps = b.op("mad.lo.u32", "own_steps", split_rank, at.steps, at.steps)
                 b.op("div.u32", steps, steps, split)
                 b.op("sub.u32", steps, steps, first_step)
             ring.make(thread)
@@ -198,7 +207,7 @@ class PackedGemm(PackedProduct):
             if at.rows_first:
                 b.op("rem.u32", group, tile, at.row_groups // share)
                 if share > 1:
-                    b.op("mad.lo.u32", group, group, share, rank)
+                    b.op("mad.lo.u32", group, group, share, share_rank)
         if at.wide:
             with b.fragment("fewer_registers"):
                 b.op("setmaxnreg.dec.sync.aligned.u32", REGISTERS[at.shape.groups][0])
@@ -228,7 +237,7 @@ class PackedGemm(PackedProduct):
             b.op("rem.u32", inner, tile, count_inner)
             b.op("min.u32", group, group, at.row_groups // share - 1)
             if share > 1:
-                b.op("mad.lo.u32", group, group, share, rank)
+                b.op("mad.lo.u32", group, group, share, share_rank)
             b.op("min.u32", token_tile, token_tile, MOST_ROWS // self.tokens)
         with b.fragment("next_tile"):
             b.op("add.u32", tile, tile, tile_step)
@@ -236,13 +245,14 @@ class PackedGemm(PackedProduct):
         counts_first = self.programmatic and not at.rows_first and not self.indirect
         early = at.early if self.programmatic and (at.rows_first or counts_first) else 0
         copier = Copier(b, self, at, ring, early, b.known("has_tile") if counts_first else None)
-        copier.build(lane, group, token_tile, weight, rank, first_step, steps)
-        multiplier = Multiplier(b, self, at, ring)
+        copier.build(lane, group, token_tile, weight, share_rank, split_rank, first_step, steps)
+        multiplier = Multiplier(b, self, at, ring, split_rank if share > 1 else None)
         multiplier.build(lane, warp, group, weight, first_step, steps)
         if at.halves:
             HalfResults(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count)
         else:
-            Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
+            results = Results(b, self, at, ring, multiplier.sums)
+            results.build(thread, lane, warp, group, token_tile, count, split_rank, share_rank)
         b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1, counts_first=counts_first)
 
     # -- example and reference -----------------------------------------------------------------------------------------

@@ -52,8 +52,11 @@ class Part(NamedTuple):
 class Multiplier:
     """Fragments `begin_products`, `begin_sums`, `poll_full`, `part0` … `part<n>`, `release`, `multiplied`, `drain`."""
 
-    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
-        self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, split_rank: Reg | None = None
+    ) -> None:
+        """`split_rank`: where CTAs share tokens and k, which part of k these have."""
+        self.b, self.spec, self.at, self.ring, self.kind, self.split_rank = b, spec, at, ring, spec.kind, split_rank
         self.straight = isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype
         exact = self.exact = spec.precision == "exact"
         self.digits = 1 if self.straight or not exact else spec.digits  # of weights
@@ -90,6 +93,9 @@ class Multiplier:
                           for key in dict.fromkeys((p.by, p.stride) for p in self._pieces())}  # fmt: skip
             self.first_tokens = b.op("bfe.u32", "first_tokens", base, 4, 14, note="in a cluster it has the rank above")
             arrives = b.op("setp.lt.u32", "arrives", lane, at.shape.share)
+            self.peer = lane
+            if self.split_rank is not None:
+                self.peer = b.op("mad.lo.u32", "peer", self.split_rank, at.shape.share, lane)
             self.places = {key: b.reg(f"at_{key[0]}{key[1]}", "u32") for key in self.bases}
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
             self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
@@ -142,7 +148,7 @@ class Multiplier:
         if self.at.shape.share == 1:
             b.op("mbarrier.arrive.shared::cta.b64", scratch(b, "arrival", "b64"), self.released[0], pred=pred)
             return
-        theirs = b.op("mapa.shared::cluster.u32", scratch(b, "their_bell", "u32"), self.released, self.lane, pred=pred)
+        theirs = b.op("mapa.shared::cluster.u32", scratch(b, "their_bell", "u32"), self.released, self.peer, pred=pred)
         b.op("mbarrier.arrive.shared::cluster.b64", SINK, theirs[0], pred=pred)
 
     def _owner(self, by: str) -> Reg:

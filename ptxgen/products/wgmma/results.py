@@ -22,6 +22,7 @@ from ptxgen.weights.format import TILE_ROWS
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
+MOST_TAKEN = 64  # sums of other CTAs that a thread has asked for at once
 OCTET = 8  # tokens of a group of accumulators
 
 
@@ -37,18 +38,19 @@ class Results:
         self.pitch = 4 * (self.area_rows + BANK_PAD)
         self.part_bytes = self.pitch * at.result_tokens
         self.together = 32 * VECTOR // self.area_rows  # tokens of a warp's load
-        loads = 1 if self.split else at.result_tokens // self.together
+        loads = 0 if self.split else at.result_tokens // self.together
         self.values = [
             [b.array(f"result{load}_{part}_", "f32", VECTOR) for part in range(at.parts)] for load in range(loads)
         ]
         self.buffer_bytes = at.parts * self.part_bytes
-        self.before = b.array("before", "f32", VECTOR) if spec.residual or self.split else None
+        self.before = b.array("before", "f32", VECTOR) if spec.residual else None
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
     def build(
-        self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, rank: Reg | None
-    ) -> None:
-        """All fragments; `count`: tokens in all."""
+        self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, split_rank: Reg | None,
+        share_rank: Reg | None,
+    ) -> None:  # fmt: skip
+        """All fragments; `count`: tokens in all; ranks among the CTAs that share k, and that share tokens."""
         b, at = self.b, self.at
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
             area = b.op("mov.u32", "results_place", self.ring.memory)
@@ -83,12 +85,12 @@ class Results:
                 self.bias_from = b.ld_param("bias")
         self.group, self.token_tile, self.count = group, token_tile, count
         if self.split:
-            assert rank is not None
+            assert split_rank is not None
             with b.fragment("leave_sums", "this CTA's sums to shared memory"):
                 for octet in range(at.tokens // OCTET):
                     self._leave(octet, octet)
             with b.fragment("results", "this CTA's share of the rows, added up over the cluster in order"):
-                self._share(thread, rank, area)
+                self._share(thread, split_rank, share_rank, area)
         else:
             b.without("leave_sums")
             with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
@@ -145,36 +147,53 @@ class Results:
         for load, parts in enumerate(self.values):
             self._finish(first + load * self.together, parts)
 
-    def _share(self, thread: Reg, rank: Reg, area: Reg) -> None:
+    def _share(self, thread: Reg, split_rank: Reg, share_rank: Reg | None, area: Reg) -> None:
+        """All loads of a batch are on their way before the first sum is taken."""
         b, at = self.b, self.at
         vectors = at.rows // at.shape.split // VECTOR
-        items, threads = at.tokens * vectors, 32 * at.warps
-        item, there, theirs = b.reg("item", "u32"), b.reg("item_inside", "pred"), b.reg("theirs", "u32")
-        assert self.before is not None
-        for first in range(0, items, threads):
-            b.op("add.u32", item, thread, first)
-            b.op("setp.lt.u32", there, item, items)
-            token, quad = convert.scratch(b, "item_token", "u32"), convert.scratch(b, "item_quad", "u32")
-            b.op("div.u32", token, item, vectors)
-            b.op("rem.u32", quad, item, vectors)
-            b.op("mov.u32", self.token, token)
-            b.op("mad.lo.u32", quad, rank, vectors, quad)
-            b.op("mul.lo.u32", self.column, quad, VECTOR)
-            b.op("mad.lo.u32", self.taken, token, self.pitch, area)
-            b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
-            self._find_output()
-            b.op("selp.s32", self.left, self.left, 0, there)
-            b.op("and.pred", self.inside, self.inside, there)
-            b.op("selp.b32", self.taken, self.taken, area, there)
-            for peer in range(at.shape.split):
-                b.op("mapa.shared::cluster.u32", theirs, self.taken, peer)
-                for part, values in enumerate(self.values[0]):
-                    got = values if peer == 0 else self.before
-                    convert.load_words(b, got, theirs, part * self.part_bytes, space="shared::cluster")
-                    if peer:
-                        for value, more in zip(values, got, strict=True):
+        passed = 32 * at.warps // vectors  # tokens from one item of a thread to its next
+        assert passed * vectors == 32 * at.warps
+        token, quad = split(b, "taken_token_", "taken_quad", thread, vectors)
+        b.op("mov.u32", self.token, token)
+        b.op("mad.lo.u32", self.column, split_rank, vectors, quad)
+        b.op("mul.lo.u32", self.column, self.column, VECTOR)
+        b.op("mad.lo.u32", self.taken, token, self.pitch, area)
+        b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
+        self._find_output()
+        theirs = b.array("theirs", "u32", at.shape.split)
+        for peer, place in enumerate(theirs):
+            if share_rank is None:
+                b.op("mapa.shared::cluster.u32", place, self.taken, peer)
+            else:
+                rank = b.op("add.u32", convert.scratch(b, "their_rank", "u32"), share_rank, peer * at.shape.share)
+                b.op("mapa.shared::cluster.u32", place, self.taken, rank)
+        tokens = range(0, at.tokens, passed)
+        batch = max(1, MOST_TAKEN // (VECTOR * at.parts * at.shape.split))
+        got = b.array("got", "f32", VECTOR * at.parts * at.shape.split * min(batch, len(tokens)))
+        for first in range(0, len(tokens), batch):
+            places, there = iter(range(0, len(got), VECTOR)), None
+            loads: list[list[list[Sequence[Reg]]]] = []
+            for token in tokens[first : first + batch]:
+                loads.append([[] for _ in range(at.parts)])
+                if token + passed > at.tokens:
+                    there = b.op("setp.lt.u32", "item_there", self.token, at.tokens - token)
+                for part, peers in enumerate(loads[-1]):
+                    for place in theirs:
+                        at_place = next(places)
+                        peers.append(got[at_place : at_place + VECTOR])
+                        offset = part * self.part_bytes + token * self.pitch
+                        if there is not None:
+                            convert.clear(b, peers[-1])
+                        convert.load_words(b, peers[-1], place, offset, space="shared::cluster", pred=there)
+            for token, parts in zip(tokens[first : first + batch], loads, strict=False):
+                if there is not None and token + passed > at.tokens:
+                    b.op("selp.s32", self.left, self.left, 0, there)
+                    b.op("and.pred", self.inside, self.inside, there)
+                for sums, *others in parts:
+                    for other in others:
+                        for value, more in zip(sums, other, strict=True):
                             b.op("add.f32", value, value, more)
-            self._finish(0, self.values[0])
+                self._finish(token, [peers[0] for peers in parts])
 
     def _finish(self, token: int, parts: Sequence[Sequence[Reg]]) -> None:
         """What stands around the product, and the store; `token`: from the lane's first."""

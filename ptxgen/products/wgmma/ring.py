@@ -92,7 +92,8 @@ class Copier:
         group: Reg,
         token_tile: Reg,
         weight: Reg,
-        rank: Reg | None,
+        share_rank: Reg | None,
+        split_rank: Reg | None,
         first_step: Reg | None,
         steps: Reg | int,
     ) -> None:
@@ -111,10 +112,14 @@ class Copier:
             own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
             b.op("add.u32", own, own, at.token_bytes)
             if share > 1:
-                own_part = b.op("mul.lo.u32", "own_part", rank, at.token_bytes // share)
+                own_part = b.op("mul.lo.u32", "own_part", share_rank, at.token_bytes // share)
                 b.op("add.u32", place, place, own_part)
                 b.op("and.pred", for_all := b.reg("copies_for_all", "pred"), copies, for_tokens)
                 b.op("setp.lt.u32", copies, lane, at.records)
+                every = b.op("mov.u16", "every_cta", (1 << share) - 1)
+                if split_rank is not None:
+                    shift = b.op("mul.lo.u32", "first_of_cluster", split_rank, share)
+                    b.op("shl.b16", every, every, shift)
             b.op("selp.u32", place, place, own, for_tokens)
             x = b.ld_param("x")
         total = at.token_bytes + at.records * at.tile_bytes
@@ -145,20 +150,20 @@ class Copier:
             of_tile = packed.blocks(spec.k) * spec.digits * at.tokens * packed.ROW_BYTES
             tokens_at = b.op("mad.wide.u32", "tokens_at", token_tile, of_tile, x)
             if share > 1:
-                b.op("mad.wide.u32", tokens_at, rank, at.token_bytes // share, tokens_at)
+                b.op("mad.wide.u32", tokens_at, share_rank, at.token_bytes // share, tokens_at)
             b.op("selp.b64", source, tokens_at, source, for_tokens)
             if first_step is not None:
-                b.op("mad.wide.u32", source, first_step, size, source)
+                b.op("mad.wide.u32", source, first_step, advance, source)
             step = b.op("mov.u32", "copied_steps", steps)
             more = b.op("setp.ne.u32", "copies_more", step, 0)
             if is_first is not None:
                 b.note("the tokens of the stages whose weights are on their way")
                 brings = b.op("and.pred", "brings_tokens", is_first, for_tokens)
-                every = (b.op("mov.u16", "every_cta_early", (1 << share) - 1),) if share > 1 else ()
+                to = (every,) if share > 1 else ()
                 for stage in range(early):
                     there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
                     opcode = MULTICAST if share > 1 else COPY
-                    b.op(opcode, there, source[stage * at.token_bytes], size, bell, *every, pred=brings)
+                    b.op(opcode, there, source[stage * at.token_bytes], size, bell, *to, pred=brings)
                 done = b.op("mul.wide.u32", "early_bytes", advance, early)
                 b.op("add.u64", source, source, done, pred=is_first)
                 b.op("sub.u32", step, step, early, pred=is_first)
@@ -172,7 +177,6 @@ class Copier:
             b.op("add.u32", target, place, ring.offset)
             b.op(COPY, target[0], source[0], size, ring.full[0], pred=copies)
             if share > 1:
-                every = b.op("mov.u16", "every_cta", (1 << share) - 1)
                 b.op(MULTICAST, target[0], source[0], size, ring.full[0], every, pred=for_all)
             size64 = b.op("cvt.u64.u32", "copy_advance", advance)
             b.op("add.u64", source, source, size64)
