@@ -19,6 +19,7 @@ PROCESSOR_SHARED = 233472  # and a multiprocessor; 1024 of them are the system's
 KEPT = 1024  # for mbarriers, and to align the ring
 RESULT_BUFFERS = 2  # of a warp, in turn
 MOST_ROWS_FIRST = 64  # tokens of a tile
+MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
@@ -58,7 +59,7 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > COLUMNS else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if few and groups == 1 else 1, share)
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if tokens <= MOST_BESIDE and groups == 1 else 1, share)
 
 
 def _split(tiles: int, steps: int) -> int:
@@ -129,15 +130,17 @@ class Geometry:
             records = WARPS * shape.groups * shape.blocks
             together, results = _results(spec, tokens, shape, records)
             stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
-            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
+            room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT
+            least = max(FEWEST * stage, results) if shape.split > 1 else FEWEST * stage + results
             smaller = _smaller(shape, spec)
-            if room >= FEWEST * stage or smaller is None:
+            if room >= least or smaller is None:
                 break
             shape = smaller
         if shape.tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
-        stages = min(room // stage, shape.deep, max(FEWEST, steps))
+        ring = room if shape.split > 1 else room - results  # which sums that others add up overwrite
+        stages = min(ring // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
@@ -200,4 +203,5 @@ class Geometry:
     @property
     def shared(self) -> int:
         """Bytes of the ring and of the results."""
-        return self.stages * self.stage_bytes + self.result_bytes
+        ring = self.stages * self.stage_bytes
+        return max(ring, self.result_bytes) if self.shape.split > 1 else ring + self.result_bytes

@@ -27,7 +27,7 @@ OCTET = 8  # tokens of a group of accumulators
 
 
 class Results:
-    """Fragments `begin_results`, and `results`; with split k `leave_sums` and `results`."""
+    """Fragments `begin_results`, and `results`; with split k `leave_sums`, `find_share`, and `add<n>`, `store<n>`."""
 
     def __init__(
         self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
@@ -54,7 +54,8 @@ class Results:
         b, at = self.b, self.at
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
             area = b.op("mov.u32", "results_place", self.ring.memory)
-            b.op("add.u32", area, area, at.stages * at.stage_bytes)
+            if not self.split:
+                b.op("add.u32", area, area, at.stages * at.stage_bytes)
             row = b.op("shr.u32", "result_row", lane, 2)
             self.mine = b.op("and.b32", "leave_at", lane, 3)
             b.op("mul.lo.u32", self.mine, self.mine, 2 * self.pitch)
@@ -89,8 +90,7 @@ class Results:
             with b.fragment("leave_sums", "this CTA's sums to shared memory"):
                 for octet in range(at.tokens // OCTET):
                     self._leave(octet, octet)
-            with b.fragment("results", "this CTA's share of the rows, added up over the cluster in order"):
-                self._share(thread, split_rank, share_rank, area)
+            self._share(thread, split_rank, share_rank, area)
         else:
             b.without("leave_sums")
             with b.fragment("results", "sums change places, some tokens at a time, and are stored"):
@@ -153,47 +153,63 @@ class Results:
         vectors = at.rows // at.shape.split // VECTOR
         passed = 32 * at.warps // vectors  # tokens from one item of a thread to its next
         assert passed * vectors == 32 * at.warps
-        token, quad = split(b, "taken_token_", "taken_quad", thread, vectors)
-        b.op("mov.u32", self.token, token)
-        b.op("mad.lo.u32", self.column, split_rank, vectors, quad)
-        b.op("mul.lo.u32", self.column, self.column, VECTOR)
-        b.op("mad.lo.u32", self.taken, token, self.pitch, area)
-        b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
-        self._find_output()
-        theirs = b.array("theirs", "u32", at.shape.split)
-        for peer, place in enumerate(theirs):
-            if share_rank is None:
-                b.op("mapa.shared::cluster.u32", place, self.taken, peer)
-            else:
-                rank = b.op("add.u32", convert.scratch(b, "their_rank", "u32"), share_rank, peer * at.shape.share)
+        with b.fragment("find_share", "this CTA's share of the rows, which it adds up over the cluster"):
+            token, quad = split(b, "taken_token_", "taken_quad", thread, vectors)
+            b.op("mov.u32", self.token, token)
+            b.op("mad.lo.u32", self.column, split_rank, vectors, quad)
+            b.op("mul.lo.u32", self.column, self.column, VECTOR)
+            b.op("mad.lo.u32", self.taken, token, self.pitch, area)
+            b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
+            self._find_output()
+            theirs = b.array("theirs", "u32", at.shape.split)
+            for peer, place in enumerate(theirs):
+                rank: Reg | int = peer
+                if share_rank is not None:
+                    rank = b.op("add.u32", convert.scratch(b, "their_rank", "u32"), share_rank, peer * at.shape.share)
                 b.op("mapa.shared::cluster.u32", place, self.taken, rank)
         tokens = range(0, at.tokens, passed)
         batch = max(1, MOST_TAKEN // (VECTOR * at.parts * at.shape.split))
         got = b.array("got", "f32", VECTOR * at.parts * at.shape.split * min(batch, len(tokens)))
+        shares = []
         for first in range(0, len(tokens), batch):
-            places, there = iter(range(0, len(got), VECTOR)), None
-            loads: list[list[list[Sequence[Reg]]]] = []
-            for token in tokens[first : first + batch]:
-                loads.append([[] for _ in range(at.parts)])
-                if token + passed > at.tokens:
-                    there = b.op("setp.lt.u32", "item_there", self.token, at.tokens - token)
-                for part, peers in enumerate(loads[-1]):
-                    for place in theirs:
-                        at_place = next(places)
-                        peers.append(got[at_place : at_place + VECTOR])
-                        offset = part * self.part_bytes + token * self.pitch
-                        if there is not None:
-                            convert.clear(b, peers[-1])
-                        convert.load_words(b, peers[-1], place, offset, space="shared::cluster", pred=there)
-            for token, parts in zip(tokens[first : first + batch], loads, strict=False):
-                if there is not None and token + passed > at.tokens:
-                    b.op("selp.s32", self.left, self.left, 0, there)
-                    b.op("and.pred", self.inside, self.inside, there)
-                for sums, *others in parts:
-                    for other in others:
-                        for value, more in zip(sums, other, strict=True):
-                            b.op("add.f32", value, value, more)
-                self._finish(token, [peers[0] for peers in parts])
+            some = tokens[first : first + batch]
+            with b.fragment(f"add{first // batch}", f"tokens {some[0]} on: sums in the order of ranks") as add:
+                there = self._add(theirs, some, passed, got)
+            with b.fragment(f"store{first // batch}") as store:
+                for index, token in enumerate(some):
+                    if there is not None and token + passed > at.tokens:
+                        b.op("selp.s32", self.left, self.left, 0, there)
+                        b.op("and.pred", self.inside, self.inside, there)
+                    parts = [self._got(got, index, part, 0) for part in range(at.parts)]
+                    self._finish(token, parts)
+            shares.append((add, store))
+        b.expose(shares=shares)
+
+    def _got(self, got: Sequence[Reg], index: int, part: int, peer: int) -> Sequence[Reg]:
+        """What a CTA left of a batch's item."""
+        first = VECTOR * ((index * self.at.parts + part) * self.at.shape.split + peer)
+        return got[first : first + VECTOR]
+
+    def _add(self, theirs: Sequence[Reg], tokens: Sequence[int], passed: int, got: Sequence[Reg]) -> Reg | None:
+        """Load a batch and add it up; where the last item may lie past the tile, whether it does not."""
+        b, at, there = self.b, self.at, None
+        for index, token in enumerate(tokens):
+            if token + passed > at.tokens:
+                there = b.op("setp.lt.u32", "item_there", self.token, at.tokens - token)
+            for part in range(at.parts):
+                for peer, place in enumerate(theirs):
+                    values = self._got(got, index, part, peer)
+                    if there is not None:
+                        convert.clear(b, values)
+                    offset = part * self.part_bytes + token * self.pitch
+                    convert.load_words(b, values, place, offset, space="shared::cluster", pred=there)
+        for index in range(len(tokens)):
+            for part in range(at.parts):
+                total = self._got(got, index, part, 0)
+                for peer in range(1, at.shape.split):
+                    for value, more in zip(total, self._got(got, index, part, peer), strict=True):
+                        b.op("add.f32", value, value, more)
+        return there
 
     def _finish(self, token: int, parts: Sequence[Sequence[Reg]]) -> None:
         """What stands around the product, and the store; `token`: from the lane's first."""
