@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = tuple(name for name in weight_formats() if name != "f32")
 MOST_ROWS = 1 << 24
+BAND = 2048  # tokens whose tiles run side by side
 MOST_CLUSTER = 8  # CTAs of a cluster on any GPU
 # registers of the warpgroup that copies and of those that multiply, by how many multiply: of 168, or of 128, each
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -231,10 +232,22 @@ class PackedGemm(PackedProduct):
             tiles = b.op("mul.lo.u32", "tiles_in_all", token_tiles, at.row_groups // share)
             b.op("setp.lt.u32", "has_tile", tile, tiles)
         with b.fragment("find_tile", "which rows of weights, and which tokens"):
-            inner, outer = (group, token_tile) if at.rows_first else (token_tile, group)
-            count_inner = at.row_groups // share if at.rows_first else token_tiles
-            b.op("div.u32", outer, tile, count_inner)
-            b.op("rem.u32", inner, tile, count_inner)
+            if at.rows_first:
+                b.op("div.u32", token_tile, tile, at.row_groups // share)
+                b.op("rem.u32", group, tile, at.row_groups // share)
+            else:
+                b.note("bands of tokens: those of a band pass all rows of weights before the next band's")
+                most = max(1, BAND // self.tokens)
+                band = b.op("div.u32", "band", tile, most * (at.row_groups // share))
+                first = b.op("mul.lo.u32", "first_of_band", band, most)
+                wide = b.op("sub.u32", "tiles_of_band", token_tiles, first)
+                b.op("min.u32", wide, wide, most)
+                b.op("max.u32", wide, wide, 1)
+                in_band = b.op("mul.lo.u32", "tile_in_band", band, most * (at.row_groups // share))
+                b.op("sub.u32", in_band, tile, in_band)
+                b.op("div.u32", group, in_band, wide)
+                b.op("rem.u32", token_tile, in_band, wide)
+                b.op("add.u32", token_tile, token_tile, first)
             b.op("min.u32", group, group, at.row_groups // share - 1)
             if share > 1:
                 b.op("mad.lo.u32", group, group, share, share_rank)
