@@ -53,17 +53,17 @@ class PackedGemm(PackedProduct):
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     unreported = {
-        r"/n(40|66)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that these copies bring",
+        r"/n(40|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that these copies bring",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
-        r"/n(40|66)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
-        r"/n(128|130|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
+        r"/n(40|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
+        r"/n(128|130|140|250|256|40|66|72)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n130_.* wait .*wgmma.wait_group": "does not matter: the sums of every second part wait for all groups",
-        r"/n(250|256)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, or "
+        r"/n(250|256|72)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, or "
         "the wait behind the last stage follows",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
-        r"/n(40|66)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
+        r"/n(40|66|140)_.* barrier .*a phase behind": "does not matter: k ends before the ring's first wait",
         r"/n250_.* barrier .*a phase behind": "arrivals from another CTA of the cluster leave check mode no clock",
     }
     goldens = (
@@ -73,6 +73,8 @@ class PackedGemm(PackedProduct):
         dict(n=256, k=64, tokens=8, precision="fast", activation="silu", gated=True, packed_out=True),
         dict(n=250, k=64, tokens=192, precision="fast"),
         dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
+        dict(n=72, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
+        dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
         ),

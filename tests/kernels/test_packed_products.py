@@ -11,7 +11,7 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, dtype
 from ptxgen.generator import clear_cache
-from ptxgen.kernels import PackedGemm, PackTokens
+from ptxgen.kernels import PackedGemm, PackTokens, packed_gemm
 from ptxgen.kernels.packed_gemm import FORMATS
 from ptxgen.products.wgmma import geometry, tokens
 from ptxgen.products.wgmma.geometry import Geometry
@@ -194,6 +194,56 @@ def test_tiles_and_results_that_no_table_takes(
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (300, {"n": 392, "k": 192, "tokens": 128, "tile_rows": 192, "share": 2}),
+        (300, {"n": 392, "k": 1024, "tokens": 256, "programmatic": True}),
+        (150, {"n": 704, "k": 128, "tokens": 96, "tile_rows": 64, "share": 4}),
+        (150, {"n": 704, "k": 128, "tokens": 128, "tile_rows": 256, "bias": True, "activation": "silu"}),
+        (20, {"n": 1064, "k": 512, "tokens": 8, "bias": True, "split": 1}),
+        (20, {"n": 1032, "k": 512, "tokens": 64, "gated": True, "activation": "silu", "split": 1}),
+        (20, {"n": 40, "k": 128, "tokens": 16, "precision": "exact", "split": 1}),
+    ],
+    ids=str,
+)
+def test_rows_of_16_bits_that_leave_eight_at_a_time(
+    mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    spec = PackedGemm(**{"precision": "fast", "out_dtype": "f16", **fields})
+    assert Geometry.of(spec).halves
+    tried(spec, mode, rows, FAST)
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (130, {"n": 392, "k": 1024, "tokens": 128, "split": 2, "share": 2, "out_dtype": "bf16"}),
+        (130, {"n": 700, "k": 1024, "tokens": 256, "split": 4, "share": 2, "residual": True}),
+        (60, {"n": 1000, "k": 2048, "tokens": 64, "split": 2, "share": 4, "tile_rows": 64, "indirect": True}),
+        (96, {"n": 640, "k": 2048, "tokens": 96, "split": 8, "tile_rows": 64, "out_dtype": "bf16"}),
+        (130, {"n": 640, "k": 2048, "tokens": 64, "gated": True, "activation": "silu", "split": 4, "share": 2}),
+        (20, {"n": 512, "k": 2048, "tokens": 8, "bias": True, "packed_out": True, "split": 4}),
+    ],
+    ids=str,
+)
+def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, Any]) -> None:
+    tried(PackedGemm(precision="fast", programmatic=True, **fields), mode, rows, FAST)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("indirect", [False, True])
+def test_bands_of_tokens(mode: str, indirect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)
+    monkeypatch.setattr(packed_gemm, "BAND", 256)
+    tried(PackedGemm(392, 128, tokens=128, precision="fast", programmatic=True, indirect=indirect), mode, 700, FAST)
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
 def test_192_rows_exactly(mode: str) -> None:
     tried(PackedGemm(200, 256, tokens=64, tile_rows=192), mode, 70, 2 * EXACT)
 
@@ -235,7 +285,7 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
         ({"tile_rows": 192, "gated": True, "activation": "silu"}, r"a gated product has 128 or 256 \(got 192"),
         ({"out_dtype": "bf16", "residual": True}, r"out_dtype: with residual it is f32 \(got bf16"),
         ({"out_dtype": "e4m3"}, "out_dtype: must be one of f32, bf16, f16"),
-        ({"share": 2, "tokens": 128, "split": 2}, "share: CTAs that share k share no tokens"),
+        ({"share": 4, "tokens": 64, "split": 4}, r"share: with split at most 8 CTAs \(got share=4, .* nearest: 2"),
         ({"share": 8, "tokens": 128}, "share: must be one of 0, 1, 2, 4"),
         ({"gated": True, "tokens": 8}, "gated: needs an activation"),
         ({"packed_out": True}, r"n: must be a multiple of 256 .* \(got 64"),
@@ -258,6 +308,13 @@ def test_the_first_weights_are_asked_for_before_the_producer_is_waited_for() -> 
     before, after = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)
     assert before.count("@%has_record cp.async.bulk") == Geometry.of(spec).early > 0
     assert "%brings_tokens" in after
+
+
+@pytest.mark.parametrize("indirect", [False, True])
+def test_with_many_tokens_only_where_their_number_is_known(indirect: bool) -> None:
+    spec = PackedGemm(256, 1024, tokens=128, precision="fast", programmatic=True, indirect=indirect)
+    before = generate(spec, WHERE).text.split("    griddepcontrol.wait", 1)[0]
+    assert before.count("@%has_record cp.async.bulk") == (0 if indirect else Geometry.of(spec).early)
 
 
 @pytest.mark.parametrize("name", FORMATS)
