@@ -128,10 +128,12 @@ class _Step(Products):
         name = "embed_tokens" if model.tied else "lm_head"
         weight = self.matrix(name, [Part(name, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
-        if rows == 1 and self.choice == "greedy" and not model.soft_cap and self.step != "batch":
+        plain = not model.soft_cap and not model.head_bias
+        if rows == 1 and self.choice == "greedy" and plain and self.step != "batch":
             self._next_token(source, weight, logits)
             return
-        self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
+        bias = self.vector("lm_head.bias", Part("lm_head.bias", vocab)) if model.head_bias else ""
+        self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, bias=bias, rows=rows)
         if model.soft_cap:
             self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
         self._choose(logits, rows)

@@ -77,6 +77,27 @@ def test_biases_of_gate_and_up(device: Device) -> None:
     assert Model(file, device, "f32", chunk=4).generate(PROMPT[:4], 4)[4:] == reference.generate(PROMPT[:4], 4)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_bias_of_the_logits(device: Device, family: str) -> None:
+    """In a prompt's chunk, in decode steps, before a cap, and in a batch; it is large enough to choose other tokens."""
+    spec = dataclasses.replace(small_spec(family, num_hidden_layers=1), head_bias=True)
+    weights = random_weights(spec)
+    weights["lm_head.bias"] *= 20
+    file = ArrayFile(spec, weights)
+    reference, model = ReferenceModel(spec, file.values()), Model(file, device, "f32", chunk=4)
+    expected = reference.generate(PROMPT[:4], 6)
+    assert model.generate(PROMPT[:4], 6)[4:] == expected
+    batch = model.batch(2)
+    slot, token = batch.join(PROMPT[:4])
+    assert [token, *(batch.step()[slot] for _ in range(5))] == expected
+    reference.rollback(0)
+    model.reset()
+    logits = [model.forward(one) for one in PROMPT[:4]]
+    np.testing.assert_allclose(logits, reference.forward(PROMPT[:4]), rtol=0, atol=CLOSE["f32"])
+    without = ReferenceModel(dataclasses.replace(spec, head_bias=False), weights)
+    assert without.generate(PROMPT[:4], 6) != expected
+
+
 @pytest.mark.parametrize("format", ["f16", "bf16", "q8_0", "q4_0"])
 def test_weights_of_other_formats(device: Device, format: str) -> None:
     file = file_of("llama", format)
