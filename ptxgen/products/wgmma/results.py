@@ -154,11 +154,11 @@ class Results:
         passed = 32 * at.warps // vectors  # tokens from one item of a thread to its next
         assert passed * vectors == 32 * at.warps
         with b.fragment("find_share", "this CTA's share of the rows, which it adds up over the cluster"):
-            token, quad = split(b, "taken_token_", "taken_quad", thread, vectors)
-            b.op("mov.u32", self.token, token)
+            own, quad = split(b, "taken_token_", "taken_quad", thread, vectors)
+            b.op("mov.u32", self.token, own)
             b.op("mad.lo.u32", self.column, split_rank, vectors, quad)
             b.op("mul.lo.u32", self.column, self.column, VECTOR)
-            b.op("mad.lo.u32", self.taken, token, self.pitch, area)
+            b.op("mad.lo.u32", self.taken, own, self.pitch, area)
             b.op("mad.lo.u32", self.taken, self.column, 4, self.taken)
             self._find_output()
             theirs = b.array("theirs", "u32", at.shape.split)
