@@ -13,7 +13,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
-from ptxgen.products.wgmma.halves import HalfResults
+from ptxgen.products.wgmma.halves import HalfResults, HalfTiles
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
 from ptxgen.products.wgmma.results import Results
@@ -58,8 +58,8 @@ class PackedGemm(PackedProduct):
         r"/n(40|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|140|250|256|40|66|72)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n130_.* wait .*wgmma.wait_group": "does not matter: the sums of every second part wait for all groups",
-        r"/n(250|256|72)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, or "
-        "the wait behind the last stage follows",
+        r"/n(250|256|72)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, "
+        "or the wait behind the last stage follows",
         r" wait .*barrier.cluster.wait": "found in random order",
         r" barrier .*barrier.cluster.arrive": "does not matter: a warp that has ended counts as one that has arrived",
         r" barrier .*before the next tile": "does not matter: no CTA of a golden has a second tile",
@@ -264,7 +264,8 @@ class PackedGemm(PackedProduct):
         multiplier = Multiplier(b, self, at, ring, split_rank if share > 1 else None)
         multiplier.build(lane, warp, group, weight, first_step, steps)
         if at.halves:
-            HalfResults(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count)
+            halves = (HalfTiles if self.packed_out else HalfResults)(b, self, at, ring, multiplier.sums)
+            halves.build(thread, lane, warp, group, token_tile, count)
         else:
             results = Results(b, self, at, ring, multiplier.sums)
             results.build(thread, lane, warp, group, token_tile, count, split_rank, share_rank)

@@ -82,8 +82,10 @@ def _smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
 
 
 def _halves(spec: PackedProduct, shape: Shape) -> bool:
-    """Whether results are rows of 16-bit numbers that lanes store eight at a time."""
-    return spec.out_dtype != f32 and shape.split == 1 and spec.n % HALVES == 0
+    """Whether results are 16-bit numbers that lanes store eight at a time."""
+    if spec.packed_out:
+        return shape.split == 1 and spec.digits == 1
+    return shape.split == 1 and spec.out_dtype != f32 and spec.n % HALVES == 0
 
 
 def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tuple[int, int]:
@@ -116,7 +118,7 @@ class Geometry:
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
-    halves: bool  # results are rows of 16-bit numbers that lanes store eight at a time
+    halves: bool  # results are 16-bit numbers that lanes store eight at a time
 
     @classmethod
     def of(cls, spec: PackedProduct, tokens: int = 0) -> Geometry:

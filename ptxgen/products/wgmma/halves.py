@@ -1,4 +1,4 @@
-"""From accumulators to rows of 16-bit outputs: a warpgroup's change places in shared memory, some tokens at a time.
+"""From accumulators to 16-bit outputs: a warpgroup's change places in shared memory, some tokens at a time.
 
 Every warp has all tokens of few outputs. `stmatrix` leaves a token's outputs next to each other, in pieces of eight;
 each thread takes pieces up, beside the next thread's in memory. Piece p of token r lies at p ^ (r mod 8), so that
@@ -16,6 +16,7 @@ from ptxgen.dtypes import f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.activation import activate
 from ptxgen.idioms.threads import split
+from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry
 from ptxgen.products.wgmma.ring import Ring
 from ptxgen.weights.format import TILE_ROWS
@@ -44,6 +45,7 @@ class HalfResults:
         self.loads = max(1, at.result_tokens // self.at_once)
         self.words = b.array("result_word", "b32", 4)
         self.taken = b.array("taken_word", "b32", 4 * self.loads)
+        self.dtype = spec.out_dtype
         self.bias = b.array("bias_value", "f32", 2 * self.blocks) if spec.bias else None
 
     def build(self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg) -> None:
@@ -96,31 +98,40 @@ class HalfResults:
         b.op("mad.lo.u32", self.take_at, turned, 2 * PIECE, self.take_at)
         self.out, self.to = b.ld_param("out"), b.reg("store_at", "u64")
         self.left, self.stores = b.reg("tokens_left", "s32"), b.reg("stores", "pred")
+        self._begin_output(piece)
         if self.bias is not None:
             self.bias_from = b.ld_param("bias")
             self.bias_row = b.op("shr.u32", "bias_row", lane, 2)
             b.op("mad.lo.u32", self.bias_row, warp, TILE_ROWS * self.blocks, self.bias_row)
-        self.row_bytes = spec.out_dtype.bytes * spec.n
+
+    def _begin_output(self, piece: Reg) -> None:
+        """What the output asks for, of a thread that takes `piece` up."""
+        self.row_bytes = self.dtype.bytes * self.spec.n
 
     def _find(self, group: Reg, token_tile: Reg, count: Reg) -> None:
         b, spec, at = self.b, self.spec, self.at
         row = b.op("mad.lo.u32", convert.scratch(b, "result_row_out", "u32"), token_tile, at.tokens, self.token)
         column = b.op("mad.lo.u32", convert.scratch(b, "result_column", "u32"), group, at.rows, self.column)
-        b.op("mad.wide.u32", self.to, row, self.row_bytes, self.out)
-        b.op("mad.wide.u32", self.to, column, spec.out_dtype.bytes, self.to)
+        self._find_place(token_tile, row, column)
         b.op("sub.s32", self.left, count, row)
-        inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
-        b.op("selp.s32", self.left, self.left, 0, inside)
+        inside = self.inside = b.op("setp.lt.u32", convert.scratch(b, "column_inside", "pred"), column, spec.n)
         if self.at_once > at.result_tokens:
-            b.op("setp.lt.u32", inside, self.token, at.result_tokens)
-            b.op("selp.s32", self.left, self.left, 0, inside)
+            b.op("setp.lt.and.u32", inside, self.token, at.result_tokens, inside)
+        b.op("selp.s32", self.left, self.left, 0, inside)
         if self.bias is not None:
             row = b.op("mad.lo.u32", convert.scratch(b, "biased_row", "u32"), group, at.rows, self.bias_row)
             place = b.op("mad.wide.u32", convert.scratch(b, "bias_at", "u64"), row, f32.bytes, self.bias_from)
             convert.clear(b, self.bias)
+            there = convert.scratch(b, "bias_there", "pred")
             for index, value in enumerate(self.bias):
-                b.op("setp.lt.u32", inside, row, max(0, spec.n - OCTET * index))
-                b.op("ld.global.nc.f32", value, place[f32.bytes * OCTET * index], pred=inside)
+                b.op("setp.lt.u32", there, row, max(0, spec.n - OCTET * index))
+                b.op("ld.global.nc.f32", value, place[f32.bytes * OCTET * index], pred=there)
+
+    def _find_place(self, token_tile: Reg, row: Reg, column: Reg) -> None:
+        """Where the thread's first piece goes: of token `row`, from `column` on."""
+        b = self.b
+        b.op("mad.wide.u32", self.to, row, self.row_bytes, self.out)
+        b.op("mad.wide.u32", self.to, column, self.dtype.bytes, self.to)
 
     def _buffer(self, first: int) -> int:
         """Where the results of tokens from `first` on are left."""
@@ -151,16 +162,72 @@ class HalfResults:
         if spec.gated:
             for value, factor in zip(values, self.sums[block * self.at.parts + 1][first : first + 2], strict=True):
                 b.op("mul.f32", value, value, factor)
-        convert.pack(b, (word,), values, spec.out_dtype)
+        convert.pack(b, (word,), values, self.dtype)
 
     def _take(self, first: int) -> None:
         b, at = self.b, self.at
-        for load in range(self.loads):
-            offset = self._buffer(first) + load * self.at_once * self.pitch
-            convert.load_words(b, self.taken[4 * load : 4 * load + 4], self.take_at, offset, space="shared")
-        for load in range(self.loads):
+        pieces = [self.taken[4 * load : 4 * load + 4] for load in range(self.loads)]
+        for load, piece in enumerate(pieces):
+            self._load(piece, self._buffer(first) + load * self.at_once * self.pitch)
+        for load, piece in enumerate(pieces):
             b.op("setp.gt.s32", self.stores, self.left, first + load * self.at_once)
-            convert.store_words(b, self.to, self.taken[4 * load : 4 * load + 4], pred=self.stores)
+            self._store(piece)
             passed = self.at_once if load + 1 < self.loads else at.result_tokens - load * self.at_once
             if first + at.result_tokens < at.tokens or load + 1 < self.loads:
                 b.op("add.u64", self.to, self.to, self.row_bytes * passed)
+
+    def _load(self, piece: Sequence[Reg], offset: int) -> None:
+        convert.load_words(self.b, piece, self.take_at, offset, space="shared")
+
+    def _store(self, piece: Sequence[Reg]) -> None:
+        convert.store_words(self.b, self.to, piece, pred=self.stores)
+
+
+class HalfTiles(HalfResults):
+    """The same into tiles as `tokens.py` has them: a chunk's columns 4t and 4t + 1 in its first piece, 4t + 2 and
+    4t + 3 in the second. Tokens from the last on are zero, as PackTokens has them."""
+
+    def __init__(
+        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, sums: Sequence[Sequence[Reg]]
+    ) -> None:
+        super().__init__(b, spec, at, ring, sums)
+        self.dtype = spec.x_dtype
+        self.other = b.array("other_word", "b32", 4)
+
+    def _begin_output(self, piece: Reg) -> None:
+        b = self.b
+        self.row_bytes = packed.ROW_BYTES
+        self.block_bytes = self.at.tokens * packed.ROW_BYTES
+        self.second = b.reg("second_piece", "pred")
+        odd = b.op("and.b32", "piece_of_chunk", piece, 1)
+        b.op("setp.ne.u32", self.second, odd, 0)
+        b.note("both pieces of a chunk: this thread's columns are in both")
+        b.op("mul.lo.u32", odd, odd, 2 * PIECE)
+        b.op("xor.b32", self.take_at, self.take_at, odd)
+        self.other_at = b.op("xor.b32", "take_other_at", self.take_at, 2 * PIECE)
+
+    def _find_place(self, token_tile: Reg, row: Reg, column: Reg) -> None:
+        b = self.b
+        b.op("mad.wide.u32", self.to, token_tile, packed.blocks(self.spec.n) * self.block_bytes, self.out)
+        place = b.op("shr.u32", convert.scratch(b, "out_block", "u32"), column, 6)
+        b.op("mad.wide.u32", self.to, place, self.block_bytes, self.to)
+        b.op("mad.wide.u32", self.to, self.token, packed.ROW_BYTES, self.to)
+        turned = b.op("and.b32", convert.scratch(b, "out_turned", "u32"), self.token, packed.GROUP - 1)
+        b.op("bfe.u32", place, column, 3, 3)
+        b.op("xor.b32", place, place, turned)
+        b.op("mad.wide.u32", self.to, place, 2 * PIECE, self.to)
+
+    def _load(self, piece: Sequence[Reg], offset: int) -> None:
+        b = self.b
+        super()._load(piece, offset)
+        convert.load_words(b, self.other, self.other_at, offset, space="shared")
+        first, second, third, fourth = piece
+        b.op("selp.b32", first, second, first, self.second)
+        b.op("selp.b32", second, fourth, third, self.second)
+        b.op("selp.b32", third, self.other[1], self.other[0], self.second)
+        b.op("selp.b32", fourth, self.other[3], self.other[2], self.second)
+
+    def _store(self, piece: Sequence[Reg]) -> None:
+        for word in piece:
+            self.b.op("selp.b32", word, word, 0, self.stores)
+        convert.store_words(self.b, self.to, piece, pred=self.inside)
