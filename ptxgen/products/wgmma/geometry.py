@@ -59,7 +59,9 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > COLUMNS else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
-    return Shape(groups, blocks, tiles, part, split, 16, 2 if tokens <= MOST_BESIDE and groups == 1 else 1, share)
+    # where there are CTAs for it, or the next launch's begin beside this one's
+    beside = groups == 1 and (few or (tokens <= MOST_BESIDE and -(-rows // tile_rows) * split > PROCESSORS))
+    return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
 def _split(tiles: int, steps: int) -> int:
