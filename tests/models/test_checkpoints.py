@@ -162,6 +162,17 @@ def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> N
     assert np.array_equal(model.values("layers.0.up_proj"), weight[128:].astype(np.float32) * 3)
 
 
+def test_fused_products_that_share_a_block_of_scales_are_refused(tmp_path: Path) -> None:
+    spec = small_spec("phi3", hidden_size=128, intermediate_size=200)
+    arrays = {torch_name(n): v for n, v in random_weights(spec).items()}
+    at = "model.layers.0.mlp.gate_up_proj."
+    arrays[f"{at}weight"] = arrays[f"{at}weight"].astype(ml_dtypes.float8_e4m3fn)
+    arrays[f"{at}weight_scale_inv"] = np.ones((4, 1), np.float32)
+    config = CONFIGS["phi3"] | {"hidden_size": 128, "intermediate_size": 200}
+    with pytest.raises(FileError, match=r"gate_up_proj.weight \(e4m3_block\): up_proj must begin at a block of 128"):
+        open_model(write_folder(tmp_path, config, arrays))
+
+
 BAD_PARTS: dict[str, Any] = {
     "another type": ({"weight": np.zeros((96, 64), np.int8)}, {}, r"gate_proj.weight: I8 is not covered; F32, F16"),
     "fp8 without a scale": (

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.errors import FileError, brief
-from ptxgen.models.files.modelfile import Held, ModelFile, Source, TensorInfo, assemble, is_vector, plain, sliced
+from ptxgen.models.files.modelfile import (
+    SCALED_ROWS,
+    Held,
+    ModelFile,
+    Source,
+    TensorInfo,
+    assemble,
+    is_vector,
+    plain,
+    sliced,
+)
 from ptxgen.models.files.stored import LARGEST_JSON, Stored, read_json
 from ptxgen.models.spec import ModelSpec, model_spec
 
@@ -150,7 +160,10 @@ def _held(
             raise FileError(f"{folder}: {whole.name}: must have {sum(rows)} rows (got {whole.info.rows})")
         for index, product in enumerate(_FUSED[last]):
             start = sum(rows[:index])
-            read = sliced(whole.read, whole.info.rows, start, start + rows[index], f"{folder}: {whole.name}")
+            if whole.info.format == "e4m3_block" and start % SCALED_ROWS:
+                where, must = f"{folder}: {whole.name}", f"must begin at a block of {SCALED_ROWS} rows"
+                raise FileError(f"{where} ({whole.info.format}): {product} {must} (got {start})")
+            read = sliced(whole.read, whole.info.rows, start, start + rows[index])
             held[f"{layer}.{product}"] = Held(
                 TensorInfo(whole.info.format, rows[index], whole.info.cols), read, whole.name
             )

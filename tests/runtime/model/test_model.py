@@ -263,6 +263,26 @@ def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPa
     assert 1e-5 < np.linalg.norm(fast.steps.logits.numpy()[0] - want) / np.linalg.norm(want) < 0.03
 
 
+@pytest.mark.parametrize(("format", "group"), [("e4m3", 0), ("e4m3_channel", 0), ("e4m3_block", 128)])
+def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
+    """Logits are those of the float64 model whose inputs of matrices in e4m3 are rounded so, rather than those of the
+    model that rounds none. In one layer: what is a little apart in one is rounded to other numbers in the next."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 4}
+    spec = small_spec("llama", **sizes, num_hidden_layers=1)
+    inside = {f"layers.{i}.{name}": format for i in range(spec.shape.n_layers) for name in spec.products()}
+    file = ArrayFile(spec, random_weights(spec), "bf16", inside)
+    model = Model(file, device, "f32", chunk=16, precision="e4m3")
+    prompt = [*PROMPT, *PROMPT][:16]
+    model.prefill(prompt)
+    got = model.steps.logits.numpy()[0]
+    scaled = [op.spec.x_dtype.name for op in model.program("prefill", 16).ops if op.spec.kernel_name == "packed_gemm"]
+    assert set(scaled) == {"e4m3"}
+    want = ReferenceModel(file.spec, file.values(), e4m3=dict.fromkeys(inside, group)).forward(prompt)[-1]
+    plain = ReferenceModel(file.spec, file.values()).forward(prompt)[-1]
+    apart = [np.linalg.norm(got - each) / np.linalg.norm(each) for each in (want, plain)]
+    assert apart[0] < 0.02 < apart[1] < 0.2, apart
+
+
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptxgen.models.products.PACKED_FROM", {"exact": 2, "fast": 2})
     spec = small_spec("llama", intermediate_size=256, num_hidden_layers=1)
