@@ -59,7 +59,7 @@ class PackedGemm(PackedProduct):
     lowest_target = "sm_90a"
     golden_targets = ("sm_90a",)
     unreported = {
-        r"/n(34|40|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that these copies bring",
+        r"/n(34|40|66|140)_.* wait .*griddepcontrol": "no launch of the trial writes the tokens that are brought",
         r" arrival .*%(released|their)_bell": "does not matter: nothing waits for the stage again",
         r"/n(40|66|140)_.* arrival .*%full_bell": "does not matter: k ends before the ring's first wait",
         r"/n(128|130|140|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",

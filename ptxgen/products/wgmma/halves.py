@@ -67,7 +67,7 @@ class HalfResults:
         b.expose(result_rounds=rounds, result_meeting=meets, meets_last=len(rounds) % RESULT_BUFFERS > 0)
 
     def _begin(self, thread: Reg, lane: Reg, warp: Reg) -> None:
-        b, at, spec = self.b, self.at, self.spec
+        b, at = self.b, self.at
         area = b.op("add.u32", "results_place", b.op("mov.u32", "ring_of_results", self.ring.memory),
                     at.stages * at.stage_bytes)  # fmt: skip
         own_group = b.op("shr.u32", "own_group", warp, 2)
