@@ -19,6 +19,7 @@ from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import RESULT_BUFFERS, WARPS, Geometry
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ class HalfResults:
         self.dtype = spec.out_dtype
         self.bias = b.array("bias_value", "f32", 2 * self.blocks) if spec.bias else None
 
-    def build(self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg) -> None:
-        """All fragments; `count`: tokens in all."""
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
         b, at = self.b, self.at
         with b.fragment("begin_results", "where this lane leaves pieces, and where it takes them up"):
-            self._begin(thread, lane, warp)
+            self._begin(tasks.thread, tasks.lane, tasks.warp)
         with b.fragment("find_output", "the thread's first token and its outputs"):
-            self._find(group, token_tile, count)
+            self._find(tasks.group, tasks.token_tile, tasks.count)
         rounds = []
         for first in range(0, at.tokens, at.result_tokens):
             number = first // at.result_tokens

@@ -17,6 +17,7 @@ from ptxgen.idioms.threads import split
 from ptxgen.products.wgmma.geometry import BANK_PAD, RESULT_BUFFERS, Geometry
 from ptxgen.products.wgmma.outlets import VECTOR, RowsOut, TilesOut
 from ptxgen.products.wgmma.ring import Ring
+from ptxgen.products.wgmma.tasks import Tasks
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ class Results:
         self.before = b.array("before", "f32", VECTOR) if spec.residual else None
         self.bias = b.array("bias_value", "f32", VECTOR) if spec.bias else None
 
-    def build(
-        self, thread: Reg, lane: Reg, warp: Reg, group: Reg, token_tile: Reg, count: Reg, split_rank: Reg | None,
-        share_rank: Reg | None,
-    ) -> None:  # fmt: skip
-        """All fragments; `count`: tokens in all; ranks among the CTAs that share k, and that share tokens."""
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
         b, at = self.b, self.at
+        thread, lane, warp, split_rank, share_rank = (
+            tasks.thread, tasks.lane, tasks.warp, tasks.split_rank, tasks.share_rank
+        )  # fmt: skip
         with b.fragment("begin_results", "where this lane leaves its sums, and where it takes results up"):
             area = b.op("mov.u32", "results_place", self.ring.memory)
             if not self.split:
@@ -84,7 +85,7 @@ class Results:
             self.outlet = (TilesOut if self.spec.packed_out else RowsOut)(b, self.spec, at)
             if self.bias is not None:
                 self.bias_from = b.ld_param("bias")
-        self.group, self.token_tile, self.count = group, token_tile, count
+        self.group, self.token_tile, self.count = tasks.group, tasks.token_tile, tasks.count
         if self.split:
             assert split_rank is not None
             with b.fragment("leave_sums", "this CTA's sums to shared memory"):

@@ -16,6 +16,7 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 
 if TYPE_CHECKING:
+    from ptxgen.products.wgmma.tasks import Tasks
     from ptxgen.products.wgmma.product import PackedProduct
 
 MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -55,15 +56,15 @@ class Ring:
         b.op("mov.u32", self.full, self.full_bells)
         b.op("mov.u32", self.empty, self.empty_bells)
 
-    def skip(self, stages: int) -> None:
+    def skip(self, stages: int, pred: Reg | None) -> None:
         """From the first stage on past so many."""
         b, at = self.b, self.at
         if stages == at.stages:
-            b.op("xor.b32", self.parity, self.parity, 1)
+            b.op("xor.b32", self.parity, self.parity, 1, pred=pred)
             return
-        b.op("mov.u32", self.offset, stages * at.stage_bytes)
-        b.op("add.u32", self.full, self.full, BELL * stages)
-        b.op("add.u32", self.empty, self.empty, BELL * stages)
+        b.op("mov.u32", self.offset, stages * at.stage_bytes, pred=pred)
+        b.op("add.u32", self.full, self.full, BELL * stages, pred=pred)
+        b.op("add.u32", self.empty, self.empty, BELL * stages, pred=pred)
 
     def turn(self) -> None:
         """On to the next stage; behind the last, to the first with the other parity."""
@@ -88,19 +89,11 @@ class Copier:
         where that is known by then."""
         self.b, self.spec, self.at, self.ring, self.early, self.has_tile = b, spec, at, ring, early, has_tile
 
-    def build(
-        self,
-        lane: Reg,
-        group: Reg,
-        token_tile: Reg,
-        weight: Reg,
-        share_rank: Reg | None,
-        split_rank: Reg | None,
-        first_step: Reg | None,
-        steps: Reg | int,
-    ) -> None:
-        """All fragments. The CTA's tile is `group` of rows and `token_tile`; `steps` stages from `first_step` on."""
+    def build(self, tasks: Tasks) -> None:
+        """All fragments."""
         b, spec, at, ring = self.b, self.spec, self.at, self.ring
+        lane, group, token_tile, weight = tasks.lane, tasks.group, tasks.token_tile, tasks.weight
+        share_rank, split_rank, first_step, steps = tasks.share_rank, tasks.split_rank, tasks.first_step, tasks.steps
         size, source, target = b.reg("copy_bytes", "u32"), b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
@@ -138,20 +131,25 @@ class Copier:
                 self._find_record(lane, group, weight, source)
                 if first_step is not None:
                     b.op("mad.wide.u32", source, first_step, at.tile_bytes, source)
-                leads_early = leads
-                if self.has_tile is not None:
-                    leads_early = b.op("and.pred", "leads_early", leads, self.has_tile)
+                leads_early, goes = leads, self.has_tile
+                if goes is not None and isinstance(steps, Reg):
+                    b.op("setp.ge.and.u32", goes := b.reg("is_long", "pred"), steps, early, self.has_tile)
+                if goes is not None:
+                    leads_early = b.op("and.pred", "leads_early", leads, goes)
                 for stage in range(early):
                     bell = ring.full_bells[BELL * stage]
                     b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, total, pred=leads_early)
                 has_record = b.op("setp.lt.u32", "has_record", lane, at.records)
-                if self.has_tile is not None:
-                    b.op("and.pred", has_record, has_record, self.has_tile)
+                if goes is not None:
+                    b.op("and.pred", has_record, has_record, goes)
                 for stage in range(early):
                     there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
                     b.op(COPY, there, source[stage * at.tile_bytes], size, bell, pred=has_record)
-                ring.skip(early)
-                is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
+                ring.skip(early, goes if spec.stream else None)
+                if goes is not None and spec.stream:
+                    is_first = b.op("and.pred", "is_first_tile", goes, goes)
+                else:
+                    is_first = b.op("setp.eq.u32", "is_first_tile", 0, 0)
         else:
             b.without("early_weights")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):

@@ -25,10 +25,8 @@ AHEAD = 256  # sums of a row of all totals and a block beside which there are re
 class ScaledMultiplier(Multiplier):
     """The same fragments, for `PackedProduct.scaled`."""
 
-    def __init__(
-        self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring, split_rank: Reg | None = None
-    ) -> None:
-        super().__init__(b, spec, at, ring, split_rank)
+    def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
+        super().__init__(b, spec, at, ring)
         if spec.by_block:
             # asked for before the stage is waited for: one for each of its tiles and blocks of rows
             self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
