@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 MOST_ROWS = 1 << 24
+MOST_UNITS = 1 << 30  # steps of all tiles that CTAs share out: weeks of work
 BAND = 2048  # tokens whose tiles run side by side
 
 
@@ -148,6 +149,7 @@ class Tasks:
         self.run = b.op("div.u32", "run", units, clusters)
         left = self.longer = b.op("mul.lo.u32", "longer_runs", self.run, clusters)
         b.op("sub.u32", left, units, left)
+        b.op("min.u32", self.run, self.run, MOST_UNITS // self.at.most_turns)
         self.unit, self.end = b.reg("unit", "u32"), b.reg("last_unit", "u32")
         self.find_end(self.unit, self.cluster)
         after = b.op("add.u32", "next_cluster", self.cluster, 1)
