@@ -82,6 +82,7 @@ class PackedGemm(PackedProduct):
         dict(n=250, k=64, tokens=192, precision="fast"),
         dict(n=388, k=512, tokens=128, precision="fast", out_dtype="bf16", tile_rows=192, share=2),
         dict(n=76, k=64, tokens=32, precision="fast", bias=True, out_dtype="bf16", tile_rows=128),
+        dict(n=88, k=256, tokens=96, precision="fast", out_dtype="bf16", tile_rows=64, stream=True),
         dict(n=140, k=512, tokens=8, precision="fast", split=2, share=2, programmatic=True),
         dict(
             n=40, k=1024, weights="e4m3_block", tokens=8, precision="fast", bias=True, indirect=True, programmatic=True
@@ -130,7 +131,7 @@ class PackedGemm(PackedProduct):
         yield from rules.one_of("split", self.split, (0, 1, 2, 4, 8))
         yield from rules.one_of("share", self.share, (0, 1, 2, 4))
         if self.stream and self.tokens <= MOST_ROWS_FIRST:
-            yield f"stream: is for tiles of more than {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: False)"
+            yield f"stream: is for more than {MOST_ROWS_FIRST} tokens (got tokens={self.tokens}; nearest: stream=False)"
         if self.stream and self.split > 1:
             yield f"stream: shares k out anyway (got stream=True, split={self.split}; nearest: split=1)"
         if self.share * self.split > MOST_CLUSTER:

@@ -11,9 +11,9 @@ from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, dtype, e4m3
 from ptxgen.generator import clear_cache
-from ptxgen.kernels import PackedGemm, PackTokens, packed_gemm
+from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import FORMATS
-from ptxgen.products.wgmma import geometry, tokens
+from ptxgen.products.wgmma import geometry, tasks, tokens
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.tools.trial import trial
@@ -301,10 +301,48 @@ def test_ctas_that_share_k_and_tokens(mode: str, rows: int, fields: dict[str, An
 
 
 @pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize("processors", [4, 7])
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (300, {"n": 392, "k": 512, "out_dtype": "bf16", "programmatic": True}),
+        (300, {"n": 392, "k": 512, "tokens": 256, "share": 2, "residual": True, "indirect": True}),
+        (130, {"n": 200, "k": 1024, "tile_rows": 192, "weights": "q8_0", "programmatic": True}),
+        (130, {"n": 256, "k": 1024, "tokens": 96, "gated": True, "activation": "silu", "packed_out": True}),
+        (130, {"n": 256, "k": 1024, "tokens": 96, "weights": "e4m3_block", "x_dtype": "e4m3"}),
+        (100, {"n": 130, "k": 1024, "tokens": 96, "precision": "exact"}),
+    ],
+    ids=str,
+)
+def test_k_of_all_tiles_is_shared_out(
+    mode: str, processors: int, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", processors)
+    spec = PackedGemm(**{"precision": "fast", "tokens": 128, "stream": True, **fields})
+    tried(spec, mode, rows, FAST)
+    clear_cache()
+
+
+def test_a_launch_finds_no_sums_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "PROCESSORS", 3)
+    spec = PackedGemm(392, 512, tokens=128, precision="fast", stream=True)
+    device = CpuDevice()
+    values = spec.example(np.random.default_rng(0), rows=300)
+    given = device.zeros((3, Geometry.of(spec).warps), "u32")
+    arrays = {name: value if name == "n_rows" else device.array(value) for name, value in values.items()}
+    bound = device.load(spec, WHERE).bind(**arrays, given=given)
+    for _ in range(2):
+        bound.launch()
+        device.synchronize()
+        assert not given.numpy().any()
+    clear_cache()
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("indirect", [False, True])
 def test_bands_of_tokens(mode: str, indirect: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometry, "PROCESSORS", 4)
-    monkeypatch.setattr(packed_gemm, "BAND", 256)
+    monkeypatch.setattr(tasks, "BAND", 256)
     tried(PackedGemm(392, 128, tokens=128, precision="fast", programmatic=True, indirect=indirect), mode, 700, FAST)
     clear_cache()
 

@@ -84,7 +84,8 @@ class Multiplier:
     def build(self, tasks: Tasks) -> None:
         """All fragments."""
         b, at, ring = self.b, self.at, self.ring
-        lane, warp, group, weight, first_step = tasks.lane, tasks.warp, tasks.group, tasks.weight, tasks.first_step
+        warp, group, weight, first_step = tasks.warp, tasks.group, tasks.weight, tasks.first_step
+        lane: Reg = tasks.lane
         self.lane, self.token_tile = lane, tasks.token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)

@@ -16,8 +16,8 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 
 if TYPE_CHECKING:
-    from ptxgen.products.wgmma.tasks import Tasks
     from ptxgen.products.wgmma.product import PackedProduct
+    from ptxgen.products.wgmma.tasks import Tasks
 
 MULTICAST = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"

@@ -164,7 +164,8 @@ class Tasks:
 
     def _find_part(self) -> None:
         b, at, first, steps = self.b, self.at, self.first_step, self.steps
-        assert first is not None and isinstance(steps, Reg)
+        assert first is not None
+        assert isinstance(steps, Reg)
         b.op("div.u32", self.tile, self.unit, at.steps)
         b.op("mul.lo.u32", first, self.tile, at.steps)
         b.op("sub.u32", first, self.unit, first)
