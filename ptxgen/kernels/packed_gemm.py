@@ -65,7 +65,7 @@ class PackedGemm(PackedProduct):
         r"/n(128|130|140|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
-        r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, "
+        r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
         "or the wait behind the last stage follows",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",
