@@ -52,7 +52,8 @@ class PackedGemm(PackedProduct):
     bytes, scales are applied to their sums. `promoted`: f32 adds up the sums of every 128 columns; without it tensor
     cores do, in about 14 bits.
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
-    `out_dtype`, `share` and a `tile_rows` of 192 are right, but no GPU has timed them: no table takes them.
+    `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
+    `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
