@@ -14,9 +14,9 @@ import safetensors.numpy
 from ptxgen.errors import FileError
 from ptxgen.models.files import ModelFile, open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 from tests.support.model_files import write_checkpoint, write_folder
-from tests.tools.record_families import PROMPT, RECORD, torch_name
+from tests.tools.record_families import PROMPT, RECORD
 
 RECORDED = dict(np.load(RECORD))
 TIE = 3e-5
@@ -44,6 +44,13 @@ def test_halves_are_the_files_own(dtype: type, format: str, tmp_path: Path) -> N
 def test_one_file_with_its_config_beside_it(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     assert open_model(folder / "model.safetensors").spec == open_model(folder).spec
+
+
+def test_other_weights_beside_the_models_own_are_not_read(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "mistral")
+    expected = open_model(folder).tensors
+    safetensors.numpy.save_file({"layers.0.attention.wk.weight": np.zeros((2, 2))}, folder / "consolidated.safetensors")
+    assert open_model(folder).tensors == expected
 
 
 def test_a_multimodal_models_text_is_read_without_its_eyes(tmp_path: Path) -> None:
