@@ -1,6 +1,6 @@
 """Tokens per second of a transformers model with our attention beside torch's, of the shape of Llama 3.2 1B in bf16.
 
-python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--depth 512] [--profile 512x8]     needs a GPU
+python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--depth 512] [--profile 512x8]  needs a GPU
 python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
