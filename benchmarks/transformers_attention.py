@@ -1,6 +1,6 @@
 """Tokens per second of a transformers model with our attention beside torch's, of the shape of Llama 3.2 1B in bf16.
 
-python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--profile 512x8]     needs a GPU
+python -m benchmarks.transformers_attention [--seconds 90] [--kind prompt] [--depth 512] [--profile 512x8]  needs a GPU
 python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
@@ -222,7 +222,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
     for size in given.profile:
         with torch.no_grad():
             profiled(model, *(int(part) for part in size.split("x")))
-    sizes = sorted(((depth, batch) for depth in DEPTHS for batch in BATCHES), key=math.prod)
+    sizes = sorted(((depth, batch) for depth in given.depth or DEPTHS for batch in BATCHES), key=math.prod)
     cases = [
         (kind, *size)
         for kind in given.kind or KINDS
@@ -275,6 +275,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 if __name__ == "__main__":
     seconds = {"type": float, "default": 90.0, "help": "begin nothing that would not end by then (default: 90)"}
     kinds = {"action": "append", "choices": list(KINDS), "help": "only these (default: all)"}
+    depths = {"action": "append", "type": int, "choices": DEPTHS, "help": "only these (default: all)"}
     profile = {"action": "append", "default": [], "metavar": "DEPTHxBATCH", "help": "also print a prompt's kernels"}
-    options = (("--seconds", seconds), ("--kind", kinds), ("--profile", profile))
+    options = (("--seconds", seconds), ("--kind", kinds), ("--depth", depths), ("--profile", profile))
     command("transformers_attention", __doc__, measure, *options, device=gpu, table=table, at_once=True)
