@@ -10,10 +10,10 @@ import click
 
 from ptxgen.cli._output import emit_json, json_option
 from ptxgen.errors import IsaError, TargetError
-from ptxgen.export.manifest import driver_text
 from ptxgen.parser import parse
 from ptxgen.requires import LoadVerdict, explain_load, requirements, spare_suffix
 from ptxgen.targets import ALL_TARGETS, cuda_of_driver, driver_for_ptx, target
+from ptxgen.views.manifest import driver_text
 
 
 def _dotted(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:

@@ -18,11 +18,11 @@ from ptxgen.models.families import FAMILIES
 from ptxgen.models.plan import plan
 from ptxgen.runtime import Device
 from ptxgen.runtime.tools.trial import trial
-from tests.support.attention_oracle import arguments_of, compare, shape_of, step_of
+from tests.support.attention_oracle import POSITIONS, arguments_of, compare, shape_of, step_of
 from tests.support.config_cases import CASES, LIKE_LLAMA
 from tests.tools import compare_configs, fuzz_configs
 from tests.tools.model_configs import CONFIGS
-from tests.tools.record_attention import POSITIONS, RECORD, record
+from tests.tools.record_attention import RECORD, record
 
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxgen.errors import FileError, brief
+from ptxgen.files.small_json import LARGEST_JSON, read_json
 from ptxgen.models.files.modelfile import (
     SCALED_ROWS,
     Held,
@@ -26,7 +27,7 @@ from ptxgen.models.files.modelfile import (
     plain,
     sliced,
 )
-from ptxgen.models.files.stored import LARGEST_JSON, Stored, read_json
+from ptxgen.models.files.stored import Stored
 from ptxgen.models.spec import ModelSpec, model_spec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import FileError, brief
-from ptxgen.models.files.stored import read_json
+from ptxgen.files.small_json import read_json
 from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces
 
 _MODEST = 1 << 20  # ids that any file may have
