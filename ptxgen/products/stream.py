@@ -75,6 +75,7 @@ class Stream:
             place = tile
             if self.rank is not None:
                 place = b.op("mad.lo.u32", "tile_of_record", self.rank, at.tiles, tile)
+                b.op("min.u32", place, place, split * at.tiles)  # as it is: a bound for the checks
             self.reader.locate(b, b.ld_param(weight), self.lane, self.row, place)
             whole = b.op("mad.lo.u32", "record", first, at.parts, record)
             self.reader.go_to(b, whole)

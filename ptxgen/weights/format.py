@@ -210,6 +210,30 @@ class WeightFormat(ABC):
         raise NotImplementedError(self.name)
 
 
+    # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------
+
+    span: ClassVar[int] = 0  # columns of one scale whose products with integers below 2^22 fit in s32; 0: none do
+    has_mins: ClassVar[bool] = False  # whether there is a `min_fragment`
+
+    @property
+    def span_pieces(self) -> tuple[Piece, ...]:
+        """What a lane reads of a tile: of the mins only those that `min_fragment` takes."""
+        return self.pieces
+
+    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        """Factors of the codes of rows g and g + 8 in the span that begins with a chunk, in units of `tile_factors`.
+        Called in order."""
+        raise NotImplementedError(self.name)
+
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        """Factors of a tile in rows g and g + 8, and those of the mins, () where there are none."""
+        raise NotImplementedError(self.name)
+
+    def min_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        """The mins as an A fragment of `mma.m16n8k8` in bf16: columns 2t and 2t + 1 are blocks t and 4 + t."""
+        raise NotImplementedError(self.name)
+
+
 class ByteCodes(WeightFormat):
     """A format whose codes are small unsigned integers, less a number."""
 

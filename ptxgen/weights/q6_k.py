@@ -50,6 +50,7 @@ class Q6K(ByteCodes):
 
     less = 32
     byte_type = "u8"
+    span = SUB
     x_sum_factor = -32.0
 
     def pack(self, source: Mapping[str, np.ndarray], rows: int, cols: int) -> np.ndarray:
@@ -145,6 +146,18 @@ class Q6K(ByteCodes):
             b.op("and.b32", register, code, 0x3C3C3C3C if i % 2 else 0x0F0F0F0F)
             b.op("or.b32", register, register, bits)
         return out
+
+    def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
+        factors, biased = pair(b, "scale"), convert.scratch(b, "scale_bytes", "b32")
+        q, t = divmod(chunk, 4)
+        b.op("xor.b32", biased, words[24 + 2 * t + q // 2], 0x80808080)
+        bytes_to_f32(b, factors, biased, 128.0, 2 * (q % 2))
+        return factors
+
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        scales = pair(b, "block_scale")
+        halves_to_f32(b, *scales, words[32])
+        return scales, ()
 
     def add_blocks(
         self, b: Builder, words: Sequence[Reg], sums: Sequence[Sequence[Reg]], x_sums: Sequence[Reg],

@@ -77,7 +77,8 @@ class UnitDigits:
             own = self.planes[CHUNKS * digit : CHUNKS * (digit + 1)]
             convert.store_words(b, self.digits_to, own, 512 * digit)
         over_lanes(b, "add.s32", self.counts.regs, QUAD)
-        for chunk, count in enumerate(self.counts):
+        for chunk, total in enumerate(self.counts):
+            count = b.op("mul.lo.s32", self.count, total, layout.COUNT_FACTOR)
             place = layout.COUNTS_AT + chunk // 2 * layout.COUNT_BYTES + chunk % 2 * 8
             b.op("st.global.s32", self.counts_to[place], count, pred=self.leads)
         b.op("st.global.f32", self.factor_to[layout.FACTORS_AT], self.down, pred=self.has_factor)

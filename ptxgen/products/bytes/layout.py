@@ -4,7 +4,7 @@
 of each token, and their digits three signed bytes: [0, 6144) at (p · 3 + digit) · 512 + lane · 16 those of 64 columns
 p, in a lane 4g + t of token g at columns 4t … 4t + 3 of each chunk of 16. [6144, 6656) sums of x over blocks of 32
 columns as three bf16 digits: at lane · 16 + digit · 4 those of token g in blocks t and 4 + t. [6656, 7168) sums of the
-integers over chunks of 16, s32: at (c div 2) · 64 + token div 2 · 16 + (c mod 2) · 8 + token mod 2 · 4. [7168, 7200) the
+integers over chunks of 16, times −32, in the low 32 bits: at (c div 2) · 64 + token div 2 · 16 + (c mod 2) · 8 + token mod 2 · 4. [7168, 7200) the
 powers of two of the tokens. Columns and tokens past the last are zero.
 """
 
@@ -25,6 +25,7 @@ PAIR_BYTES = DIGITS * 512
 SUMS_AT = UNIT // PAIR * PAIR_BYTES
 COUNTS_AT = SUMS_AT + 512
 COUNT_BYTES = 64  # of two chunks
+COUNT_FACTOR = -32  # of the sums: what codes of 6 bits are from their middle
 FACTORS_AT = COUNTS_AT + UNIT // 32 * COUNT_BYTES
 UNIT_BYTES = FACTORS_AT + 4 * TOKENS
 BITS = 22  # of the integer of the largest value of a unit, and a sign
@@ -53,7 +54,7 @@ def pack(x: np.ndarray) -> np.ndarray:
     lanes = lanes.transpose(0, 1, 4, 2, 3, 6, 5, 7)  # [tile, unit, p, digit, g, t, chunk, 4]
     factors = np.exp2(exponents.astype(np.float64)).astype(np.float32)
     sums = whole.reshape(*whole.shape[:3], 8, 32).sum(4).astype(np.float32) * factors[..., None]
-    counts = whole.reshape(*whole.shape[:3], 8, 2, UNIT // 16 // 8 * 8).sum(5).astype(np.int32)
+    counts = (COUNT_FACTOR * whole.reshape(*whole.shape[:3], 8, 2, 16).sum(5) & 0xFFFFFFFF).astype(np.uint32)
     counts = counts.reshape(tiles, units, 4, 2, 8, 2).transpose(0, 1, 4, 2, 5, 3)  # [.., pair, token pair, chunk, token]
     parts = [lanes.reshape(tiles, units, -1), _sums(sums).reshape(tiles, units, -1)]
     parts += [np.ascontiguousarray(each).reshape(tiles, units, -1).view(np.uint8) for each in (counts, factors)]
