@@ -13,7 +13,7 @@ from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
-from ptxgen.products.bytes.geometry import SHAPE, SPLITS, TokenRuns, best, share_runs
+from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, cycles, share_runs
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.bytes.units import Units
 from ptxgen.products.product import Tokens
@@ -98,7 +98,21 @@ class DigitGemm(Weighted):
         """How the work is shared out."""
         records = self.kind.records(self.n)
         found = None if self.split else best(records, self.parts, self.kind, self.k, self.tokens)
-        return found or share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split or 1, SHAPE)
+        return found or share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split or 1)
+
+    @classmethod
+    def best(cls, rows: int, **fields: Any) -> DigitGemm:
+        """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
+        `SpecError` where there is none."""
+        found = []
+        for tokens in SHAPES:
+            kind = weight_format(fields["weights"]).fitted(fields["k"])
+            parts = 2 if fields.get("gated") else 1
+            runs = best(kind.records(fields["n"]), parts, kind, fields["k"], tokens, rows)
+            if runs is not None:
+                found.append((cycles(runs, -(-rows // tokens)), tokens, runs.split))
+        _, tokens, split = min(found, default=(0.0, 8, 1))
+        return cls(**fields, tokens=tokens, split=split)
 
     def params(self) -> tuple[Param, ...]:
         kind = self.kind
@@ -114,7 +128,7 @@ class DigitGemm(Weighted):
         at = self.runs
         grid = (at.ctas * at.split, f"ceil_div(rows, {at.tokens})", 1)
         block, cluster = (at.threads, 1, 1), (at.split, 1, 1)
-        return Launch(grid, block, at.vector_bytes, cluster, programmatic=self.programmatic)
+        return Launch(grid, block, at.shared, cluster, programmatic=self.programmatic)
 
     def build(self, b: Builder) -> None:
         at, spec = self.runs, self
@@ -132,7 +146,7 @@ class DigitGemm(Weighted):
             b.without("release", "depends")
         tokens = self._tokens(b, at)
         units.bring(stream.lane, stream.rank, tokens.first, tokens.rows, self.k // layout.UNIT)
-        results = TokenResults(b, spec, at)
+        results = TokenResults(b, spec, at, units.vector)
         slots = results.locate(stream)
         turns = stream.build(requests, None, slots)
         units.poll(stream.tile)

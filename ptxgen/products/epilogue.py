@@ -28,14 +28,14 @@ class Epilogue:
     CTA has more than one group, so that one barrier a group is enough. A thread has one result, or several in turn.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs) -> None:
+    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, slots: RunSlots | None = None) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.tokens: Tokens | None = None
         self.token: Reg | None = None
         self.loop: TileLoop | Stream
         self.before: Reg | None = None  # of the residual stream, where it is asked for early
         if isinstance(at, Runs):
-            self.run_slots = RunSlots(b, at)
+            self.run_slots = slots or RunSlots(b, at)
             self.results = -(-at.most * TILE_ROWS * at.tokens // 32) * 32  # whole warps, so that lanes may exchange
             self.turns = -(-self.results // at.threads)
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import divide
 from ptxgen.products.geometry import Runs
@@ -20,18 +20,21 @@ SLOT_BYTES = 4 * TILE_ROWS
 
 class RunSlots:
     """A warp's sums of the CTA's record r are in slot r + warp: no two share one, and those of a record are
-    neighbours, in the order of k. A slot is `[token, 16]` f32."""
+    neighbours, in the order of k. A slot is `[token, 16]` f32; they lie in `memory` from an offset on, or by
+    themselves."""
 
-    def __init__(self, b: Builder, at: Runs) -> None:
-        self.b, self.at = b, at
+    def __init__(self, b: Builder, at: Runs, memory: Shared | None = None, offset: int = 0) -> None:
+        self.b, self.at, self.offset = b, at, offset
         self.bytes = SLOT_BYTES * at.tokens
-        self.slots = b.shared("sums", self.bytes * (at.most * at.parts + at.warps))
+        self.slots = memory or b.shared("sums", self.bytes * (at.most * at.parts + at.warps))
 
     def locate(self, stream: Stream) -> Reg:
         """Fragment `locate_slot`: where row g of this lane is in the warp's first slot."""
         b, at = self.b, self.at
         with b.fragment("locate_slot", "where the warp puts its sums"):
             self.base = b.op("mov.u32", "slots", self.slots)
+            if self.offset:
+                b.op("add.u32", self.base, self.base, self.offset)
             slot = b.op("add.u32", "slot", stream.own_record, stream.warp)
             mine: Reg = b.op("mad.lo.u32", "publish_at", slot, self.bytes, self.base)
             if at.idle:

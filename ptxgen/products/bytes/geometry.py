@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ptxgen.products.bytes import layout
 from ptxgen.products.geometry import Runs
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.weights.format import WeightFormat
 
-PROCESSORS = 132  # of the largest GPU
 SHARED = 232448  # bytes that a CTA can have
 KEPT = 1024  # for mbarriers, and what the system takes
-SPLITS = (1, 2, 4, 5, 7, 8)  # CTAs that share k
-MOST_SLOT_BYTES = 40 * 1024  # of sums
+# CTAs that share k, and how many clusters of them there is room for at once
+SPLITS = {1: 132, 2: 66, 4: 30, 5: 24, 7: 16, 8: 14}
 
 
 class Shape(NamedTuple):
-    """Warps of a CTA, tiles on their way of a warp, and CTAs, at most."""
+    """Warps of a CTA and tiles on their way of a warp, at most."""
 
     warps: int
     stages: int
-    ctas: int
 
 
-SHAPE = Shape(12, 2, PROCESSORS)
+SHAPES = {8: Shape(12, 2), 16: Shape(8, 2), 24: Shape(8, 2), 32: Shape(8, 2)}  # by tokens
 
 
 @dataclass(frozen=True)
@@ -47,24 +46,27 @@ class TokenRuns(Runs):
 
     @property
     def slot_bytes(self) -> int:
-        """Of the sums, and of those that a cluster adds up."""
-        slots = self.most * self.parts + self.warps
-        return 64 * self.tokens * (slots + (self.most * self.parts if self.split > 1 else 0))
+        """Of the warps' sums."""
+        return 4 * TILE_ROWS * self.tokens * (self.most * self.parts + self.warps)
+
+    @property
+    def shared(self) -> int:
+        """Of tokens, the warps' sums, and those that a cluster adds up."""
+        joined = 4 * TILE_ROWS * self.tokens * self.most * self.parts if self.split > 1 else 0
+        return self.vector_bytes + self.slot_bytes + joined
 
     @property
     def fits(self) -> bool:
         """Whether all of it is in shared memory."""
-        slots = self.slot_bytes
-        return slots <= MOST_SLOT_BYTES and self.vector_bytes + slots + KEPT <= SHARED
+        return self.shared + KEPT <= SHARED
 
 
-def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int, shape: Shape) -> TokenRuns:
+def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int) -> TokenRuns:
     """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
-    tiles = kind.tiles(k) // split
-    most = max(1, shape.ctas // split)
+    tiles, shape = kind.tiles(k) // split, SHAPES[tokens]
     turns = 1
     while True:
-        clusters = min(units, most * turns)
+        clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
@@ -74,18 +76,22 @@ def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, 
         turns += 1
 
 
-def best(units: int, parts: int, kind: WeightFormat, k: int, tokens: int) -> TokenRuns | None:
-    """The geometry whose fullest CTA has the fewest tiles, and of those of few more the fewest tokens to bring."""
+def best(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, rows: int = 0) -> TokenRuns | None:
+    """The geometry of the fewest cycles for so many rows, by default as many as a CTA has tokens."""
     tiles = kind.tiles(k)
-    found = [share_runs(units, parts, kind, k, tokens, split, SHAPE) for split in SPLITS if tiles % split == 0]
-    return min((each for each in found if each.fits), key=_cost, default=None)
+    found = [share_runs(units, parts, kind, k, tokens, split) for split in SPLITS if tiles % split == 0]
+    turns = -(-(rows or tokens) // tokens)
+    return min((each for each in found if each.fits), key=lambda each: cycles(each, turns), default=None)
 
 
-BRING = 0.04  # tiles that bringing a unit of eight tokens takes
-JOIN = 2.0  # and adding up over a cluster
+TILE = {8: 125, 16: 180, 24: 240, 32: 300}  # cycles of a tile by tokens
+BRING = 180  # cycles of a unit of eight tokens on its way
+BEGIN = 1500  # before a CTA's first product and after its last
+JOIN = 1500  # and where a cluster adds up
 
 
-def _cost(runs: TokenRuns) -> float:
-    turns = -(-runs.ctas * runs.split // PROCESSORS)
-    bring = BRING * runs.tiles * runs.groups
-    return turns * (runs.most * runs.parts * runs.tiles + bring + (JOIN if runs.split > 1 else 0.0))
+def cycles(runs: TokenRuns, times: int = 1) -> float:
+    """What a launch takes, of so many CTAs with the same weights."""
+    turns = -(-runs.ctas * times // SPLITS[runs.split])
+    whole = runs.most * runs.parts * runs.tiles * TILE[runs.tokens] + runs.tiles * runs.groups * BRING + BEGIN
+    return turns * (whole + (JOIN if runs.split > 1 else 0))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
+from ptxgen.builder.values import Reg, Shared
 from ptxgen.idioms import convert
 from ptxgen.idioms.threads import split
 from ptxgen.products.bytes.geometry import TokenRuns
 from ptxgen.products.epilogue import Epilogue
 from ptxgen.products.product import Product, Tokens
-from ptxgen.products.slots import add_in_pairs
+from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.stream import Stream
 from ptxgen.weights.format import TILE_ROWS
 
@@ -20,11 +20,11 @@ class TokenResults(Epilogue):
 
     at: TokenRuns
 
-    def __init__(self, b: Builder, spec: Product, at: TokenRuns) -> None:
-        super().__init__(b, spec, at)
+    def __init__(self, b: Builder, spec: Product, at: TokenRuns, memory: Shared) -> None:
+        super().__init__(b, spec, at, RunSlots(b, at, memory, at.vector_bytes))
         self.joins = at.split > 1
         self.share = -(-self.results // (32 * at.split)) * 32 if self.joins else self.results
-        self.sums = b.shared("cta_sums", 4 * at.parts * self.results) if self.joins else None
+        self.memory = memory
 
     def locate(self, stream: Stream) -> Reg:
         """Fragment `locate_slot`."""
@@ -71,9 +71,10 @@ class TokenResults(Epilogue):
     def _join(self, stream: Stream) -> None:
         """This CTA's sums to shared memory, and of its share of the results those of all CTAs, the first in k first."""
         b, at = self.b, self.at
-        assert self.sums is not None and stream.rank is not None
+        assert stream.rank is not None
         with b.fragment("leave_sum", "this CTA's sum, for the cluster"):
-            base = b.op("mov.u32", "cta_sums_at", self.sums)
+            base = b.op("mov.u32", "cta_sums_at", self.memory)
+            b.op("add.u32", base, base, at.vector_bytes + at.slot_bytes)
             own = b.op("mad.lo.u32", "own_sum_at", self.result, 4, base)
             for part, value in enumerate(self.values):
                 b.op("st.shared.f32", own[4 * self.results * part], value)

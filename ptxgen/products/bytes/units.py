@@ -17,7 +17,7 @@ class Units:
 
     def __init__(self, b: Builder, at: TokenRuns) -> None:
         self.b, self.at = b, at
-        self.vector: Shared = b.shared("vector", at.vector_bytes, align=128, dynamic=True)
+        self.vector: Shared = b.shared("vector", at.shared, align=128, dynamic=True)
         self.bells: Shared = b.shared("unit_bells", BELL * at.tiles)
         self.arrived = b.reg("unit_is_here", "pred")
 
