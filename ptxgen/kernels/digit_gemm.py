@@ -85,8 +85,8 @@ class DigitGemm(Weighted):
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
         yield from rules.one_of("split", self.split, (0, *SPLITS))
-        if self.split and self.k % (self.split * layout.UNIT):
-            yield f"split: must divide the {self.k // layout.UNIT} units of k (got {self.split}; nearest: 1)"
+        if self.split > self.k // layout.UNIT:
+            yield f"split: must be at most {self.k // layout.UNIT}, the units of k (got {self.split}; nearest: 1)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -137,6 +137,7 @@ class DigitGemm(Weighted):
         stream.locate("ctaid.x", split=at.split)
         requests = stream.request()
         units.make(stream.lane, stream.warp)
+        units.clear(stream.thread, stream.rank)
         if self.programmatic:
             with b.fragment("release", "the next kernel may start"):
                 b.op("griddepcontrol.launch_dependents")
@@ -145,7 +146,7 @@ class DigitGemm(Weighted):
         else:
             b.without("release", "depends")
         tokens = self._tokens(b, at)
-        units.bring(stream.lane, stream.rank, tokens.first, tokens.rows, self.k // layout.UNIT)
+        units.bring(stream.lane, stream.first_of_rank, tokens.first, tokens.rows, self.k // layout.UNIT)
         results = TokenResults(b, spec, at, units.vector)
         slots = results.locate(stream)
         turns = stream.build(requests, None, slots)

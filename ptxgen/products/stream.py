@@ -54,7 +54,7 @@ class Stream:
             if first_cta:
                 b.op("sub.u32", index, index, first_cta)
                 b.op("min.u32", index, index, at.ctas - 1)  # which it is: a bound for the checks
-            self.rank = None
+            self.rank = self.first_of_rank = None
             if split > 1:
                 index, self.rank = divided(b, "cluster_of_product", "rank", index, split)
             first = self.first_unit = b.op("mul.lo.u32", "first_unit", index, at.least)
@@ -74,8 +74,9 @@ class Stream:
             self.ahead = b.op("mov.u32", "tile_ahead", tile) if self.reader.wraps else None
             place = tile
             if self.rank is not None:
-                place = b.op("mad.lo.u32", "tile_of_record", self.rank, at.tiles, tile)
-                b.op("min.u32", place, place, split * at.tiles)  # as it is: a bound for the checks
+                place = b.op("mul.lo.u32", "first_of_rank", self.rank, at.tiles)
+                b.op("min.u32", place, place, self.kind.tiles(self.spec.k) - at.tiles)
+                self.first_of_rank, place = place, b.op("add.u32", "tile_of_record", place, tile)
             self.reader.locate(b, b.ld_param(weight), self.lane, self.row, place)
             whole = b.op("mad.lo.u32", "record", first, at.parts, record)
             self.reader.go_to(b, whole)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHARED = 232448  # bytes that a CTA can have
 KEPT = 1024  # for mbarriers, and what the system takes
 # CTAs that share k, and how many clusters of them there is room for at once
-SPLITS = {1: 132, 2: 66, 4: 30, 5: 24, 7: 16, 8: 14}
+SPLITS = {1: 132, 2: 66, 3: 42, 4: 30, 5: 24, 6: 16, 7: 16, 8: 14}
 
 
 class Shape(NamedTuple):
@@ -30,9 +30,14 @@ SHAPES = {8: Shape(12, 2), 16: Shape(8, 2), 24: Shape(8, 2), 32: Shape(8, 2)}  #
 
 @dataclass(frozen=True)
 class TokenRuns(Runs):
-    """`Runs` of a cluster of `split` CTAs, each with `tiles` of the tiles of every record; `ctas` counts clusters."""
+    """`Runs` of a cluster of `split` CTAs, each with `tiles` of the tiles of every record; `ctas` counts clusters.
+
+    Where they do not come out even, the last CTA has its first `spare` tiles in common with the one before, and takes
+    x as zero there.
+    """
 
     split: int = 1
+    spare: int = 0
 
     @property
     def groups(self) -> int:
@@ -58,19 +63,20 @@ class TokenRuns(Runs):
     @property
     def fits(self) -> bool:
         """Whether all of it is in shared memory."""
-        return self.shared + KEPT <= SHARED
+        return self.shared + KEPT <= SHARED and self.spare < self.tiles
 
 
 def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int) -> TokenRuns:
     """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
-    tiles, shape = kind.tiles(k) // split, SHAPES[tokens]
+    tiles, shape = -(-kind.tiles(k) // split), SHAPES[tokens]
+    spare = tiles * split - kind.tiles(k)
     turns = 1
     while True:
         clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
-        runs = TokenRuns(units, parts, tiles, warps, stages, clusters, tokens, split)
+        runs = TokenRuns(units, parts, tiles, warps, stages, clusters, tokens, split, spare)
         if runs.fits or clusters == units:
             return runs
         turns += 1
@@ -79,7 +85,7 @@ def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, 
 def best(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, rows: int = 0) -> TokenRuns | None:
     """The geometry of the fewest cycles for so many rows, by default as many as a CTA has tokens."""
     tiles = kind.tiles(k)
-    found = [share_runs(units, parts, kind, k, tokens, split) for split in SPLITS if tiles % split == 0]
+    found = [share_runs(units, parts, kind, k, tokens, split) for split in SPLITS if split <= tiles]
     turns = -(-(rows or tokens) // tokens)
     return min((each for each in found if each.fits), key=lambda each: cycles(each, turns), default=None)
 

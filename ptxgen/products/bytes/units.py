@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ptxgen.builder import Builder
-from ptxgen.builder.values import SINK, Reg, Shared
+from ptxgen.builder.values import SINK, Addr, Reg, Shared
+from ptxgen.idioms import convert
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.geometry import TokenRuns
 
@@ -13,7 +14,7 @@ MOST_TILES = 1 << 20  # of eight tokens
 
 
 class Units:
-    """Fragments `make_bells`, `find_units`, `bring_units` and `poll_unit`."""
+    """Fragments `make_bells`, `clear_spare`, `bring_units`, `find_bell` and `poll_unit`."""
 
     def __init__(self, b: Builder, at: TokenRuns) -> None:
         self.b, self.at = b, at
@@ -35,8 +36,26 @@ class Units:
                 b.op("mbarrier.init.shared::cta.b64", bell[BELL * first], 1, pred=has)
             b.op("fence.mbarrier_init.release.cluster")
 
-    def bring(self, lane: Reg, rank: Reg | None, first: Reg, rows: Reg, units: int) -> None:
-        """The units of the tokens from `first` on; past the last tile of `rows` that one again. `units`: of a row."""
+    def clear(self, thread: Reg, rank: Reg | None) -> None:
+        """Fragment `clear_spare`: the units that the CTA before has, too, are zero in the last CTA of a cluster."""
+        b, at = self.b, self.at
+        if not at.spare:
+            b.without("clear_spare")
+            return
+        with b.fragment("clear_spare", "k does not come out even: the last CTA takes x as zero where another has it"):
+            is_last = self.is_last = b.op("setp.eq.u32", "has_spare", rank, at.split - 1)
+            zeros, clears = b.array("no_digits", "b32", 4), b.reg("clears_digits", "pred")
+            convert.clear(b, zeros)
+            to = b.op("mov.u32", "clear_to", self.vector)
+            b.op("mad.lo.u32", to, thread, 16, to)
+            nbytes, reach = at.spare * at.groups * layout.UNIT_BYTES, 16 * at.threads
+            for begin in range(0, nbytes, reach):
+                b.op("setp.lt.and.u32", clears, thread, max(0, nbytes - begin) // 16, is_last)
+                convert.store_words(b, to, zeros.regs, begin, space="shared", pred=clears)
+
+    def bring(self, lane: Reg, first_unit: Reg | None, first: Reg, rows: Reg, units: int) -> None:
+        """The units of the tokens from `first` on; past the last tile of `rows` that one again. `units`: of a row, of
+        which this CTA has those from `first_unit` on."""
         b, at = self.b, self.at
         with b.fragment("bring_units", "this CTA's units of its tokens"):
             source = b.ld_param("x")
@@ -46,13 +65,15 @@ class Units:
             to = b.op("mov.u32", "unit_to", self.vector)
             b.op("mad.lo.u32", to, lane, at.groups * layout.UNIT_BYTES, to)
             place = b.op("mov.u32", "own_unit", lane)
-            if rank is not None:
-                b.op("mad.lo.u32", place, rank, at.tiles, lane)
+            if first_unit is not None:
+                b.op("add.u32", place, place, first_unit)
             has, index, from_ = b.reg("has_unit", "pred"), b.reg("unit_index", "u32"), b.reg("unit_from", "u64")
             for begin in range(0, at.tiles, 32):
                 b.op("add.u32", index, lane, begin)
                 b.op("setp.lt.u32", has, index, at.tiles)
                 bell = self.bell[BELL * begin]
+                if begin < at.spare:
+                    self._without(index, has, bell)
                 b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, bell, at.groups * layout.UNIT_BYTES, pred=has)
                 for group in range(at.groups):
                     b.op("add.u32", own, tile, group)
@@ -62,6 +83,15 @@ class Units:
                     b.op("mad.wide.u32", from_, place, layout.UNIT_BYTES, from_)
                     target = to[layout.UNIT_BYTES * (at.groups * begin + group)]
                     b.op(COPY, target, from_[layout.UNIT_BYTES * begin], layout.UNIT_BYTES, bell, pred=has)
+
+    def _without(self, index: Reg, has: Reg, bell: Addr) -> None:
+        """Units that are zero have come."""
+        b = self.b
+        spare, other = convert.scratch(b, "is_spare", "pred"), convert.scratch(b, "is_brought", "pred")
+        b.op("setp.lt.and.u32", spare, index, self.at.spare, self.is_last)
+        b.op("mbarrier.arrive.shared::cta.b64", convert.scratch(b, "arrival", "b64"), bell, pred=spare)
+        b.op("not.pred", other, spare)
+        b.op("and.pred", has, has, other)
 
     def poll(self, tile: Reg) -> None:
         """Whether the unit of a tile has come."""
