@@ -160,7 +160,7 @@ class PackDigits(KernelType):
             b.op("setp.lt.u32", "more_squares", column, self.dim)
         over_cta(b, "squares", "add.f32", [total], thread, self.threads // 32)
         with b.fragment("root", "1 / sqrt(mean + eps)"):
-            root = b.op("fma.rn.f32", "root_of_row", total, 1 / self.dim, self.eps)
+            root: Reg = b.op("fma.rn.f32", "root_of_row", total, 1 / self.dim, self.eps)
             b.op("sqrt.rn.f32", root, root)
             b.op("rcp.rn.f32", root, root)
         b.expose(repeats=self.dim > loads * reach)

@@ -12,11 +12,12 @@ from ptxgen.idioms.threads import split
 from ptxgen.products.geometry import Geometry, Runs
 from ptxgen.products.loop import TileLoop
 from ptxgen.products.prepare import Prepare
-from ptxgen.products.product import Product, Tokens
+from ptxgen.products.product import Tokens
 from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.squares import Squares
 from ptxgen.products.stage import Stage
 from ptxgen.products.stream import Stream, Turn
+from ptxgen.products.weighted import Surrounded
 from ptxgen.weights.format import TILE_ROWS
 
 
@@ -28,7 +29,7 @@ class Epilogue:
     CTA has more than one group, so that one barrier a group is enough. A thread has one result, or several in turn.
     """
 
-    def __init__(self, b: Builder, spec: Product, at: Geometry | Runs, slots: RunSlots | None = None) -> None:
+    def __init__(self, b: Builder, spec: Surrounded, at: Geometry | Runs, slots: RunSlots | None = None) -> None:
         self.b, self.spec, self.at = b, spec, at
         self.tokens: Tokens | None = None
         self.token: Reg | None = None

@@ -16,7 +16,7 @@ from ptxgen.products.reader import TileReader
 from ptxgen.products.slots import SLOT_BYTES
 
 if TYPE_CHECKING:
-    from ptxgen.products.product import Product
+    from ptxgen.products.weighted import Weighted
 
 
 class Turn(NamedTuple):
@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 class Stream:
     """Fragments `locate`, `begin`, and those of every `Turn`; sums of a warp's records go to its slots."""
 
-    def __init__(self, b: Builder, spec: Product, at: Runs, columns: Columns | None = None) -> None:
+    def __init__(self, b: Builder, spec: Weighted, at: Runs, columns: Columns | None = None) -> None:
         self.b, self.spec, self.at, self.kind = b, spec, at, spec.kind
         self.columns = columns or columns_of(spec.kind)[0](b, spec.kind)
         self.reader = TileReader(b, spec.kind, spec.k, pieces=self.columns.pieces, tiles=at.tiles)

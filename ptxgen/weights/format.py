@@ -209,7 +209,6 @@ class WeightFormat(ABC):
         for even, of the second for odd t. The sums may be overwritten."""
         raise NotImplementedError(self.name)
 
-
     # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------
 
     span: ClassVar[int] = 0  # columns of one scale whose products with integers below 2^22 fit in s32; 0: none do

@@ -201,4 +201,4 @@ def test_nothing_is_spilled(name: str, tokens: int) -> None:
     for fields in ({"n": 14336, "k": 4096, "gated": True, "activation": "silu"}, {"n": 4096, "k": 14336}):
         spec = DigitGemm.best(tokens, weights=name, **fields)
         for resources in assemble(generate(spec, WHERE).text, WHERE).resources.values():
-            assert not (resources.spill_stores or resources.stack)
+            assert resources.spill_stores == resources.stack == 0

@@ -32,6 +32,10 @@ class TokenColumns(Columns):
     def __init__(self, b: Builder, kind: WeightFormat, groups: int, vector: object) -> None:
         super().__init__(b, kind)
         assert isinstance(kind, ByteCodes)
+        if kind.less and (kind.less != -layout.COUNT_FACTOR or kind.span != 16):
+            raise ValueError(
+                f"{kind.name}: codes less {kind.less} in spans of {kind.span}: the tokens' sums are others"
+            )
         self.codes = kind
         self.groups, self.vector = groups, vector
         self.spans = kind.span // 16  # chunks of a span
@@ -56,7 +60,7 @@ class TokenColumns(Columns):
         self.x_steps = (self.groups * layout.UNIT_BYTES,) * len(self.x_bases)
         self.a, self.digit = b.array("code", "b32", 2 * CHUNKS), b.array("x_digit", "b32", layout.DIGITS * CHUNKS)
         self.totals = b.array("sum", "f32", PER_LANE * self.groups).regs
-        self.products = b.array("product", "s32", PER_LANE)
+        self.products = b.array("product", "s32", PER_LANE * CHUNKS // self.spans).regs
         self.zeros = b.array("zero", "s32", PER_LANE)
         self.value = b.reg("span_sum", "f32")
         self.tile = b.array("tile_sum", "f32", PER_LANE * self.groups)
@@ -98,37 +102,43 @@ class TokenColumns(Columns):
                 own = self.counts[4 * half : 4 * half + 4]
                 convert.load_words(b, own, at[2], place + half * layout.COUNT_BYTES, space="shared")
         tile = self.tile[PER_LANE * group : PER_LANE * (group + 1)]
+        self._multiply_spans()
         for first in range(0, CHUNKS, self.spans):
-            self._multiply_span(first)
-            index = 2 * (first // self.spans)
-            for i, (product, total) in enumerate(zip(self.products, tile, strict=True)):
+            index = first // self.spans
+            for i, (product, total) in enumerate(zip(self._sums(first), tile, strict=True)):
                 b.op("cvt.rn.f32.s32", self.value, product)
-                factor = self.factors[index + i // 2]
+                factor = self.factors[2 * index + i // 2]
                 if pair == 0 and first == 0:
                     b.op("mul.f32", total, self.value, factor)
                 else:
                     b.op("fma.rn.f32", total, self.value, factor, total)
 
-    def _multiply_span(self, first: int) -> None:
-        """The integers of a span, of 64 columns from chunk `first` on."""
+    def _sums(self, first: int) -> Sequence[Reg]:
+        """The sums of the span that begins with chunk `first` of 64 columns."""
+        index = PER_LANE * (first // self.spans)
+        return self.products[index : index + PER_LANE]
+
+    def _multiply_spans(self) -> None:
+        """The integers of the spans of 64 columns, side by side: a product waits for that of the digit before."""
         b, count = self.b, self.spans
-        a = tuple(self.a[2 * first : 2 * (first + count)])
-        sums = self.zeros.regs
         for digit in range(layout.DIGITS):
-            if digit:
-                sums = self.products.regs
-                last = digit + 1 == layout.DIGITS
-                for i, each in enumerate(sums):
-                    if last and self.counts is not None:
-                        b.op("mad.lo.s32", each, each, 256, self._offset(first, i % 2))
-                    else:
-                        b.op("shl.b32", each, each, 8)
-            own = self.digit[CHUNKS * digit + first : CHUNKS * digit + first + count]
-            b.op(MMA.format(16 * count), tuple(self.products), a, tuple(own), tuple(sums))
+            for first in range(0, CHUNKS, count):
+                a, sums = tuple(self.a[2 * first : 2 * (first + count)]), self._sums(first)
+                own = tuple(self.digit[CHUNKS * digit + first : CHUNKS * digit + first + count])
+                if digit:
+                    self._times_256(sums, first, last=digit + 1 == layout.DIGITS)
+                b.op(MMA.format(16 * count), tuple(sums), a, own, tuple(sums if digit else self.zeros))
+
+    def _times_256(self, sums: Sequence[Reg], first: int, *, last: bool) -> None:
+        for i, each in enumerate(sums):
+            if last and self.counts is not None:
+                self.b.op("mad.lo.s32", each, each, 256, self._offset(first, i % 2))
+            else:
+                self.b.op("shl.b32", each, each, 8)
 
     def _offset(self, first: int, token: int) -> Reg:
         """What codes that begin at 0 have too much in a span."""
-        assert self.counts is not None and self.spans == 1 and self.codes.less == -layout.COUNT_FACTOR
+        assert self.counts is not None
         return self.counts[2 * first + token]
 
     def _finish(self, words: Sequence[Reg], at: Sequence[Reg]) -> None:

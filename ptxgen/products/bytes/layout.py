@@ -4,8 +4,8 @@
 of each token, and their digits three signed bytes: [0, 6144) at (p · 3 + digit) · 512 + lane · 16 those of 64 columns
 p, in a lane 4g + t of token g at columns 4t … 4t + 3 of each chunk of 16. [6144, 6656) sums of x over blocks of 32
 columns as three bf16 digits: at lane · 16 + digit · 4 those of token g in blocks t and 4 + t. [6656, 7168) sums of the
-integers over chunks of 16, times −32, in the low 32 bits: at (c div 2) · 64 + token div 2 · 16 + (c mod 2) · 8 + token mod 2 · 4. [7168, 7200) the
-powers of two of the tokens. Columns and tokens past the last are zero.
+integers over chunks c of 16, times −32, in the low 32 bits: at (c div 2) · 64 + token div 2 · 16 + (c mod 2) · 8 +
+token mod 2 · 4. [7168, 7200) the powers of two of the tokens. Columns and tokens past the last are zero.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def pack(x: np.ndarray) -> np.ndarray:
     factors = np.exp2(exponents.astype(np.float64)).astype(np.float32)
     sums = whole.reshape(*whole.shape[:3], 8, 32).sum(4).astype(np.float32) * factors[..., None]
     counts = (COUNT_FACTOR * whole.reshape(*whole.shape[:3], 8, 2, 16).sum(5) & 0xFFFFFFFF).astype(np.uint32)
-    counts = counts.reshape(tiles, units, 4, 2, 8, 2).transpose(0, 1, 4, 2, 5, 3)  # [.., pair, token pair, chunk, token]
+    counts = counts.reshape(tiles, units, 4, 2, 8, 2).transpose(
+        0, 1, 4, 2, 5, 3
+    )  # [.., pair, token pair, chunk, token]
     parts = [lanes.reshape(tiles, units, -1), _sums(sums).reshape(tiles, units, -1)]
     parts += [np.ascontiguousarray(each).reshape(tiles, units, -1).view(np.uint8) for each in (counts, factors)]
     return np.concatenate(parts, 2)

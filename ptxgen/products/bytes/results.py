@@ -8,9 +8,10 @@ from ptxgen.idioms import convert
 from ptxgen.idioms.threads import split
 from ptxgen.products.bytes.geometry import TokenRuns
 from ptxgen.products.epilogue import Epilogue
-from ptxgen.products.product import Product, Tokens
+from ptxgen.products.product import Tokens
 from ptxgen.products.slots import RunSlots, add_in_pairs
 from ptxgen.products.stream import Stream
+from ptxgen.products.weighted import Surrounded
 from ptxgen.weights.format import TILE_ROWS
 
 
@@ -20,7 +21,7 @@ class TokenResults(Epilogue):
 
     at: TokenRuns
 
-    def __init__(self, b: Builder, spec: Product, at: TokenRuns, memory: Shared) -> None:
+    def __init__(self, b: Builder, spec: Surrounded, at: TokenRuns, memory: Shared) -> None:
         super().__init__(b, spec, at, RunSlots(b, at, memory, at.vector_bytes))
         self.joins = at.split > 1
         self.share = -(-self.results // (32 * at.split)) * 32 if self.joins else self.results

@@ -1,4 +1,4 @@
-"""The tokens' units on their way to shared memory: a bulk copy and an mbarrier each, so that a warp waits for its own."""
+"""The tokens' units on their way to shared memory: a bulk copy and an mbarrier each; a warp waits for what it reads."""
 
 from __future__ import annotations
 
