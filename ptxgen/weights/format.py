@@ -211,25 +211,26 @@ class WeightFormat(ABC):
 
     # -- one lane, where tokens are bytes and columns of N tokens: `ptxgen.products.bytes` -----------------------------
 
-    span: ClassVar[int] = 0  # columns of one scale whose products with integers below 2^22 fit in s32; 0: none do
-    has_mins: ClassVar[bool] = False  # whether there is a `min_fragment`
+    span: ClassVar[int] = 0  # columns of a scale, 16 or 32, where scales are integers and tiles have 256 columns
 
     @property
     def span_pieces(self) -> tuple[Piece, ...]:
-        """What a lane reads of a tile: of the mins only those that `min_fragment` takes."""
+        """What a lane reads of a tile: of what `offset_fragment` takes only that."""
         return self.pieces
 
     def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
-        """Factors of the codes of rows g and g + 8 in the span that begins with a chunk, in units of `tile_factors`.
-        Called in order."""
+        """The integer scales of rows g and g + 8 in the span that begins with a chunk, s32 of 8 bits. Called in
+        order."""
+        raise NotImplementedError(self.name)
+
+    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        """What a sum of x over a chunk is multiplied with, beside the codes: an A fragment of `mma.m16n8k16` in bf16,
+        whose columns 2t, 2t + 1, 2t + 8 and 2t + 9 are chunks t, 8 + t, 4 + t and 12 + t."""
         raise NotImplementedError(self.name)
 
     def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        """Factors of a tile in rows g and g + 8, and those of the mins, () where there are none."""
-        raise NotImplementedError(self.name)
-
-    def min_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        """The mins as an A fragment of `mma.m16n8k8` in bf16: columns 2t and 2t + 1 are blocks t and 4 + t."""
+        """The units, of rows g and g + 8, of the products of `byte_fragment` times `span_factors`, and of those of
+        `offset_fragment`."""
         raise NotImplementedError(self.name)
 
 
@@ -347,6 +348,19 @@ def bytes_to_bf16(b: Builder, out: Sequence[Reg], word: Reg, less: Reg) -> None:
     for register, selector in zip(out, (0x4140, 0x4342), strict=True):
         b.op("prmt.b32", register, word, 0x43434343, selector)
         b.op("fma.rn.bf16x2", register, register, one, less)
+
+
+def signed_to_bf16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
+    """Signed bytes of a word as two registers of bf16 pairs, exactly: (128 + lower seven bits) − (128, or 256 where
+    the sign is set)."""
+    lower, upper = (convert.scratch(b, name, "b32") for name in ("code_lower", "code_sign"))
+    less, minus = convert.scratch(b, "a_less", "b32"), constant(b, "minus_pair", pair_of_bf16(-1))
+    b.op("and.b32", lower, word, 0x7F7F7F7F)
+    b.op("and.b32", upper, word, 0x80808080)
+    for register, selector in zip(out, (0x4140, 0x4342), strict=True):
+        b.op("prmt.b32", register, lower, 0x43434343, selector)
+        b.op("prmt.b32", less, upper, 0x43434343, selector)
+        b.op("fma.rn.bf16x2", register, less, minus, register)
 
 
 def pair_of_bf16(value: float) -> int:

@@ -50,8 +50,7 @@ class Q5K(ByteCodes):
     """Q5_K."""
 
     byte_type = "u8"
-    span = 16  # of codes up to 31, sums over 32 columns may not fit in s32
-    has_mins = True
+    span = q4_k.SUB
     x_sum_factor = -1.0
     x_sums_each = False
 
@@ -124,11 +123,11 @@ class Q5K(ByteCodes):
     def span_factors(self, b: Builder, words: Sequence[Reg], chunk: int) -> Sequence[Reg]:
         return q4_k.sub_block_factors(b, words[20:], chunk)
 
-    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
-        return q4_k.block_factors(b, words[26:])
+    def offset_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
+        return q4_k.min_fragment(b, words[24:28])
 
-    def min_fragment(self, b: Builder, words: Sequence[Reg]) -> Sequence[Reg]:
-        return q4_k.min_pairs(b, *words[24:26])
+    def tile_factors(self, b: Builder, words: Sequence[Reg]) -> tuple[Sequence[Reg], Sequence[Reg]]:
+        return q4_k.block_factors(b, words[28:], (1.0, 1.0))
 
 
 def _high_bytes(fifth: np.ndarray) -> np.ndarray:

@@ -37,20 +37,12 @@ class UnitDigits:
         place = b.op("mul.lo.u32", "digits_place", pair, layout.PAIR_BYTES)
         b.op("mad.lo.u32", place, lane, 16, place)
         self.digits_to = b.op("mad.wide.u32", "digits_to", place, 1, unit)
-        counts = b.op("mul.lo.u32", "counts_place", pair, 2 * layout.COUNT_BYTES)
-        b.op("mad.lo.u32", counts, b.op("shr.u32", "token_pair", token, 1), 16, counts)
-        b.op("mad.lo.u32", counts, b.op("and.b32", "token_parity", token, 1), 4, counts)
-        self.counts_to = b.op("mad.wide.u32", "counts_to", counts, 1, unit)
-        parity = self.parity = b.op("and.b32", "block_parity", quad, 1)
-        odd = b.op("and.b32", "pair_parity", pair, 1)
-        sums = b.op("mad.lo.u32", "sums_place", odd, 2, parity)
-        b.op("mad.lo.u32", sums, token, 4, sums)
-        b.op("shl.b32", sums, sums, 4)
+        sums = b.op("mul.lo.u32", "sums_place", lane, 8)
+        b.op("mad.lo.u32", sums, b.op("and.b32", "pair_parity", pair, 1), 4, sums)
         b.op("mad.lo.u32", sums, b.op("shr.u32", "pair_half", pair, 1), 2, sums)
         self.sums_to = b.op("mad.wide.u32", "sums_to", sums, 1, unit)
+        self.quad = quad
         self.factor_to = b.op("mad.wide.u32", "factor_to", token, 4, unit)
-        self.leads = b.op("setp.eq.u32", "leads_quad", quad, 0)
-        self.has_sum = b.op("setp.lt.u32", "has_sum", quad, 2)
         first = b.op("or.b32", "place_in_unit", pair, quad)
         self.has_factor = b.op("setp.eq.u32", "has_factor", first, 0)
 
@@ -77,10 +69,6 @@ class UnitDigits:
             own = self.planes[CHUNKS * digit : CHUNKS * (digit + 1)]
             convert.store_words(b, self.digits_to, own, 512 * digit)
         over_lanes(b, "add.s32", self.counts.regs, QUAD)
-        for chunk, total in enumerate(self.counts):
-            count = b.op("mul.lo.s32", self.count, total, layout.COUNT_FACTOR)
-            place = layout.COUNTS_AT + chunk // 2 * layout.COUNT_BYTES + chunk % 2 * 8
-            b.op("st.global.s32", self.counts_to[place], count, pred=self.leads)
         b.op("st.global.f32", self.factor_to[layout.FACTORS_AT], self.down, pred=self.has_factor)
         self._keep_sum()
 
@@ -106,22 +94,19 @@ class UnitDigits:
         b.op("fma.rn.f32", self.down, self.largest, 0.0, self.down, note="a NaN where x is not finite")
 
     def _keep_sum(self) -> None:
-        """The sum of x over the lane's block of 32 columns, as three bf16 digits."""
+        """The sum of x over the lane's chunk, as three bf16 digits: lane t of a quad has that of chunk t."""
         b = self.b
-        first, second = self.counts[0], self.counts[2]
-        b.op("add.s32", first, first, self.counts[1])
-        b.op("add.s32", second, second, self.counts[3])
-        is_odd = b.op("setp.ne.u32", "is_odd_block", self.parity, 0)
-        b.op("selp.b32", first, second, first, is_odd)
-        total, back = b.op("cvt.rn.f32.s32", "block_sum", first), b.reg("sum_back", "f32")
+        own, mine = self.counts[0], b.reg("is_own_chunk", "pred")
+        for chunk in range(1, CHUNKS):
+            b.op("setp.eq.u32", mine, self.quad, chunk)
+            b.op("selp.b32", own, self.counts[chunk], own, mine)
+        total, back = b.op("cvt.rn.f32.s32", "chunk_sum", own), b.reg("sum_back", "f32")
         b.op("mul.f32", total, total, self.down)
         digit, bits = b.reg("sum_digit", "b32"), b.reg("sum_bits", "b32")
         for index in range(layout.DIGITS):
             b.op("cvt.rn.bf16x2.f32", digit, total, total)
-            b.op("st.global.b16", self.sums_to[layout.SUMS_AT + 4 * index], digit, pred=self.has_sum)
+            b.op("st.global.b16", self.sums_to[layout.SUMS_AT + layout.SUM_BYTES * index], digit)
             if index + 1 < layout.DIGITS:
                 b.op("shl.b32", bits, digit, 16)
                 b.op("mov.b32", back, bits)
                 b.op("sub.f32", total, total, back)
-        b.op("mov.b32", digit, 0)
-        b.op("st.global.b16", self.sums_to[layout.SUMS_AT + 4 * layout.DIGITS], digit, pred=self.has_sum)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHARED = 232448  # bytes that a CTA can have
 KEPT = 1024  # for mbarriers, and what the system takes
 # CTAs that share k, and how many clusters of them there is room for at once
-SPLITS = {1: 132, 2: 66, 3: 42, 4: 30, 5: 24, 6: 16, 7: 16, 8: 14}
+SPLITS = {1: 132, 2: 66, 4: 30, 6: 18, 8: 14}
 
 
 class Shape(NamedTuple):
@@ -25,7 +25,14 @@ class Shape(NamedTuple):
     stages: int
 
 
-SHAPES = {8: Shape(12, 2), 16: Shape(8, 2), 24: Shape(8, 2), 32: Shape(8, 2)}  # by tokens
+# by tokens, of formats of few words a lane and a tile, and of many
+SHAPES = {
+    8: (Shape(12, 2), Shape(12, 1)),
+    16: (Shape(12, 1), Shape(12, 1)),
+    24: (Shape(8, 2), Shape(8, 2)),
+    32: (Shape(8, 2), Shape(8, 2)),
+}
+FEW_WORDS = 28
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class TokenRuns(Runs):
 
 def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int) -> TokenRuns:
     """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
-    tiles, shape = -(-kind.tiles(k) // split), SHAPES[tokens]
+    crowded = sum(piece.words for piece in kind.span_pieces) > FEW_WORDS
+    tiles, shape = -(-kind.tiles(k) // split), SHAPES[tokens][crowded]
     spare = tiles * split - kind.tiles(k)
     turns = 1
     while True:
