@@ -353,8 +353,8 @@ def bytes_to_bf16(b: Builder, out: Sequence[Reg], word: Reg, less: Reg) -> None:
 def signed_to_bf16(b: Builder, out: Sequence[Reg], word: Reg) -> None:
     """Signed bytes of a word as two registers of bf16 pairs, exactly: (128 + lower seven bits) − (128, or 256 where
     the sign is set)."""
-    lower, upper = (convert.scratch(b, name, "b32") for name in ("code_lower", "code_sign"))
-    less, minus = convert.scratch(b, "a_less", "b32"), constant(b, "minus_pair", pair_of_bf16(-1))
+    less, lower, upper = (convert.scratch(b, name, "b32") for name in ("a_less", "code_lower", "code_sign"))
+    minus = constant(b, "minus_pair", pair_of_bf16(-1))
     b.op("and.b32", lower, word, 0x7F7F7F7F)
     b.op("and.b32", upper, word, 0x80808080)
     for register, selector in zip(out, (0x4140, 0x4342), strict=True):
