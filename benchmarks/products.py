@@ -7,9 +7,9 @@ weights.
 
 Every call is a node of a CUDA graph over weights that exceed the L2. `programmatic`: the same chain launched
 programmatically. `fma`: Gemv as it is before sm_80. Several tokens go through DigitGemm where it takes the format, x
-packed by PackDigits, whose own time is `pack_us`; else through Gemm. `floor`: only reading the bytes of the weights, between sizes that
-were measured. `error` is ‖got − wanted‖ / ‖wanted‖ against float64, over all outputs: a matrix repeats the packed
-records of its first 64 rows.
+packed by PackDigits, whose own time is `pack_us`; else through Gemm. `floor`: only reading the bytes of the weights,
+between sizes that were measured. `error` is ‖got − wanted‖ / ‖wanted‖ against float64, over all outputs: a matrix
+repeats the packed records of its first 64 rows.
 """
 
 from __future__ import annotations
