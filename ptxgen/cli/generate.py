@@ -9,16 +9,17 @@ from typing import Any
 
 import click
 
+from ptxgen.cli._given import goes_with, not_empty
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
-from ptxgen.export.manifest import spec_fields
 from ptxgen.files.listing import merged
 from ptxgen.files.output import write_files
 from ptxgen.golden import INDEX, golden_file
 from ptxgen.kernel import KernelType
 from ptxgen.targets import Target
 from ptxgen.targets import target as parse_target
+from ptxgen.views.manifest import spec_fields
 
 
 def _options(metavar: str, where: str) -> list[click.Option]:
@@ -35,7 +36,7 @@ def _kernel_options() -> list[click.Option]:
         click.Option(["--manifest"], is_flag=True, help="Also write the launch contract, as JSON."),
         click.Option(["--annotate"], is_flag=True, help="Behind each instruction: where it comes from, as a comment."),
         click.Option(["--line-info"], is_flag=True, help="With .file and .loc, for profilers and debuggers."),
-        click.Option(["--entry"], metavar="NAME", default="", help="The entry's name  [default: the kernel's]"),
+        click.Option(["--entry"], metavar="NAME", callback=not_empty, help="The entry's name  [default: the kernel's]"),
     ]
 
 
@@ -46,7 +47,7 @@ def _one(
     manifest: bool,
     annotate: bool,
     line_info: bool,
-    entry: str,
+    entry: str | None,
     as_json: bool,
 ) -> None:
     """Generate one spec for its targets."""
@@ -63,7 +64,7 @@ def _one(
     files: dict[str, str] = {}
     for where in wanted:
         name = golden_file(spec, where) if to_directory else Path(str(output)).name
-        text, contract = _texts(spec, where, annotate, line_info, entry)
+        text, contract = _texts(spec, where, annotate, line_info, entry or "")
         files[name] = text
         if manifest:
             files[name.removesuffix(".ptx") + ".json"] = contract
@@ -81,7 +82,7 @@ def _one(
 def _texts(spec: KernelType, where: Target, annotate: bool, line_info: bool, entry: str) -> tuple[str, str]:
     """The PTX, and the manifest."""
     from ptxgen.generator import generate
-    from ptxgen.lines.lineinfo import annotated
+    from ptxgen.views.lineinfo import annotated
 
     ptx = generate(spec, where, line_info=line_info, entry=entry)
     return annotated(ptx) if annotate else ptx.text, json.dumps(ptx.manifest(), indent=2) + "\n"
@@ -114,12 +115,14 @@ def _model(
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
+        if config is None:
+            goes_with("--config", *options)
         return
     if config is None:
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")
     if output in (None, "-", ""):
         raise click.UsageError("-o: is needed with --config: the directory to write to")
-    from ptxgen.models.plan import bundle
+    from ptxgen.export.kernels import bundle
 
     wanted = asked(config, targets, **options)
     folder, steps = Path(str(output)), wanted.steps

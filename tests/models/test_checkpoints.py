@@ -14,9 +14,9 @@ import safetensors.numpy
 from ptxgen.errors import FileError
 from ptxgen.models.files import ModelFile, open_model
 from ptxgen.models.reference import ReferenceModel
-from tests.support.families import CONFIGS, random_weights, small_spec
+from tests.support.families import CONFIGS, random_weights, small_spec, torch_name
 from tests.support.model_files import write_checkpoint, write_folder
-from tests.tools.record_families import PROMPT, RECORD, torch_name
+from tests.tools.record_families import PROMPT, RECORD
 
 RECORDED = dict(np.load(RECORD))
 TIE = 3e-5
@@ -46,6 +46,13 @@ def test_one_file_with_its_config_beside_it(tmp_path: Path) -> None:
     assert open_model(folder / "model.safetensors").spec == open_model(folder).spec
 
 
+def test_other_weights_beside_the_models_own_are_not_read(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "mistral")
+    expected = open_model(folder).tensors
+    safetensors.numpy.save_file({"layers.0.attention.wk.weight": np.zeros((2, 2))}, folder / "consolidated.safetensors")
+    assert open_model(folder).tensors == expected
+
+
 def test_a_multimodal_models_text_is_read_without_its_eyes(tmp_path: Path) -> None:
     inner = CONFIGS["gemma3_text"]
     arrays = {torch_name(n): v for n, v in random_weights(small_spec("gemma3_text")).items()}
@@ -61,6 +68,16 @@ def test_a_head_that_a_tied_model_holds_is_used(tmp_path: Path) -> None:
     model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
     assert not model.spec.tied
     assert (model.values("lm_head") == 1).all()
+
+
+def test_a_bias_of_the_logits_is_part_of_the_model(tmp_path: Path) -> None:
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
+    arrays["lm_head.bias"] = np.arange(131, dtype=np.float32)
+    model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
+    assert model.spec.tied
+    assert model.spec.head_bias
+    moved = reference(model).forward(PROMPT) - np.arange(131)
+    np.testing.assert_allclose(moved, RECORDED["qwen3.logits"], rtol=0, atol=TIE)
 
 
 # -- quantised checkpoints -------------------------------------------------------------------------------------------
@@ -131,6 +148,14 @@ def test_int4_weights_are_code_less_zero_times_scale(method: str, size: int, tmp
     assert np.array_equal(model.values("layers.1.gate_proj"), want.T)
 
 
+def test_biases_of_zeros_that_a_quantised_file_has_for_every_matrix_are_left_out(tmp_path: Path) -> None:
+    parts = {"weight": np.zeros((96, 64), np.float32), "bias": np.zeros(96, np.float16)}
+    model = changed(tmp_path / "zeros", parts, {})
+    assert model.spec.biases == ("q_proj", "k_proj", "v_proj", "o_proj")
+    with pytest.raises(FileError, match=r"gate_proj.bias \(f16\), for which a llama model has no use"):
+        changed(tmp_path / "ones", parts | {"bias": np.ones(96, np.float16)}, {})
+
+
 def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> None:
     spec = small_spec("phi3", hidden_size=128, intermediate_size=128)
     arrays = {torch_name(n): v for n, v in random_weights(spec).items()}
@@ -142,6 +167,17 @@ def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> N
     model = open_model(write_folder(tmp_path, config, arrays))
     assert np.array_equal(model.values("layers.0.gate_proj"), weight[:128].astype(np.float32) * 2)
     assert np.array_equal(model.values("layers.0.up_proj"), weight[128:].astype(np.float32) * 3)
+
+
+def test_fused_products_that_share_a_block_of_scales_are_refused(tmp_path: Path) -> None:
+    spec = small_spec("phi3", hidden_size=128, intermediate_size=200)
+    arrays = {torch_name(n): v for n, v in random_weights(spec).items()}
+    at = "model.layers.0.mlp.gate_up_proj."
+    arrays[f"{at}weight"] = arrays[f"{at}weight"].astype(ml_dtypes.float8_e4m3fn)
+    arrays[f"{at}weight_scale_inv"] = np.ones((4, 1), np.float32)
+    config = CONFIGS["phi3"] | {"hidden_size": 128, "intermediate_size": 200}
+    with pytest.raises(FileError, match=r"gate_up_proj.weight \(e4m3_block\): up_proj must begin at a block of 128"):
+        open_model(write_folder(tmp_path, config, arrays))
 
 
 BAD_PARTS: dict[str, Any] = {
@@ -204,6 +240,10 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
         with pytest.raises(FileError, match=r"weight_map: must "):
             open_model(folder)
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "a" * 1000}}))  # a name that no file can have
+    with pytest.raises(FileError, match=r"weight_map: must name files of the same folder") as said:
+        open_model(folder)
+    assert len(str(said.value)) < 200 + len(str(index))
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
     with pytest.raises(FileError, match=r"absent.safetensors: is no safetensors file"):
         open_model(folder)

@@ -42,6 +42,16 @@ REFUSED: dict[str, tuple[Config, str]] = {
         LLAMA | {"model_type": "qwen2", "is_causal": False},
         "is_causal: must be absent or true: attention here is causal (got False)",
     ),
+    "null for causal": (
+        LLAMA | {"is_causal": None}, "is_causal: must be absent or true: attention here is causal (got None)",
+    ),
+    "another pattern of gemma3n": (
+        of("gemma3n_text", KV, head_dim=32, num_kv_shared_layers=0, sliding_window_pattern=3),
+        "sliding_window_pattern: must be 5 in models of type gemma3n_text here (got 3)",
+    ),
+    "another pattern of olmo3": (
+        of("olmo3", KV, sliding_window_pattern=2), "sliding_window_pattern: must be 4 in models of type olmo3 here (",
+    ),
     "slopes": (of("falcon", alibi=True), "alibi: must be absent or false: slopes by position have no prefill"),
     "neighbours in llama": (LLAMA | {"rope_interleaved": True}, "rope_interleaved: must be absent or false: this "),
     "halves in glm": (
@@ -50,6 +60,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "unrotated layers of llama": (LLAMA | {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers: must be absent or 0 or"),
     "a scale of llama": (LLAMA | {"attention_multiplier": 0.1}, "attention_multiplier: must be absent: this family"),
     "a cap of llama": (LLAMA | {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping: must be absent: this family"),
+    "a cap of gemma3": (  # which transformers reads and leaves out
+        of("gemma3_text", KV, head_dim=32, attn_logit_softcapping=50.0),
+        "attn_logit_softcapping: must be absent: this family does not cap scores (got 50.0)",
+    ),
     "a window of llama": (LLAMA | {"sliding_window": 64}, "sliding_window: must be absent: this family has no sliding"),
     "a switch for windows": (LLAMA | {"use_sliding_window": True}, "use_sliding_window: must be absent or false"),
     "sliding layers of llama": (
@@ -91,6 +105,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "part of a head in llama's table": (
         LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "rope_parameters: partial_rotary_factor: must be absent or 1: this family rotates whole heads (got 0.5)",
+    ),
+    "null for a part of a head": (
+        of("glm", KV, head_dim=32, partial_rotary_factor=None),
+        "partial_rotary_factor: must be absent for 0.5, or a number (got None)",
     ),
     "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in models of"),
     "a window that is text": (of("mistral", KV, sliding_window="4096"), "sliding_window: must be an integer from 1"),
@@ -228,6 +246,19 @@ def test_dynamic_rope_is_plain_up_to_its_context_and_refused_behind_it() -> None
         model_shape(given, "here", 4097)
 
 
+@pytest.mark.parametrize("scaling", [{"type": "dynamic", "factor": 2.0}, {"type": "yarn", "factor": 4.0}])
+def test_the_longest_context_of_a_cache_is_not_that_of_the_model(scaling: Config) -> None:
+    """Of a scaling that asks for it."""
+    given = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    assert model_shape(given, max_len=4096).kinds == model_shape(LLAMA).kinds
+    assert (
+        model_shape(given | {"rope_scaling": YARN}, max_len=4096).kinds
+        == model_shape(LLAMA | {"rope_scaling": YARN}).kinds
+    )
+    with pytest.raises(SpecError, match="here: max_position_embeddings: must be an integer from 1 "):
+        model_shape(given | {"rope_scaling": scaling}, "here", 4096)
+
+
 # What is warned of: the configuration, the longest context, and the warning behind the file's name.
 WARNED: dict[str, tuple[Config, int | None, str]] = {
     "a key of tomorrow": (LLAMA | {"attention_flavour": 9}, None, "attention_flavour: is not known (got 9)"),
@@ -280,6 +311,13 @@ def test_what_is_done_otherwise_is_warned_of_and_strict_refuses_it(case: str) ->
     with pytest.raises(SpecError) as refused:
         model_shape(config, "here", max_len, strict=True)
     assert str(refused.value) == f"here: {said}"
+
+
+def test_a_quantised_cache_is_warned_of_where_the_kernels_hold_another() -> None:
+    config = LLAMA | {"quantization_config": {"kv_cache_scheme": FP8}}
+    assert model_shape(config, strict=True, kv_dtype="e4m3").kv_scheme == KvScheme("e4m3", "tensor")
+    with pytest.raises(SpecError, match="kv_cache_scheme: the model's cache is e4m3"):
+        model_shape(config, strict=True, kv_dtype="f16")
 
 
 def test_the_command_warns_in_a_sentence_and_strict_is_an_error(

@@ -66,8 +66,9 @@ def _families() -> Iterator[str]:
     yield (
         "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
         f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
-        "`python -m tests.tools.record_attention`; where torch and transformers are installed (the extra `oracle`) "
-        "the tests ask them again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). "
+        "`python -m tests.tools.record_attention`; where torch is installed, too (the extra `oracle`), the tests ask "
+        "the models again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). Defaults, heads, "
+        "windows and bases are held against the configuration classes themselves, which need no torch. "
         f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "
         f"kernels are served of all families, whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
     )
@@ -122,7 +123,7 @@ def _keys() -> Iterator[str]:
     yield _row(["---"] * 3)
     for name, key in sorted({**keys.CHANGES, **keys.STYLES["neox"]}.items()):
         works = [json.dumps(one) for one in key.harmless] + ([f"the model's {key.same}"] if key.same else [])
-        yield _row((f"`{name}`", key.why, ", ".join(["null", *works])))
+        yield _row((f"`{name}`", key.why, ", ".join([*(["null"] if key.null else []), *works])))
     yield "\n## Keys of the whole model\n"
     yield "Without effect on attention's kernels; refused with `--weights` where the family does not read them.\n"
     yield _listed(keys.MODEL) + "\n"

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ptxgen.errors import FileError, brief
-from ptxgen.models.files.stored import read_json
+from ptxgen.files.small_json import read_json
 from ptxgen.models.text import STOP_NAMES, Text, bytelevel, sentencepieces
 
 _MODEST = 1 << 20  # ids that any file may have
+_LARGEST = 1 << 26  # bytes of tokenizer.json: the largest vocabularies take half of that
 
 
 def text_of(folder: Path) -> Text:
@@ -20,7 +21,7 @@ def text_of(folder: Path) -> Text:
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
-    _check_ids(path)
+    _check(path)
     with _of_tokenizers(f"{path}: is no tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
     decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
@@ -56,16 +57,19 @@ def _of_tokenizers(said: str) -> Iterator[None]:
         raise FileError(f"{said} ({str(wrong).splitlines()[0]})") from None
 
 
-def _check_ids(path: Path) -> None:
-    """Refuse ids far beyond what the file can list: `tokenizers` has a table of so many entries, and ends the process
-    where there is no room for it."""
+def _check(path: Path) -> None:
+    """Refuse what `tokenizers` ends the process for, or panics over: ids far beyond what the file can list, for which
+    it has a table of so many entries, and templates with tokens that they do not define."""
     try:
-        data = path.read_bytes()
+        nbytes = path.stat().st_size
+        data = path.read_bytes() if nbytes <= _LARGEST else b"{}"
         held = json.loads(data)
     except OSError as wrong:
         raise FileError(f"{path}: cannot be read ({wrong.strerror or wrong})") from None
     except (ValueError, RecursionError) as wrong:
         raise FileError(f"{path}: is no tokenizer ({wrong})") from None
+    if nbytes > _LARGEST:
+        raise FileError(f"{path}: must be at most {_LARGEST >> 20} MiB (got {nbytes} bytes)")
     model, added = (held.get(key) for key in ("model", "added_tokens")) if isinstance(held, dict) else (None, None)
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
@@ -73,6 +77,25 @@ def _check_ids(path: Path) -> None:
     most, largest = max(len(data), _MODEST), max((one for one in ids if type(one) is int), default=0)
     if largest > most:
         raise FileError(f"{path}: an id must be from 0 to {most} in a file of {len(data)} bytes (got {largest})")
+    if absent := next(_undefined(held.get("post_processor") if isinstance(held, dict) else None), None):
+        raise FileError(f"{path}: post_processor: must define the special tokens that it puts (got {brief(absent)})")
+
+
+def _undefined(processor: Any) -> Iterator[str]:
+    """Special tokens that templates put and do not define."""
+    left = [processor]
+    while left:
+        one = left.pop()
+        if not isinstance(one, dict):
+            continue
+        inner, defined = one.get("processors"), one.get("special_tokens")
+        left += inner if isinstance(inner, list) else []
+        for pieces in (one.get("single"), one.get("pair")):
+            for piece in pieces if isinstance(pieces, list) else []:
+                special = piece.get("SpecialToken") if isinstance(piece, dict) else None
+                name = special.get("id") if isinstance(special, dict) else None
+                if isinstance(name, str) and isinstance(defined, dict) and name not in defined:
+                    yield name
 
 
 def _configured(folder: Path, size: int) -> set[int]:

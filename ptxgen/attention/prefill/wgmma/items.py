@@ -59,7 +59,7 @@ class Items(Rows):
         self.row_tiles = divide(b, "row_tiles", tiles, self.rows)
         if self.adapts:
             self._take_part()
-        self._offset()
+        self.place_tokens()
 
     def _take_part(self) -> None:
         """How many warpgroups take part, and the rows of a tile; part of an open fragment."""
@@ -76,11 +76,6 @@ class Items(Rows):
             b.op("selp.b32", self.row_tiles, fewer, self.row_tiles, fits)
             b.op("selp.b32", self.tile_rows, rows, self.tile_rows, fits)
             b.op("selp.b32", self.active, count, self.active, fits)
-
-    def _offset(self) -> None:
-        if self.variant.causal:
-            self.b.note("token t stands at position t + offset and sees the keys up to there")
-            self.offset = self.b.op("sub.s32", "offset", self.kv_len, self.q_len)
 
     def _slots(self) -> None:
         """Tiles of rows of all sequences, at most: each may leave one unfilled; part of an open fragment."""
@@ -207,7 +202,7 @@ class Items(Rows):
         self._clamp()
         self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
         b.op("setp.gt.and.s32", self.has_item, found.row_tile, 0, found.holds)
-        self._offset()
+        self.place_tokens()
 
     def _key_tiles(self) -> None:
         """The order of the tiles of keys; part of an open fragment.
