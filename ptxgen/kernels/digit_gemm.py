@@ -13,7 +13,7 @@ from ptxgen.kernel import field, kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
-from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, cycles, share_runs
+from ptxgen.products.bytes.geometry import SHAPES, SPLITS, TokenRuns, best, share_runs
 from ptxgen.products.bytes.results import TokenResults
 from ptxgen.products.bytes.units import Units
 from ptxgen.products.product import Tokens
@@ -41,8 +41,9 @@ class DigitGemm(Weighted):
     are exact integers; of the whole the error is about 3e-7. A token's result depends neither on the number of tokens
     nor on their order. sm_90.
 
-    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k; 0: by
-    a table. `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
+    `n`: outputs. `k`: inputs. `weights`: the format. `tokens`: of a CTA. `split`: CTAs of a cluster that share k
+    (`DigitGemm.best` has both). `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x)
+    · (up · x).
     """
 
     n: int
@@ -53,7 +54,7 @@ class DigitGemm(Weighted):
     activation: str = ""
     gated: bool = False
     residual: bool = field(default=False, doc="the residual stream is added")
-    split: int = field(default=0, draws=(0, 1, 2), doc="CTAs that share k and add up their sums; 0: by a table")
+    split: int = field(default=1, draws=(1, 2), doc="CTAs that share k and add up their sums")
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
 
@@ -80,13 +81,13 @@ class DigitGemm(Weighted):
         yield from rules.between("n", self.n, 1, 1 << 20)
         yield from rules.multiple_of("k", self.k, layout.UNIT, layout.UNIT, 1 << 17)
         yield from rules.one_of("weights", self.weights, FORMATS)
-        yield from rules.one_of("tokens", self.tokens, (8, 16, 24, 32))
+        yield from rules.one_of("tokens", self.tokens, tuple(SHAPES))
         yield from rules.one_of("activation", self.activation, ("", *activations.KINDS))
         if self.gated and not self.activation:
             yield "gated: needs an activation (got gated=True, activation=''; nearest: activation='silu')"
         if self.gated and self.bias:
             yield "bias: a gated product has none (got bias=True, gated=True; nearest: bias=False)"
-        yield from rules.one_of("split", self.split, (0, *SPLITS))
+        yield from rules.one_of("split", self.split, tuple(SPLITS))
         if self.split > self.k // layout.UNIT:
             yield f"split: must be at most {self.k // layout.UNIT}, the units of k (got {self.split}; nearest: 1)"
 
@@ -98,23 +99,15 @@ class DigitGemm(Weighted):
     @property
     def runs(self) -> TokenRuns:
         """How the work is shared out."""
-        records = self.kind.records(self.n)
-        found = None if self.split else best(records, self.parts, self.kind, self.k, self.tokens)
-        return found or share_runs(records, self.parts, self.kind, self.k, self.tokens, self.split or 1)
+        return share_runs(self.kind.records(self.n), self.parts, self.kind, self.k, self.tokens, self.split)
 
     @classmethod
     def best(cls, rows: int, **fields: Any) -> DigitGemm:
         """A spec with these fields whose `tokens` and `split` are likely the fastest for so many rows. Raises
         `SpecError` where there is none."""
-        found = []
-        for tokens in SHAPES:
-            kind = weight_format(fields["weights"]).fitted(fields["k"])
-            parts = 2 if fields.get("gated") else 1
-            runs = best(kind.records(fields["n"]), parts, kind, fields["k"], tokens, rows)
-            if runs is not None:
-                found.append((cycles(runs, -(-rows // tokens)), tokens, runs.split))
-        _, tokens, split = min(found, default=(0.0, 8, 1))
-        return cls(**fields, tokens=tokens, split=split)
+        kind = weight_format(fields["weights"]).fitted(fields["k"])
+        runs = best(kind.records(fields["n"]), 2 if fields.get("gated") else 1, kind, fields["k"], rows)
+        return cls(**fields, tokens=runs.tokens, split=runs.split) if runs else cls(**fields)
 
     def params(self) -> tuple[Param, ...]:
         kind = self.kind

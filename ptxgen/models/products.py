@@ -14,6 +14,7 @@ from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.spec import ModelSpec
 from ptxgen.products.bytes import layout
 from ptxgen.products.bytes.columns import TokenColumns
+from ptxgen.products.bytes.geometry import MOST_UNITS
 from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, columns, scale_shape
 from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
@@ -148,7 +149,8 @@ class Products(Draft):
 
     def digits(self, kinds: Sequence[str], k: int) -> bool:
         """Whether rows of k columns become digits of bytes for weights of these formats."""
-        few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant and k % layout.UNIT == 0
+        few = 1 < self.rows <= DIGITS_TO[self.precision] and not self.batch_invariant
+        few &= k % layout.UNIT == 0 and k // layout.UNIT <= MOST_UNITS
         takes = all(TokenColumns.takes(weight_format(kind)) for kind in kinds)
         return few and takes and parse_target(self.target).includes_any(("sm_90",))
 

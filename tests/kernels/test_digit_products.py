@@ -110,7 +110,7 @@ SHAPES: tuple[tuple[int, dict[str, Any]], ...] = (
     (30, {"n": 337, "k": 2048, "weights": "q6_k", "tokens": 32, "split": 4, "programmatic": True, "indirect": True}),
     (8, {"n": 150, "k": 1280, "split": 2}),
     (20, {"n": 70, "k": 2560, "weights": "q6_k", "split": 4, "tokens": 24}),
-    (7, {"n": 64, "k": 1536, "weights": "q5_k", "split": 6}),
+    (7, {"n": 64, "k": 2048, "weights": "q5_k", "split": 8}),
     (8, {"n": 70, "k": 11008, "split": 2}),
 )
 
@@ -186,7 +186,7 @@ def test_an_outlier_costs_its_unit_alone() -> None:
 
 @pytest.mark.parametrize("rows", [2, 8, 9, 16, 24, 32])
 def test_best_is_legal_and_takes_all_tokens_together_where_they_fit(rows: int) -> None:
-    for n, k in ((4096, 4096), (4096, 14336), (2048, 5632), (1536, 8960), (128256, 4096), (2048, 11008)):
+    for n, k in ((4096, 4096), (4096, 14336), (2048, 5632), (1536, 8960), (128256, 4096), (2048, 11008), (64, 57344)):
         for name in FORMATS:
             spec = DigitGemm.best(rows, n=n, k=k, weights=name)
             assert spec.runs.fits

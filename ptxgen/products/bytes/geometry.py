@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 SHARED = 232448  # bytes that a CTA can have
 KEPT = 1024  # for mbarriers, and what the system takes
 # CTAs that share k, and how many clusters of them there is room for at once
-SPLITS = {1: 132, 2: 66, 4: 30, 6: 18, 8: 14}
+SPLITS = {1: 132, 2: 66, 4: 30, 8: 14}
+MOST_UNITS = 8 * 28  # of k, with the most CTAs that share it
+MOST_SPARE = 0.13  # of all tiles
 
 
 class Shape(NamedTuple):
@@ -27,11 +29,12 @@ class Shape(NamedTuple):
 
 # by tokens, of formats of few words a lane and a tile, and of many
 SHAPES = {
-    8: (Shape(12, 2), Shape(12, 1)),
+    8: (Shape(12, 1), Shape(16, 1)),
     16: (Shape(12, 1), Shape(12, 1)),
-    24: (Shape(8, 2), Shape(8, 2)),
-    32: (Shape(8, 2), Shape(8, 2)),
+    24: (Shape(8, 1), Shape(8, 1)),
+    32: (Shape(8, 1), Shape(8, 1)),
 }
+LONG, OF_LONG = 160, Shape(12, 2)  # from so many tiles a CTA on, for eight tokens and few words
 FEW_WORDS = 28
 
 
@@ -76,12 +79,13 @@ class TokenRuns(Runs):
 def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, split: int) -> TokenRuns:
     """The geometry with so many CTAs along k: at most the warps and stages that have a tile."""
     crowded = sum(piece.words for piece in kind.span_pieces) > FEW_WORDS
-    tiles, shape = -(-kind.tiles(k) // split), SHAPES[tokens][crowded]
+    tiles = -(-kind.tiles(k) // split)
     spare = tiles * split - kind.tiles(k)
     turns = 1
     while True:
         clusters = min(units, SPLITS[split] * turns)
         most_tiles = -(-units // clusters) * parts * tiles
+        shape = OF_LONG if most_tiles >= LONG and tokens == layout.TOKENS and not crowded else SHAPES[tokens][crowded]
         warps = min(shape.warps, most_tiles)
         stages = min(shape.stages, -(-most_tiles // warps))
         runs = TokenRuns(units, parts, tiles, warps, stages, clusters, tokens, split, spare)
@@ -90,22 +94,29 @@ def share_runs(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, 
         turns += 1
 
 
-def best(units: int, parts: int, kind: WeightFormat, k: int, tokens: int, rows: int = 0) -> TokenRuns | None:
-    """The geometry of the fewest cycles for so many rows, by default as many as a CTA has tokens."""
+def best(units: int, parts: int, kind: WeightFormat, k: int, rows: int) -> TokenRuns | None:
+    """The geometry for so many rows, by what was measured on an H200: 16 tokens a CTA at most, but where 24 or 32 take
+    one turn in clusters of four. The smallest cluster whose tokens fit, and the next larger one where a CTA would bring
+    as many units of tokens as it has tiles; None where none fits."""
+    tokens = min(-(-rows // layout.TOKENS) * layout.TOKENS, max(SHAPES))
+    if tokens > MOST_TOGETHER:
+        runs = _smallest(units, parts, kind, k, tokens)
+        if runs is not None and runs.split <= 4 and runs.ctas <= SPLITS[runs.split]:
+            return runs
+    together = _smallest(units, parts, kind, k, min(tokens, MOST_TOGETHER))
+    return together or _smallest(units, parts, kind, k, layout.TOKENS)
+
+
+MOST_TOGETHER = 16  # tokens of a CTA
+WORTH = {8: 1.0, 16: 1.5, 24: 2.0, 32: 2.5}  # units of eight tokens that come while a tile is multiplied, by tokens
+
+
+def _smallest(units: int, parts: int, kind: WeightFormat, k: int, tokens: int) -> TokenRuns | None:
     tiles = kind.tiles(k)
-    found = [share_runs(units, parts, kind, k, tokens, split) for split in SPLITS if split <= tiles]
-    turns = -(-(rows or tokens) // tokens)
-    return min((each for each in found if each.fits), key=lambda each: cycles(each, turns), default=None)
-
-
-TILE = {8: 125, 16: 180, 24: 240, 32: 300}  # cycles of a tile by tokens
-BRING = 180  # cycles of a unit of eight tokens on its way
-BEGIN = 1500  # before a CTA's first product and after its last
-JOIN = 1500  # and where a cluster adds up
-
-
-def cycles(runs: TokenRuns, times: int = 1) -> float:
-    """What a launch takes, of so many CTAs with the same weights."""
-    turns = -(-runs.ctas * times // SPLITS[runs.split])
-    whole = runs.most * runs.parts * runs.tiles * TILE[runs.tokens] + runs.tiles * runs.groups * BRING + BEGIN
-    return turns * (whole + (JOIN if runs.split > 1 else 0))
+    every = (share_runs(units, parts, kind, k, tokens, split) for split in SPLITS if split <= tiles)
+    found = [each for each in every if each.fits and each.spare <= MOST_SPARE * tiles]
+    if not found:
+        return None
+    first = found[0]
+    brings = first.tiles * first.groups >= WORTH[tokens] * first.most * parts * first.tiles
+    return found[1] if brings and len(found) > 1 else first
