@@ -35,7 +35,7 @@ SHAPES = {
     32: (Shape(8, 1), Shape(8, 1)),
 }
 LONG, OF_LONG = 160, Shape(12, 2)  # from so many tiles a CTA on, for eight tokens and few words
-FEW_WORDS = 28
+FEW_WORDS = 30
 
 
 @dataclass(frozen=True)
