@@ -232,7 +232,7 @@ def _products_since() -> Iterable[str]:
             [*map(str, row["case"].values()), f"{row['us']:.2f}", f"{row['pack_us']:.2f}", f"{row['error']:.1e}"]
             for row in rows
         ]
-        yield f"Several tokens and weights in Q4_K and Q6_K since, by DigitGemm; `pack`: PackDigits. Commit {commits}.\n"
+        yield f"Q4_K and Q6_K by several tokens since, with DigitGemm; `pack`: PackDigits. Commit {commits}.\n"
         yield table(["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"], lines) + "\n"
 
 
