@@ -175,6 +175,11 @@ class Geometry:
         return WARPS * self.shape.groups
 
     @property
+    def multiplying(self) -> int:
+        """Threads that multiply."""
+        return 32 * self.warps
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA: those that multiply, and the warp that copies."""
         return 32 * (self.warps + (WARPS if self.wide else 1))
