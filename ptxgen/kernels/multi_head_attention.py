@@ -27,7 +27,10 @@ from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
-from ptxgen.idioms.cache_fields import (
+from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
+from ptxgen.kernel import KernelType, kernel_type
+from ptxgen.launch import Launch, Param, buffer, grid3, scalar
+from ptxgen.spec.cache_fields import (
     CAPACITY,
     HEAD_SCALES,
     INDIRECT,
@@ -40,9 +43,6 @@ from ptxgen.idioms.cache_fields import (
     head_scales_rules,
     place_rules,
 )
-from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
-from ptxgen.kernel import KernelType, kernel_type
-from ptxgen.launch import Launch, Param, buffer, grid3, scalar
 from ptxgen.spec.fields import field
 
 if TYPE_CHECKING:
