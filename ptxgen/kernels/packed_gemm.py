@@ -15,6 +15,7 @@ from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.geometry import Geometry
 from ptxgen.products.wgmma.multiply import Multiplier
 from ptxgen.products.wgmma.product import PackedProduct
+from ptxgen.products.wgmma.promoted import PromotedMultiplier
 from ptxgen.products.wgmma.results import Results
 from ptxgen.products.wgmma.ring import Copier, Ring
 from ptxgen.products.wgmma.scaled import ScaledMultiplier
@@ -263,7 +264,10 @@ class PackedGemm(PackedProduct):
             b.op("add.u32", tile, tile, tile_step)
             b.op("setp.lt.u32", "more_tiles", tile, tiles)
         Copier(b, self, at, ring).build(lane, group, token_tile, weight, rank, first_step, steps)
-        multiplier = (ScaledMultiplier if self.scaled else Multiplier)(b, self, at, ring)
+        kind = Multiplier
+        if self.scaled:
+            kind = PromotedMultiplier if self.promoted else ScaledMultiplier
+        multiplier = kind(b, self, at, ring)
         multiplier.build(lane, warp, group, token_tile, weight, first_step, steps)
         Results(b, self, at, ring, multiplier.sums).build(thread, lane, warp, group, token_tile, count, rank)
         b.expose(geometry=at, in_cluster=split > 1, shares_tokens=share > 1)

@@ -24,6 +24,9 @@ FEWEST = 2  # stages: one is released when the products of the next have begun
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
 MOST_SCALED = {1: 384, 2: 384, 3: 192}  # where weights need no registers to be converted in
+PIECE = 64  # tokens of a product whose sums are short
+FRAGMENTS = 16  # registers that 64 rows by 128 columns in e4m3 take
+PROMOTED = {1: 208, 2: 208, 3: 128}  # registers that products and their sums may take, of so many warpgroups
 SWIZZLE = 1024  # bytes after which it repeats
 
 
@@ -88,6 +91,20 @@ def _results(spec: PackedProduct, tokens: int, shape: Shape, records: int) -> tu
     )
 
 
+def _promotion(spec: PackedProduct, tokens: int, shape: Shape) -> tuple[int, int, int]:
+    """Tokens of a product whose sums are short, sets of these sums, and of fragments of A: two where they can take
+    turns and there are registers for it."""
+    piece = PIECE if tokens % PIECE == 0 else tokens
+    places = shape.tiles * shape.blocks  # of fragments in a stage
+    turns = min(2, places), min(2, places * tokens // piece)
+    for shorts, sets in dict.fromkeys(((turns[1], turns[0]), (turns[1], 1), (1, 1))):
+        registers = tokens * shape.blocks // 2 + shorts * piece // 2 + FRAGMENTS * sets
+        registers += piece // 4 if spec.by_block else 0  # factors of a piece
+        if registers <= PROMOTED[shape.groups]:
+            return piece, shorts, sets
+    return piece, 1, 1
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What follows from a spec and its `Shape`."""
@@ -101,9 +118,11 @@ class Geometry:
     stage_bytes: int
     stages: int
     scale_bytes: int  # of the tokens' scales in a stage
-    sums: int  # of a token and a row that a warpgroup has
-    most_sums: int  # of a row, in its registers
+    most_sums: int  # of a row, in a warpgroup's registers
     exact: bool
+    product_tokens: int  # of a product, all or a piece of them
+    shorts: int  # sets of their sums that are short, beside the totals
+    fragment_sets: int  # registers for fragments of A that take turns
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
     row_groups: int  # CTAs that take all rows, rounded up to whole clusters
@@ -126,21 +145,29 @@ class Geometry:
             if room >= FEWEST * stage or smaller is None:
                 break
             shape = smaller
-        if shape.tiles * shape.blocks * spec.chunks // shape.part % 2:  # the two sets of registers take turns
+        if (
+            not (spec.scaled and spec.promoted) and shape.tiles * shape.blocks * spec.chunks // shape.part % 2
+        ):  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
         stages = min(room // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_SCALED if spec.scaled else MOST_SUMS)[shape.groups]
+        promoted = _promotion(spec, tokens, shape) if spec.scaled and spec.promoted else (tokens, int(exact), 2)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, shape.blocks + spec.short_sums, most, exact, together, results, groups,
+            shape.tiles * scales, most, exact, *promoted, together, results, groups,
         )  # fmt: skip
 
     @property
     def fits(self) -> bool:
         """Whether accumulators fit in registers, and the ring in shared memory."""
-        return self.stages >= FEWEST and self.tokens * self.sums <= self.most_sums
+        return self.stages >= FEWEST and self.sums <= self.most_sums
+
+    @property
+    def sums(self) -> int:
+        """Of a row, in registers of a warpgroup."""
+        return self.tokens * self.shape.blocks + self.shorts * self.product_tokens
 
     @property
     def warps(self) -> int:
@@ -157,7 +184,7 @@ class Geometry:
         """Whether warps that multiply need more registers than a CTA of this size has for each: then those that copy,
         a whole warpgroup, give up theirs."""
         most = 256 if self.shape.groups == 2 else 384
-        return self.shape.groups > 1 and (self.exact or self.tokens * self.sums * self.shape.groups > most)
+        return self.shape.groups > 1 and (self.exact or self.sums * self.shape.groups > most)
 
     @property
     def records(self) -> int:

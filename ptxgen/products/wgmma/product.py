@@ -63,12 +63,6 @@ class PackedProduct(Weighted):
         return BLOCK if self.by_block else 0
 
     @property
-    def short_sums(self) -> bool:
-        """Whether what tensor cores add up is short, and f32 adds the rest: they round every addition towards zero,
-        those of e4m3 to some 14 bits."""
-        return self.precision == "exact" or (self.scaled and self.promoted)
-
-    @property
     def columns(self) -> int:
         """Columns of a block of x."""
         return packed.columns(self.x_dtype)
