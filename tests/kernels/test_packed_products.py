@@ -66,7 +66,7 @@ def test_a_lane_has_the_columns_that_its_weights_have() -> None:
 SCALED: tuple[tuple[int, dict[str, Any]], ...] = (
     (5, {"dim": 256, "group": 128}),
     (17, {"dim": 300, "tokens": 16, "group": 128, "norm": "rms"}),
-    (9, {"dim": 5000, "norm": "rms", "norm_offset": 1.0}),
+    (5, {"dim": 17000, "norm": "rms", "norm_offset": 1.0}),
     (9, {"dim": 1000, "norm": "rms", "eps": 0.1, "indirect": True}),
     (70, {"dim": 9001, "tokens": 64}),
     (9, {"dim": 136, "src_dtype": "bf16"}),
