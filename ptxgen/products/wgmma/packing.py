@@ -15,7 +15,7 @@ from ptxgen.products.wgmma import tokens as packed
 
 OWN = 4  # neighbouring columns of a thread
 MOST_THREADS = 256
-MOST_OF_ROW = 1024  # where they are to hold a row
+MOST_OF_ROW = 896  # where they are to hold a row, of 72 registers each
 TURN = 64  # threads whose columns are whole blocks of every type
 FLIGHT = 4  # loads of a thread in a pass
 
