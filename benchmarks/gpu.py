@@ -33,13 +33,13 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 class Loaded:
-    """A generated kernel on the current device, with its workspaces."""
+    """A generated kernel on the current device, with its workspaces; `cubin`: it is assembled already."""
 
-    def __init__(self, ptx: Ptx, **capacities: int) -> None:
+    def __init__(self, ptx: Ptx, *, cubin: bytes = b"", **capacities: int) -> None:
         torch.cuda.init()
         torch.zeros(1, device="cuda")
         self.ptx = ptx
-        self.module = check(driver.cuModuleLoadData(ptx.text.encode() + b"\0"))
+        self.module = check(driver.cuModuleLoadData(cubin or ptx.text.encode() + b"\0"))
         self.function = check(driver.cuModuleGetFunction(self.module, ptx.entry.encode()))
         self.launch_at = ptx.launch.at(capacities)
         attribute = driver.CUfunction_attribute
