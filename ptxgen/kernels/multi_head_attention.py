@@ -8,19 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ptxgen import lengths, rules
 from ptxgen.attention.attention import Attention
 from ptxgen.attention.cache import Cache
-from ptxgen.attention.cache_fields import (
-    CAPACITY,
-    HEAD_SCALES,
-    INDIRECT,
-    KV_DTYPES,
-    KV_HEADS,
-    PAGE_LAYOUT,
-    PAGE_SIZE,
-    RING_ROWS,
-    given_head_scales,
-    head_scales_rules,
-    place_rules,
-)
 from ptxgen.attention.prefill import tiles
 from ptxgen.attention.prefill.contract import Prefill, problem_rules
 from ptxgen.attention.prefill.simt import SimtLoop
@@ -40,6 +27,19 @@ from ptxgen.attention.problem import Problem
 from ptxgen.attention.reference import attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
 from ptxgen.dtypes import DType, bf16, f16, f32, s32
+from ptxgen.idioms.cache_fields import (
+    CAPACITY,
+    HEAD_SCALES,
+    INDIRECT,
+    KV_DTYPES,
+    KV_HEADS,
+    PAGE_LAYOUT,
+    PAGE_SIZE,
+    RING_ROWS,
+    given_head_scales,
+    head_scales_rules,
+    place_rules,
+)
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3, scalar

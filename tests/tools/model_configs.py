@@ -66,8 +66,9 @@ def _families() -> Iterator[str]:
     yield (
         "Heads, windows, scales, rotated queries and attention's output of each equal those of transformers "
         f"{versions['transformers']} (`tests/data/attention.json`, recorded by "
-        "`python -m tests.tools.record_attention`; where torch and transformers are installed (the extra `oracle`) "
-        "the tests ask them again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). "
+        "`python -m tests.tools.record_attention`; where torch is installed, too (the extra `oracle`), the tests ask "
+        "the models again, and `python -m tests.tools.compare_configs DIR` asks them of a folder). Defaults, heads, "
+        "windows and bases are held against the configuration classes themselves, which need no torch. "
         f"Of {' and '.join(LIKE_LLAMA)} transformers has no class; they are read as llama. Attention and KV-cache "
         f"kernels are served of all families, whole models (`--weights`, `complete`) of {', '.join(BLOCKS)}.\n"
     )

@@ -36,10 +36,19 @@ class PackedProduct(Weighted):
     share: int = field(
         default=0, draws=(0, 1, 2), doc="CTAs of neighbouring rows that bring each other tokens; 0: by a table"
     )
+    stream: bool = field(
+        default=False,
+        later=True,
+        draws=lambda drawn: (False, drawn["tokens"] > 64),
+        doc="CTAs share k of all tiles evenly: a result then depends on how many tokens there are",
+    )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
     promoted: bool = field(
-        default=True, later=True, silent="the executor adds exactly", doc="e4m3: f32 adds the sums of every 128 columns"
+        default=False,
+        later=True,
+        silent="the executor adds exactly",
+        doc="e4m3: f32 adds the sums of every 128 columns",
     )
 
     @property
@@ -56,6 +65,11 @@ class PackedProduct(Weighted):
     def by_block(self) -> bool:
         """Whether they have a scale for every block of 128 columns."""
         return self.scaled and isinstance(self.kind, E4m3) and self.kind.per == "block"
+
+    @property
+    def promotes(self) -> bool:
+        """Whether f32 adds up what tensor cores have of 128 columns each: they keep some 14 bits of a sum in e4m3."""
+        return self.by_block or (self.scaled and self.promoted)
 
     @property
     def x_group(self) -> int:

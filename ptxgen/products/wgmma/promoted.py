@@ -40,7 +40,9 @@ class PromotedMultiplier(ScaledMultiplier):
         if spec.by_block:
             # asked for before the stage is waited for: one for each of its tiles and blocks of rows
             self.block_scales = b.array("block_scale", "f32", at.shape.tiles * at.shape.blocks)
-            self.factors = b.array("factor", "f32", at.product_tokens // 4)
+            # of one half of a product's tokens after the other
+            self.half = -(-at.product_tokens // (2 * OCTET)) * OCTET
+            self.factors = b.array("factor", "f32", self.half // 4)
         places = [(tile, block) for tile in range(at.shape.tiles) for block in range(at.shape.blocks)]
         pieces = range(0, at.tokens, at.product_tokens)
         found = ((tile, block, first) for tile, block in places for first in pieces)
@@ -92,16 +94,22 @@ class PromotedMultiplier(ScaledMultiplier):
 
     def _promote(self, unit: Unit, running: int) -> None:
         """A unit's sums to the totals, while so many groups of products may still run."""
-        b, totals = self.b, self.sums[unit.block]
-        self._find_factors(unit)
-        b.op("wgmma.wait_group.sync.aligned", running)
-        b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
-        for i, short in enumerate(self._short(unit), unit.first // 2):
-            if self.spec.by_block:
-                factor = self.factors[(i - unit.first // 2) // 4 * 2 + i % 2]
-                b.op("fma.rn.f32", totals[i], short, factor, totals[i])
-            else:
-                b.op("add.f32", totals[i], totals[i], short)
+        b, short = self.b, self._short(unit)
+        totals = self.sums[unit.block][unit.first // 2 :]
+        if not self.spec.by_block:
+            b.op("wgmma.wait_group.sync.aligned", running)
+            b.note(f"sums of tokens {unit.first} on to the totals", after=RUN)
+            for total, each in zip(totals, short, strict=False):
+                b.op("add.f32", total, total, each)
+            return
+        for first in range(0, self.at.product_tokens, self.half):
+            self._find_factors(unit, first)
+            if first == 0:
+                b.op("wgmma.wait_group.sync.aligned", running)
+            b.note(f"sums of tokens {unit.first + first} on to the totals", after=RUN)
+            for i in range(first // 2, min(first + self.half, self.at.product_tokens) // 2):
+                factor = self.factors[(i - first // 2) // 4 * 2 + i % 2]
+                b.op("fma.rn.f32", totals[i], short[i], factor, totals[i])
 
     # -- scales of blocks ----------------------------------------------------------------------------------------------
 
@@ -132,14 +140,12 @@ class PromotedMultiplier(ScaledMultiplier):
         if self.spec.by_block:
             self.b.op("add.u32", self.scales_place, self.own_scales, self.ring.offset)
 
-    def _find_factors(self, unit: Unit) -> None:
-        """The scales of the lane's tokens times the weights'."""
+    def _find_factors(self, unit: Unit, first: int) -> None:
+        """The scales of the lane's tokens, half of a unit's from `first` on, times the weights'."""
         b, at = self.b, self.at
-        if not self.spec.by_block:
-            return
         b.note("scales of the tokens and of the weights", after=RUN)
-        for octet in range(at.product_tokens // OCTET):
-            offset = SCALE_BYTES * (unit.tile * at.tokens + unit.first + OCTET * octet)
+        for octet in range((min(first + self.half, at.product_tokens) - first) // OCTET):
+            offset = SCALE_BYTES * (unit.tile * at.tokens + unit.first + first + OCTET * octet)
             own = self.factors[2 * octet : 2 * octet + 2]
             convert.load_words(b, own, self.scales_place, offset, space="shared")
             for factor in own:
