@@ -53,7 +53,8 @@ class PackedGemm(PackedProduct):
     bytes, scales are applied to their sums. Tensor cores add them up in some 14 bits (3e-3 at 14,336 columns, where
     rounding x leaves 2.7e-2); `promoted`: f32 adds up their sums of every 128 columns (2e-4), as it must with blocks.
     `activation`: "", silu, gelu_tanh, gelu or relu2. `gated`: out = activation(gate · x) · (up · x).
-    `out_dtype`, `share` and a `tile_rows` of 192 are right, but no GPU has timed them: no table takes them.
+    `share`: CTAs of neighbouring rows bring each other tokens. `split`: so many CTAs share k and add up their sums.
+    `stream`: CTAs share out the k of all tiles evenly; the order of sums then follows from the number of tokens.
     """
 
     sizes = {"rows": 7, "n_rows": -1}  # -1: all
@@ -66,7 +67,7 @@ class PackedGemm(PackedProduct):
         r"/n(128|130|140|250|256|40|66)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(76|88)_.* wait .* %is_empty": "does not matter: k ends before the ring turns",
         r"/n(130|34|72)_.* wait .*wgmma.wait_group": "does not matter: sums of every second part wait for all groups",
-        r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage: no product is open before it, "
+        r"/n(250|256|76|88)_.* wait .*wgmma.wait_group": "does not matter: k is one stage, no product is open before, "
         "or the wait behind the last stage follows",
         r"/n88_.* barrier .*bar.warp.sync.*st.release": "check mode takes a release for the warp's, not the lane's",
         r" wait .*barrier.cluster.wait": "found in random order",

@@ -142,8 +142,9 @@ def config_fields(config: object, source: str) -> tuple[Fields, Family]:
     values = _text_values(config, outer, source)
     stray = {name: values[name] for name in family.names if name in values}
     keys.check(stray, family.keys, keys.CHANGES, source, None)
-    renamed = {name: values.get(theirs) for name, theirs in family.names.items()}
-    merged = {**family.defaults, **outer.defaults, **values, **renamed, "model_type": config["model_type"]}
+    said = {name: value for name, value in values.items() if name not in family.names}
+    said |= {name: values[theirs] for name, theirs in family.names.items() if theirs in values}
+    merged = {**family.defaults, **outer.defaults, **said, "model_type": config["model_type"]}
     return Fields(merged, source, family.names), family
 
 

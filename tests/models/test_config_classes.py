@@ -13,7 +13,11 @@ import pytest
 from ptxgen.models import ModelShape, model_shape
 from tests.support.config_cases import CASES, Config
 
-pytest.importorskip("transformers", reason="transformers is not installed; the record of its models stands for it")
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Imported by the process that runs these tests, not by all that collect them."""
+    pytest.importorskip("transformers", reason="transformers is not installed; the record of its models stands for it")
 
 
 def theirs(config: Config) -> Any:

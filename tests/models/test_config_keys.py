@@ -110,6 +110,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
         of("glm", KV, head_dim=32, partial_rotary_factor=None),
         "partial_rotary_factor: must be absent for 0.5, or a number (got None)",
     ),
+    "null for a base": (LLAMA | {"rope_theta": None}, "rope_theta: must be absent, or a number above 1 (got None)"),
+    "null for a base under another name": (
+        of("gpt_neox", hidden_size=128, rotary_emb_base=None), "rotary_emb_base: must be absent, or a number above 1 (",
+    ),
     "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in models of"),
     "a window that is text": (of("mistral", KV, sliding_window="4096"), "sliding_window: must be an integer from 1"),
     "a word for a layer": (

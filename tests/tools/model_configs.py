@@ -31,7 +31,7 @@ ABOUT = (
     "error. `ptxgen doctor --config DIR` prints what is served of every configuration in a folder: served, warned of, "
     "or refused, with the reason.\n",
     "A key that is absent has the default of the family's own class. null is none: as many KV heads as query heads, no "
-    "window, no cap. Sizes must be there.\n",
+    "window, no cap; RoPE's base and part of a head cannot be null. Sizes must be there.\n",
 )
 
 
