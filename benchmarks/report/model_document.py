@@ -87,18 +87,6 @@ def whole_models() -> Iterable[str]:
         f"{packed_products.ratios(many)}.\n"
     )
     yield packed_products.table(many) + "\n"
-    in_bytes = rows_measured("products", e4m3_products.PACK)
-    yield "## Products of many tokens in e4m3: µs as graph nodes, weights beyond the L2\n"
-    yield (
-        "Tokens and weights in e4m3, results in bf16; no time counts the rounding of tokens, which is `pack-e4m3`. "
-        "`ptxgen`: tensor cores add up all products, of blocks those of 128 columns; `programmatic`: the same launched "
-        "programmatically; `promoted`: f32 adds up the sums of every 128 columns. `cublas`: `torch._scaled_mm`, scales "
-        "of rows; `cublas-fast`: the same with `use_fast_accum=True`; `cublas-block`: `scaled_mm`, scales of 1 × 128 "
-        "and 128 × 128. `error`: relative, against float64 of tokens before they were rounded; `of sums`: after, with "
-        f"what rounding to bf16 leaves. Geometric means of cuBLAS ÷ ours: {e4m3_products.ratios(in_bytes)}. "
-        f"{commit_of(in_bytes)}\n"
-    )
-    yield e4m3_products.table(in_bytes) + "\n"
 
 
 def one_launch() -> Iterable[str]:
