@@ -17,9 +17,8 @@ def rows_measured(bench: str, impl: str = "", without: Sequence[str] = ()) -> li
     fitting = (rows for names, rows in reversed(of) if (not impl or impl in names) and names.isdisjoint(without))
     chosen = next(fitting, None)
     if chosen is None:
-        raise SystemExit(
-            f"{bench}: no run with rows of {impl or 'anything'}{f', without {' or '.join(without)}' if without else ''}"
-        )
+        none = f", without {' or '.join(without)}" if without else ""
+        raise SystemExit(f"{bench}: no run with rows of {impl or 'anything'}{none}")
     return [row for row in chosen if "us" in row]
 
 
