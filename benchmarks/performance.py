@@ -259,7 +259,8 @@ def document(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def readme(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the README says of speed."""
-    return f"{decode_document.readme(rows)}\n{model_document.tokens()}\n{standing()}"
+    parts = (decode_document.readme(rows), model_document.tokens(), standing(), engines_document.standing())
+    return "\n".join(parts)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def _pieces(at: Mapping[str, Any], tokens: list[str], types: list[int], source: 
 
 
 def _byte_level(at: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Text:
-    name = str(at.get("pre", "gpt-2"))
+    name = str(at.get("pre", "default"))
     cut = bytelevel.CUTS.get(name)
     if cut is None:
         raise FileError(f"{source}: {_AT}pre: must be one of {', '.join(bytelevel.CUTS)} (got {brief(name)})")
