@@ -94,7 +94,9 @@ def test_what_rounding_to_e4m3_does_to_logits(kind: str, group: int) -> None:
     exact = {name: model.values(name) for name in model.tensors}
     inside = [f"layers.{i}.{name}" for i in range(model.spec.shape.n_layers) for name in model.spec.products()]
     rounded = exact | {name: format.dequantise(format.quantise(exact[name]), *exact[name].shape) for name in inside}
-    variants = ((exact, {}), (rounded, {}), (rounded, dict.fromkeys(inside, group)))
+    variants: tuple[tuple[dict[str, np.ndarray], dict[str, int]], ...] = (
+        (exact, {}), (rounded, {}), (rounded, dict.fromkeys(inside, group)),
+    )  # fmt: skip
     logits = [ReferenceModel(model.spec, weights, e4m3=groups).forward(tokens) for weights, groups in variants]
     by_weights, by_inputs = (np.linalg.norm(b - a) / np.linalg.norm(a) for a, b in itertools.pairwise(logits))
     assert 0.015 < by_inputs < by_weights < 0.02
