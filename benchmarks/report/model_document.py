@@ -21,9 +21,10 @@ from benchmarks.report.selection import (
 
 
 def tokens() -> str:
-    """A token of whole models beside llama.cpp in one run: a table of the empty cache, then a sentence on batches."""
+    """A token of whole models beside llama.cpp: a table of the empty cache, then a sentence on batches."""
     cases: dict[tuple[str, int, int], dict[str, float]] = {}
-    for row in newest_rows("decode_step"):
+    elsewhere = rows_elsewhere("decode_step", "llama.cpp", "ptxgen")
+    for row in [*newest_rows("decode_step"), *elsewhere]:
         case = row["case"]
         if case["weights"] == "q4_k_m":
             cases.setdefault((case["model"], case["batch"], case["depth"]), {})[row["impl"]] = row["us"]
@@ -41,9 +42,11 @@ def tokens() -> str:
         )
         fast = f" ({span(rounded)} with activations rounded to bf16)" if rounded else ""
         spans.append(f"{'one sequence' if batch == 1 else f'{batch} sequences'} {span(ratios)}{fast}")
+    apart = sorted({row["case"]["model"] for row in elsewhere})
+    together = "in one run" + (f" ({', '.join(apart)}: in different runs)" if apart else "")
     return (
         "A token of a whole model in four bits (Q4_K_M), activations as exact as f32: µs a step from an empty cache, "
-        f"beside llama.cpp in one run:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
+        f"beside llama.cpp {together}:\n\n{table(['model', 'ptxgen', 'llama.cpp', 'times', 'read'], lines)}\n"
         f"Over all depths, times llama.cpp: {'; '.join(spans)}. `read`: reading the weights, no more.\n"
     )
 
@@ -78,6 +81,7 @@ def whole_models() -> Iterable[str]:
         f"relative, against float64. {commit_of(alone)}\n"
     )
     yield products.table(alone) + "\n"
+    yield from _products_since()
     yield from one_token(alone)
     yield "## Products of many tokens: µs as graph nodes, weights beyond the L2\n"
     yield (
@@ -217,6 +221,19 @@ def _since(bench: str, unit: str) -> Iterable[str]:
     lines = [[*map(str, row["case"].values()), row["impl"], _figure(row, unit), row["commit"]] for row in rows]
     yield "Measured since, without peers in the same run:\n"
     yield table([*rows[0]["case"], "", unit, "commit"], sorted(lines))
+
+
+def _products_since() -> Iterable[str]:
+    """Rows of a few tokens as bytes, which the last whole run does not have."""
+    rows = [row for row in rows_alone("products") if "pack_us" in row]
+    if rows:
+        commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
+        lines = [
+            [*map(str, row["case"].values()), f"{row['us']:.2f}", f"{row['pack_us']:.2f}", f"{row['error']:.1e}"]
+            for row in rows
+        ]
+        yield f"Q4_K and Q6_K by several tokens since, with DigitGemm; `pack`: PackDigits. Commit {commits}.\n"
+        yield table(["tokens", "N", "K", "weights", "ptxgen, µs", "pack, µs", "error"], lines) + "\n"
 
 
 def _figure(row: Mapping[str, Any], unit: str) -> str:

@@ -27,6 +27,10 @@ BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
+# the same of tiles of 256 columns, whose weights are converted: more CTAs convert at a time
+WIDE_SPLITS = ((32, 4, 1), (PROCESSORS // 2, 4, 8), (PROCESSORS, 2, 1), (1 << 30, 1, 0))
+WIDE_TILE = 256
+MANY_ROWS, TALL, FEW_TOKENS = 65536, 256, 32  # of so many rows, a CTA has as many, for so few tokens
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
 MOST_PROMOTED = {1: 384, 2: 384, 3: 192}  # short ones among them
 LARGEST_PIECE = 128  # tokens of a product whose sums are short
@@ -55,11 +59,13 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     """The shape for a spec with so many tokens a tile."""
     parts, few = spec.parts, tokens <= MOST_ROWS_FIRST
     rows = parts * spec.kind.records(spec.n) * TILE_ROWS
-    tile_rows = spec.tile_rows or (64 * parts if few else 128 * parts)
+    wide = spec.kind.tile_k == WIDE_TILE
+    tall = wide and parts == 1 and rows >= MANY_ROWS and tokens <= FEW_TOKENS and spec.precision == "fast"
+    tile_rows = spec.tile_rows or (TALL if tall else 64 * parts if few else 128 * parts)
     groups = 1 if tile_rows == 64 * parts else 3 if tile_rows == 192 else 2
     blocks = max(parts, tile_rows // (64 * groups))
     alone = few and spec.share <= 1
-    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if alone else 1)
+    split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k), wide=wide) if alone else 1)
     # weights that are converted keep their warps busy for longer
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
@@ -69,9 +75,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
-def _split(tiles: int, steps: int) -> int:
+def _split(tiles: int, steps: int, *, wide: bool) -> int:
     """CTAs that share k where there are so many tiles of rows, for a few tokens."""
-    return next(split for most, split, least in SPLITS if tiles <= most and steps >= least * split)
+    table = WIDE_SPLITS if wide else SPLITS
+    return next(split for most, split, least in table if tiles <= most and steps >= least * split)
 
 
 def _smaller(shape: Shape, spec: PackedProduct) -> Shape | None:
@@ -194,6 +201,11 @@ class Geometry:
     def warps(self) -> int:
         """Warps that multiply."""
         return WARPS * self.shape.groups
+
+    @property
+    def multiplying(self) -> int:
+        """Threads that multiply."""
+        return 32 * self.warps
 
     @property
     def threads(self) -> int:
