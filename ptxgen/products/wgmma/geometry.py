@@ -71,7 +71,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     # where there are CTAs for it, or the next launch's begin beside this one's
-    beside = groups == 1 and (few or (tokens <= MOST_BESIDE and -(-rows // tile_rows) * split > PROCESSORS))
+    fits = few or (tokens <= MOST_BESIDE and not spec.promotes)  # in the registers that are left
+    beside = groups == 1 and fits and (few or -(-rows // tile_rows) * split > PROCESSORS)
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
