@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
+from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
-    # where there are CTAs for it, or the next launch's begin beside this one's
-    beside = groups == 1 and (few or (tokens <= MOST_BESIDE and -(-rows // tile_rows) * split > PROCESSORS))
+    # where there are CTAs for it; of weights that are converted it was not measured
+    many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
+    beside = groups == 1 and tokens <= MOST_BESIDE and many
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
