@@ -5,7 +5,7 @@
 
 Every call is a node of a CUDA graph over weights that exceed the L2; results are bf16, as cuBLAS has them; neither time
 counts the rounding of x, which is `pack-e4m3`. Implementations of a case are measured one after the other, the cases in
-a random order. `ptxgen`: `PackedGemm.best`, launched programmatically, as models do; `promoted`: f32 adds up the sums of
+a random order. `ptxgen`: `PackedGemm.best`, launched programmatically; `promoted`: f32 adds up the sums of
 every 128 columns, as it always does those of blocks. `cublas`: scales of rows, `use_fast_accum` as it is by default,
 False; `cublas-fast`: True; `cublas-block`: scales of 1 × 128 of x and 128 × 128 of the weights. `error`: of 64 tokens,
 against float64 of x before it was rounded; `of_sums`: of x after.
@@ -18,28 +18,26 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
-from benchmarks.packed_products import BYTES, LARGEST, NODES, ROWS, TARGET, floors
+from benchmarks.packed_products import BYTES, NODES, ROWS, SETTLE, TARGET, floors
+from benchmarks.prepared import Made, prepared
 from benchmarks.products import SHAPES, Case, Weights
 from benchmarks.report.command import command, gpu
 from benchmarks.report.rows import Run
-from ptxgen.assembler import assemble
 from ptxgen.dtypes import bf16, e4m3
-from ptxgen.generator import Ptx, generate
+from ptxgen.kernel import KernelType
 from ptxgen.kernels import PackedGemm, PackTokens
 
 FEW, MANY = (8, 32), (128, 512, 2048, 4096)
 BLOCK_TOKENS = (32, 512, 4096)
 BLOCK_SHAPES = SHAPES[:4]
+LARGEST = 1 << 16  # outputs of a matrix that many tokens are multiplied with
 SPREAD = 100.0  # of normal numbers that have no scale, so that their bytes are those of scaled ones
 FEW_SETS = 4  # of weights where their read is hidden
 PACK = "pack-e4m3"
 ROWWISE = {"cublas": False, "cublas-fast": True}  # whether it accumulates fast
-Assembled = tuple[Ptx, bytes]
 
 
 def cases() -> Iterator[Case]:
@@ -68,27 +66,7 @@ def packing(spec: PackedGemm) -> PackTokens:
     return PackTokens(spec.k, spec.tokens, dtype=e4m3, precision="fast", group=spec.x_group)
 
 
-def assembled(spec: PackedGemm | PackTokens) -> Assembled:
-    """A kernel's text and cubin."""
-    ptx = generate(spec, TARGET)
-    return ptx, assemble(ptx.text, TARGET).cubin
-
-
-class Made:
-    """Kernels that other processes assemble meanwhile, loaded when they are asked for."""
-
-    def __init__(self, pool: ProcessPoolExecutor, wanted: Sequence[Case]) -> None:
-        every = (spec for case in wanted for made in specs(case).values() for spec in (made, packing(made)))
-        self.found: dict[Any, Future[Assembled]] = {spec: pool.submit(assembled, spec) for spec in dict.fromkeys(every)}
-
-    def __getitem__(self, spec: PackedGemm | PackTokens) -> Callable[..., Any]:
-        from benchmarks.gpu import Loaded
-
-        ptx, cubin = self.found[spec].result()
-        return partial(Loaded, ptx, cubin=cubin)
-
-
-def measure(run: Run, case: Case, made: Made) -> None:
+def measure(run: Run, case: Case, kernels: Callable[[KernelType], Made]) -> None:
     """Every implementation of a case."""
     import torch
 
@@ -100,14 +78,14 @@ def measure(run: Run, case: Case, made: Made) -> None:
     times = 1 if m in MANY[2:] else max(1, NODES // count)
     copies = [weights.packed, *(weights.packed.clone() for _ in range(count - 1))]
     for impl, spec in specs(case).items():
-        _ours(run, case, impl, spec, made, weights, copies, x, times)
+        _ours(run, case, impl, spec, kernels, weights, copies, x, times)
     nbytes = weights.packed.numel()
     del weights, copies
     matrices = [(torch.randn(n, k, device="cuda") * SPREAD).to(torch.float8_e4m3fn) for _ in range(count)]
     for impl, product in peers((x * SPREAD).to(torch.float8_e4m3fn), n, k, name).items():
         if impl == "cublas-fast" and m not in MANY[1:]:
             continue  # no products hide the read of the weights
-        us = graph_us([partial(product, each) for each in matrices] * times)
+        us = graph_us([partial(product, each) for each in matrices] * times, settle=SETTLE)
         run.add(case, impl, us=us, bytes=nbytes, tbs=nbytes / us / 1e6, tflops=2 * m * n * k / us / 1e6)
     shown = {row["impl"]: round(row["us"], 2) for row in run.rows if row["case"] == case}
     print(case, shown, flush=True)
@@ -140,34 +118,34 @@ def peers(x: Any, n: int, k: int, weights: str) -> Mapping[str, Callable[[Any], 
 
 
 def _ours(
-    run: Run, case: Case, impl: str, spec: PackedGemm, made: Made, weights: Weights, copies: Sequence[Any], x: Any,
-    times: int,
+    run: Run, case: Case, impl: str, spec: PackedGemm, kernels: Callable[[KernelType], Made], weights: Weights,
+    copies: Sequence[Any], x: Any, times: int,
 ) -> None:  # fmt: skip
     import torch
 
-    from benchmarks.gpu import graph_us, shape_of
+    from benchmarks.gpu import Loaded, graph_us, shape_of
 
     m, n, k = case["m"], case["n"], case["k"]
-    pack = made[packing(spec)](rows=m)
+    pack = Loaded(*kernels(packing(spec)), rows=m)
     sizes = {"rows": m}
     tiles = torch.zeros(shape_of(pack.ptx, "out", sizes), dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
     scales = torch.zeros(shape_of(pack.ptx, "scales", sizes), device="cuda")
     packs = pack.bind(x=x, out=tiles, scales=scales, n_rows=m)
     packs()
-    loaded = made[spec](rows=m)
+    loaded = Loaded(*kernels(spec), rows=m)
     out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
     calls = [loaded.bind(x=tiles, x_scales=scales, weight=each, out=out, n_rows=m) for each in copies]
     calls[0]()
     some = torch.arange(0, m, max(1, m // ROWS), device="cuda")
     got, wanted = out[some].double(), [weights.product(each[some]) for each in (x, unpacked(tiles, scales, m, k))]
     error, of_sums = (float((got - each).norm() / each.norm()) for each in wanted)
-    us, nbytes = graph_us(calls * times), weights.packed.numel()
+    us, nbytes = graph_us(calls * times, settle=SETTLE), weights.packed.numel()
     tile = "x".join(str(part) for part in (spec.tokens, spec.tile_rows, spec.split, spec.share))
     rates = {"tbs": nbytes / us / 1e6, "tflops": 2 * m * n * k / us / 1e6}
     run.add(case, impl, us=us, bytes=nbytes, **rates, error=error, of_sums=of_sums, tile=tile)
     alike = ((row["case"]["m"], row["case"]["k"], row["case"]["weights"]) for row in run.rows if row["impl"] == PACK)
     if (m, k, case["weights"]) not in alike:
-        run.add(case, PACK, us=graph_us([packs] * NODES))
+        run.add(case, PACK, us=graph_us([packs] * NODES, settle=SETTLE))
     loaded.close()
     pack.close()
 
@@ -190,16 +168,21 @@ def main(run: Run, given: argparse.Namespace) -> None:
     ends = time.monotonic() + given.seconds
     chosen = list(cases())
     random.shuffle(chosen)
-    done = []
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        made = Made(pool, chosen)
-        for case in chosen:
-            if time.monotonic() > ends - 8:  # the floor takes a few seconds
-                print("no time for", case, flush=True)
-                continue
-            measure(run, case, made)
-            done.append(case)
-        pool.shutdown(cancel_futures=True)
+    wanted = [each for case in chosen for spec in specs(case).values() for each in (packing(spec), spec)]
+    done, coming = [], prepared(wanted, TARGET)
+    found: dict[KernelType, Made] = {}
+
+    def kernel(spec: KernelType) -> Made:
+        while spec not in found:
+            found.update([next(coming)])
+        return found[spec]
+
+    for case in chosen:
+        if time.monotonic() > ends - 4:  # the floor takes a few seconds
+            print("no time for", case, flush=True)
+            continue
+        measure(run, case, kernel)
+        done.append(case)
     floors(run, done)
 
 

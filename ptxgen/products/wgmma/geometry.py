@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ptxgen.dtypes import f32
 from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
+from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -70,9 +71,10 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     part = 4 if few and spec.kind.tile_k > spec.columns else 2
     tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
-    # where there are CTAs for it, or the next launch's begin beside this one's
-    fits = few or (tokens <= MOST_BESIDE and not spec.promotes)  # in the registers that are left
-    beside = groups == 1 and fits and (few or -(-rows // tile_rows) * split > PROCESSORS)
+    # where there are CTAs for it; of weights that are converted it was not measured
+    many = -(-rows // tile_rows) * split > PROCESSORS or (few and not isinstance(spec.kind, Half))
+    fits = tokens <= (MOST_ROWS_FIRST if spec.promotes else MOST_BESIDE)
+    beside = groups == 1 and fits and many
     return Shape(groups, blocks, tiles, part, split, 16, 2 if beside else 1, share)
 
 
