@@ -24,6 +24,7 @@ MOST_ROWS_FIRST = 64  # tokens of a tile
 MOST_BESIDE = 128  # where two CTAs of one warpgroup share a multiprocessor
 HALVES = 8  # results of 16 bits that a lane stores at once
 HALVES_TOGETHER = (32, 16)  # tokens of them in shared memory together, so that a tile's first finds its buffer free
+HALVES_MORE = (128, 64)  # where that costs no stage
 BANK_PAD = 4  # f32 between rows of results in shared memory, so that lanes meet different banks
 FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
@@ -182,12 +183,18 @@ class Geometry:
         steps = kind.tiles(spec.k) // shape.tiles
         ring = room if shape.split > 1 else room - results  # which sums that others add up overwrite
         stages = min(ring // stage, shape.deep, max(FEWEST, steps))
+        halves = _halves(spec, shape)
+        for more in HALVES_MORE if halves else ():
+            bytes_of_more = results // together * more
+            if tokens % (RESULT_BUFFERS * more) == 0 and room - bytes_of_more >= stages * stage:
+                together, results = more, bytes_of_more
+                break
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
         most = (MOST_PROMOTED if spec.promotes else MOST_SUMS)[shape.groups]
         promoted = _promotion(spec, tokens, shape) if spec.promotes else (tokens, int(exact), 2)
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.tiles * scales, most, exact, *promoted, together, results, groups, _halves(spec, shape),
+            shape.tiles * scales, most, exact, *promoted, together, results, groups, halves,
         )  # fmt: skip
 
     @property

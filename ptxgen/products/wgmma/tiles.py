@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="PackedProduct")
 TENSOR = 2048  # multiplications of 16 bits in a cycle
 IN_BYTES = 1.2  # cycles of tensor cores for one that 8-bit numbers would take: their power lowers the clock
+ALONE = 1.6  # the same where a warpgroup's sums go to the totals and no other multiplies meanwhile
 SHARED = 128  # bytes of shared memory in a cycle
 CONVERTING = 200  # cycles for 128 rows by 64 columns of weights that are not of 16 bits
 LATENCY = 2500  # cycles from asking for a stage to having it
@@ -30,7 +31,7 @@ MEMORY, MEMORY_BEGINS = 2050, 8300  # bytes of the GPU's memory in a cycle; cycl
 BESIDE = 0.05  # of what is shorter, the multiprocessors' work or the read, that is not hidden behind the other
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many CTAs that there is room for at once
 EDGES, RESULTS = 2400, 8800  # cycles of a tile beside its products: of any, and of 128 rows by 256 tokens
-ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 8000  # the same where so many CTAs add up their sums
+ADDING, SUMS = {1: 0, 2: 450, 4: 4500, 8: 5500}, 7500  # the same where so many CTAs add up their sums
 MEETING, SHARING = 6000, 0.985  # cycles of a launch whose CTAs share tokens, and what remains of a stage's
 LARGE = 128 * 256  # sums of a large tile
 SPLITS = (1, 2, 4, 8)
@@ -39,7 +40,7 @@ OF_FEW: tuple[tuple[int, ...], tuple[int, ...]] = ((64, 128, 192), (1,))
 OF_MANY: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     64: ((64, 128, 256), (1,)), 128: ((64, 128, 192, 256), (1, 2)), 192: ((128,), (1, 2)), 256: ((64, 128), (1, 2)),
 }  # fmt: skip
-IN_E4M3 = {192: ((128, 192), (1, 2))}  # the same of e4m3 where it differs
+IN_E4M3 = {192: ((128, 192), (1,))}  # the same of e4m3 where it differs
 
 
 def candidates(kernel: type[P], fields: dict[str, Any], rows: int) -> Iterator[P]:
@@ -91,7 +92,7 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
     tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR
     if spec.scaled:
-        tensor *= IN_BYTES
+        tensor *= IN_BYTES * (ALONE if spec.promotes and shape.groups == 1 else 1)
     elif not isinstance(kind, Half):
         tensor += CONVERTING * tile_rows / 128
     per_row = kind.tile_bytes / (kind.tile_k * 16) * spec.columns
