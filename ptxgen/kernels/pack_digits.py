@@ -94,8 +94,12 @@ class PackDigits(KernelType):
         grid = f"ceil_div(rows, {layout.TOKENS}) * {layout.TOKENS}"
         return Launch((grid, self.parts, 1), (self.threads, 1, 1), programmatic=self.programmatic)
 
+    @property
+    def once(self) -> bool:
+        """Whether a CTA has all of its row, which it then reads once."""
+        return bool(self.norm) and self.parts == 1
+
     def build(self, b: Builder) -> None:
-        wait_for_producer(b, self.programmatic)
         with b.fragment("locate", "a row's units, 16 columns a thread; rows past the last, in the last tile, are zero"):
             thread = b.op("mov.u32", "thread", b.special("tid.x"))
             row = b.op("mov.u32", "row", b.special("ctaid.x"))
@@ -103,6 +107,25 @@ class PackDigits(KernelType):
             if self.parts > 1:
                 part = b.op("mov.u32", "row_part", b.special("ctaid.y"))
                 b.op("mad.lo.u32", place, part, self.threads, thread)
+            tile, token = split(b, "tile", "token", row, layout.TOKENS)
+        digits = UnitDigits(b)
+        with b.fragment("begin", "where the thread reads and writes"):
+            unit, of_unit = split(b, "unit", "place_of_unit", place, LANES)
+            pair, quad = split(b, "pair_of_unit", "quad", of_unit, 4)
+            has_unit = b.op("setp.lt.u32", "unit_exists", unit, self.units)
+            source = b.op("mad.wide.u32", "source", row, 4 * self.dim, b.ld_param("x"))
+            column = b.op("mul.lo.u32", "own_column", unit, layout.UNIT)
+            b.op("mad.lo.u32", column, pair, layout.PAIR, column)
+            b.op("mad.lo.u32", column, quad, 4, column)
+            to = b.op("mad.wide.u32", "unit_to", tile, self.units * layout.UNIT_BYTES, b.ld_param("out"))
+            b.op("mad.wide.u32", to, unit, layout.UNIT_BYTES, to)
+            digits.begin(pair, quad, token, to)
+        gains: tuple[Reg, ...] = ()
+        if self.norm:
+            gains = self._gains(b, column, has_unit)
+        else:
+            b.without("load_gains")
+        wait_for_producer(b, self.programmatic)
         with b.fragment("count", "how many rows there are, and whether this is one"):
             if self.indirect:
                 count = b.reg("row_count", "s32")
@@ -111,53 +134,61 @@ class PackDigits(KernelType):
                 count = b.ld_param("n_rows")
             count = b.op("max.s32", "rows_counted", count, 0)
             exists = b.op("setp.lt.u32", "row_exists", row, count)
-            tile, token = split(b, "tile", "token", row, layout.TOKENS)
             first = b.op("sub.u32", "first_row", row, token)
             b.op("setp.lt.u32", "in_a_tile", first, count)
-        digits = UnitDigits(b)
-        with b.fragment("begin", "where the thread reads and writes"):
-            unit, of_unit = split(b, "unit", "place_of_unit", place, LANES)
-            pair, quad = split(b, "pair_of_unit", "quad", of_unit, 4)
-            b.op("setp.lt.u32", "unit_exists", unit, self.units)
-            source = b.op("mad.wide.u32", "source", row, 4 * self.dim, b.ld_param("x"))
-            gains = b.ld_param("norm_weight") if self.norm else None
-            column = b.op("mul.lo.u32", "own_column", unit, layout.UNIT)
-            b.op("mad.lo.u32", column, pair, layout.PAIR, column)
-            b.op("mad.lo.u32", column, quad, 4, column)
-            to = b.op("mad.wide.u32", "unit_to", tile, self.units * layout.UNIT_BYTES, b.ld_param("out"))
-            b.op("mad.wide.u32", to, unit, layout.UNIT_BYTES, to)
-            digits.begin(pair, quad, token, to)
-        root = self._squares(b, thread, source, exists) if gains is not None else None
-        if root is None:
-            b.without("begin_squares", "squares_pass", "root")
         values = b.array("value", "f32", OWN).regs
-        with b.fragment("pack_unit", "the thread's columns into their unit"):
+        with b.fragment("load_unit", "the thread's columns"):
+            reads = b.op("and.pred", "reads_unit", exists, has_unit)
             at = b.op("mad.wide.u32", "own_source", column, 4, source)
-            convert.clear(b, values)
-            for chunk in range(CHUNKS):
-                convert.load_words(b, values[4 * chunk : 4 * chunk + 4], at, 64 * chunk, pred=exists)
-            if root is not None:
-                self._norm(b, values, root, b.op("mad.wide.u32", "own_gains", column, 4, gains))
+            self._load(b, values, at, reads)
+        root = None
+        if self.norm:
+            root = self._squares(b, thread, source, exists, values)
+        else:
+            b.without("begin_squares", "squares_pass", "root")
+        with b.fragment("pack_unit", "the thread's columns into their unit"):
+            for value, gain in zip(values, gains, strict=False):
+                if self.norm_offset:
+                    b.op("add.f32", gain, gain, self.norm_offset)
+                b.op("mul.f32", value, value, root)
+                b.op("mul.f32", value, value, gain)
             digits.keep(values)
 
-    def _squares(self, b: Builder, thread: Reg, source: Reg, exists: Reg) -> Reg:
+    def _load(self, b: Builder, values: tuple[Reg, ...], at: Reg, pred: Reg, space: str = "global") -> None:
+        """16 columns, zeros where there are none."""
+        convert.clear(b, values)
+        for chunk in range(CHUNKS):
+            convert.load_words(b, values[4 * chunk : 4 * chunk + 4], at, 64 * chunk, space=space, pred=pred)
+
+    def _gains(self, b: Builder, column: Reg, has_unit: Reg) -> tuple[Reg, ...]:
+        """The norm's weights, which are constant: they are loaded before x is waited for."""
+        gains: tuple[Reg, ...] = b.array("gain", "f32", OWN).regs
+        with b.fragment("load_gains", "the norm's weights are constant: they are loaded before x is waited for"):
+            at = b.op("mad.wide.u32", "own_gains", column, 4, b.ld_param("norm_weight"))
+            self._load(b, gains, at, has_unit, "global.nc")
+        return gains
+
+    def _squares(self, b: Builder, thread: Reg, source: Reg, exists: Reg, own: tuple[Reg, ...]) -> Reg:
         """1 over the root of the row's mean square, which every CTA of the row finds."""
         reach = 4 * self.threads
         loads = min(FLIGHT, -(-self.dim // reach))
         with b.fragment("begin_squares"):
             total = b.op("mov.f32", "square_sum", 0.0)
-            column = b.op("mul.lo.u32", "square_column", thread, 4)
-        values, inside = b.array("squared", "f32", 4 * loads), b.reg("square_inside", "pred")
+            column = None if self.once else b.op("mul.lo.u32", "square_column", thread, 4)
         with b.fragment("squares_pass", "add up the squares of a pass"):
-            at = b.op("mad.wide.u32", "square_at", column, 4, source)
-            convert.clear(b, values)
-            for i in range(loads):
-                b.op("setp.lt.and.u32", inside, column, max(0, self.dim - i * reach), exists)
-                convert.load_words(b, values[4 * i : 4 * i + 4], at, 4 * i * reach, pred=inside)
+            values: tuple[Reg, ...] = own
+            if column is not None:
+                values, inside = b.array("squared", "f32", 4 * loads).regs, b.reg("square_inside", "pred")
+                at = b.op("mad.wide.u32", "square_at", column, 4, source)
+                convert.clear(b, values)
+                for i in range(loads):
+                    b.op("setp.lt.and.u32", inside, column, max(0, self.dim - i * reach), exists)
+                    convert.load_words(b, values[4 * i : 4 * i + 4], at, 4 * i * reach, pred=inside)
             for value in values:
                 b.op("fma.rn.f32", total, value, value, total)
-            b.op("add.u32", column, column, loads * reach)
-            b.op("setp.lt.u32", "more_squares", column, self.dim)
+            if column is not None:
+                b.op("add.u32", column, column, loads * reach)
+                b.op("setp.lt.u32", "more_squares", column, self.dim)
         over_cta(b, "squares", "add.f32", [total], thread, self.threads // 32)
         with b.fragment("root", "1 / sqrt(mean + eps)"):
             root: Reg = b.op("fma.rn.f32", "root_of_row", total, 1 / self.dim, self.eps)
@@ -165,16 +196,6 @@ class PackDigits(KernelType):
             b.op("rcp.rn.f32", root, root)
         b.expose(repeats=self.dim > loads * reach)
         return root
-
-    def _norm(self, b: Builder, values: tuple[Reg, ...], root: Reg, at: Reg) -> None:
-        factors = b.array("gain", "f32", OWN)
-        for chunk in range(CHUNKS):
-            convert.load_words(b, factors[4 * chunk : 4 * chunk + 4], at, 64 * chunk, space="global.nc")
-        for value, factor in zip(values, factors, strict=True):
-            if self.norm_offset:
-                b.op("add.f32", factor, factor, self.norm_offset)
-            b.op("mul.f32", value, value, root)
-            b.op("mul.f32", value, value, factor)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 

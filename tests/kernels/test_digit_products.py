@@ -58,6 +58,7 @@ def test_integers_stay_below_two_to_the_22(value: float) -> None:
         (17, {"dim": 8960, "programmatic": True}),
         (9, {"dim": 4608, "norm": "rms", "norm_offset": 1.0, "indirect": True}),
         (8, {"dim": 1536, "norm": "rms", "eps": 0.1}),
+        (3, {"dim": 1792, "norm": "rms", "programmatic": True}),
     ],
 )
 def test_rows_become_digits(mode: str, rows: int, fields: dict[str, Any]) -> None:
