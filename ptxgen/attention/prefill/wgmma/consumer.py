@@ -78,6 +78,10 @@ class Consumer(ConsumerRegisters):
             parity = b.op("and.b32", b.reg("q_parity", "u32"), self.items_read, 1)
             b.op("add.u32", self.items_read, self.items_read, 1)
             self.step = b.op("mov.s32", "step", 0)
+        if self.items.pairs:
+            self._skip()
+        else:
+            b.without("own_rows", "aim_skipped", "k_skipped", "v_skipped", "release_skipped")
         ring.wait("q_full", at[ring.q_full], parity)
         with b.fragment("clear", "nothing seen so far"):
             self.softmax.clear()
@@ -89,6 +93,25 @@ class Consumer(ConsumerRegisters):
             b.without("load_q")
         with b.fragment("release_q"):
             ring.arrive(at[ring.q_empty], self.is_first_lane)
+
+    def _skip(self) -> None:
+        """Fragments `own_rows`, and of a tile of keys that lies behind all rows of the second of a pair."""
+        b, ring = self.b, self.ring
+        with b.fragment("own_rows", "the second of a pair has rows of its own, and leaves out keys behind them"):
+            skipped = b.reg("skipped", "s32")
+            self.items.take_second_rows(self.group, skipped)
+            skips = b.op("setp.gt.s32", "skips", skipped, 0)
+        with b.fragment("aim_skipped"):
+            _, slot, parity = ring.slot("skipped", self.read)
+        ring.wait("k_skipped", slot[K_FULL], parity)
+        ring.wait("v_skipped", slot[V_FULL], parity)
+        with b.fragment("release_skipped"):
+            b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
+            ring.arrive(slot[K_EMPTY], self.is_first_lane)
+            ring.arrive(slot[V_EMPTY], self.is_first_lane)
+            b.op("add.u32", self.read, self.read, 1)
+            b.op("add.s32", self.step, self.step, 1)
+            b.op("setp.lt.s32", skips, self.step, skipped)
 
     def _load_q(self) -> None:
         b = self.b

@@ -132,7 +132,8 @@ class QueryCopies:
                 size, exists = scratch(b, "copy_bytes", "u32"), scratch(b, "row_exists", "pred")
                 at = scratch(b, "q_at", "u64")
                 for i in range(copy.spread.row_passes):
-                    row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), items.first_row, self.row)
+                    first_row = items.second_row if items.pairs and group == 1 else items.first_row
+                    row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), first_row, self.row)
                     skip = ROWS * group + i * copy.spread.rows_per_pass
                     if skip:
                         b.op("add.s32", row, row, skip)

@@ -166,6 +166,19 @@ def adapts(prefill: Prefill) -> bool:
     return prefill.unmeasured and by_maps(prefill) and not prefill.attention.cache.batched
 
 
+def pairs(prefill: Prefill) -> bool:
+    """Whether a CTA that has one item of a short prompt takes two tiles of a warpgroup's rows: one of the latest and
+    one of the earliest tokens, so that all CTAs see about as many keys. The rows of each lie within a tile of keys."""
+    variant, group = prefill.attention.variant, prefill.attention.problem.group
+    return (
+        adapts(prefill)
+        and variant.causal
+        and not variant.window
+        and ROWS % group == 0
+        and tile_of(prefill).keys % (ROWS // group) == 0
+    )
+
+
 def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
     """Whether this attention is computed here; all else goes through mma.sync or FMA."""
     problem, variant = prefill.attention.problem, prefill.attention.variant
