@@ -67,7 +67,12 @@ class Softmax:
         self.shift = b.array("row_shift", "f32", count)
 
     @property
-    def factor(self) -> float:
+    def plain(self) -> bool:
+        """Whether a score is q·k times `factor`, and nothing else."""
+        return self.variant.plain
+
+    @property
+    def factor(self) -> float | Reg:
         """What turns a score into units of log2; those that went through the variant already are."""
         return self.variant.factor if self.variant.plain else 1.0
 
@@ -79,7 +84,7 @@ class Softmax:
 
     def vary(self, tile_start: Reg) -> None:
         """Fragment `vary`, where a score is more than q·k times a factor: what it goes through."""
-        if self.variant.plain:
+        if self.plain:
             self.b.without("vary")
             return
         with self.b.fragment("vary"):
@@ -192,7 +197,7 @@ class Softmax:
             other = b.reg("other_max", "f32")
             for largest in self.tile_max:
                 self.over_lanes("max.f32", largest, other)
-            if self.variant.plain:
+            if self.plain:
                 b.note("scale log2 e")
                 for largest in self.tile_max:
                     b.op("mul.f32", largest, largest, self.factor)
@@ -241,7 +246,7 @@ class Softmax:
         """Scores of a row to probabilities in the same registers, added to its sum; after `shifts`, in its fragment."""
         b = self.b
         for score in scores:
-            if self.variant.plain:
+            if self.plain:
                 b.op("fma.rn.f32", score.reg, score.reg, self.factor, self.shift[row])
             else:
                 b.op("add.f32", score.reg, score.reg, self.shift[row])

@@ -11,6 +11,7 @@ from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import Ragged
 from ptxgen.attention.prefill.rows import Rows, divide
 from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps, pairs
+from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
@@ -159,6 +160,10 @@ class Items(Rows):
             else:
                 self.first_row = b.op("mad.lo.s32", "first_row", self.row_tile, self.rows, -self.rows)
             self.first_head()
+            if folds_scales(self.variant):
+                self.k_scale = b.reg("k_scale_of_head", "f32")
+                at = b.op("mad.wide.u32", scratch(b, "k_scale_at", "u64"), self.kv_head, 4, b.ld_param("k_scale"))
+                b.op("ld.global.nc.f32", self.k_scale, at[0])
             if not self.problem.by_token:
                 self.q_rows()
             self._key_tiles()

@@ -19,8 +19,10 @@ LANES = SWIZZLED_ROW // 16  # threads side by side on a swizzled row
 class SwizzledCopy(RowCopy):
     """`rows` rows by `threads` threads; a thread takes the same place in every swizzled row that it visits."""
 
-    def __init__(self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType) -> None:
-        super().__init__(b, name, dim, rows, threads, dtype, dtype)
+    def __init__(
+        self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType, source: DType | None = None
+    ) -> None:
+        super().__init__(b, name, dim, rows, threads, source or dtype, dtype)
         self.spread = Spread(dim // self.elements, rows, threads, LANES)
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
@@ -158,7 +160,7 @@ class Producer(QueryCopies):
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
         super().__init__(b, spec, tile, items, ring, dtype)
-        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, dtype)
+        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, dtype, spec.attention.problem.kv_dtype)
         self.source = source_of(b, spec, items, self.kv)
 
     def aim(self, smem: Reg) -> None:

@@ -66,6 +66,10 @@ class Ring:
         """A warp is through, and counts as so many; part of an open fragment."""
         self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, count, pred=pred)
 
+    def arrive_all(self, at: Addr) -> None:
+        """Every thread of the producer arrives; part of an open fragment."""
+        self.b.op("mbarrier.arrive.shared::cta.b64", SINK, at, 1)
+
     def arrive_behind_copies(self, at: Addr) -> None:
         """A thread of the producer arrives when its copies so far have; part of an open fragment."""
         self.b.op("cp.async.mbarrier.arrive.noinc.shared::cta.b64", at)

@@ -137,27 +137,51 @@ _OF_BATCHES_BY_MAPS: tuple[_Row, ...] = (
     (192, 2, 96, False, 72, 216, True),
     (256, 2, 64, False, 40, 232, True),
 )
+_BY_CONVERSION: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 56, 152, False),
+    (96, 2, 96, False, 104, 200, False),
+    (128, 2, 128, False, 104, 200, False),
+    (192, 2, 80, False, 88, 208, True),
+)
+_BY_SCALED_CONVERSION: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 64, True, 56, 152, False),
+    (96, 2, 96, False, 104, 200, False),
+    (128, 2, 96, False, 104, 200, False),
+    (192, 2, 64, False, 104, 200, True),
+)
 
 
 @lru_cache(maxsize=64)
-def wgmma_tile(dim: int, maps: bool = True, batched: bool = False) -> WgmmaTile:
+def wgmma_tile(
+    dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False
+) -> WgmmaTile:
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps, those of a batch if
-    `batched`."""
+    `batched`; `converts`: they become 16-bit values on their way, `scaled`: with scales beside them."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
+    if converts:
+        table = _BY_SCALED_CONVERSION if scaled else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
     return WgmmaTile(dim, *row[1:], tails=maps and batched)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
-    return wgmma_tile(prefill.dim, by_maps(prefill), prefill.attention.cache.batched)
+    cache = prefill.attention.cache
+    return wgmma_tile(prefill.dim, by_maps(prefill), cache.batched, converts(prefill), cache.quantised)
+
+
+def converts(prefill: Prefill) -> bool:
+    """Whether K and V of 8 bits become 16-bit values on their way into shared memory."""
+    return prefill.attention.problem.kv_dtype.bits == 8
 
 
 def by_maps(prefill: Prefill) -> bool:
-    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: rings, and pages and
-    batches, whose sequences end at different keys, but with `unmeasured`."""
+    """Whether K and V come as boxes of tensor maps; else a thread copies 16 bytes at a time: rings, what is converted,
+    and pages and batches, whose sequences end at different keys, but with `unmeasured`."""
     cache = prefill.attention.cache
-    return not cache.ring and (not cache.batched or prefill.unmeasured)
+    return not cache.ring and not converts(prefill) and (not cache.batched or prefill.unmeasured)
 
 
 def adapts(prefill: Prefill) -> bool:
@@ -185,7 +209,7 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
     return (
         target.includes_any(("sm_90a",))
         and problem.q_dtype.bits == 16
-        and problem.q_dtype == problem.kv_dtype
+        and (problem.q_dtype == problem.kv_dtype or converts(prefill))
         and prefill.dim % 16 == 0
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
         and not variant.steps
