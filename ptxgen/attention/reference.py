@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ptxgen.attention.attention import Attention
+from ptxgen.dtypes import e4m3
 from ptxgen.scales import spread
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
         return widen(attention, x, of_sequence(a[f"{x}{suffix}"]), scales)
 
     return [side(x) for x in "kv"]
+
+
+def as_e4m3(q: np.ndarray) -> np.ndarray:
+    """Rows of queries, each rounded to e4m3 times a scale that brings its largest value to 448."""
+    import numpy as np
+
+    wide = q.astype(np.float32)
+    largest = np.maximum(np.abs(wide).max(-1, keepdims=True), np.float32(1e-30))
+    rounded = (wide * (np.float32(448) / largest)).astype(e4m3.numpy)
+    back: np.ndarray = rounded.astype(np.float64) * (largest / 448)
+    return back
 
 
 def attend(

@@ -7,6 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ptxgen.targets import Target
 
 IsaVersion = tuple[int, int]
@@ -157,6 +159,16 @@ class Form:
         """The operand slots for so many operands, those of `also` included; None when no form has that many."""
         form = self.of_count(count)
         return None if form is None else form.operands[:count]
+
+    def layout_of(self, vectors: Sequence[bool]) -> tuple[Slot, ...] | None:
+        """The same for operands of which some are vectors, where several forms have as many."""
+        for form in (self, *self.also):
+            slots = form.operands[: len(vectors)]
+            if form.takes(len(vectors)) and all(
+                ("vec" in slot.kinds) == v for slot, v in zip(slots, vectors, strict=True)
+            ):
+                return slots
+        return self.layout(len(vectors))
 
     def of_count(self, count: int) -> Form | None:
         """This form, or the first of `also`, that can have so many operands; None when none can."""

@@ -37,9 +37,9 @@ from ptxgen.attention.prefill.wgmma.tile import (
     tile_of,
 )
 from ptxgen.attention.problem import Problem
-from ptxgen.attention.reference import attend, cached_rows
+from ptxgen.attention.reference import as_e4m3, attend, cached_rows
 from ptxgen.attention.variant import SCALE, SINKS, SOFT_CAP, WINDOW, Variant
-from ptxgen.dtypes import DType, bf16, f16, f32, s32
+from ptxgen.dtypes import DType, bf16, e4m3, f16, f32, s32
 from ptxgen.idioms.programmatic import programmatic_rules, wait_for_producer
 from ptxgen.kernel import KernelType, kernel_type
 from ptxgen.launch import Launch, Param, buffer, grid3, scalar
@@ -117,6 +117,10 @@ class MultiHeadAttention(KernelType):
     unmeasured: bool = field(
         default=False, later=True, silent="another plan for the same results",
         doc="plans for sm_90a that were run on the CPU executor only: no GPU has run or timed them",
+    )  # fmt: skip
+    fp8: bool = field(
+        default=False, later=True,
+        doc="on sm_90a queries become e4m3, a scale a row, and meet e4m3 keys as they are",
     )  # fmt: skip
     heads_inside: int = field(
         default=0, later=True, draws=_heads_inside, refuses=(-1,),
@@ -210,10 +214,25 @@ class MultiHeadAttention(KernelType):
             yield f"ring: needs max_len (got ring={self.ring}, max_len=0; nearest: 0)"
         yield from rules.softmax_factors(self.scale, self.soft_cap)
         yield from head_scales_rules(self.head_scales, self.kv_dtype.name)
+        if self.fp8:
+            yield from self._fp8_rules()
+
+    def _fp8_rules(self) -> Iterator[str]:
+        if self.kv_dtype != e4m3 or self.q_dtype.bits != 16:
+            yield (
+                f"fp8: is of 16-bit queries over e4m3 keys (got q_dtype={self.q_dtype}, kv_dtype={self.kv_dtype}; "
+                "nearest: False)"
+            )
+        if self.head_dim % 32:
+            yield f"fp8: needs a head_dim that is a multiple of 32 (got head_dim={self.head_dim}; nearest: False)"
+        if self.soft_cap:
+            yield f"fp8: scores have no cap (got soft_cap={self.soft_cap:g}; nearest: False)"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from problem_rules(self.attention.problem)
         yield from programmatic_rules(self.programmatic, target)
+        if self.fp8 and not runs_on_wgmma(self.prefill, target):
+            yield f"fp8: needs sm_90a and a head_dim of at most 192 (got {target}, head_dim={self.head_dim})"
         if self.unmeasured and not (runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)):
             yield f"unmeasured: plans for wgmma with tensor maps, not for this (got {target}; nearest: False)"
 
@@ -262,7 +281,7 @@ class MultiHeadAttention(KernelType):
     @property
     def prefill(self) -> Prefill:
         """The attention, and how rows of tokens come and go."""
-        return Prefill(self.attention, self.indirect, self.lse, self.unmeasured)
+        return Prefill(self.attention, self.indirect, self.lse, self.unmeasured, self.fp8)
 
     def tile(self, target: Target) -> WgmmaTile | tiles.TensorTile | tiles.SimtTile:
         """What a CTA takes."""
@@ -368,6 +387,8 @@ class MultiHeadAttention(KernelType):
             k, v = (rows[:, : max(0, kv_len)] for rows in cached_rows(attention, a, s, ""))
             tokens = slice(first, first + max(0, q_len))
             q = self._by_head(a["q"], tokens)
+            if self.fp8:
+                q = as_e4m3(q)
             values, sums = attend(attention, q.reshape(self.n_heads, -1, self.head_dim), k, v, k.shape[1] - 1, a)
             for name, found in (("out", values.astype(self.q_dtype.numpy)), ("lse", sums)):
                 if name in out:

@@ -57,7 +57,8 @@ class Softmax:
         row_steps: Sequence[int],
         own: Callable[[], Owned],
     ) -> None:
-        self.b, self.variant, self.rows, self.scores, self.lanes = b, spec.attention.variant, rows, scores, lanes
+        self.b, self.spec, self.variant = b, spec, spec.attention.variant
+        self.rows, self.scores, self.lanes = rows, scores, lanes
         self.row_steps, self.own, self.group = row_steps, own, spec.attention.problem.group
         self._sources: dict[PerHead, Reg] = {}
         count = len(scores)
@@ -75,6 +76,10 @@ class Softmax:
     def factor(self) -> float | Reg:
         """What turns a score into units of log2; those that went through the variant already are."""
         return self.variant.factor if self.variant.plain else 1.0
+
+    def factor_of(self, row: int) -> float | Reg:
+        """That of one of the rows, where they have scales of their own."""
+        return self.factor
 
     def clear(self) -> None:
         """No key seen yet; part of an open fragment."""
@@ -199,8 +204,8 @@ class Softmax:
                 self.over_lanes("max.f32", largest, other)
             if self.plain:
                 b.note("scale log2 e")
-                for largest in self.tile_max:
-                    b.op("mul.f32", largest, largest, self.factor)
+                for row, largest in enumerate(self.tile_max):
+                    b.op("mul.f32", largest, largest, self.factor_of(row))
 
     def over_lanes(self, operation: str, value: Reg, other: Reg) -> None:
         """Reduce over the lanes that share a row; every lane gets the same bits."""
@@ -247,7 +252,7 @@ class Softmax:
         b = self.b
         for score in scores:
             if self.plain:
-                b.op("fma.rn.f32", score.reg, score.reg, self.factor, self.shift[row])
+                b.op("fma.rn.f32", score.reg, score.reg, self.factor_of(row), self.shift[row])
             else:
                 b.op("add.f32", score.reg, score.reg, self.shift[row])
             b.op("ex2.approx.ftz.f32", score.reg, score.reg)

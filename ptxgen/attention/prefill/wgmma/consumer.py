@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.wgmma.items import Items
-from ptxgen.attention.prefill.wgmma.registers import HIGH_WORD, K_STEP, ROWS_8, STEPS_OF_COLUMN, UNIT, ConsumerRegisters
+from ptxgen.attention.prefill.wgmma.registers import (
+    HIGH_WORD,
+    K_STEP,
+    K_STEP_8,
+    ROWS_8,
+    STEPS_OF_COLUMN,
+    UNIT,
+    ConsumerRegisters,
+)
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.softmax import TileSoftmax
 from ptxgen.attention.prefill.wgmma.tile import ROWS, SWIZZLED_ROW, WgmmaTile
@@ -42,7 +50,7 @@ class Consumer(ConsumerRegisters):
                 b.op("setp.lt.and.u32", has_rounds, self.group, self.items.active, has_rounds)
         else:
             b.without("stand_by")
-        self._queries()
+        self._queries(smem)
         self._tiles()
         self._products()
         self.softmax.build(self.start, self.rows)
@@ -71,7 +79,19 @@ class Consumer(ConsumerRegisters):
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
-    def _queries(self) -> None:
+    def _q_scales(self, smem: Reg) -> list[Reg]:
+        """Of this thread's two rows, from shared memory; part of an open fragment."""
+        b = self.b
+        at = b.op("shr.u32", b.reg("q_scale_from", "u32"), self.lane, 2)
+        b.op("mad.lo.u32", at, self.warp, ROWS // 4, at)
+        b.op("mad.lo.u32", at, self.group, ROWS, at)
+        b.op("mad.lo.u32", at, at, 4, smem)
+        scales = [b.reg(f"q_scale{r}", "f32") for r in range(2)]
+        for r, scale in enumerate(scales):
+            b.op("ld.shared.f32", scale, at[self.tile.q_scales_at + 4 * 8 * r])
+        return scales
+
+    def _queries(self, smem: Reg) -> None:
         b, ring = self.b, self.ring
         with b.fragment("begin_item", "wait for the queries of this item"):
             at = b.op("mad.lo.u32", "q_barrier", self.group, WORD, ring.at)
@@ -87,6 +107,11 @@ class Consumer(ConsumerRegisters):
             self.softmax.clear()
             for value in self.acc:
                 b.op("mov.f32", value, 0.0)
+        if self.spec.fp8:
+            with b.fragment("take_scales", "the scales of this thread's rows of q"):
+                self.softmax.take_scales(self._q_scales(smem))
+        else:
+            b.without("take_scales")
         if self.tile.q_in_registers:
             self._load_q()
         else:
@@ -165,17 +190,18 @@ class Consumer(ConsumerRegisters):
             "products_with_k", f"scores of {ROWS} rows and {tile.keys} keys, over head_dim={self.spec.dim}"
         ):
             b.op("wgmma.fence.sync.aligned")
-            op = f"wgmma.mma_async.sync.aligned.m64n{tile.keys}k16.f32.{type}.{type}"
+            contraction, kind, transposed = (K_STEP_8, "e4m3", ()) if self.spec.fp8 else (K_STEP, type, (0,))
+            op = f"wgmma.mma_async.sync.aligned.m64n{tile.keys}k{contraction}.f32.{kind}.{kind}"
             for step in range(self.steps):
                 column, within = divmod(step, STEPS_OF_COLUMN)
                 k = self.descriptor("k_matrix", self.k_low, 32 * within + column * tile.keys * SWIZZLED_ROW)
                 accumulates = int(step > 0)
                 if tile.q_in_registers:
                     held = tuple(self.q_held[4 * step : 4 * step + 4])
-                    b.op(op, tuple(self.score), held, k, accumulates, 1, 1, 0)
+                    b.op(op, tuple(self.score), held, k, accumulates, 1, 1, *transposed)
                 else:
                     q = self.descriptor("q_matrix", self.q_descriptor, 32 * within + column * ROWS * SWIZZLED_ROW)
-                    b.op(op, tuple(self.score), q, k, accumulates, 1, 1, 0, 0)
+                    b.op(op, tuple(self.score), q, k, accumulates, 1, 1, *transposed, *transposed)
             b.op("wgmma.commit_group.sync.aligned")
         steps = tile.keys // K_STEP
         early = min(EARLY, steps - 1)

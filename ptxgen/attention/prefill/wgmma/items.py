@@ -25,8 +25,8 @@ class Items(Rows):
     `next_round`, which producer and consumers both run.
 
     `adapts`: a short prompt has tiles of fewer rows, and `active` warpgroups of consumers take part. `pairs`: two of
-    them have tiles of rows of their own where `paired` holds: the first late ones, from `first_row` on, the second early
-    ones, from `second_row` + ROWS on.
+    them have tiles of rows of their own where `paired` holds: the first late ones, from `first_row` on, the second
+    early ones, from `second_row` + ROWS on.
     """
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile) -> None:

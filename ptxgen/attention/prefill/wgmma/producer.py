@@ -8,12 +8,15 @@ from ptxgen.attention.prefill.sources import Source, source_of
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.tile import FEWEST, ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
-from ptxgen.builder import Builder
+from ptxgen.builder import Builder, Fragment
 from ptxgen.builder.values import Addr, Reg
-from ptxgen.dtypes import DType
-from ptxgen.idioms.convert import scratch
+from ptxgen.dtypes import DType, e4m3
+from ptxgen.idioms.convert import clear, load_words, pack, scratch, scratch_array, store_words, unpack, words_of
+from ptxgen.idioms.reduce import halves, over_lanes
 
-LANES = SWIZZLED_ROW // 16  # threads side by side on a swizzled row
+CHUNK = 16  # bytes
+E4M3_MAX = 448.0
+LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 
 
 class SwizzledCopy(RowCopy):
@@ -23,6 +26,7 @@ class SwizzledCopy(RowCopy):
         self, b: Builder, name: str, dim: int, rows: int, threads: int, dtype: DType, source: DType | None = None
     ) -> None:
         super().__init__(b, name, dim, rows, threads, source or dtype, dtype)
+        self.elements = CHUNK // dtype.bytes
         self.spread = Spread(dim // self.elements, rows, threads, LANES)
 
     def offset(self, name: str, row: Reg, chunk: Reg) -> Reg:
@@ -63,7 +67,7 @@ class QueryCopies:
         self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType, first: int = 0
     ) -> None:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
-        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, dtype)
+        self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, e4m3 if spec.fp8 else dtype)
         self.dtype = dtype
         self.first_k = items.adapts
 
@@ -75,6 +79,7 @@ class QueryCopies:
         self.row, self.chunk = self.q.aim(self.thread)
         self.to = self.q.offset("copy_to", self.row, self.chunk)
         b.op("add.u32", self.to, self.to, smem)
+        self.base = smem
         self.taken = b.op("mov.u32", "items_filled", 0)
         self.q_from = b.ld_param("q")
 
@@ -128,6 +133,9 @@ class QueryCopies:
                 with b.fragment(f"aim_q{group}"):
                     b.op("setp.gt.u32", takes_part, items.active, group)
             wait, over = ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
+            if self.spec.fp8:
+                fills.append((f"q{group}", None, None, wait, over, self._round_q(group)))
+                continue
             with b.fragment(
                 f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
             ) as fill:
@@ -154,13 +162,75 @@ class QueryCopies:
             fills.append((f"q{group}", aim, takes_part, wait, over, fill))
         b.expose(q_fills=fills)
 
+    def _round_q(self, group: int) -> Fragment:
+        """Fragment `fill_q…` of rows that become e4m3, each over its largest value, which its scale has."""
+        b, copy, ring, items = self.b, self.q, self.ring, self.items
+        count, kind = copy.spread.column_passes, self.dtype
+        words = scratch_array(b, "q_word", "b32", count * words_of(kind, copy.elements))
+        values = scratch_array(b, "q_value", "f32", count * copy.elements)
+        packed = scratch_array(b, "q_packed", "b32", words_of(e4m3, copy.elements))
+        exists, taken, at = (
+            scratch(b, "row_exists", "pred"),
+            scratch(b, "chunk_exists", "pred"),
+            scratch(b, "q_at", "u64"),
+        )
+        largest, other = scratch(b, "q_largest", "f32"), scratch(b, "q_other", "f32")
+        inverse, place = scratch(b, "q_inverse", "f32"), scratch(b, "q_scale_at", "u32")
+        with b.fragment(
+            f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on, as e4m3 times a scale; zeros past the last"
+        ) as fill:
+            for i in range(copy.spread.row_passes):
+                row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), items.first_row, self.row)
+                b.op("add.s32", row, row, ROWS * group + i * copy.spread.rows_per_pass)
+                items.address("q_at", row, self.q_from, self.spec.attention.problem.query_bytes)
+                b.op("mad.wide.u32", at, self.chunk, copy.elements * kind.bytes, at)
+                b.op("setp.lt.s32", exists, row, items.n_rows)
+                clear(b, words)
+                each = words_of(kind, copy.elements)
+                for column, takes in copy.passes(i):
+                    if takes is not None:
+                        b.op("and.pred", taken, exists, takes)
+                    some = words[column * each : (column + 1) * each]
+                    load_words(
+                        b,
+                        some,
+                        at,
+                        column * LANES * copy.elements * kind.bytes,
+                        pred=exists if takes is None else taken,
+                    )
+                unpack(b, values, words, kind)
+                b.op("abs.f32", largest, values[0])
+                for value in values[1:]:
+                    b.op("abs.f32", other, value)
+                    b.op("max.f32", largest, largest, other)
+                over_lanes(b, "max.f32", largest, halves(LANES), other)
+                b.note("a row of zeros has a scale, too")
+                b.op("max.f32", largest, largest, 1e-30)
+                b.op("rcp.approx.ftz.f32", inverse, largest)
+                b.op("mul.f32", inverse, inverse, E4M3_MAX)
+                b.op("mul.f32", largest, largest, 1 / E4M3_MAX)
+                for value in values:
+                    b.op("mul.f32", value, value, inverse)
+                for column, takes in copy.passes(i):
+                    pack(b, packed, values[column * copy.elements : (column + 1) * copy.elements], e4m3)
+                    to = copy.place((self.to, group * self.tile.q_bytes), i, column)
+                    store_words(b, to.base, packed, to.offset, space="shared", pred=takes)
+                b.op("mad.lo.u32", place, self.row, 4, self.base)
+                first = b.op("setp.eq.u32", scratch(b, "is_first_chunk", "pred"), self.chunk, 0)
+                offset = self.tile.q_scales_at + 4 * (ROWS * group + i * copy.spread.rows_per_pass)
+                b.op("st.shared.f32", place[offset], largest, pred=first)
+            b.op("fence.proxy.async.shared::cta")
+            ring.arrive_all(ring.at[ring.q_full + WORD * group])
+        return fill
+
 
 class Producer(QueryCopies):
     """The same, and those of a tile of K and V: all 16 bytes at a time, by all threads of the producer."""
 
     def __init__(self, b: Builder, spec: Prefill, tile: WgmmaTile, items: Items, ring: Ring, dtype: DType) -> None:
         super().__init__(b, spec, tile, items, ring, dtype)
-        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, dtype, spec.attention.problem.kv_dtype)
+        source = spec.attention.problem.kv_dtype
+        self.kv = SwizzledCopy(b, "kv", spec.dim, tile.keys, WARPGROUP, source if spec.fp8 else dtype, source)
         self.source = source_of(b, spec, items, self.kv)
 
     def aim(self, smem: Reg) -> None:

@@ -30,6 +30,15 @@ class TileSoftmax(Softmax):
     def factor(self) -> float | Reg:
         return self.k_factor if folds_scales(self.variant) else super().factor
 
+    def factor_of(self, row: int) -> float | Reg:
+        return self.factors[row] if self.spec.fp8 else self.factor
+
+    def take_scales(self, scales: Sequence[Reg]) -> None:
+        """Of the rows of q; part of an open fragment."""
+        for scale in scales:
+            self.b.op("mul.f32", scale, scale, self.factor)
+        self.factors = scales
+
     def clear(self) -> None:
         """The same, and the factor of the item's scores."""
         super().clear()

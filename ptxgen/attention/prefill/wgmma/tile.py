@@ -29,7 +29,7 @@ class WgmmaTile:
 
     `q_in_registers`: q is the register operand of the first product, else it is read from shared memory. `out_over_q`:
     rows of out are staged in the place of those of q, where there is no room for both. `tails`: there is an mbarrier
-    of the boxes of V that reach past the last key.
+    of the boxes of V that reach past the last key. `fp8`: q and K are of 8 bits, and rows of q have scales.
     """
 
     dim: int
@@ -40,6 +40,7 @@ class WgmmaTile:
     consumer_registers: int
     out_over_q: bool = False
     tails: bool = False
+    fp8: bool = False
 
     @property
     def threads(self) -> int:
@@ -105,9 +106,14 @@ class WgmmaTile:
         return -(-(self.flag_at + 4) // MAP_BYTES) * MAP_BYTES
 
     @property
+    def q_scales_at(self) -> int:
+        """Where the scales of rows of q begin, where there are no maps."""
+        return self.maps_at
+
+    @property
     def shared_bytes(self) -> int:
         """All of it, and as much as keeps other CTAs off the multiprocessor."""
-        return max(self.maps_at + 2 * MAP_BYTES, ALONE)
+        return max(self.maps_at + (4 * self.rows if self.fp8 else 2 * MAP_BYTES), ALONE)
 
 
 # By the largest head_dim they take; of the registers the producer has more where its threads compute addresses.
@@ -151,25 +157,32 @@ _BY_SCALED_CONVERSION: tuple[_Row, ...] = (
     (128, 2, 96, False, 104, 200, False),
     (192, 2, 64, False, 104, 200, True),
 )
+_BY_FP8: tuple[_Row, ...] = (
+    (32, 2, 16, False, 72, 216, False),
+    (64, 3, 80, True, 104, 136, False),
+    (128, 2, 112, False, 136, 184, False),
+    (192, 2, 48, False, 120, 192, True),
+)
 
 
 @lru_cache(maxsize=64)
 def wgmma_tile(
-    dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False
+    dim: int, maps: bool = True, batched: bool = False, converts: bool = False, scaled: bool = False, fp8: bool = False
 ) -> WgmmaTile:
     """The tile for rows of `dim` elements; `maps`: K and V come as boxes of tensor maps, those of a batch if
-    `batched`; `converts`: they become 16-bit values on their way, `scaled`: with scales beside them."""
+    `batched`; `converts`: they become 16-bit values on their way, `scaled`: with scales beside them, `fp8`: but
+    for K."""
     table = _OF_BATCHES_BY_MAPS if maps and batched else _BY_MAPS if maps else _BY_COPIES
     if converts:
-        table = _BY_SCALED_CONVERSION if scaled else _BY_CONVERSION
+        table = _BY_FP8 if fp8 else _BY_SCALED_CONVERSION if scaled else _BY_CONVERSION
     row = next(row for row in table if dim <= row[0])
-    return WgmmaTile(dim, *row[1:], tails=maps and batched)
+    return WgmmaTile(dim, *row[1:], tails=maps and batched, fp8=fp8)
 
 
 def tile_of(prefill: Prefill) -> WgmmaTile:
     """What a CTA takes of an attention that runs on wgmma."""
     cache = prefill.attention.cache
-    return wgmma_tile(prefill.dim, by_maps(prefill), cache.batched, converts(prefill), cache.quantised)
+    return wgmma_tile(prefill.dim, by_maps(prefill), cache.batched, converts(prefill), cache.quantised, prefill.fp8)
 
 
 def converts(prefill: Prefill) -> bool:
