@@ -200,10 +200,18 @@ def generation() -> Iterable[str]:
     yield table(["what", "by", "ms", ""], lines)
 
 
+def _last_with(name: str, every: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The last run whose rows have this measure; `KeyError` where none has."""
+    found = [run for run in every if name in run[0]]
+    if not found:
+        raise KeyError(name)
+    return found[-1]
+
+
 def starting() -> Iterable[str]:
     """What imports and first texts cost beside an earlier commit: CPU time, and instructions."""
     every = [run for run in runs("start_up").values() if not run[-1].get("partial")]
-    timed, counted = (next(run for run in reversed(every) if name in run[0]) for name in ("us", "instructions"))
+    timed, counted = (_last_with(name, every) for name in ("us", "instructions"))
     times, lines = {row["impl"] + row["case"]["what"]: row for row in timed}, []
     for row, now in zip(counted[::2], counted[1::2], strict=True):
         what = row["case"]["what"]

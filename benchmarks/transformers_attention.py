@@ -5,9 +5,9 @@ python -m benchmarks.transformers_attention --report [--run ID]
 
 Weights and cache are random. "graph": one step over a static cache, captured in a CUDA graph and replayed: the time is
 the device's. "eager": a step over a cache that grows, as `generate` runs it without compilation. "prompt": a whole
-prompt at once. Of each case all implementations run in the same process, in turns; "ours / best" is the
-median of the turns' own quotients (of runs of before November 24, 2026: the quotient of medians, each implementation's
-measurements one after the other).
+prompt at once, up to 2^18 tokens. Of each case all implementations run in the same process, in turns; "ours / best" is
+the median of the turns' own quotients (of runs of before November 24, 2026: the quotient of medians, each
+implementation's measurements one after the other).
 
 | impl | is |
 | --- | --- |
@@ -34,7 +34,10 @@ DEPTHS, BATCHES = (512, 4096, 32768), (1, 8, 32)
 IMPLS = ("ptxgen", "sdpa", "fa2")
 STEPS = 8  # of a measurement, or as many as LONGEST seconds hold
 LONGEST = 0.08
-LEAST, MOST, LONG = 4, 12, 4.0  # rounds of a case, and after how many seconds no two more are begun
+LEAST, MOST = 2, 12  # rounds of a case
+LONG = {"graph": 1.0, "prompt": 3.0, "eager": 1.0}  # seconds after which no two more are begun
+MOST_PROMPT = 1 << 18  # tokens
+RATE = 1e5  # of them a second, about: what a case takes is judged by it
 ROOM = 64  # positions behind the depth
 DEVICE = "cuda"
 
@@ -115,7 +118,7 @@ def graph(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[
 
 
 def eager(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
-    """A step over a cache that grows, of its own."""
+    """A step over a cache that grows; all over one, cut to the depth before a measurement."""
     import torch
     from transformers import DynamicCache
 
@@ -123,15 +126,18 @@ def eager(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[
     config = model.config
     shape = (batch, config.num_key_value_heads, depth, config.head_dim)
     token = torch.full((batch, 1), 7, device=DEVICE)
+    cache = DynamicCache(config=config)
+    for layer in range(config.num_hidden_layers):
+        rows = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        cache.update(rows, rows, layer)
+
+    def rewind(impl: str) -> None:
+        model.set_attn_implementation(impl)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, :depth], layer.values[:, :, :depth]
+
     for impl in impls:
-        cache = DynamicCache(config=config)
-        for layer in range(config.num_hidden_layers):
-            rows = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-            cache.update(rows, rows, layer)
-        yield (
-            partial(model, token, past_key_values=cache, logits_to_keep=1),
-            partial(model.set_attn_implementation, impl),
-        )
+        yield partial(model, token, past_key_values=cache, logits_to_keep=1), partial(rewind, impl)
 
 
 def prompt(model: Any, impls: Sequence[str], depth: int, batch: int) -> Iterator[Ready]:
@@ -157,17 +163,18 @@ def timer(step: Callable[[], object], rewind: Callable[[], object]) -> Callable[
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / steps
 
-    measured(1)
-    return partial(measured, max(1, min(STEPS, int(LONGEST / measured(1)))))
+    first = measured(1)
+    each = first if first > 20 * LONGEST else measured(1)
+    return partial(measured, max(1, min(STEPS, int(LONGEST / each))))
 
 
-def alternated(timers: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+def alternated(timers: Mapping[str, Callable[[], float]], long: float) -> dict[str, list[float]]:
     """Seconds of each, a number a round. In a round all are measured one after the other, in every second round the
-    other way about, so that a clock that rises or falls meets all of them."""
+    other way about, so that a clock that rises or falls meets all of them. After `long` seconds no two more begin."""
     found: dict[str, list[float]] = {impl: [] for impl in timers}
     began = time.perf_counter()
     for number in range(0, MOST, 2):
-        if number >= LEAST and time.perf_counter() - began > LONG:
+        if number >= LEAST and time.perf_counter() - began > long:
             break
         for impl in (*timers, *reversed(list(timers))):
             found[impl].append(timers[impl]())
@@ -201,8 +208,8 @@ def profiled(model: Any, depth: int, batch: int) -> None:
 
 KINDS: dict[str, Callable[[Any, Sequence[str], int, int], Iterator[Ready]]] = {
     "graph": graph,
-    "prompt": prompt,
     "eager": eager,
+    "prompt": prompt,
 }
 
 
@@ -217,7 +224,10 @@ def measure(run: Run, given: argparse.Namespace) -> None:
             profiled(model, *(int(part) for part in size.split("x")))
     sizes = sorted(((depth, batch) for depth in DEPTHS for batch in BATCHES), key=math.prod)
     cases = [
-        (kind, *size) for kind in given.kind or KINDS for size in sizes if kind == "graph" or math.prod(size) <= 131072
+        (kind, *size)
+        for kind in given.kind or KINDS
+        for size in sizes
+        if kind != "prompt" or math.prod(size) <= MOST_PROMPT
     ]
     tasks = []
     for kind, depth, batch in cases:
@@ -227,7 +237,7 @@ def measure(run: Run, given: argparse.Namespace) -> None:
             tokens = batch * (depth if kind == "prompt" else 1)
             with torch.no_grad():
                 ready = KINDS[kind](model, IMPLS, depth, batch)
-                found = alternated({impl: timer(*of) for impl, of in zip(IMPLS, ready, strict=True)})
+                found = alternated({impl: timer(*of) for impl, of in zip(IMPLS, ready, strict=True)}, LONG[kind])
             for impl, seconds in found.items():
                 middle = statistics.median(seconds)
                 more = {} if impl != IMPLS[0] else {"ahead": ahead(found) or 0.0}
@@ -235,7 +245,8 @@ def measure(run: Run, given: argparse.Namespace) -> None:
                 print(case, impl, row["us"], "us", row["tokens_per_s"], "tokens/s", flush=True)
             torch.cuda.empty_cache()
 
-        tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, "all", work, seconds=6.0))
+        passes = depth * batch * 3 * len(IMPLS) / RATE if kind == "prompt" else 0.0
+        tasks.append(Task({"kind": kind, "depth": depth, "batch": batch}, "all", work, seconds=4.0 + passes))
     work_off(run, tasks, ends)
 
 

@@ -64,6 +64,10 @@ class ConfigWarning(UserWarning):
     """A `config.json` has a key that is not known, or says what kernels do otherwise."""
 
 
+class CacheWarning(RuntimeWarning):
+    """A cache directory cannot be used; its entries stay in memory."""
+
+
 class VersionWarning(UserWarning):
     """A text's `.version` is newer than the instruction table."""
 

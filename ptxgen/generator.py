@@ -87,6 +87,8 @@ def _checked(entry: str) -> str:
     """The name of an entry, as PTX, C and Rust take it."""
     if not isinstance(entry, str) or (entry and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", entry)):
         raise SpecError(f"entry: must be letters, digits and _, a letter first (got {brief(entry)})")
+    if entry == "WARP_SZ":
+        raise SpecError("entry: must be another name than PTX's constant (got 'WARP_SZ')")
     return entry
 
 

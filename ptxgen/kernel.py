@@ -72,8 +72,11 @@ class KernelType:
         raise NotImplementedError
 
     def template(self, target: Target) -> str:
-        """The skeleton's file name without `.ptx.j2`; override where targets deserve different shapes."""
-        return self.kernel_name
+        """The skeleton's file name without `.ptx.j2`: the name of the kernel type that has this `build` first. Override
+        where targets deserve different shapes."""
+        own = type(self)
+        named = (cls.__dict__.get("kernel_name") for cls in reversed(own.__mro__) if _build(cls) is _build(own))
+        return next(filter(None, named), self.kernel_name)
 
     def bundle_name(self, role: str) -> str:
         """What it is called in a model's bundle, where it does what `role` says: `bundled_as`, else the role where that
@@ -213,6 +216,10 @@ def _spread(cls: type) -> None:
             annotations[each.name] = f"{each.type} | None" if default is None else each.type
             setattr(cls, each.name, dataclasses.field(default=default, metadata=each.metadata))
     cls.__annotations__ = annotations
+
+
+def _build(cls: type) -> object:
+    return getattr(cls, "build", None)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

@@ -138,6 +138,11 @@ class Variant:
         return (*((K_SCALE,) if self.head_scales else ()), *(v for step in self.steps for v in step.per_head))
 
     @property
+    def by_position(self) -> bool:
+        """Whether something depends on where a query stands: which keys it sees, or a step."""
+        return self.causal or bool(self.steps)
+
+    @property
     def plain(self) -> bool:
         """Whether a score is q·k times `factor`, and nothing else."""
         return not (self.soft_cap or self.head_scales or self.steps)

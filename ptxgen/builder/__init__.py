@@ -210,10 +210,8 @@ class Builder:
             raise self._error(str(unknown)) from None
         if form.name in _SHAPE_WORDS and opcode != "bar.warp.sync":
             raise self._error(f"{opcode}: control flow and barriers belong to the template, not to a fragment")
-        if form.also:
-            slots = form.layout_of([isinstance(operand, (tuple, list, RegArray)) for operand in operands])
-        else:
-            slots = form.layout(len(operands))
+        braced = [isinstance(each, (tuple, list, RegArray)) for each in operands] if form.also else ()
+        slots = form.layout(len(operands), braced)
         if slots is None:
             most, least = len(form.operands), len(form.operands) - form.optional
             counts = f"{least} to {most}" if form.optional else f"{most}"

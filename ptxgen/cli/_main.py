@@ -18,7 +18,7 @@ import click
 
 import ptxgen.cli
 from ptxgen import __version__
-from ptxgen.errors import ConfigWarning, ExecutionError, PtxgenError, VersionWarning
+from ptxgen.errors import CacheWarning, ConfigWarning, ExecutionError, PtxgenError, VersionWarning
 from ptxgen.packages import KernelWarning
 
 INTERRUPTED = 130  # the exit code
@@ -82,7 +82,7 @@ def _show_warning(others: Callable[..., None]) -> Callable[..., None]:
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, KernelWarning | VersionWarning):
             _complain(str(message), 0)
-        elif issubclass(category, ConfigWarning):
+        elif issubclass(category, ConfigWarning | CacheWarning):
             _complain(f"warning: {message}", 0)
         else:
             others(message, category, *where, **more)

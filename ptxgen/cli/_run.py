@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ptxgen.cli._complete import target_names
+from ptxgen.cli._given import FloatRange, goes_with
 from ptxgen.errors import SpecError, brief
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _ISOLATE: list[tuple[str, dict[str, Any]]] = [
     ("--isolate", dict(is_flag=True, help="Run in a process of its own, which can write no file.")),
     ("--memory", dict(type=click.IntRange(1, 1 << 20), default=4096, metavar="MIB",
                       help="What --isolate allows it  [default: 4096]")),
-    ("--seconds", dict(type=click.FloatRange(0, 1e6, min_open=True), default=60.0,
+    ("--seconds", dict(type=FloatRange(0, 1e6, min_open=True), default=60.0,
                        help="How long --isolate lets it run  [default: 60]")),
 ]  # fmt: skip
 
@@ -61,7 +62,10 @@ def limits_of(isolate: bool, memory: int, seconds: float) -> Limits | None:
     """What `isolate_options` ask for; CPU time follows wall time, over all host threads."""
     from ptxgen.runtime.tools.isolate import Limits
 
-    return Limits(seconds, math.ceil(seconds) * (os.cpu_count() or 1), memory << 20) if isolate else None
+    if not isolate:
+        goes_with("--isolate", "memory", "seconds")
+        return None
+    return Limits(seconds, math.ceil(seconds) * (os.cpu_count() or 1), memory << 20)
 
 
 def size_options(spec: KernelType, words: Sequence[str], seq_len: int | None) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ptxgen.cli._given import FloatRange
 from ptxgen.cli._output import emit_json, json_option, printable, say
 from ptxgen.cli._run import SEED, isolate_options, limits_of
 from ptxgen.errors import SpecError
@@ -45,7 +46,7 @@ def _extent(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
               help="All arguments: arrays by the parameters' names, or in order (0 dimensions: a scalar).")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(min=0), default=5, help="Random orders to try  [default: 5]")
 @click.option("--seed", type=SEED, default=0, help="The first of them, and of random data  [default: 0]")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0,
+@click.option("--time-limit", type=FloatRange(min=0, min_open=True), default=60.0,
               help="Seconds of a launch before it is given up  [default: 60]")  # fmt: skip
 @click.option("--equal-stores", is_flag=True, help="Unordered stores of equal values are findings, not notes.")
 @click.option("--any-order", is_flag=True, help="Results that depend on the order are notes, not findings.")

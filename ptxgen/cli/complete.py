@@ -28,10 +28,10 @@ _WORTH_A_BAR = 64 << 20  # bytes of weights whose loading is watched
 )
 @click.option(
     "--precision",
-    type=click.Choice(["exact", "fast"]),
+    type=click.Choice(["exact", "fast", "e4m3"]),
     default="exact",
     show_default=True,
-    help="Of the prompt; fast rounds to bf16 on GPUs with wgmma.",
+    help="Of the prompt; fast rounds to bf16 on GPUs with wgmma, e4m3 for weights in e4m3 to e4m3.",
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-k", type=int, default=0, show_default=True, help="Draw from so many likeliest; 0 is off.")

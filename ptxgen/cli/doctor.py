@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from ptxgen.cli._complete import kv_dtypes, target_names
+from ptxgen.cli._given import goes_with
 from ptxgen.cli._output import emit_json, json_option, table
 from ptxgen.doctor import examine
 
@@ -34,11 +35,16 @@ def command(
 ) -> int:
     """Show driver, GPUs, highest PTX ISA, cache and optional parts. Exit 1 when something is wrong, not when absent;
     with --config when a model is refused."""
+    if config is not None and model is not None:
+        raise click.UsageError("doctor: --model or --config, not both")
+    if model is None:
+        goes_with("--model", "kv_dtype", "rings")
     if config is not None:
         return _survey(config, target or "sm_90", max_len, as_json)
     if model is not None:
         _memory(model, max_len, kv_dtype, rings, target or "sm_90a", as_json)
         return 0
+    goes_with("--model or --config", "max_len", "target")
     lines = examine()
     if as_json:
         emit_json([asdict(line) for line in lines])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ptxgen.cli._given import given, not_empty
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import progress, say
@@ -29,7 +30,12 @@ def _options() -> list[click.Option]:
 def _kernel_options() -> list[click.Option]:
     return [
         *_options(),
-        click.Option(["--name"], metavar="NAME", help="The kernel's name: of its entry, its files, in its stubs."),
+        click.Option(
+            ["--name"],
+            metavar="NAME",
+            callback=not_empty,
+            help="The kernel's name: of its entry, its files, in its stubs.",
+        ),
     ]
 
 
@@ -75,11 +81,15 @@ def _model(
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
+        if config is not None or model is not None:
+            raise click.UsageError("export: a kernel type, --config or --model: one of them")
+        if before := given():
+            raise click.UsageError(f"{before[0]}: goes behind the kernel type, or with --config")
         return
     if model is not None:
-        for name, given in (("--config", config), ("--prefix", prefix)):
-            if given:
-                raise click.UsageError(f"export: {name} does not go with --model (got {given})")
+        for name, value in (("--config", config), ("--prefix", prefix)):
+            if value:
+                raise click.UsageError(f"export: {name} does not go with --model (got {value})")
         _write_program(model, targets, output, no_cubin, **options)
         return
     if config is None:
@@ -103,10 +113,8 @@ def _write_program(
 
     if len(targets) != 1 or not output:
         raise click.UsageError("export --model: needs one --target, and -o, a new directory")
-    given = [f"--{name.replace('page_', '').replace('size', 'page-size')}" for name, value in of_config.items()
-             if value not in (None, 0, 1, "hnd")]  # fmt: skip
-    if given:
-        raise click.UsageError(f"export --model: {', '.join(given)} goes with --config")
+    if others := given(*of_config):
+        raise click.UsageError(f"export --model: {', '.join(others)} goes with --config")
     cubin = not no_cubin and bool(available_assemblers())
     listing = export_program(
         open_model(model, max_len), targets[0], output, kv_dtype=kv_dtype or "f16", cubin=cubin, rings=rings

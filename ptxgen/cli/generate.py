@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ptxgen.cli._given import goes_with, not_empty
 from ptxgen.cli._kernels import KernelGroup
 from ptxgen.cli._model import TARGET_NEEDED, asked, config_options, targets_option
 from ptxgen.cli._output import emit_json, progress, say
@@ -35,7 +36,7 @@ def _kernel_options() -> list[click.Option]:
         click.Option(["--manifest"], is_flag=True, help="Also write the launch contract, as JSON."),
         click.Option(["--annotate"], is_flag=True, help="Behind each instruction: where it comes from, as a comment."),
         click.Option(["--line-info"], is_flag=True, help="With .file and .loc, for profilers and debuggers."),
-        click.Option(["--entry"], metavar="NAME", default="", help="The entry's name  [default: the kernel's]"),
+        click.Option(["--entry"], metavar="NAME", callback=not_empty, help="The entry's name  [default: the kernel's]"),
     ]
 
 
@@ -46,7 +47,7 @@ def _one(
     manifest: bool,
     annotate: bool,
     line_info: bool,
-    entry: str,
+    entry: str | None,
     as_json: bool,
 ) -> None:
     """Generate one spec for its targets."""
@@ -63,7 +64,7 @@ def _one(
     files: dict[str, str] = {}
     for where in wanted:
         name = golden_file(spec, where) if to_directory else Path(str(output)).name
-        text, contract = _texts(spec, where, annotate, line_info, entry)
+        text, contract = _texts(spec, where, annotate, line_info, entry or "")
         files[name] = text
         if manifest:
             files[name.removesuffix(".ptx") + ".json"] = contract
@@ -114,6 +115,8 @@ def _model(
 ) -> None:
     """The group without a kernel: everything a model needs."""
     if click.get_current_context().invoked_subcommand is not None:
+        if config is None:
+            goes_with("--config", *options)
         return
     if config is None:
         raise click.UsageError("generate: name a kernel type (see `ptxgen list`), or give --config")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ptxgen.cli._given import FloatRange
 from ptxgen.cli._output import emit_json, json_option, progress, say, table
 from ptxgen.errors import CudaError, SpecError
 
@@ -50,15 +51,15 @@ _BATCHES = (1, 8, 32)
     "--fill",
     "fills",
     multiple=True,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FloatRange(0, 1, min_open=True),
     help="How full the cache is, as a share; several: their mean counts [default: 1]",
 )
 @click.option("-o", "--output", metavar="FILE", help="The table to write [default: PTXGEN_TUNING, else your own]")
 @click.option("--shipped", is_flag=True, help="Write the table that ptxgen ships (in a checkout).")
 @click.option("--device", default=None, help="cuda or cuda:N  [default: cuda]")
 @click.option("--target", default=None, help="Architecture to tune for [default: the GPU's own]")
-@click.option("--gain", type=click.FloatRange(0, 50), default=2.0, help="Write rows for no less, in %  [default: 2]")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=None, help="Begin no class after so long.")
+@click.option("--gain", type=FloatRange(0, 50), default=2.0, help="Write rows for no less, in %  [default: 2]")
+@click.option("--seconds", type=FloatRange(0, min_open=True), default=None, help="Begin no class after so long.")
 @click.option("--dry-run", is_flag=True, help="Show what would be measured; needs no GPU when --target is given.")
 @json_option
 def command(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ptxgen.targets import Target
 
 IsaVersion = tuple[int, int]
@@ -155,20 +154,22 @@ class Form:
         """Whether this form (without `also`) can have so many operands."""
         return len(self.operands) - self.optional <= count <= len(self.operands)
 
-    def layout(self, count: int) -> tuple[Slot, ...] | None:
-        """The operand slots for so many operands, those of `also` included; None when no form has that many."""
-        form = self.of_count(count)
-        return None if form is None else form.operands[:count]
+    def layout(self, count: int, braced: Sequence[bool] = ()) -> tuple[Slot, ...] | None:
+        """The operand slots for so many operands, those of `also` included; None when no form has that many.
 
-    def layout_of(self, vectors: Sequence[bool]) -> tuple[Slot, ...] | None:
-        """The same for operands of which some are vectors, where several forms have as many."""
-        for form in (self, *self.also):
-            slots = form.operands[: len(vectors)]
-            if form.takes(len(vectors)) and all(
-                ("vec" in slot.kinds) == v for slot, v in zip(slots, vectors, strict=True)
-            ):
-                return slots
-        return self.layout(len(vectors))
+        `braced`: which of them are registers in braces; it tells forms of equally many operands apart.
+        """
+        form = self.of_count(count)
+        if form is None:
+            return None
+        if braced and self.also:
+            same = [each for each in (self, *self.also) if each.takes(count) and each.braces(count) == tuple(braced)]
+            form = same[0] if same else form
+        return form.operands[:count]
+
+    def braces(self, count: int) -> tuple[bool, ...]:
+        """Which of the first operands are vectors."""
+        return tuple(slot.vector > 0 for slot in self.operands[:count])
 
     def of_count(self, count: int) -> Form | None:
         """This form, or the first of `also`, that can have so many operands; None when none can."""

@@ -13,6 +13,7 @@ from ptxgen.kernel import kernel_type
 from ptxgen.launch import Launch, Param, buffer, scalar
 from ptxgen.products.wgmma import tokens as packed
 from ptxgen.products.wgmma.packing import OWN, PackedRows, Packing
+from ptxgen.products.wgmma.scaled_packing import ScaledPacking
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @kernel_type
 class PackTokens(PackedRows):
-    """The first n_rows rows of x `[rows, dim]` as the tiles of 16-bit numbers that PackedGemm reads.
+    """The first n_rows rows of x `[rows, dim]` as the tiles that PackedGemm reads.
 
     out `[ceil(rows / tokens), blocks of 64 columns, digits, tokens, 64]`, in which the rows of a tile from n_rows on
     are zero; tiles without a row are not written. n_rows is a scalar, or `[1]` in device memory when `indirect`.
@@ -31,6 +32,8 @@ class PackTokens(PackedRows):
     `dim`: columns. `tokens`: rows of a tile. `dtype`: of out. `src_dtype`: of x. `precision`: "fast": x rounded to
     dtype once; "exact": three bf16 digits that add up to x. `norm`: "" or "rms": x / sqrt(mean(x²) + eps) ·
     (norm_offset + norm_weight) is packed. `eps`: added to the mean square. `norm_offset`: added to the norm's weights.
+    In e4m3 out is `[…, blocks of 128 columns, 1, tokens, 128]` of x / scale, and scales f32 `[…, blocks, tokens]` with
+    `group` 128, `[…, 1, tokens]` with 0, are as Quantize has them: max|x| / 448 of each group.
     """
 
     sizes = {"rows": 5, "n_rows": -1}  # -1: all
@@ -40,13 +43,16 @@ class PackTokens(PackedRows):
         dict(dim=5000, tokens=16, precision="exact", norm="rms", norm_offset=1.0, indirect=True),
         dict(dim=66, tokens=64, dtype="f16", precision="fast", norm="rms", programmatic=True),
         dict(dim=72, tokens=8, src_dtype="f16", precision="fast"),
+        dict(dim=300, tokens=8, dtype="e4m3", precision="fast", norm="rms", group=128),
+        dict(dim=5000, tokens=16, dtype="e4m3", precision="fast", norm="rms", indirect=True),
+        dict(dim=136, tokens=8, dtype="e4m3", src_dtype="bf16", precision="fast"),
     )
     lowest_target = "sm_80"
 
     def rules(self) -> Iterator[str]:
         yield from rules.between("dim", self.dim, 1, 1 << 17)
         yield from rules.one_of("tokens", self.tokens, packed.TOKENS)
-        yield from rules.one_of("dtype", self.dtype.name, ("bf16", "f16"))
+        yield from rules.one_of("dtype", self.dtype.name, ("bf16", "f16", "e4m3"))
         yield from rules.one_of("precision", self.precision, tuple(packed.DIGITS))
         yield from rules.one_of("norm", self.norm, ("", "rms"))
         yield from rules.between("eps", self.eps, 1e-12, 1.0)
@@ -56,6 +62,9 @@ class PackTokens(PackedRows):
             yield f"src_dtype: rows of 16-bit numbers are a multiple of {OWN} long (got dim={self.dim}; nearest: f32)"
         if self.precision == "exact" and self.dtype != bf16:
             yield f"dtype: exact digits are bf16 (got {self.dtype.name}; nearest: bf16)"
+        yield from rules.one_of("group", self.group, packed.SCALE_GROUPS)
+        if self.group and not self.scaled:
+            yield f"group: must be 0 with dtype {self.dtype}, which has no scales (got {self.group})"
 
     def target_rules(self, target: Target) -> Iterator[str]:
         yield from programmatic_rules(self.programmatic, target)
@@ -68,9 +77,11 @@ class PackTokens(PackedRows):
         out = [buffer("x", self.src_dtype, "rows", self.dim, align=source)]
         if self.norm:
             out.append(buffer("norm_weight", f32, self.dim, align=wide))
-        out.append(
-            buffer("out", self.dtype, *packed.shape(self.dim, self.tokens, self.digits), access="out", align=128)
-        )
+        tiles = packed.shape(self.dim, self.tokens, self.digits, self.dtype)
+        out.append(buffer("out", self.dtype, *tiles, access="out", align=128))
+        if self.scaled:
+            scales = packed.scale_shape(self.dim, self.tokens, self.group)
+            out.append(buffer("scales", f32, *scales, access="out", align=16))
         out.append(buffer("n_rows", s32, 1, align=4) if self.indirect else scalar("n_rows", s32))
         return tuple(out)
 
@@ -94,8 +105,8 @@ class PackTokens(PackedRows):
             tile, token = split(b, "tile", "token", row, self.tokens)
             first = b.op("sub.u32", "first_row", row, token)
             b.op("setp.lt.u32", "in_a_tile", first, count)
-        Packing(b, self).build(thread, row, tile, token, exists)
-        b.expose(repeats=self.columns > self.reach)
+        (ScaledPacking if self.scaled else Packing)(b, self).build(thread, row, tile, token, exists)
+        b.expose(repeats=self.columns > self.reach, largest_of_rows=self.scaled and not self.group)
 
     # -- example and reference -----------------------------------------------------------------------------------------
 
@@ -116,7 +127,10 @@ class PackTokens(PackedRows):
         if self.norm:
             mean = np.mean(x**2, 1, keepdims=True)
             x = x / np.sqrt(mean + self.eps) * (self.norm_offset + a["norm_weight"].astype(np.float64))
-        out = np.array(a["out"])
-        tiles = -(-count // self.tokens)
+        out, tiles = np.array(a["out"]), -(-count // self.tokens)
+        if self.scaled:
+            scales = np.array(a["scales"])
+            out[:tiles], scales[:tiles] = packed.pack_scaled(x.astype(np.float32), self.tokens, self.dtype, self.group)
+            return {"out": out, "scales": scales}
         out[:tiles] = packed.pack(x.astype(np.float32), self.tokens, self.dtype, self.digits)
         return {"out": out}

@@ -49,7 +49,8 @@ def step_program(
     "sample" by the rows' settings, "penalise" by the sequences' own tokens, too. `page_size`: the cache of a batch lies
     in so many `pages` of so many positions, and `page_table` says which are whose; `page_layout` is the order of their
     axes. `rings`: layers with a window keep rings with room for appends of up to so many rows. `precision` of several
-    rows: "exact" as f32 is; "fast" rounds them to bf16 before each product where the target has wgmma.
+    rows: "exact" as f32 is; where the target has wgmma "fast" rounds them to bf16 before each product, "e4m3" to e4m3
+    before products with weights in e4m3 (with a scale a row, or a row and 128 columns), and to bf16 before the others.
 
     Raises `SpecError` naming what is not covered.
     """
@@ -128,10 +129,12 @@ class _Step(Products):
         name = "embed_tokens" if model.tied else "lm_head"
         weight = self.matrix(name, [Part(name, vocab)], dim)
         logits = self.tensor("logits", "output", (rows, vocab))
-        if rows == 1 and self.choice == "greedy" and not model.soft_cap and self.step != "batch":
+        plain = not model.soft_cap and not model.head_bias
+        if rows == 1 and self.choice == "greedy" and plain and self.step != "batch":
             self._next_token(source, weight, logits)
             return
-        self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, rows=rows)
+        bias = self.vector("lm_head.bias", Part("lm_head.bias", vocab)) if model.head_bias else ""
+        self._product("lm_head", weight, vocab, dim, source, logits, norm=norm, bias=bias, rows=rows)
         if model.soft_cap:
             self.op("soft_cap", "soft_cap", {"x": logits}, {"rows": rows}, dim=vocab, cap=model.soft_cap)
         self._choose(logits, rows)
@@ -259,7 +262,7 @@ class _Step(Products):
     def _attended(self) -> DType:
         """The type of a prompt's queries and of what attention makes of them: the cache's, where that is fast."""
         packs = self.packs(self._kinds("o_proj"), self.model.q_width)
-        narrow = self.precision == "fast" and self.step == "prefill" and packs
+        narrow = self.precision != "exact" and self.step == "prefill" and packs
         return self.kv_dtype if narrow and self.kv_dtype in (f16, bf16) else f32
 
     def _qkv(self, x: str) -> list[Ref]:
@@ -337,14 +340,19 @@ class _Step(Products):
         gated = not {"gate_proj", "up_proj"} & set(model.biases)
         kinds = self._kinds("gate_proj", "up_proj", "down_proj")
         packs = self.packs(kinds[:2], model.dim) and self.packs(kinds[2:], model.hidden)
-        if gated and packs and model.hidden % WIDE_TILE == 0:
+        scaled = self.scale_group(kinds[:2], model.dim), self.scale_group(kinds[2:], model.hidden)
+        if gated and packs and model.hidden % WIDE_TILE == 0 and scaled == (None, None):
             out = self._packed_gate(x, kinds)
         else:
             width = model.hidden if gated else 2 * model.hidden
             fields = {"gated": True, "activation": model.activation} if gated else {}
             source, norm = self._input("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], width, **fields)
-            out = self.scratch("gate_up.out", model.hidden)
-            (self._gate if gated else self._biased_gate)(source, norm, out)
+            if gated and packs and scaled != (None, None) and model.hidden % STACK == 0:
+                out = self.tensor(self.at("gate_up.out"), "scratch", (self.rows, model.hidden), bf16)
+                self._gate(source, norm, out, out_dtype=bf16)
+            else:
+                out = self.scratch("gate_up.out", model.hidden)
+                (self._gate if gated else self._biased_gate)(source, norm, out)
         weight = self.matrix(self.at("down_proj"), [self._part("down_proj")], model.hidden)
         self._add(x, "down_proj", model.block.mlp_post_norm, weight, model.hidden, out)
 
@@ -360,7 +368,7 @@ class _Step(Products):
         model = self.model
         fields = {"gated": True, "activation": model.activation, "packed_out": True}
         tokens = self._tile_tokens(kinds[:1], model.hidden, model.dim, **fields)
-        source = self._packed("gate_up", x, model.dim, model.block.mlp_norm, tokens)
+        source = self._packed("gate_up", x, model.dim, model.block.mlp_norm, kinds[:2], tokens)
         out = self._packed_rows("down_proj", model.hidden, tokens)
         self._gate(source, "", out, packed_out=True)
         return out

@@ -161,7 +161,7 @@ _GEMMA3: dict[str, Any] = {
 _GEMMA3_SIZES = {"num_attention_heads": 8, "hidden_size": 2304, "num_hidden_layers": 26}
 _GEMMA3N: dict[str, Any] = {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "head_dim": 256, "num_key_value_heads": 2, "sliding_window": 512,
-    "sliding_window_pattern": 5, "num_kv_shared_layers": 15, "max_position_embeddings": 32768, "vocab_size": 262400,
+    "num_kv_shared_layers": 15, "max_position_embeddings": 32768, "vocab_size": 262400,
 }  # fmt: skip
 _GEMMA3N_SIZES = {"num_attention_heads": 8, "hidden_size": 2048, "num_hidden_layers": 35}
 _MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096}
@@ -180,8 +180,9 @@ _GEMMA3_TEXT = Family(
     layers.PATTERN, scale=BY_QUERY_SCALAR, local_theta="rope_local_base_freq", capped=True, defaults=_GEMMA3
 )
 _GEMMA3N_TEXT = Family(
-    layers.PATTERN, scale=ONE, local_theta="rope_local_base_freq", fixed={"num_kv_shared_layers": 0}, defaults=_GEMMA3N
-)
+    layers.BUT_EVERY_FIFTH, scale=ONE, local_theta="rope_local_base_freq",
+    fixed={"num_kv_shared_layers": 0, "sliding_window_pattern": 5}, defaults=_GEMMA3N,
+)  # fmt: skip
 _LLAMA4_TEXT = Family(
     layers.CHUNKED_LAYERS,
     layers.LISTED,
@@ -237,8 +238,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family(),
     "olmo3": Family(
-        layers.PATTERN, local_theta="rope_theta", fixed={"rope_theta": 500000},
-        defaults={"rope_theta": 500000, "sliding_window": 4096, "sliding_window_pattern": 4},
+        layers.BUT_EVERY_FOURTH, local_theta="rope_theta", fixed={"rope_theta": 500000, "sliding_window_pattern": 4},
+        defaults={"rope_theta": 500000, "sliding_window": 4096},
     ),
     "granite": Family(scale=BY_MULTIPLIER),
     "granitemoe": Family(scale=BY_MULTIPLIER),

@@ -25,17 +25,20 @@ COMMON = frozenset(
 
 @dataclass(frozen=True)
 class Key:
-    """Why a key is not covered; `harmless`: values that change nothing, beside null. `same`: or the value that the
-    shape has under this name; `twin`: or that the config has under this key."""
+    """Why a key is not covered; `harmless`: values that change nothing, beside null, unless `null` is false. `same`: or
+    the value that the shape has under this name; `twin`: or that the config has under this key."""
 
     why: str
     harmless: tuple[object, ...] = ()
+    null: bool = True
     same: str = ""
     twin: str = ""
 
     def allows(self, value: object, shape: Any, values: Mapping[str, Any]) -> bool:
         """Whether a value changes nothing."""
-        if value is None or any(type(value) is type(one) and value == one for one in self.harmless):
+        if value is None:
+            return self.null
+        if any(type(value) is type(one) and value == one for one in self.harmless):
             return True
         if self.twin and value == values.get(self.twin):
             return True
@@ -61,7 +64,7 @@ _AXES = Key("positions in several axes are not covered", (False,))
 _LOGN = Key("scores that grow with the length have no kernels here", (False,))
 
 CHANGES: Mapping[str, Key] = {
-    "is_causal": Key("attention here is causal", (True,)),
+    "is_causal": Key("attention here is causal", (True,), null=False),  # transformers: what is not true is not causal
     "use_bidirectional_attention": _BIDIRECTIONAL, "bidirectional": _BIDIRECTIONAL, "use_prefix_lm": _BIDIRECTIONAL,
     "alibi": Key("slopes by position have no prefill here", (False,)),
     "use_alibi": Key("slopes by position have no prefill here", (False,)),

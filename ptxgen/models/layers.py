@@ -13,6 +13,7 @@ from ptxgen.files.jsonfields import Fields
 
 T = TypeVar("T")
 _SWITCH = "use_sliding_window"
+_TYPED = ("sliding_window", "layer_types")
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -74,11 +75,6 @@ def _unrotated(read: Fields, n_layers: int) -> list[int]:
     return _typed(read, n_layers, lambda layer: not rotates[layer], _SWITCH)
 
 
-def _alternate(read: Fields, n_layers: int) -> list[int]:
-    _must_slide(read)
-    return _typed(read, n_layers, lambda layer: layer % 2 == 0)
-
-
 def _must_slide(read: Fields) -> None:
     """Refuse a config that leaves open what layers without the window that they should have do."""
     if read.values.get("sliding_window") is None and read.values.get("layer_types") is None:
@@ -93,6 +89,16 @@ def _pattern(read: Fields, n_layers: int) -> list[int]:
     return _typed(read, n_layers, lambda layer: pattern > 0 and (layer + 1) % pattern != 0)
 
 
+def _but_every(period: int, said: str) -> ByLayer[int]:
+    """A pattern that only `layer_types` changes."""
+
+    def windows(read: Fields, n_layers: int) -> list[int]:
+        _must_slide(read)
+        return _typed(read, n_layers, lambda layer: (layer + 1) % period != 0)
+
+    return ByLayer(said, windows, _TYPED)
+
+
 def _pattern_if_any(read: Fields, n_layers: int) -> list[int]:
     if read.values.get("sliding_window") is None:
         return _typed(read, n_layers, lambda layer: False)
@@ -104,7 +110,6 @@ def _chunked(read: Fields, n_layers: int) -> list[int]:
     return [0] * n_layers
 
 
-_TYPED = ("sliding_window", "layer_types")
 NO_WINDOW = ByLayer("none", _none)
 EVERY_LAYER = ByLayer("all layers", _every, ("sliding_window",))
 FROM_A_LAYER = ByLayer(
@@ -117,11 +122,13 @@ BELOW_A_LAYER = ByLayer(
 )  # fmt: skip
 SWITCHED = ByLayer("with use_sliding_window, all layers", _switched, ("sliding_window", _SWITCH))
 UNROTATED_LAYERS = ByLayer("with use_sliding_window, layers that do not rotate", _unrotated, (*_TYPED, _SWITCH))
-ALTERNATE = ByLayer("every other layer, from the first", _alternate, _TYPED)
+ALTERNATE = _but_every(2, "every other layer, from the first")
 PATTERN = ByLayer(
     "all but every sliding_window_pattern-th layer", _pattern,
     (*_TYPED, "sliding_window_pattern", "_sliding_window_pattern"),
 )  # fmt: skip
+BUT_EVERY_FOURTH = _but_every(4, "all but every fourth layer")
+BUT_EVERY_FIFTH = _but_every(5, "all but every fifth layer")
 PATTERN_IF_ANY = ByLayer(PATTERN.said, _pattern_if_any, PATTERN.keys)
 CHUNKED_LAYERS = ByLayer("none; chunks, as far as the cache ends before the second", _chunked, ("layer_types",))
 

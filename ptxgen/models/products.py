@@ -7,23 +7,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ptxgen.dtypes import bf16, f32
+from ptxgen.dtypes import DType, bf16, e4m3, f32
+from ptxgen.launch import Extent, evaluate
 from ptxgen.models.draft import Draft
 from ptxgen.models.program import Pairs, Part, Ref
 from ptxgen.models.spec import ModelSpec
-from ptxgen.products.wgmma.tokens import COLUMNS
+from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, columns, scale_shape
+from ptxgen.products.wgmma.tokens import shape as tile_shape
 from ptxgen.targets import target as parse_target
 from ptxgen.weights import weight_format
+from ptxgen.weights.e4m3 import BLOCK, E4m3
 
 if TYPE_CHECKING:
     from ptxgen.kernels.packed_gemm import PackedGemm
 
 QKV = ("q_proj", "k_proj", "v_proj")
-PRECISIONS = ("exact", "fast")
-BLOCK = 128  # rows of a scale of e4m3_block
+PRECISIONS = ("exact", "fast", "e4m3")
 STACK = 16  # rows of a record: matrices of whole records are stacked without padding between them
 # Rows from which wgmma is faster than mma.sync on rows of f32; of weights that are not quantised, from HALVES_FROM on.
-PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2}, 16
+PACKED_FROM, HALVES_FROM = {"exact": 32, "fast": 2, "e4m3": 2}, 16
 HALVES = frozenset({"bf16", "f16"})
 WIDE_TILE = 256  # columns to a multiple of which packed rows are filled up
 
@@ -85,8 +87,11 @@ class Products(Draft):
         kernel, sizes = ("gemv", {}) if self.is_token(rows) else ("gemm", {"rows": rows})
         if self.is_packed(x):
             kernel, fields["tokens"] = "packed_gemm", self.tensors[str(x)].shape[-2]
+            fields |= {"x_dtype": self.tensors[str(x)].dtype, "precision": self._rounding}
+            if fields["x_dtype"] == e4m3:
+                given["x_scales"] = f"{x}.scales"
             tiles = self._tiles(n=n, k=k, weights=held.format, bias=bool(bias), **fields)
-            fields |= {"precision": self.precision, "tile_rows": tiles.tile_rows, "split": tiles.split}
+            fields |= {"tile_rows": tiles.tile_rows, "split": tiles.split}
         self.op(kernel, role, given, sizes, n=n, k=k, weights=held.format, bias=bool(bias), **fields)
 
     def _norm_fields(self) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class Products(Draft):
         if self.is_token(self.rows):
             return x, norm
         if self.packs(kinds, k):
-            return self._packed(role, x, k, norm, self._tile_tokens(kinds, n, k, **fields)), ""
+            return self._packed(role, x, k, norm, kinds, self._tile_tokens(kinds, n, k, **fields)), ""
         if not norm:
             return x, ""
         out = self.scratch(f"{norm}.out", k)
@@ -127,30 +132,56 @@ class Products(Draft):
         wide = all(weight_format(kind).fitted(k).tile_k >= COLUMNS for kind in kinds)
         return enough and wide and parse_target(self.target).includes_any(("sm_90a",))
 
-    def _packed(self, role: str, x: str, k: int, norm: str, tokens: int) -> str:
-        """Rows of x in tiles of so many, normed."""
-        out = self._packed_rows(role, k, tokens)
+    @property
+    def _rounding(self) -> str:
+        """The precision of packed rows and of their products."""
+        return "exact" if self.precision == "exact" else "fast"
+
+    def scale_group(self, kinds: Sequence[str], k: int) -> int | None:
+        """Columns that share a scale where rows of k columns are packed in e4m3 for weights of these formats, 0: all
+        columns; None where they are packed in bf16."""
+        formats = [weight_format(kind).fitted(k) for kind in kinds]
+        found = {each.per == "block" if isinstance(each, E4m3) else None for each in formats}
+        if self.precision != "e4m3" or len(found) > 1 or None in found:
+            return None
+        if any(each.tile_k < columns(e4m3) for each in formats):
+            return None
+        return BLOCK if True in found else 0
+
+    def _packed(self, role: str, x: str, k: int, norm: str, kinds: Sequence[str], tokens: int) -> str:
+        """Rows of x in tiles of so many, normed, for products with weights of these formats."""
+        group = self.scale_group(kinds, k)
+        out = self._packed_rows(role, k, tokens, bf16 if group is None else e4m3)
         given: dict[str, str | Ref] = {"x": x, "out": out}
         source = self.tensors[x].dtype
-        fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self.precision, "src_dtype": source}
+        fields: dict[str, Any] = {"dim": k, "tokens": tokens, "precision": self._rounding, "src_dtype": source}
+        if group is not None:
+            shape = self._extents(scale_shape(k, tokens, group))
+            given["scales"] = self.tensor(f"{out}.scales", "scratch", shape)
+            fields |= {"dtype": e4m3, "group": group}
         if norm:
             given["norm_weight"] = self._norm_weight(norm)
             fields |= self._norm_fields()
         self.op("pack_tokens", f"{role}.pack", given, {"rows": self.rows}, **fields)
         return out
 
-    def _packed_rows(self, role: str, k: int, tokens: int) -> str:
+    def _packed_rows(self, role: str, k: int, tokens: int, of: DType = bf16) -> str:
         """Scratch memory for rows in tiles of so many."""
-        shape = (-(-self.rows // tokens), -(-k // WIDE_TILE) * 4, 3 if self.precision == "exact" else 1, tokens, 64)
-        return self.tensor(self.at(f"{role}.packed"), "scratch", shape, bf16)
+        shape = self._extents(tile_shape(k, tokens, DIGITS[self._rounding], of))
+        return self.tensor(self.at(f"{role}.packed"), "scratch", shape, of)
+
+    def _extents(self, shape: tuple[Extent, ...]) -> tuple[int, ...]:
+        return tuple(evaluate(extent, {"rows": self.rows}) for extent in shape)
 
     def _tile_tokens(self, kinds: Sequence[str], n: int, k: int, **fields: Any) -> int:
         """Tokens of a tile for products with weights of these formats."""
+        of = bf16 if self.scale_group(kinds, k) is None else e4m3
+        fields |= {"x_dtype": of, "precision": self._rounding}
         return min(self._tiles(n=n, k=k, weights=kind, **fields).tokens for kind in dict.fromkeys(kinds))
 
     def _tiles(self, **fields: Any) -> PackedGemm:
         """The packed product with these fields whose tiles are likely the fastest."""
-        return _fastest(self.rows, tuple(sorted({"precision": self.precision, **fields}.items())))
+        return _fastest(self.rows, tuple(sorted(fields.items())))
 
     def _kinds(self, *names: str) -> list[str]:
         """The formats of matrices of this layer, or of the whole model."""

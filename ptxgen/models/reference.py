@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,10 +19,18 @@ from ptxgen.models.spec import ModelSpec
 
 class ReferenceModel:
     """One sequence. `weights` by the names and shapes of `ModelSpec.tensors`; `kv_dtype` rounds what the cache holds
-    (None: it is float64, as all the rest)."""
+    (None: it is float64, as all the rest). `e4m3`: the matrices whose inputs are rounded to e4m3, and how many columns
+    share a scale (0: a row's)."""
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, np.ndarray], kv_dtype: object = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, np.ndarray],
+        kv_dtype: object = None,
+        e4m3: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.spec = spec
+        self._e4m3 = e4m3
         self._kv = None if kv_dtype is None else dtype(kv_dtype).numpy
         self._weights: dict[str, np.ndarray] = {}
         for name, shape in spec.tensors().items():
@@ -52,6 +61,8 @@ class ReferenceModel:
             x = x + self._norm(layer, block.mlp_post_norm, forwarded)
         x = self._rms(x, self._weights["norm"])
         logits = self._times(x, "embed_tokens" if spec.tied else "lm_head")
+        if spec.head_bias:
+            logits = logits + self._weights["lm_head.bias"]
         return np.asarray(spec.soft_cap * np.tanh(logits / spec.soft_cap) if spec.soft_cap else logits)
 
     def generate(self, prompt: Sequence[int], n: int) -> list[int]:
@@ -66,6 +77,8 @@ class ReferenceModel:
     # parts of a layer -------------------------------------------------------------------------------------------------
     def _times(self, x: np.ndarray, name: str) -> np.ndarray:
         """x times a matrix."""
+        if name in self._e4m3:
+            x = _in_e4m3(x, self._e4m3[name])
         return np.asarray(x @ self._weights[name].T)
 
     def _rms(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -126,6 +139,16 @@ class ReferenceModel:
     def _mlp(self, layer: int, x: np.ndarray) -> np.ndarray:
         gate, up = self._products(layer, ("gate_proj", "up_proj"), "gate_up_proj", x)
         return self._products(layer, ("down_proj",), "", _ACTIVATIONS[self.spec.activation](gate) * up)[0]
+
+
+def _in_e4m3(x: np.ndarray, group: int) -> np.ndarray:
+    """Rows rounded to e4m3, the largest of each group of columns being 448 of its scale."""
+    columns = group or x.shape[1]
+    parts = np.pad(x, ((0, 0), (0, -x.shape[1] % columns))).reshape(len(x), -1, columns)
+    largest = np.abs(parts).max(-1, keepdims=True)
+    scale = np.where(largest > 0, largest / 448, 1.0)
+    rounded = (parts / scale).astype(np.float32).astype(dtype("e4m3").numpy).astype(np.float64)
+    return np.asarray((rounded * scale).reshape(len(x), -1)[:, : x.shape[1]])
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

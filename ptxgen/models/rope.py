@@ -29,15 +29,22 @@ class _Asked:
 
     @property
     def trained_max_len(self) -> int:
-        """The longest context of the config, scaling included."""
-        return self.config.count("max_position_embeddings", self.max_len)
+        """The longest context of the config, scaling included. `max_len`, how much of it is kept, stands for nothing
+        here."""
+        return self.config.count("max_position_embeddings")
 
     @property
     def original_max_len(self) -> int:
         """The context that the model was first trained for: what the config says comes before what the table says."""
         key = "original_max_position_embeddings"
-        known = self.scaling.count(key, self.trained_max_len, least=2)
-        return self.config.count(key, known, least=2)
+        said = next((one for one in (self.config, self.scaling) if one.values.get(key) is not None), None)
+        return self.trained_max_len if said is None else said.count(key, least=2)
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as the original context the trained one is."""
+        said = self.scaling.values.get("factor") is not None
+        return self.scaling.number("factor", None if said else self.trained_max_len / self.original_max_len)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ def rope_settings(read: Fields, family: Family, head_dim: int, max_len: int, sli
     theta = scaling.number("rope_theta", read.number(theta_key, 10000.0, above=1.0), above=1.0)
     if family.rotary is None and scaling.values.get(part_key) not in (None, 1):
         raise scaling.error(part_key, "must be absent or 1: this family rotates whole heads")
+    if family.rotary and part_key in read.values.keys() - read.names and read.values[part_key] is None:
+        raise read.error(part_key, f"must be absent for {family.rotary:g}, or a number")
     whole = family.rotary or 1.0
     part = scaling.number(part_key, read.number(part_key, whole, most=1.0) if family.rotary else whole, most=1.0)
     rotary_dim = int(head_dim * part)
@@ -145,7 +154,7 @@ def _yarn(a: _Asked) -> RopeSettings:
     """Frequencies that turn often within the original context stay, slow ones are divided (arXiv 2309.00071, §3.2).
     The range between is of whole pairs, unless `truncate` is false."""
     original = a.original_max_len
-    factor = a.scaling.number("factor", a.trained_max_len / original)
+    factor = a.stretch
     fast, slow = a.scaling.number("beta_fast", 32.0), a.scaling.number("beta_slow", 1.0)
 
     def pair_that_turns(times: float) -> float:
@@ -187,8 +196,8 @@ def _longrope(a: _Asked) -> RopeSettings:
         if not all(map(is_number, given)):
             raise SpecError(f"{a.scaling.source}: {key}: must be positive numbers (got {brief(given)})")
     found = tuple(map(float, factors or ()))
-    stretched = a.scaling.number("factor", a.trained_max_len / original)
-    fit = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
+    stretch = a.stretch
+    fit = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     attention = a.scaling.number("long_mscale" if long else "short_mscale", a.scaling.number("attention_factor", fit))
     return RopeSettings(a.theta, a.rotary_dim, freq_factors=found, attention_factor=attention)
 

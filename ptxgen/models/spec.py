@@ -90,7 +90,8 @@ BLOCKS: dict[str, Block] = {
 class ModelSpec:
     """A model without its weights. `dim` is the residual stream's width, `hidden` the feed-forward part's.
 
-    `biases` names the products that have one. `soft_cap` 0 is none, of the logits (attention's is `shape.soft_cap`).
+    `biases` names the products that have one, `head_bias` says that the logits have one. `soft_cap` 0 is none, of the
+    logits (attention's is `shape.soft_cap`).
     `rope_style`: "neox" rotates halves of a head, as in every Hugging Face file; "norm" adjacent pairs, as in llama2.c
     checkpoints and in GGUF files of the llama family.
     """
@@ -106,6 +107,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     soft_cap: float = 0.0
     rope_style: str = "neox"
+    head_bias: bool = False
 
     def layer(self, index: int) -> LayerKind:
         """What layer `index` does about windows and RoPE."""
@@ -163,6 +165,8 @@ class ModelSpec:
         found["norm"] = (self.dim,)
         if not self.tied:
             found["lm_head"] = (self.shape.vocab, self.dim)
+        if self.head_bias:
+            found["lm_head.bias"] = (self.shape.vocab,)
         return found
 
 

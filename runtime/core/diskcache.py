@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from weakref import WeakSet
 
+from ptxgen.errors import CacheWarning
+
 _MAGIC = b"PTXGENC\x01"
 _HEAD = struct.Struct("<8sIQ32s")  # magic, key length, payload length, SHA-256 of key and payload
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
@@ -245,7 +247,7 @@ class DiskCache:
             warnings.warn(
                 f"cache directory {self.directory}: {failure.strerror or failure}; entries stay in memory "
                 "(set PTXGEN_CACHE_DIR to a writable directory of your own, or to 'off')",
-                RuntimeWarning,
+                CacheWarning,
                 stacklevel=4,
             )
 

@@ -26,6 +26,7 @@ from ptxgen.runtime.kv.kvcache import KvCache
 from ptxgen.runtime.kv.layers import within
 from ptxgen.runtime.model.sampling import Sampling
 from ptxgen.runtime.model.steps import Steps
+from ptxgen.runtime.model.timing import StepTime, step_time
 from ptxgen.runtime.model.weights import Progress
 
 if TYPE_CHECKING:
@@ -48,10 +49,13 @@ class Model:
     a prompt goes in steps of so many positions and powers of two below. `deterministic` (default: whether
     PTXGEN_DETERMINISTIC=1): launches one after the other, and the likeliest token is chosen on the host. `precision`
     of prompts and batches: "exact", as one token is; "fast": on GPUs with wgmma their activations are rounded to bf16
-    before each product, a relative error of 2⁻⁹ in each, as in other engines. `weights`: another model's of the same
+    before each product, a relative error of 2⁻⁹ in each, as in other engines; "e4m3": the same, but before products
+    with weights in e4m3 to e4m3, an error of 2⁻⁴, as such checkpoints mean it. `weights`: another model's of the same
     source, which lie on the device already; then `source` is not read. `rings`: layers with a window keep the last
     window + chunk − 1 positions, not all; going back beyond those is a `CapacityError`. `persistent`: a token that is
-    not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none.
+    not drawn is one kernel, whose CTAs wait for each other; `SpecError` for a model that has none. `timed`: launches go
+    one after the other, and `timings` holds how long the parts of every step took, which the logger "ptxgen.model" says
+    at level INFO, too.
 
     One sequence at a time, at `length` positions; `batch` decodes several. One thread at a time.
     """
@@ -69,6 +73,7 @@ class Model:
         weights: Mapping[str, Buffer] | None = None,
         rings: bool = False,
         persistent: bool = False,
+        timed: bool = False,
     ) -> None:
         if device is None:
             from ptxgen.runtime.opening import open_device
@@ -92,6 +97,8 @@ class Model:
         self._known: tuple[int, int] | None = None  # the token and the position (−1: another) that the device has
         self._ids = np.zeros(self.shape.max_len, np.int32)  # the sequence
         self._remembers = False  # whether the device has them, too
+        self.timed = timed
+        self.timings: list[StepTime] = []
 
     @classmethod
     def load(
@@ -221,7 +228,7 @@ class Model:
                 self._remember(place + 1)
         else:
             self._remembers = False
-        self._launch(step)
+        self._launch(step, place)
         self._length = place + 1
 
     def _remember(self, count: int) -> None:
@@ -229,8 +236,11 @@ class Model:
         self.steps.settings.remember(self._ids[:count], self.stream)
         self._remembers = True
 
-    def _launch(self, step: Step) -> None:
-        if self.deterministic:
+    def _launch(self, step: Step, position: int, rows: int = 1) -> None:
+        if self.timed:
+            us = step.times(self.stream)
+            self.timings.append(step_time(step.program, self.spec.block, us, position, rows))
+        elif self.deterministic:
             step.launch(self.stream)
         else:
             step.graph.launch(self.stream)
@@ -276,7 +286,7 @@ class Model:
         step.write("q_len", np.array([len(tokens)], np.int32), self.stream)
         step.write("kv_len", np.array([position + len(tokens)], np.int32), self.stream)
         self.steps.counters.copy_from(np.array([position, position + 1], np.int32), self.stream)
-        self._launch(step)
+        self._launch(step, position, len(tokens))
 
     def _tokens_of(self, prompt: Sequence[int]) -> np.ndarray:
         """A prompt as s32, every token within the vocabulary."""

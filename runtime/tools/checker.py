@@ -51,7 +51,9 @@ class Launch:
         names = module.entries
         name = self.entry if self.entry is not None else names[0] if len(names) == 1 else None
         if name is None:
-            raise SpecError(f"{self.name}: has {len(names)} entries ({', '.join(names) or 'none'}); --entry names one")
+            if not names:
+                raise SpecError(f"{self.name}: has no entry to launch")
+            raise SpecError(f"{self.name}: has {len(names)} entries ({', '.join(names)}); --entry names one")
         if self.block is not None:
             return name, self.block
         needed = _described(module[name]).limit("reqntid")

@@ -115,6 +115,34 @@ def test_a_step_of_the_score_in_prefill(device: Device, where: str, fields: dict
 
 
 @dataclass(frozen=True, eq=False)
+class GatedSlopes(GatedPrefill):
+    """With slopes before the gate."""
+
+    alibi: bool = False
+
+
+@pytest.mark.parametrize(
+    ("types", "fields"),
+    [
+        ("bf16", {"head_dim": 64, "lse": True}),
+        ("f16", {"head_dim": 128, "alibi": True, "causal": False}),
+        ("bf16", {"head_dim": 96, "alibi": True, "window": 20}),
+        ("f16", {"head_dim": 64, "alibi": True, "soft_cap": 20.0, "max_len": 80, "batched": True, "page_size": 16}),
+    ],
+)
+def test_steps_of_the_score_on_wgmma(device: Device, types: str, fields: dict[str, Any]) -> None:
+    one = GatedSlopes(n_heads=4, n_kv_heads=2, q_dtype=types, kv_dtype=types, **fields)
+    assert "wgmma.mma_async" in generate(one, "sm_90a").text
+    run(device, "sm_90a", one)
+
+
+def test_steps_of_the_score_in_wide_rows_go_through_mma_sync(device: Device) -> None:
+    one = GatedSlopes(n_heads=2, n_kv_heads=1, head_dim=192, q_dtype="bf16", kv_dtype="bf16", alibi=True, causal=False)
+    assert "wgmma" not in generate(one, "sm_90a").text
+    run(device, "sm_90a", one)
+
+
+@dataclass(frozen=True, eq=False)
 class GatedStep(PersistentStep):
     @property
     def attention(self) -> Attention:

@@ -33,7 +33,7 @@ def test_a_rising_clock_meets_all(monkeypatch: pytest.MonkeyPatch) -> None:
         order.append(impl)
         return 1.0 + 0.1 * len(order)
 
-    found = alternated({impl: partial(measured, impl) for impl in ("ptxgen", "sdpa", "fa2")})
+    found = alternated({impl: partial(measured, impl) for impl in ("ptxgen", "sdpa", "fa2")}, 1e9)
     assert len(order) == 3 * MOST
     assert order[:6] == ["ptxgen", "sdpa", "fa2", "fa2", "sdpa", "ptxgen"]
     assert ahead(found) == pytest.approx(1.0, abs=0.01)
@@ -41,7 +41,7 @@ def test_a_rising_clock_meets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ahead({"sdpa": [1.0]}) is None
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    assert {len(seconds) for seconds in alternated({"ptxgen": lambda: 1.0}).values()} == {LEAST}
+    assert {len(seconds) for seconds in alternated({"ptxgen": lambda: 1.0}, 5.0).values()} == {LEAST}
 
 
 def test_the_turns_quotient_is_shown() -> None:

@@ -15,6 +15,7 @@ from ptxgen.builder import Builder
 from ptxgen.errors import IsaError, SpecError, TemplateError
 from ptxgen.generator import _generate
 from ptxgen.kernel import KernelType
+from ptxgen.kernels.kv_cache_scatter import KvCacheScatter
 from ptxgen.launch import Launch
 from ptxgen.render import _FLOW, _OFTEN, _SHARED, TEMPLATES, environment, render_entry
 from ptxgen.targets import Target, target
@@ -142,6 +143,19 @@ def test_a_template_that_does_not_exist() -> None:
     said = r"^kernel demo \(demo\.ptx\.j2\): template demo\.ptx\.j2 does not exist"
     with pytest.raises(TemplateError, match=said):
         _generate(Demo(), SM_90)
+
+
+def test_a_kernel_type_made_of_another_has_the_template_of_its_build() -> None:
+    class Narrower(KvCacheScatter):
+        kernel_name = "narrower"
+
+    class Other(Narrower):
+        kernel_name = "other"
+
+        def build(self, b: Builder) -> None: ...
+
+    spec = {"max_len": 8, "head_dim": 8, "n_kv_heads": 1}
+    assert [kind(**spec).template(target("sm_80")) for kind in (Narrower, Other)] == ["kv_cache_scatter", "other"]
 
 
 def test_a_fragment_and_a_register_of_one_name() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ptxgen import SpecError, generate, supports
 from ptxgen.assembler import assemble
-from ptxgen.dtypes import bf16, dtype
+from ptxgen.dtypes import bf16, dtype, e4m3
 from ptxgen.generator import clear_cache
 from ptxgen.kernels import PackedGemm, PackTokens
 from ptxgen.kernels.packed_gemm import FORMATS
@@ -63,6 +63,46 @@ def test_a_lane_has_the_columns_that_its_weights_have() -> None:
     assert packed[1, :16].tolist() == [2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13]
 
 
+SCALED: tuple[tuple[int, dict[str, Any]], ...] = (
+    (5, {"dim": 256, "group": 128}),
+    (17, {"dim": 300, "tokens": 16, "group": 128, "norm": "rms"}),
+    (9, {"dim": 5000, "norm": "rms", "norm_offset": 1.0}),
+    (9, {"dim": 1000, "norm": "rms", "eps": 0.1, "indirect": True}),
+    (70, {"dim": 9001, "tokens": 64}),
+    (9, {"dim": 136, "src_dtype": "bf16"}),
+    (9, {"dim": 5000, "src_dtype": "f16", "group": 128, "norm": "rms"}),
+)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(("rows", "fields"), SCALED, ids=str)
+def test_tokens_are_packed_in_e4m3(target: str, mode: str, rows: int, fields: dict[str, Any]) -> None:
+    spec = PackTokens(**{"tokens": 8, **fields}, dtype="e4m3", precision="fast")
+    trial(spec, CpuDevice(mode=mode), target=target, rows=rows, limit=2e-3).require()
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_packing_in_e4m3_leaves_each_column_within_half_a_step(group: int) -> None:
+    """Three bits of mantissa: 2^-4 of a number, or half a denormal of its group's scale."""
+    x = np.random.default_rng(0).standard_normal((13, 300), np.float32)
+    packed, scales = tokens.pack_scaled(x, 8, e4m3, group)
+    assert packed.shape == (2, 4, 1, 8, 128)
+    assert scales.shape == (2, 4 if group else 1, 8)
+    back = tokens.unpack(packed, 13, 300, scales)
+    assert (np.abs(back - x) <= np.abs(x) / 16 + scales.max() / 512).all()
+    assert not scales[1, :, 5:].any()  # of rows that are not there
+
+
+def test_e4m3_columns_are_in_their_own_order() -> None:
+    """Token 1's pieces of 16 are exchanged in pairs."""
+    x = np.tile(np.arange(256, dtype=np.float32) % 32, (2, 1))
+    packed = tokens.pack(x, 8, e4m3, 1)[0, 0, 0].astype(int)
+    exact = x.astype(e4m3.numpy).astype(int)
+    assert packed[0].tolist() == exact[0, :128].tolist()
+    assert packed[1, :32].tolist() == [*exact[1, 16:32], *exact[1, :16]]
+
+
 def test_tiles_without_a_row_are_not_written() -> None:
     out = tried(PackTokens(dim=64, tokens=8), "check", 20, 1e-4, n_rows=3).outputs["out"]
     assert not out[0, :, :, 3:].any()
@@ -92,6 +132,32 @@ def test_narrow_tiles(name: str, k: int) -> None:
     for fields in ({"tokens": 16}, {"tokens": 64, "precision": "fast", "gated": True, "activation": "silu"}):
         spec = PackedGemm(130, k, name, **fields)
         tried(spec, "check", 20, FAST if spec.precision == "fast" else 2 * EXACT)
+
+
+BYTES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (20, {"n": 130, "k": 512, "weights": "e4m3_block", "tokens": 16}),
+    (20, {"n": 130, "k": 512, "weights": "e4m3_block", "tokens": 8, "split": 2, "programmatic": True}),
+    (20, {"n": 37, "k": 1024, "weights": "e4m3_channel", "tokens": 32, "split": 4, "bias": True, "residual": True}),
+    (70, {"n": 130, "k": 1000, "weights": "e4m3", "tokens": 64, "promoted": False, "indirect": True}),
+    (300, {"n": 130, "k": 512, "weights": "e4m3_channel", "tokens": 256, "promoted": False, "share": 2}),
+    (150, {"n": 300, "k": 512, "weights": "e4m3_block", "tokens": 128, "share": 2, "tile_rows": 256}),
+    (150, {"n": 130, "k": 512, "weights": "e4m3_block", "tokens": 128, "gated": True, "activation": "silu"}),
+    (200, {"n": 200, "k": 384, "weights": "e4m3_block", "tokens": 192, "programmatic": True}),
+    (70, {"n": 330, "k": 1024, "weights": "e4m3_block", "tokens": 64, "share": 2, "programmatic": True}),
+)
+
+
+@pytest.mark.parametrize("mode", ["check", "random"])
+@pytest.mark.parametrize(("rows", "fields"), BYTES, ids=str)
+def test_products_of_bytes(mode: str, rows: int, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor adds exactly, so that only the scales and the order of sums are rounded."""
+    monkeypatch.setattr(geometry, "PROCESSORS", 4)  # a CTA goes on to further tiles
+    tried(PackedGemm(**fields, x_dtype="e4m3", precision="fast"), mode, rows, EXACT)
+    clear_cache()
+
+
+def test_a_split_of_k_that_leaves_a_cta_a_tile_takes_no_two_at_a_time() -> None:
+    assert Geometry.of(PackedGemm(64, 256, tokens=8, precision="fast", split=4)).shape.tiles == 1
 
 
 def test_tiles_of_32_columns_are_refused() -> None:
@@ -219,11 +285,20 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
         assert alone.tobytes() == out[row : row + 1].tobytes()
 
 
+BYTE = {"x_dtype": "e4m3", "precision": "fast", "weights": "e4m3"}
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"weights": "f32"}, "weights: must be one of"),
         ({"tokens": 48}, "tokens: must be one of 8, 16"),
+        ({"x_dtype": "e4m3"}, r"x_dtype: exact digits are bf16 \(got e4m3; nearest: bf16\)"),
+        ({"x_dtype": "e4m3", "precision": "fast"}, r"e4m3 goes with weights in e4m3 \(got weights='bf16'"),
+        ({**BYTE, "weights": "e4m3_block", "promoted": False}, "promoted: each block's sums have a scale"),
+        ({**BYTE, "k": 192}, r"k: must be a multiple of 128 from 128 .* \(got 192; nearest: 128 or 256\)"),
+        ({**BYTE, "n": 256, "packed_out": True}, "packed_out: e4m3 needs the scale of a whole row"),
+        ({"promoted": False}, r"promoted: is a choice of e4m3 \(got promoted=False, x_dtype=bf16"),
         ({"x_dtype": "f16"}, r"x_dtype: exact digits are bf16 \(got f16"),
         ({"tokens": 256}, r"tokens: must be at most 128 .* \(got 256; nearest: 128\)"),
         ({"tokens": 256, "weights": "q4_k", "precision": "fast"}, "tokens: must be at most 192"),
@@ -244,7 +319,20 @@ def test_a_token_of_many_is_that_token_alone_bit_for_bit() -> None:
 )
 def test_an_illegal_spec_is_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(SpecError, match=reason):
-        PackedGemm(64, 256, **fields)
+        PackedGemm(**{"n": 64, "k": 256, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"dtype": "e4m3"}, r"dtype: exact digits are bf16 \(got e4m3; nearest: bf16\)"),
+        ({"precision": "fast", "group": 128}, "group: must be 0 with dtype bf16, which has no scales"),
+        ({"precision": "fast", "dtype": "e4m3", "group": 64}, "group: must be one of 0, 128"),
+    ],
+)
+def test_illegal_tiles_of_tokens_are_refused(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        PackTokens(256, **fields)
 
 
 def test_it_is_for_sm_90a_alone() -> None:
@@ -312,6 +400,14 @@ def test_few_tiles_share_k_and_many_tokens_have_large_tiles() -> None:
 def test_of_equal_tiles_the_one_with_more_tokens_is_taken(k: int) -> None:
     spec = PackedGemm.best(128, n=4096, k=k, precision="fast")
     assert (spec.tokens, spec.tile_rows, spec.split) == (128, 64, 2)
+
+
+@needs_assembler
+@pytest.mark.parametrize(("name", "count", "rows"), [("e4m3_block", 128, 256), ("e4m3_channel", 192, 128)])
+def test_no_spills_of_products_of_bytes(name: str, count: int, rows: int) -> None:
+    spec = PackedGemm(4096, 4096, name, tokens=count, tile_rows=rows, x_dtype="e4m3", precision="fast")
+    ptx = generate(spec, WHERE)
+    assert assemble(ptx.text, WHERE).resources[ptx.entry].clean
 
 
 @needs_assembler

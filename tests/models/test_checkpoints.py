@@ -63,6 +63,16 @@ def test_a_head_that_a_tied_model_holds_is_used(tmp_path: Path) -> None:
     assert (model.values("lm_head") == 1).all()
 
 
+def test_a_bias_of_the_logits_is_part_of_the_model(tmp_path: Path) -> None:
+    arrays = {torch_name(n): v for n, v in random_weights(small_spec("qwen3")).items()}
+    arrays["lm_head.bias"] = np.arange(131, dtype=np.float32)
+    model = open_model(write_folder(tmp_path, CONFIGS["qwen3"], arrays))
+    assert model.spec.tied
+    assert model.spec.head_bias
+    moved = reference(model).forward(PROMPT) - np.arange(131)
+    np.testing.assert_allclose(moved, RECORDED["qwen3.logits"], rtol=0, atol=TIE)
+
+
 # -- quantised checkpoints -------------------------------------------------------------------------------------------
 
 
@@ -129,6 +139,14 @@ def test_int4_weights_are_code_less_zero_times_scale(method: str, size: int, tmp
     want = (codes - np.repeat(zeros, size, 0)).astype(np.float32) * np.repeat(scales.astype(np.float32), size, 0)
     assert model.tensors["layers.1.gate_proj"].format == f"int4_g{size}"
     assert np.array_equal(model.values("layers.1.gate_proj"), want.T)
+
+
+def test_biases_of_zeros_that_a_quantised_file_has_for_every_matrix_are_left_out(tmp_path: Path) -> None:
+    parts = {"weight": np.zeros((96, 64), np.float32), "bias": np.zeros(96, np.float16)}
+    model = changed(tmp_path / "zeros", parts, {})
+    assert model.spec.biases == ("q_proj", "k_proj", "v_proj", "o_proj")
+    with pytest.raises(FileError, match=r"gate_proj.bias \(f16\), for which a llama model has no use"):
+        changed(tmp_path / "ones", parts | {"bias": np.ones(96, np.float16)}, {})
 
 
 def test_fused_products_of_a_quantised_file_are_taken_apart(tmp_path: Path) -> None:
@@ -204,6 +222,10 @@ def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
         with pytest.raises(FileError, match=r"weight_map: must "):
             open_model(folder)
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "a" * 1000}}))  # a name that no file can have
+    with pytest.raises(FileError, match=r"weight_map: must name files of the same folder") as said:
+        open_model(folder)
+    assert len(str(said.value)) < 200 + len(str(index))
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "absent.safetensors"}}))
     with pytest.raises(FileError, match=r"absent.safetensors: is no safetensors file"):
         open_model(folder)

@@ -42,6 +42,16 @@ REFUSED: dict[str, tuple[Config, str]] = {
         LLAMA | {"model_type": "qwen2", "is_causal": False},
         "is_causal: must be absent or true: attention here is causal (got False)",
     ),
+    "null for causal": (
+        LLAMA | {"is_causal": None}, "is_causal: must be absent or true: attention here is causal (got None)",
+    ),
+    "another pattern of gemma3n": (
+        of("gemma3n_text", KV, head_dim=32, num_kv_shared_layers=0, sliding_window_pattern=3),
+        "sliding_window_pattern: must be 5 in models of type gemma3n_text here (got 3)",
+    ),
+    "another pattern of olmo3": (
+        of("olmo3", KV, sliding_window_pattern=2), "sliding_window_pattern: must be 4 in models of type olmo3 here (",
+    ),
     "slopes": (of("falcon", alibi=True), "alibi: must be absent or false: slopes by position have no prefill"),
     "neighbours in llama": (LLAMA | {"rope_interleaved": True}, "rope_interleaved: must be absent or false: this "),
     "halves in glm": (
@@ -91,6 +101,10 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "part of a head in llama's table": (
         LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "rope_parameters: partial_rotary_factor: must be absent or 1: this family rotates whole heads (got 0.5)",
+    ),
+    "null for a part of a head": (
+        of("glm", KV, head_dim=32, partial_rotary_factor=None),
+        "partial_rotary_factor: must be absent for 0.5, or a number (got None)",
     ),
     "theta by layer of olmo3": (of("olmo3", KV, rope_theta=1e4), "rope_theta: must be 500000 in models of"),
     "a window that is text": (of("mistral", KV, sliding_window="4096"), "sliding_window: must be an integer from 1"),
@@ -226,6 +240,19 @@ def test_dynamic_rope_is_plain_up_to_its_context_and_refused_behind_it() -> None
         SpecError, match=r"^here: rope_scaling: type: dynamic .*; --max-len 4096 would work \(got 4097 "
     ):
         model_shape(given, "here", 4097)
+
+
+@pytest.mark.parametrize("scaling", [{"type": "dynamic", "factor": 2.0}, {"type": "yarn", "factor": 4.0}])
+def test_the_longest_context_of_a_cache_is_not_that_of_the_model(scaling: Config) -> None:
+    """Of a scaling that asks for it."""
+    given = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    assert model_shape(given, max_len=4096).kinds == model_shape(LLAMA).kinds
+    assert (
+        model_shape(given | {"rope_scaling": YARN}, max_len=4096).kinds
+        == model_shape(LLAMA | {"rope_scaling": YARN}).kinds
+    )
+    with pytest.raises(SpecError, match="here: max_position_embeddings: must be an integer from 1 "):
+        model_shape(given | {"rope_scaling": scaling}, "here", 4096)
 
 
 # What is warned of: the configuration, the longest context, and the warning behind the file's name.

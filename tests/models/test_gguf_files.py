@@ -94,6 +94,13 @@ def random_blocks(kind: Type):
     return convert
 
 
+def test_a_bias_of_the_logits_is_part_of_the_model(tmp_path: Path) -> None:
+    plain = write_gguf(tmp_path / "m.gguf", "qwen2")
+    model = open_model(gguf_with(plain, tmp_path / "n.gguf", "output.bias", np.arange(131, dtype=np.float32)))
+    assert model.spec == replace(open_model(plain).spec, head_bias=True)
+    assert np.array_equal(model.values("lm_head.bias"), np.arange(131))
+
+
 def test_matrices_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     model = open_model(write_gguf(tmp_path / "m.gguf", "llama", as_type(Type.Q8_0)))
     for name in ("embed_tokens", "layers.1.up_proj"):

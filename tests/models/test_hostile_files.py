@@ -268,9 +268,10 @@ def test_a_tokenizer_json_that_lies_is_named(tmp_path: Path) -> None:
             json_text_of(tmp_path)
     absent = {"SpecialToken": {"id": "absent", "type_id": 0}}
     before = {"type": "TemplateProcessing", "single": [absent], "pair": [absent], "special_tokens": {}}
-    path.write_text(json.dumps(json.loads(good) | {"post_processor": before}))
-    with pytest.raises(FileError, match=r"tokenizer.json: cannot split 'In' "):
-        json_text_of(tmp_path).encode("In")
+    for processor in (before, {"type": "Sequence", "processors": [before]}):
+        path.write_text(json.dumps(json.loads(good) | {"post_processor": processor}))
+        with pytest.raises(FileError, match=r"must define the special tokens that it puts \(got 'absent'\)"):
+            json_text_of(tmp_path)
 
 
 def test_a_llama2c_tokenizer_that_lies_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def torch_name(name: str) -> str:
     bias = name.endswith(".bias")
     stem = name.removesuffix(".bias")
     if stem == "lm_head":
-        return "lm_head.weight"
+        return "lm_head.bias" if bias else "lm_head.weight"
     *at, last = stem.split(".")
     return ".".join(["model", *at, _PARTS.get(last, "") + last, "bias" if bias else "weight"])
 

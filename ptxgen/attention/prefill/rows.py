@@ -110,11 +110,11 @@ class Rows:
         b, variant = self.b, self.variant
         self.key_begin = b.op("mov.s32", "key_begin", 0)
         if not variant.causal:
+            self.place_tokens()
             self.key_end = b.op("mov.s32", "key_end", self.kv_len)
             self.plain_end = b.op("sub.s32", "plain_end", self.kv_len, self.keys)
             return
-        b.note("token t stands at position t + offset and sees the keys up to there")
-        self.offset = b.op("sub.s32", "offset", self.kv_len, self.q_len)
+        self.place_tokens()
         last = b.op("add.s32", "last_row", self.first_row, self.rows)
         b.op("min.s32", last, last, self.n_rows)
         b.op("sub.s32", last, last, 1)
@@ -132,6 +132,13 @@ class Rows:
             else:
                 skipped = b.op("rem.u32", "key_begin_odd", self.key_begin, self.keys)
                 b.op("sub.s32", self.key_begin, self.key_begin, skipped)
+
+    def place_tokens(self) -> None:
+        """Where tokens stand, if something depends on it; part of an open fragment."""
+        if self.variant.by_position:
+            sees = " and sees the keys up to there" if self.variant.causal else ""
+            self.b.note(f"token t stands at position t + offset{sees}")
+            self.offset: Reg = self.b.op("sub.s32", "offset", self.kv_len, self.q_len)
 
     def position(self, name: str, row: Reg) -> Reg:
         """The position of a row's token, into the register `name`."""

@@ -22,7 +22,7 @@ from ptxgen.models.spec import ModelSpec, model_spec
 if TYPE_CHECKING:
     from ptxgen.models.text import Text
 
-_MOST_SHARDS = 1 << 10
+_MOST_SHARDS, _LONGEST_NAME = 1 << 10, 255
 _INDEX = "model.safetensors.index.json"
 # Our formats by the file's types, and the bytes of one element of every type that a shard may hold.
 FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "e4m3"}
@@ -46,7 +46,7 @@ def open_checkpoint(path: Path, max_len: int | None = None) -> ModelFile:
     config = read_json(folder / "config.json")
     spec = model_spec(config, str(folder / "config.json"), max_len)
     stored = {one.name: one for shard in _shards(path, folder) for one in _read_shard(shard)}
-    spec = _with_tying(spec, stored)
+    spec = _with_head(spec, stored)
     return assemble(
         path, "safetensors", spec, _held(folder, spec, stored, _quantization(config)), lambda: _text(folder)
     )
@@ -63,10 +63,10 @@ def _quantization(config: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _with_tying(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:
-    """Files of models with tied embeddings hold the head once, or twice."""
-    heads = ("lm_head.weight", "language_model.lm_head.weight")
-    return replace(spec, tied=False) if spec.tied and any(name in stored for name in heads) else spec
+def _with_head(spec: ModelSpec, stored: Mapping[str, Stored]) -> ModelSpec:
+    """Files of models with tied embeddings hold the head once, or twice; some have a bias of the logits."""
+    has = {part: any(f"{at}lm_head.{part}" in stored for at in ("", "language_model.")) for part in ("weight", "bias")}
+    return replace(spec, tied=spec.tied and not has["weight"], head_bias=has["bias"])
 
 
 # -- shards ----------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def _shards(path: Path, folder: Path) -> list[Path]:
     files = sorted(set(names.values()))
     if len(files) > _MOST_SHARDS:
         raise FileError(f"{folder / _INDEX}: weight_map: must name at most {_MOST_SHARDS} files (got {len(files)})")
-    if wrong := [name for name in files if Path(name).name != name]:
+    if wrong := [name for name in files if Path(name).name != name or len(name) > _LONGEST_NAME]:
         raise FileError(f"{folder / _INDEX}: weight_map: must name files of the same folder (got {brief(wrong[0])})")
     return [folder / name for name in files]
 
@@ -127,6 +127,7 @@ def _held(
 ) -> dict[str, Held]:
     """Every tensor by our name, its parts joined; fused products taken apart."""
     groups: dict[str, dict[str, Stored]] = {}
+    wanted = spec.tensors()
     for one in stored.values():
         base, _, part = _OUTER.sub("", one.name).rpartition(".")
         if one.name.endswith(_UNUSED) or (spec.shape.family == "gemma3" and one.name.startswith(_OTHERS)):
@@ -134,6 +135,8 @@ def _held(
         if part not in _PARTS:
             raise FileError(f"{folder}: {one.name} ({one.type}): is not covered")
         ours = base.replace(".self_attn.", ".").replace(".mlp.", ".")
+        if part == "bias" and f"{ours}.bias" not in wanted and not one.raw.any():
+            continue  # as some GPTQ files have for every matrix
         groups.setdefault(f"{ours}.bias" if part == "bias" else ours, {})[part] = one
     held: dict[str, Held] = {}
     for name, parts in groups.items():

@@ -93,6 +93,7 @@ _PRODUCTS = {
 }  # fmt: skip
 _FUSED = {"attn_qkv": ("q_proj", "k_proj", "v_proj"), "ffn_up": ("gate_proj", "up_proj")}
 _WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+_HEAD_BIAS = "output.bias"
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -123,7 +124,8 @@ def _spec(file: GgufFile, name: str, arch: Arch, max_len: int | None) -> ModelSp
     spec = model_spec(_config(file, name, arch), str(file.path), max_len)
     biases = tuple(product for product in spec.products() if f"blk.0.{_PRODUCTS[product]}.bias" in file.tensors)
     block = replace(spec.block, norm_offset=0.0) if arch.one_added else spec.block
-    spec = replace(spec, biases=biases, block=block, rope_style=arch.rope_style)
+    head_bias = _HEAD_BIAS in file.tensors
+    spec = replace(spec, biases=biases, block=block, rope_style=arch.rope_style, head_bias=head_bias)
     factors = _vector(file, "rope_freqs.weight")
     if factors is None:
         return spec
@@ -262,6 +264,7 @@ def _names(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     if block.fused:
         layer |= {f"{theirs}.weight": ours for theirs, ours in _FUSED.items()}
     names: dict[str, tuple[str, ...]] = {f"{theirs}.weight": (ours,) for ours, theirs in _WHOLE.items()}
+    names[_HEAD_BIAS] = ("lm_head.bias",)
     for index in range(spec.shape.n_layers):
         for theirs, ours in layer.items():
             names[f"blk.{index}.{theirs}"] = tuple(f"layers.{index}.{one}" for one in ours)

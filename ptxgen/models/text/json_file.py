@@ -20,7 +20,7 @@ def text_of(folder: Path) -> Text:
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
-    _check_ids(path)
+    _check(path)
     with _of_tokenizers(f"{path}: is no tokenizer"):
         tokenizer = Tokenizer.from_file(str(path))
     decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
@@ -56,9 +56,9 @@ def _of_tokenizers(said: str) -> Iterator[None]:
         raise FileError(f"{said} ({str(wrong).splitlines()[0]})") from None
 
 
-def _check_ids(path: Path) -> None:
-    """Refuse ids far beyond what the file can list: `tokenizers` has a table of so many entries, and ends the process
-    where there is no room for it."""
+def _check(path: Path) -> None:
+    """Refuse what `tokenizers` ends the process for, or panics over: ids far beyond what the file can list, for which
+    it has a table of so many entries, and templates with tokens that they do not define."""
     try:
         data = path.read_bytes()
         held = json.loads(data)
@@ -73,6 +73,25 @@ def _check_ids(path: Path) -> None:
     most, largest = max(len(data), _MODEST), max((one for one in ids if type(one) is int), default=0)
     if largest > most:
         raise FileError(f"{path}: an id must be from 0 to {most} in a file of {len(data)} bytes (got {largest})")
+    if absent := next(_undefined(held.get("post_processor") if isinstance(held, dict) else None), None):
+        raise FileError(f"{path}: post_processor: must define the special tokens that it puts (got {brief(absent)})")
+
+
+def _undefined(processor: Any) -> Iterator[str]:
+    """Special tokens that templates put and do not define."""
+    left = [processor]
+    while left:
+        one = left.pop()
+        if not isinstance(one, dict):
+            continue
+        inner, defined = one.get("processors"), one.get("special_tokens")
+        left += inner if isinstance(inner, list) else []
+        for pieces in (one.get("single"), one.get("pair")):
+            for piece in pieces if isinstance(pieces, list) else []:
+                special = piece.get("SpecialToken") if isinstance(piece, dict) else None
+                name = special.get("id") if isinstance(special, dict) else None
+                if isinstance(name, str) and isinstance(defined, dict) and name not in defined:
+                    yield name
 
 
 def _configured(folder: Path, size: int) -> set[int]:

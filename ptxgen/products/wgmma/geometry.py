@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ptxgen.products.wgmma.tokens import COLUMNS, DIGITS, ROW_BYTES
-from ptxgen.weights.format import CHUNK, TILE_ROWS
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, DIGITS, ROW_BYTES, SCALE_BYTES
+from ptxgen.weights.format import TILE_ROWS
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -23,13 +23,14 @@ FEWEST = 2  # stages: one is released when the products of the next have begun
 # CTAs that share k where there are at most so many tiles of rows, and at least so many tiles of k for each CTA
 SPLITS = ((16, 4, 4), (32, 4, 16), (PROCESSORS, 2, 4), (1 << 30, 1, 0))
 MOST_SUMS = {1: 256, 2: 256, 3: 192}  # of a row, in registers of each of so many warpgroups
+MOST_SCALED = {1: 384, 2: 384, 3: 192}  # where weights need no registers to be converted in
 SWIZZLE = 1024  # bytes after which it repeats
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of 16 columns
-    of them between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
+    """`groups` warpgroups of `blocks` · 64 rows each; `tiles` tiles of weights along k and `part` chunks of them
+    between two waits; `split` CTAs share k; `deep`: stages at most; `resident`: CTAs of a multiprocessor;
     `share`: CTAs of a cluster that have the same tokens, of which each brings a part to all."""
 
     groups: int
@@ -52,8 +53,8 @@ def choose(spec: PackedProduct, tokens: int) -> Shape:
     alone = few and spec.share <= 1
     split = spec.split or (_split(-(-rows // tile_rows), spec.kind.tiles(spec.k)) if alone else 1)
     # weights that are converted keep their warps busy for longer
-    part = 4 if few and spec.kind.tile_k > COLUMNS else 2
-    tiles = 2 if tokens <= 32 and spec.kind.tile_k == COLUMNS else 1
+    part = 4 if few and spec.kind.tile_k > spec.columns else 2
+    tiles = 2 if tokens <= 32 and spec.kind.tile_k == spec.columns else 1
     share = spec.share or (2 if tokens > 128 and rows > tile_rows and split == 1 else 1)
     return Shape(groups, blocks, tiles, part, split, 16, 2 if few and groups == 1 else 1, share)
 
@@ -99,7 +100,9 @@ class Geometry:
     tile_bytes: int  # of a record in a stage
     stage_bytes: int
     stages: int
+    scale_bytes: int  # of the tokens' scales in a stage
     sums: int  # of a token and a row that a warpgroup has
+    most_sums: int  # of a row, in its registers
     exact: bool
     result_tokens: int  # that are in shared memory together on their way out
     result_bytes: int  # of them
@@ -110,32 +113,34 @@ class Geometry:
         """The geometry of a spec, or of it with so many tokens a tile."""
         tokens = tokens or spec.tokens
         shape, kind, exact = choose(spec, tokens), spec.kind, spec.precision == "exact"
-        while kind.tiles(spec.k) % shape.tiles:
+        while kind.tiles(spec.k) % shape.tiles or kind.tiles(spec.k) < shape.tiles * shape.split:
             shape = replace(shape, tiles=shape.tiles // 2)
-        per_tile = kind.tile_k // COLUMNS * DIGITS[spec.precision] * tokens * ROW_BYTES
+        per_tile = kind.tile_k // spec.columns * DIGITS[spec.precision] * tokens * ROW_BYTES
+        scales = tokens * SCALE_BYTES if spec.by_block else 0  # of a tile
         while True:
             records = WARPS * shape.groups * shape.blocks
             together, results = _results(spec, tokens, shape, records)
-            stage = -(-shape.tiles * (per_tile + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
+            stage = -(-shape.tiles * (per_tile + scales + records * kind.tile_bytes) // SWIZZLE) * SWIZZLE
             room = min(SHARED, PROCESSOR_SHARED // shape.resident - 1024) - KEPT - results
             smaller = _smaller(shape, spec)
             if room >= FEWEST * stage or smaller is None:
                 break
             shape = smaller
-        if shape.tiles * shape.blocks * kind.chunks // shape.part % 2:  # the two sets of registers take turns
+        if shape.tiles * shape.blocks * spec.chunks // shape.part % 2:  # the two sets of registers take turns
             shape = replace(shape, part=shape.part // 2)
         steps = kind.tiles(spec.k) // shape.tiles
         stages = min(room // stage, shape.deep, max(FEWEST, steps))
         groups = -(-spec.parts * kind.records(spec.n) // (records * shape.share)) * shape.share
+        most = (MOST_SCALED if spec.scaled else MOST_SUMS)[shape.groups]
         return cls(
             shape, tokens, spec.parts, steps, shape.tiles * per_tile, shape.tiles * kind.tile_bytes, stage, stages,
-            shape.blocks + exact, exact, together, results, groups,
+            shape.tiles * scales, shape.blocks + spec.short_sums, most, exact, together, results, groups,
         )  # fmt: skip
 
     @property
     def fits(self) -> bool:
         """Whether accumulators fit in registers, and the ring in shared memory."""
-        return self.stages >= FEWEST and self.tokens * self.sums <= MOST_SUMS[self.shape.groups]
+        return self.stages >= FEWEST and self.tokens * self.sums <= self.most_sums
 
     @property
     def warps(self) -> int:
@@ -166,8 +171,8 @@ class Geometry:
 
     @property
     def chunks(self) -> int:
-        """Chunks of 16 columns of a stage."""
-        return self.token_bytes // ROW_BYTES // self.tokens * COLUMNS // CHUNK
+        """Chunks of a stage: 32 bytes of each of its tokens."""
+        return self.token_bytes // self.tokens // CHUNK_BYTES
 
     @property
     def rows_first(self) -> bool:

@@ -1,7 +1,7 @@
 """The warps that multiply: a stage's weights become fragments of A in registers, its tokens are B where they lie.
 
-A stage is multiplied in parts of a few chunks of 16 columns. Two sets of registers for A take turns: while the products
-of one part run, the next part's weights are read and converted.
+A stage is multiplied in parts of a few chunks, each what one product takes of k. Two sets of registers for A take
+turns: while the products of one part run, the next part's weights are read and converted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from ptxgen.idioms.convert import RUN, scratch
 from ptxgen.products.digits import split_digits
 from ptxgen.products.wgmma.geometry import SWIZZLE, Geometry
 from ptxgen.products.wgmma.ring import Ring
-from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, ROW_BYTES
 from ptxgen.weights.f16 import Half
 from ptxgen.weights.format import (
-    CHUNK,
     OWN,
     ByteCodes,
     Piece,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
 
 SWIZZLED = 1 << 62 | (SWIZZLE >> 4) << 32 | 1 << 16  # a descriptor's: 128 bytes, groups of eight rows 1024 apart
-CHUNK_BYTES = 2 * CHUNK
 PER_CHUNK = 4  # registers of A
 CENTRES = {"q4_k": 8, "q5_k": 16}  # of codes with a min: a min is near its scale times this, so that their difference
 # loses little as a bf16 number
@@ -50,18 +48,23 @@ class Part(NamedTuple):
 
 
 class Multiplier:
-    """Fragments `begin_products`, `begin_sums`, `poll_full`, `part0` … `part<n>`, `release`, `multiplied`, `drain`."""
+    """Fragments `begin_products`, `begin_scales`, `begin_sums`, `ask_scales`, `poll_full`, `find_stage`, `part0` …
+    `part<n>`, `release`, `multiplied`, `drain`, `scale_sums`."""
 
     def __init__(self, b: Builder, spec: PackedProduct, at: Geometry, ring: Ring) -> None:
         self.b, self.spec, self.at, self.ring, self.kind = b, spec, at, ring, spec.kind
-        self.straight = isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype
+        self.straight = spec.scaled or (isinstance(self.kind, Half) and self.kind.dtype == spec.x_dtype)
         exact = self.exact = spec.precision == "exact"
         self.digits = 1 if self.straight or not exact else spec.digits  # of weights
         self.sums = [b.array(f"sum{block}_", "f32", at.tokens // 2) for block in range(at.shape.blocks)]
         # codes that one bf16 number holds are scaled two at a time
         self.by_pairs = not (exact or isinstance(self.kind, Half)) and spec.x_dtype == bf16
-        # tensor cores round every addition towards zero: what they add up is short where it is to be exact
-        self.short = b.array("short_sum", "f32", at.tokens // 2) if exact else None
+        self.short = b.array("short_sum", "f32", at.tokens // 2) if spec.short_sums else None
+        type = spec.x_dtype.name
+        self.product = (
+            f"wgmma.mma_async.sync.aligned.m64n{at.tokens}k{CHUNK_BYTES // spec.x_dtype.bytes}.f32.{type}.{type}"
+        )
+        self.flags = () if spec.scaled else (0,)  # B is not transposed; of bytes it could not be
         per_set = PER_CHUNK * at.shape.part * self.digits
         self.sets = [b.array(name, "b32", per_set) for name in ("even", "odd")]
         if not self.straight:
@@ -74,13 +77,22 @@ class Multiplier:
         at, step = self.at, self.at.shape.part
         for tile in range(at.shape.tiles):
             for block in range(at.shape.blocks):
-                for first in range(0, self.kind.chunks, step):
+                for first in range(0, self.spec.chunks, step):
                     yield Part(tile, block, range(first, first + step))
 
-    def build(self, lane: Reg, warp: Reg, group: Reg, weight: Reg, first_step: Reg | None, steps: Reg | int) -> None:
+    def build(
+        self,
+        lane: Reg,
+        warp: Reg,
+        group: Reg,
+        token_tile: Reg,
+        weight: Reg,
+        first_step: Reg | None,
+        steps: Reg | int,
+    ) -> None:
         """All fragments, for `steps` stages from `first_step` on."""
         b, at, ring = self.b, self.at, self.ring
-        self.lane = lane
+        self.lane, self.token_tile = lane, token_tile
         with b.fragment("begin_products", "where the lane's weights lie in a stage; the tokens' descriptor"):
             ring.begin(copies=False)
             base = b.op("mov.u32", "ring_base", ring.memory)
@@ -94,6 +106,7 @@ class Multiplier:
             self.tokens_at, self.descriptor = b.reg("tokens_low", "u32"), b.reg("tokens_descriptor", "b64")
             self.high = b.op("mov.u32", "descriptor_high", SWIZZLED >> 32)
             released = self.released = b.op("mov.u32", "released_bell", 0)
+            self._begin(base)
         if self._trailing():
             with b.fragment("begin_scales", "scales that belong to the rows, not to a tile"):
                 self._find_trailers(group, warp, weight, first_step)
@@ -113,6 +126,7 @@ class Multiplier:
             low = b.op("shr.u32", self.tokens_at, ring.offset, 4)
             b.op("add.u32", low, low, self.first_tokens)
             b.op("or.b32", low, low, SWIZZLED & 0xFFFFFFFF)
+            self._find()
         fragments = []
         for index, part in enumerate(self.parts):
             what = f"tile {part.tile}, block {part.block}, chunks {part.chunks[0]} on"
@@ -134,7 +148,18 @@ class Multiplier:
         with b.fragment("drain", "all products are done"):
             b.op("wgmma.wait_group.sync.aligned", 0)
             self._arrive(arrives)
+        self._outside()
         b.expose(part_fragments=fragments)
+
+    def _begin(self, base: Reg) -> None:
+        """What else is known before the first stage; `base`: of the ring."""
+
+    def _find(self) -> None:
+        """Where else something of the stage lies."""
+
+    def _outside(self) -> None:
+        """Fragments `ask_scales`, before a stage is waited for, and `scale_sums`, after the last."""
+        self.b.without("ask_scales", "scale_sums")
 
     def _arrive(self, pred: Reg) -> None:
         """This warp has done with the stage: lane i tells CTA i of those that share the tokens."""
@@ -166,30 +191,36 @@ class Multiplier:
                 self._convert(chunk, self._fragments(a, index))
         b.note("the products", after=RUN)
         b.op("wgmma.fence.sync.aligned")
-        type = spec.x_dtype.name
-        product = f"wgmma.mma_async.sync.aligned.m64n{at.tokens}k16.f32.{type}.{type}"
         for index, chunk in enumerate(part.chunks):
-            column = CHUNK * (part.tile * self.kind.chunks + chunk)
-            offset = column // COLUMNS * spec.digits * at.tokens * ROW_BYTES + column % COLUMNS * 2
+            place = CHUNK_BYTES * (part.tile * spec.chunks + chunk)  # in a row of all blocks
+            offset = place // ROW_BYTES * spec.digits * at.tokens * ROW_BYTES + place % ROW_BYTES
             for number, (own, digit) in enumerate(self._pairs(self._fragments(a, index))):
                 digit_offset = offset + digit * at.tokens * ROW_BYTES
                 low = b.op("add.u32", scratch(b, "chunk_low", "u32"), self.tokens_at, digit_offset >> 4)
                 b.op("mov.b64", self.descriptor, (low, self.high))
                 sums = self.sums[part.block] if self.short is None else self.short
                 keep = self.short is None or number > 0 or chunk % SHORT > 0
-                b.op(product, sums.regs, tuple(own), self.descriptor, int(keep), 1, 1, 0)
+                b.op(self.product, sums.regs, tuple(own), self.descriptor, int(keep), 1, 1, *self.flags)
         b.op("wgmma.commit_group.sync.aligned")
 
     def _wait(self, part: Part) -> None:
         """For the part before; where short sums end, for this one, and add them to the others."""
         b = self.b
-        if self.short is None or (part.chunks[-1] + 1) % SHORT:
+        if self.short is None or not self._ends(part):
             b.op("wgmma.wait_group.sync.aligned", 1)
             return
         b.note("the sums of these chunks to the totals", after=RUN)
         b.op("wgmma.wait_group.sync.aligned", 0)
-        for total, short in zip(self.sums[part.block], self.short, strict=True):
-            b.op("add.f32", total, total, short)
+        self._add(part, self.short)
+
+    def _ends(self, part: Part) -> bool:
+        """Whether short sums end with a part."""
+        return (part.chunks[-1] + 1) % SHORT == 0
+
+    def _add(self, part: Part, short: Sequence[Reg]) -> None:
+        """Sums of a few chunks to the totals."""
+        for total, each in zip(self.sums[part.block], short, strict=True):
+            self.b.op("add.f32", total, total, each)
 
     def _fragments(self, a: Sequence[Reg], index: int) -> list[Sequence[Reg]]:
         """The registers of a part's chunk, digit by digit."""

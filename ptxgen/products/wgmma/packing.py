@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ptxgen.builder import Builder
-from ptxgen.builder.values import Reg
-from ptxgen.dtypes import DType, bf16, f32
+from ptxgen.builder.values import Reg, RegArray
+from ptxgen.dtypes import DType, bf16, e4m3, f32
 from ptxgen.idioms import convert
 from ptxgen.idioms.reduce import over_cta
 from ptxgen.kernel import KernelType, field, kernel_base
@@ -30,10 +32,23 @@ class PackedRows(KernelType):
     norm_offset: float = 0.0
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    group: int = field(
+        default=0, later=True, draws=packed.SCALE_GROUPS, doc="columns that share a scale in e4m3; 0: a row's"
+    )
+
+    @property
+    def scaled(self) -> bool:
+        """Whether out has scales."""
+        return self.dtype == e4m3
+
+    @property
+    def surveys(self) -> bool:
+        """Whether a row is read before it is packed: for its norm, or its largest element."""
+        return bool(self.norm) or (self.scaled and not self.group)
 
     @property
     def digits(self) -> int:
-        """16-bit numbers that an element of x becomes."""
+        """Numbers of dtype that an element of x becomes."""
         return packed.DIGITS[self.precision]
 
     @property
@@ -64,13 +79,14 @@ class Packing:
         self.b, self.spec = b, spec
         self.values = b.array("value", "f32", OWN * spec.flight)
         self.words = convert.word_array(b, "word", self.values, spec.src_dtype)
+        self.gains: RegArray | None = None
 
     def build(self, thread: Reg, row: Reg, tile: Reg, token: Reg, exists: Reg) -> None:
         """All fragments. The CTA has `row`, which is `token` of `tile`; `exists`: x has that row."""
         with self.b.fragment("begin", "where the thread reads and writes"):
             self._begin(thread, row, tile, token)
-        if self.spec.norm:
-            self._squares(thread, exists)
+        if self.spec.surveys:
+            self._survey(thread, exists)
         else:
             self.b.without("begin_squares", "squares_pass", "root")
         self._pack(exists)
@@ -81,12 +97,17 @@ class Packing:
         self.column = b.op("mov.u32", "column", own)
         self.source = b.op("mad.wide.u32", "source", row, spec.src_dtype.bytes * spec.dim, b.ld_param("x"))
         if spec.norm:
-            self.gains = b.ld_param("norm_weight")
-        of_tile = packed.blocks(spec.dim) * spec.digits * spec.tokens * packed.ROW_BYTES
+            self.gain_source = b.ld_param("norm_weight")
+        of_tile = packed.blocks(spec.dim, spec.dtype) * spec.digits * spec.tokens * packed.ROW_BYTES
         out = self.out = b.op("mad.wide.u32", "target", tile, of_tile, b.ld_param("out"))
         b.op("mad.wide.u32", out, token, packed.ROW_BYTES, out)
-        block = b.op("shr.u32", "block", own, 6)
+        block = b.op("shr.u32", "block", own, packed.columns(spec.dtype).bit_length() - 1)
         b.op("mad.wide.u32", out, block, spec.digits * spec.tokens * packed.ROW_BYTES, out)
+        self._find_place(tile, token, own)
+
+    def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
+        """Where the thread's columns go in a row of a block."""
+        b, out = self.b, self.out
         b.note("columns 4t and 4t + 1 of a chunk are in its first piece, 4t + 2 and 4t + 3 in the second")
         piece = b.op("bfe.u32", "piece", own, 4, 2)
         b.op("shl.b32", piece, piece, 1)
@@ -135,7 +156,7 @@ class Packing:
             convert.load_words(b, words, at, spec.src_dtype.bytes * offset, pred=inside)
         convert.unpack(b, self.values, self.words, spec.src_dtype)
 
-    def _squares(self, thread: Reg, exists: Reg) -> None:
+    def _survey(self, thread: Reg, exists: Reg) -> None:
         b, spec = self.b, self.spec
         total = b.reg("square_sum", "f32")
         with b.fragment("begin_squares"):
@@ -148,39 +169,67 @@ class Packing:
             b.op("setp.lt.u32", "more_squares", self.column, spec.dim)
         over_cta(b, "squares", "add.f32", [total], thread, spec.threads // 32)
         with b.fragment("root", "1 / sqrt(mean + eps); back to the row's start"):
-            self.factor = b.op("fma.rn.f32", "factor", total, 1 / spec.dim, spec.eps)
-            b.op("sqrt.rn.f32", self.factor, self.factor)
-            b.op("rcp.rn.f32", self.factor, self.factor)
+            self._find_root(total)
             b.op("mov.u32", self.column, self.own)
 
-    def _pack(self, exists: Reg) -> None:
+    def _find_root(self, total: Reg) -> None:
+        """The factor of a norm, from the sum of squares."""
         b, spec = self.b, self.spec
-        values = self.values.regs
-        gains = b.array("gain", "f32", len(values)) if spec.norm else None
-        digits = b.array("digit", "b32", 2 * spec.digits)
+        self.factor = b.op("fma.rn.f32", "factor", total, 1 / spec.dim, spec.eps)
+        b.op("sqrt.rn.f32", self.factor, self.factor)
+        b.op("rcp.rn.f32", self.factor, self.factor)
+
+    def _pack(self, exists: Reg) -> None:
+        b, spec, values = self.b, self.spec, self.values.regs
+        if spec.norm and self.gains is None:
+            self.gains = b.array("gain", "f32", len(values))
+        self.digits = b.array("digit", "b32", OWN * spec.dtype.bytes // 4 * spec.digits)
         with b.fragment("pack_pass", "a pass of the row into its tile"):
-            self._load_row(exists)
-            if gains is not None:
-                self._load(gains.regs, self.gains, None)
-                for value, gain in zip(values, gains, strict=True):
-                    if spec.norm_offset:
-                        b.op("add.f32", gain, gain, spec.norm_offset)
-                    b.op("mul.f32", value, value, self.factor)
-                    b.op("mul.f32", value, value, gain)
+            self._load_values(exists)
             there = b.reg("inside_tile", "pred")
-            step = OWN * spec.threads // packed.COLUMNS * spec.digits * spec.tokens * packed.ROW_BYTES
+            step = OWN * spec.threads // packed.columns(spec.dtype) * spec.digits * spec.tokens * packed.ROW_BYTES
             for i in range(spec.flight):
                 b.op("setp.lt.u32", there, self.column, spec.columns - i * OWN * spec.threads)
-                own = values[OWN * i : OWN * (i + 1)]
-                if spec.digits == 1:
-                    convert.pack(b, digits.regs, own, spec.dtype)
-                else:
-                    split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
-                for n in range(spec.digits):
-                    offset = n * spec.tokens * packed.ROW_BYTES
-                    b.op("st.global.b32", self.out[offset], digits[2 * n], pred=there)
-                    b.op("st.global.b32", self.other_out[offset], digits[2 * n + 1], pred=there)
-                for target in (self.out, self.other_out):
-                    b.op("add.u64", target, target, step)
+                self._store(values[OWN * i : OWN * (i + 1)], there)
+                self._advance(step)
             b.op("add.u32", self.column, self.column, spec.reach)
             b.op("setp.lt.u32", "more_columns", self.column, spec.columns)
+
+    def _load_values(self, exists: Reg) -> None:
+        """The columns of a pass, normed."""
+        spec = self.spec
+        self._load_row(exists)
+        if spec.norm:
+            self._load_gains()
+            self._apply_norm()
+
+    def _load_gains(self) -> None:
+        """The norm's weights of a pass."""
+        b, spec = self.b, self.spec
+        gains = self.gains = self.gains or b.array("gain", "f32", len(self.values))
+        self._load(gains.regs, self.gain_source, None)
+        if spec.norm_offset:
+            for gain in gains:
+                b.op("add.f32", gain, gain, spec.norm_offset)
+
+    def _apply_norm(self) -> None:
+        for value, gain in zip(self.values, self.gains or (), strict=True):
+            self.b.op("mul.f32", value, value, self.factor)
+            self.b.op("mul.f32", value, value, gain)
+
+    def _store(self, own: Sequence[Reg], there: Reg) -> None:
+        """Four columns."""
+        b, spec, digits = self.b, self.spec, self.digits
+        if spec.digits == 1:
+            convert.pack(b, digits.regs, own, spec.dtype)
+        else:
+            split_digits(b, own, [digits[2 * n : 2 * n + 2] for n in range(spec.digits)])
+        for n in range(spec.digits):
+            offset = n * spec.tokens * packed.ROW_BYTES
+            b.op("st.global.b32", self.out[offset], digits[2 * n], pred=there)
+            b.op("st.global.b32", self.other_out[offset], digits[2 * n + 1], pred=there)
+
+    def _advance(self, step: int) -> None:
+        """To the thread's next columns of the pass."""
+        for target in (self.out, self.other_out):
+            self.b.op("add.u64", target, target, step)

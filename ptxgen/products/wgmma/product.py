@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ptxgen.dtypes import DType, bf16, f32
+from ptxgen.dtypes import DType, bf16, e4m3, f32
 from ptxgen.kernel import field, kernel_base
 from ptxgen.products.weighted import Weighted
 from ptxgen.products.wgmma import tokens as packed
+from ptxgen.weights.e4m3 import BLOCK, E4m3
 
 
 @kernel_base
@@ -37,8 +38,42 @@ class PackedProduct(Weighted):
     )
     indirect: bool = field(default=False, doc="n_rows is read from device memory")
     programmatic: bool = False
+    promoted: bool = field(
+        default=True, later=True, silent="the executor adds exactly", doc="e4m3: f32 adds the sums of every 128 columns"
+    )
 
     @property
     def digits(self) -> int:
-        """16-bit numbers that add up to an element of x."""
+        """Numbers of x_dtype that add up to an element of x."""
         return packed.DIGITS[self.precision]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether x and weights are multiplied in e4m3, and their scales applied to the sums."""
+        return self.x_dtype == e4m3
+
+    @property
+    def by_block(self) -> bool:
+        """Whether they have a scale for every block of 128 columns."""
+        return self.scaled and isinstance(self.kind, E4m3) and self.kind.per == "block"
+
+    @property
+    def x_group(self) -> int:
+        """Columns that share a scale of x; 0: all."""
+        return BLOCK if self.by_block else 0
+
+    @property
+    def short_sums(self) -> bool:
+        """Whether what tensor cores add up is short, and f32 adds the rest: they round every addition towards zero,
+        those of e4m3 to some 14 bits."""
+        return self.precision == "exact" or (self.scaled and self.promoted)
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block of x."""
+        return packed.columns(self.x_dtype)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a tile of weights: as many columns as a product takes, 32 bytes of x."""
+        return self.kind.tile_k * self.x_dtype.bytes // packed.CHUNK_BYTES

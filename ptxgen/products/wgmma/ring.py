@@ -2,7 +2,7 @@
 
 Every stage has two mbarriers: `full`, which its bytes complete, and `empty`, at which every multiplying warp arrives
 once its products have read it. Lane i of the copying warp brings record i of the CTA, the lane after them the tokens:
-each source is contiguous from stage to stage.
+each source is contiguous from stage to stage. Where tokens have scales for each block, a lane between brings these.
 """
 
 from __future__ import annotations
@@ -97,12 +97,19 @@ class Copier:
         size, source, target = b.reg("copy_bytes", "u32"), b.reg("copy_from", "u64"), b.reg("copy_to", "u32")
         with b.fragment("begin_copies", "what this lane copies: a record of weights, or the tokens"):
             ring.begin(copies=True)
-            copies = b.op("setp.le.u32", "copies", lane, at.records)
-            for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records)
+            scaled = spec.by_block
+            copies = b.op("setp.le.u32", "copies", lane, at.records + scaled)
+            for_tokens = b.op("setp.eq.u32", "copies_tokens", lane, at.records + scaled)
             leads = b.op("setp.eq.u32", "leads", lane, 0)
             share = at.shape.share
             b.op("selp.u32", size, at.token_bytes // share, at.tile_bytes, for_tokens)
             advance = size if share == 1 else b.op("selp.u32", "copy_step", at.token_bytes, at.tile_bytes, for_tokens)
+            if scaled:  # its place is that of a record after the last
+                for_scales = b.op("setp.eq.u32", "copies_scales", lane, at.records)
+                b.op("selp.u32", size, at.scale_bytes, size, for_scales)
+                if share > 1:
+                    b.op("selp.u32", advance, at.scale_bytes, advance, for_scales)
+                x_scales = b.ld_param("x_scales")
             place = b.op("mov.u32", "copy_place", ring.memory)
             own = b.op("mad.lo.u32", "record_place", lane, at.tile_bytes, place)
             b.op("add.u32", own, own, at.token_bytes)
@@ -110,10 +117,10 @@ class Copier:
                 own_part = b.op("mul.lo.u32", "own_part", rank, at.token_bytes // share)
                 b.op("add.u32", place, place, own_part)
                 b.op("and.pred", for_all := b.reg("copies_for_all", "pred"), copies, for_tokens)
-                b.op("setp.lt.u32", copies, lane, at.records)
+                b.op("setp.lt.u32", copies, lane, at.records + scaled)
             b.op("selp.u32", place, place, own, for_tokens)
             x = b.ld_param("x")
-        total = at.token_bytes + at.records * at.tile_bytes
+        total = at.token_bytes + at.records * at.tile_bytes + at.scale_bytes
         early, is_first = at.early if spec.programmatic else 0, None
         if early:
             with b.fragment("early_weights", "weights are constant: the first are on their way before the tokens are"):
@@ -133,11 +140,15 @@ class Copier:
             b.without("early_weights")
         with b.fragment("find_sources", "where the tile's weights and tokens begin"):
             self._find_record(lane, group, weight, source)
-            of_tile = packed.blocks(spec.k) * spec.digits * at.tokens * packed.ROW_BYTES
+            of_tile = packed.blocks(spec.k, spec.x_dtype) * spec.digits * at.tokens * packed.ROW_BYTES
             tokens_at = b.op("mad.wide.u32", "tokens_at", token_tile, of_tile, x)
             if share > 1:
                 b.op("mad.wide.u32", tokens_at, rank, at.token_bytes // share, tokens_at)
             b.op("selp.b64", source, tokens_at, source, for_tokens)
+            if scaled:
+                scales_of_tile = packed.blocks(spec.k, spec.x_dtype) * at.tokens * packed.SCALE_BYTES
+                b.op("mad.wide.u32", tokens_at, token_tile, scales_of_tile, x_scales)
+                b.op("selp.b64", source, tokens_at, source, for_scales)
             if first_step is not None:
                 b.op("mad.wide.u32", source, first_step, size, source)
             step = b.op("mov.u32", "copied_steps", steps)
@@ -150,6 +161,11 @@ class Copier:
                     there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
                     opcode = MULTICAST if share > 1 else COPY
                     b.op(opcode, there, source[stage * at.token_bytes], size, bell, *every, pred=brings)
+                if scaled:
+                    brings_scales = b.op("and.pred", "brings_scales", is_first, for_scales)
+                for stage in range(early if scaled else 0):
+                    there, bell = place[stage * at.stage_bytes], ring.full_bells[BELL * stage]
+                    b.op(COPY, there, source[stage * at.scale_bytes], size, bell, pred=brings_scales)
                 done = b.op("mul.wide.u32", "early_bytes", advance, early)
                 b.op("add.u64", source, source, done, pred=is_first)
                 b.op("sub.u32", step, step, early, pred=is_first)

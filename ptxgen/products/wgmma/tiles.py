@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ptxgen.errors import SpecError
 from ptxgen.products.wgmma.geometry import MOST_ROWS_FIRST, Geometry
-from ptxgen.products.wgmma.tokens import COLUMNS, ROW_BYTES, TOKENS
+from ptxgen.products.wgmma.tokens import CHUNK_BYTES, COLUMNS, ROW_BYTES, TOKENS
 from ptxgen.weights.f16 import Half
-from ptxgen.weights.format import CHUNK
 
 if TYPE_CHECKING:
     from ptxgen.products.wgmma.product import PackedProduct
@@ -56,13 +55,13 @@ def cycles(spec: PackedProduct, rows: int) -> float:
     tile_rows = 64 * shape.groups * shape.blocks
     passes = {"fast": 1, "exact": 3 if isinstance(kind, Half) else 6}[spec.precision]
     tensor = passes * tile_rows * at.tokens * COLUMNS / TENSOR[shape.groups]
-    if not isinstance(kind, Half):
+    if not (spec.scaled or isinstance(kind, Half)):
         tensor += CONVERTING * tile_rows / 128
-    per_row = kind.tile_bytes / (kind.tile_k * 16) * COLUMNS
+    per_row = kind.tile_bytes / (kind.tile_k * 16) * spec.columns
     feed = (tile_rows * per_row + at.tokens * ROW_BYTES * spec.digits / shape.share) / FEED
-    columns = at.chunks * CHUNK // COLUMNS
-    wait = LATENCY / ((at.stages - 1) * columns)
-    steps = -(-kind.tiles(spec.k) * kind.tile_k // (COLUMNS * shape.split))
+    blocks = at.chunks * CHUNK_BYTES // ROW_BYTES
+    wait = LATENCY / ((at.stages - 1) * blocks)
+    steps = -(-kind.tiles(spec.k) * kind.tile_k // (spec.columns * shape.split))
     size = shape.split * shape.share
     clusters = at.row_groups // shape.share * -(-rows // at.tokens)
     turns = -(-clusters // CLUSTERS[size])

@@ -1,73 +1,111 @@
-"""How tokens lie in memory for wgmma: 16-bit tiles that a bulk copy brings to shared memory as they are.
+"""How tokens lie in memory for wgmma: tiles that a bulk copy brings to shared memory as they are.
 
-`[tile of tokens, block of 64 columns, digit, token, 64]`, columns filled up to a multiple of 256 with zeros. Within a
-block, columns of a chunk of 16 stand in the order in which the lanes of packed weights own them: 0, 1, 4, 5, 8, 9, 12,
-13, then the others. A row of 128 bytes is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 8):
-wgmma's swizzle of 128 bytes.
+`[tile of tokens, block of columns, digit, token, columns]`: a row of a block is 128 bytes, 64 columns of 16 bits or 128
+in e4m3; columns are filled up to a multiple of 256 with zeros. Columns of 16 bits stand within a chunk of 16 in the
+order in which the lanes of packed weights own them: 0, 1, 4, 5, 8, 9, 12, 13, then the others; those in e4m3 in their
+own. A row is eight pieces of 16 bytes; piece p of token r stands at p ^ (r mod 8): wgmma's swizzle of 128 bytes.
+
+e4m3 has scales beside it, f32 `[tile of tokens, groups, token]`: one group a row, or one a block of 128 columns.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptxgen.dtypes import DType
+from ptxgen.dtypes import DType, bf16
+from ptxgen.idioms.quantised_rows import quantise
 from ptxgen.launch import Extent
 
 if TYPE_CHECKING:
     import numpy as np
 
-COLUMNS = 64  # of a block
+COLUMNS = 64  # of a block, of 16 bits each
 ROW_BYTES = 128  # of a token in a block
+CHUNK_BYTES = 32  # of it in one product
 PADDED = 256  # columns are filled up to a multiple: the widest tile of any format of weights
 GROUP = 8  # tokens whose rows are swizzled together
-DIGITS = {"fast": 1, "exact": 3}  # 16-bit numbers that add up to a value of x
+DIGITS = {"fast": 1, "exact": 3}  # numbers that add up to a value of x
+SCALE_BYTES = 4
+SCALE_GROUPS = (0, 128)  # columns that share a scale in e4m3; 0: all
 TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)  # of a tile
 
 
-def blocks(cols: int) -> int:
+def columns(dtype: DType) -> int:
+    """Columns of a block."""
+    return ROW_BYTES // dtype.bytes
+
+
+def blocks(cols: int, dtype: DType = bf16) -> int:
     """Blocks of a row."""
-    return -(-cols // PADDED) * (PADDED // COLUMNS)
+    return -(-cols // PADDED) * (PADDED // columns(dtype))
 
 
-def shape(cols: int, tokens: int, digits: int) -> tuple[Extent, ...]:
+def shape(cols: int, tokens: int, digits: int, dtype: DType = bf16) -> tuple[Extent, ...]:
     """The packed array's shape, for "rows" rows."""
-    return (f"ceil_div(rows, {tokens})", blocks(cols), digits, tokens, COLUMNS)
+    return (f"ceil_div(rows, {tokens})", blocks(cols, dtype), digits, tokens, columns(dtype))
 
 
-def _order() -> np.ndarray:
-    """`[token mod 8, place in a block]`: which column of the block stands there."""
+def scale_shape(cols: int, tokens: int, group: int) -> tuple[Extent, ...]:
+    """That of its scales: one for `group` columns, or with 0 one a row."""
+    return (f"ceil_div(rows, {tokens})", -(-cols // PADDED) * PADDED // group if group else 1, tokens)
+
+
+def _order(width: int) -> np.ndarray:
+    """`[token mod 8, place in a block of so many columns]`: which column of the block stands there."""
     import numpy as np
 
     piece = np.arange(8)
-    half = np.array([[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]])
-    columns = 16 * (piece // 2)[:, None] + half[piece % 2]  # [piece, 8]
-    return np.stack([columns[piece ^ row].reshape(-1) for row in range(GROUP)])
+    column = np.arange(width).reshape(8, -1)  # [piece, its columns]
+    if width == COLUMNS:
+        half = np.array([[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]])
+        column = 16 * (piece // 2)[:, None] + half[piece % 2]
+    return np.stack([column[piece ^ row].reshape(-1) for row in range(GROUP)])
+
+
+def _filled(x: np.ndarray, tokens: int) -> np.ndarray:
+    """f32 rows, filled up to whole tiles and blocks with zeros."""
+    import numpy as np
+
+    rows, cols = x.shape
+    whole = np.zeros((-(-rows // tokens) * tokens, -(-cols // PADDED) * PADDED), np.float32)
+    whole[:rows, :cols] = x
+    return whole
 
 
 def pack(x: np.ndarray, tokens: int, dtype: DType, digits: int) -> np.ndarray:
     """f32 `[rows, cols]` as the packed array; rows are filled up with zeros."""
     import numpy as np
 
-    rows, cols = x.shape
-    tiles = -(-rows // tokens)
-    left = np.zeros((tiles * tokens, blocks(cols) * COLUMNS), np.float32)
-    left[:rows, :cols] = x
-    out = []
+    left, out = _filled(x, tokens), []
     for _ in range(digits):
         digit = left.astype(dtype.numpy)
         left = left - digit.astype(np.float32)
-        out.append(digit.reshape(tiles, tokens, -1, COLUMNS))
-    whole = np.stack(out, 2).transpose(0, 3, 2, 1, 4)  # [tile, block, digit, token, 64]
-    order = np.tile(_order(), (tokens // GROUP, 1))
+        out.append(digit.reshape(-1, tokens, blocks(x.shape[1], dtype), columns(dtype)))
+    whole = np.stack(out, 2).transpose(0, 3, 2, 1, 4)  # [tile, block, digit, token, columns]
+    order = np.tile(_order(columns(dtype)), (tokens // GROUP, 1))
     return np.take_along_axis(whole, np.broadcast_to(order, whole.shape), 4)
 
 
-def unpack(packed: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """float64 `[rows, cols]`: the sum of the digits."""
+def pack_scaled(x: np.ndarray, tokens: int, dtype: DType, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """f32 `[rows, cols]` as the packed array and its scales; those of rows that are not there are zero."""
     import numpy as np
 
-    tokens = packed.shape[3]
-    back = np.tile(np.argsort(_order(), 1), (tokens // GROUP, 1))
+    found = quantise(_filled(x, tokens), dtype, group)
+    scales = found["scales"].reshape(-(-x.shape[0] // tokens), tokens, -1)
+    packed = pack(found["out"].astype(np.float32)[: x.shape[0]], tokens, dtype, 1)
+    return packed, np.ascontiguousarray(scales.transpose(0, 2, 1))
+
+
+def unpack(packed: np.ndarray, rows: int, cols: int, scales: np.ndarray | None = None) -> np.ndarray:
+    """float64 `[rows, cols]`: the sum of the digits, times their scales."""
+    import numpy as np
+
+    tiles, count, _, tokens, width = packed.shape
+    back = np.tile(np.argsort(_order(width), 1), (tokens // GROUP, 1))
     plain = np.take_along_axis(packed.astype(np.float64), np.broadcast_to(back, packed.shape), 4)
     rows_of_tiles: np.ndarray = plain.sum(2).transpose(0, 2, 1, 3)
-    return rows_of_tiles.reshape(packed.shape[0] * tokens, -1)[:rows, :cols]
+    whole = rows_of_tiles.reshape(tiles * tokens, -1)
+    if scales is not None:
+        each = scales.astype(np.float64).transpose(0, 2, 1).reshape(tiles * tokens, -1)
+        whole = whole * np.repeat(each, count * width // each.shape[1], 1)
+    return whole[:rows, :cols]

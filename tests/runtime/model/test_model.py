@@ -77,6 +77,27 @@ def test_biases_of_gate_and_up(device: Device) -> None:
     assert Model(file, device, "f32", chunk=4).generate(PROMPT[:4], 4)[4:] == reference.generate(PROMPT[:4], 4)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_bias_of_the_logits(device: Device, family: str) -> None:
+    """In a prompt's chunk, in decode steps, before a cap, and in a batch; it is large enough to choose other tokens."""
+    spec = dataclasses.replace(small_spec(family, num_hidden_layers=1), head_bias=True)
+    weights = random_weights(spec)
+    weights["lm_head.bias"] *= 20
+    file = ArrayFile(spec, weights)
+    reference, model = ReferenceModel(spec, file.values()), Model(file, device, "f32", chunk=4)
+    expected = reference.generate(PROMPT[:4], 6)
+    assert model.generate(PROMPT[:4], 6)[4:] == expected
+    batch = model.batch(2)
+    slot, token = batch.join(PROMPT[:4])
+    assert [token, *(batch.step()[slot] for _ in range(5))] == expected
+    reference.rollback(0)
+    model.reset()
+    logits = [model.forward(one) for one in PROMPT[:4]]
+    np.testing.assert_allclose(logits, reference.forward(PROMPT[:4]), rtol=0, atol=CLOSE["f32"])
+    without = ReferenceModel(dataclasses.replace(spec, head_bias=False), weights)
+    assert without.generate(PROMPT[:4], 6) != expected
+
+
 @pytest.mark.parametrize("format", ["f16", "bf16", "q8_0", "q4_0"])
 def test_weights_of_other_formats(device: Device, format: str) -> None:
     file = file_of("llama", format)
@@ -240,6 +261,26 @@ def test_rows_that_wgmma_multiplies(device: Device, monkeypatch: pytest.MonkeyPa
     fast.prefill(PROMPT)
     want = reference.forward(PROMPT)[-1]
     assert 1e-5 < np.linalg.norm(fast.steps.logits.numpy()[0] - want) / np.linalg.norm(want) < 0.03
+
+
+@pytest.mark.parametrize(("format", "group"), [("e4m3", 0), ("e4m3_channel", 0), ("e4m3_block", 128)])
+def test_rows_in_e4m3(device: Device, format: str, group: int) -> None:
+    """Logits are those of the float64 model whose inputs of matrices in e4m3 are rounded so, rather than those of the
+    model that rounds none. In one layer: what is a little apart in one is rounded to other numbers in the next."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 4}
+    spec = small_spec("llama", **sizes, num_hidden_layers=1)
+    inside = {f"layers.{i}.{name}": format for i in range(spec.shape.n_layers) for name in spec.products()}
+    file = ArrayFile(spec, random_weights(spec), "bf16", inside)
+    model = Model(file, device, "f32", chunk=16, precision="e4m3")
+    prompt = [*PROMPT, *PROMPT][:16]
+    model.prefill(prompt)
+    got = model.steps.logits.numpy()[0]
+    scaled = [op.spec.x_dtype.name for op in model.program("prefill", 16).ops if op.spec.kernel_name == "packed_gemm"]
+    assert set(scaled) == {"e4m3"}
+    want = ReferenceModel(file.spec, file.values(), e4m3=dict.fromkeys(inside, group)).forward(prompt)[-1]
+    plain = ReferenceModel(file.spec, file.values()).forward(prompt)[-1]
+    apart = [np.linalg.norm(got - each) / np.linalg.norm(each) for each in (want, plain)]
+    assert apart[0] < 0.02 < apart[1] < 0.2, apart
 
 
 def test_a_gate_whose_rows_go_packed_into_the_next_product(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
@@ -11,6 +12,7 @@ from ptxgen.models.memory import memory_plan, plan_of
 from ptxgen.runtime import Model
 from ptxgen.runtime.cpu.device import CpuDevice
 from ptxgen.runtime.model.profile import op_bytes
+from ptxgen.runtime.model.timing import StepTime, _parts
 from tests.support.array_file import ArrayFile
 from tests.support.families import random_weights, small_spec
 
@@ -60,6 +62,36 @@ def test_bytes_are_those_that_have_to_move(model: Model) -> None:
     sliding = step_program(small_spec("mistral"), "f32", kv_dtype="f16")  # a window of 7
     attends = next(op for op in sliding.ops if op.role == "attention")
     assert op_bytes(sliding, attends, 10) == 2 * q + 2 * 7 * row + 4
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2"])
+def test_a_timed_model_says_how_long_the_parts_of_every_step_took(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = small_spec(family)
+    file = ArrayFile(spec, random_weights(spec))
+    plain, timed = (Model(file, CpuDevice(), "f16", chunk=4, timed=on) for on in (False, True))
+    with caplog.at_level(logging.INFO, "ptxgen.model"):
+        assert timed.generate([5, 6, 7, 8, 9], 3) == plain.generate([5, 6, 7, 8, 9], 3)
+    assert [(one.position, one.rows) for one in timed.timings] == [(0, 4), (4, 1), (5, 1), (6, 1)]
+    assert not plain.timings
+    for one in timed.timings:
+        assert list(one.parts) == ["embedding", "attention", "mlp", "head"]
+        assert min(one.parts.values()) > 0
+        assert one.us == pytest.approx(sum(one.parts.values()))
+    assert [record.getMessage() for record in caplog.records] == [str(one) for one in timed.timings]
+    first = str(StepTime(0, 4, {"embedding": 1.5, "head": 2.5}))
+    assert first == "positions 0 to 3: 4.0 µs (embedding 1.5, head 2.5), 1000000 tokens/s"
+    ops = timed.program().ops
+    parts = dict(zip([op.role for op in ops], _parts(timed.program(), spec.block), strict=True))
+    assert (parts["o_proj"], parts["gate_up"], parts["down_proj"], parts["lm_head"]) == (
+        "attention",
+        "mlp",
+        "mlp",
+        "head",
+    )
+    assert parts.get("o_proj.add", "attention") == "attention"
+    assert parts.get("down_proj.add", "mlp") == "mlp"
 
 
 def test_memory_on_the_device_is_the_plan(model: Model) -> None:

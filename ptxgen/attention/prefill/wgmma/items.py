@@ -62,7 +62,7 @@ class Items(Rows):
         self.row_tiles = divide(b, "row_tiles", tiles, self.rows)
         if self.adapts:
             self._take_part()
-        self._offset()
+        self.place_tokens()
         if self.pairs:
             self._pair()
 
@@ -91,11 +91,6 @@ class Items(Rows):
         self.paired: Reg = b.op("setp.le.s32", "paired", pairs, CHIP_SMS // self.problem.n_kv_heads)
         odd = b.op("and.b32", b.reg("offset_within", "u32"), self.offset, tokens - 1)
         b.op("setp.eq.and.u32", self.paired, odd, 0, self.paired)
-
-    def _offset(self) -> None:
-        if self.variant.causal:
-            self.b.note("token t stands at position t + offset and sees the keys up to there")
-            self.offset = self.b.op("sub.s32", "offset", self.kv_len, self.q_len)
 
     def _slots(self) -> None:
         """Tiles of rows of all sequences, at most: each may leave one unfilled; part of an open fragment."""
@@ -228,7 +223,7 @@ class Items(Rows):
         self._clamp()
         self.n_rows = b.op("mul.lo.s32", "n_rows", self.q_len, self.group)
         b.op("setp.gt.and.s32", self.has_item, found.row_tile, 0, found.holds)
-        self._offset()
+        self.place_tokens()
 
     def _place_pair(self) -> None:
         """The rows of an item of two tiles; part of an open fragment."""

@@ -20,6 +20,7 @@ WARPGROUP = 128  # threads
 MAP_BYTES = 128  # of a tensor map
 ALONE = 116 << 10  # bytes of shared memory of which a multiprocessor has no room for twice
 FEWEST = 2  # warpgroups that take part: one alone would take turns with itself
+STEPPED = 128  # the largest head_dim at which consumers have registers for steps of the score
 CHIP_SMS = 132  # of an H100 or H200: a persistent grid has a CTA for each
 
 
@@ -225,5 +226,5 @@ def runs_on_wgmma(prefill: Prefill, target: Target) -> bool:
         and (problem.q_dtype == problem.kv_dtype or converts(prefill))
         and prefill.dim % 16 == 0
         and prefill.dim <= (_BY_MAPS if by_maps(prefill) else _BY_COPIES)[-1][0]
-        and not variant.steps
+        and (prefill.dim <= STEPPED or not variant.steps)
     )

@@ -1,0 +1,44 @@
+"""Options that mean something only beside another, and numbers that are numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+_UNSAID = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+
+
+class FloatRange(click.FloatRange):
+    """click's, without nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if isinstance(found, float) and math.isnan(found):
+            self.fail(f"{value} is no number.", param, ctx)
+        return found
+
+
+def given(*names: str) -> list[str]:
+    """Of these parameters of the command that runs (without names: of all), the options that the user wrote."""
+    context = click.get_current_context()
+    return [
+        param.opts[-1]
+        for param in context.command.params
+        if param.name and (not names or param.name in names) and context.get_parameter_source(param.name) not in _UNSAID
+    ]
+
+
+def goes_with(owner: str, *names: str) -> None:
+    """Refuse what the user wrote of these without `owner`. Raises `UsageError`."""
+    if found := given(*names):
+        raise click.UsageError(f"{found[0]}: goes with {owner}")
+
+
+def not_empty(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A name that, where it is given, has a letter (a callback of options)."""
+    if value == "":
+        raise click.UsageError(f"{param.opts[-1]}: must be letters, digits and _, a letter first (got '')")
+    return value

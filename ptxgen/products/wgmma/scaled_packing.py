@@ -1,0 +1,107 @@
+"""A row of x into its tile in e4m3, with the scales of the row or of its blocks of 128 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ptxgen.builder.values import Reg
+from ptxgen.idioms import convert
+from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.quantised_rows import magnitude, over_scale
+from ptxgen.idioms.reduce import over_cta, over_warp
+from ptxgen.products.wgmma import tokens as packed
+from ptxgen.products.wgmma.packing import OWN, Packing
+
+
+class ScaledPacking(Packing):
+    """The same fragments. The 128 columns of a warp in a load are a block, and a group where blocks are."""
+
+    def _find_place(self, tile: Reg, token: Reg, own: Reg) -> None:
+        b, spec = self.b, self.spec
+        piece = b.op("bfe.u32", "piece", own, 4, 3)
+        turned = b.op("and.b32", "turned", token, packed.GROUP - 1)
+        b.op("xor.b32", piece, piece, turned)
+        place = b.op("shl.b32", "place", piece, 4)
+        b.op("bfi.b32", place, own, place, 0, 4)
+        b.op("add.u64", self.out, self.out, b.op("cvt.u64.u32", "wide_place", place))
+        groups = packed.scale_shape(spec.dim, spec.tokens, spec.group)[1]
+        of_group = spec.tokens * packed.SCALE_BYTES
+        scales = b.op("mad.wide.u32", "scales_target", tile, groups * of_group, b.ld_param("scales"))
+        if spec.group:
+            b.op("mad.wide.u32", scales, b.op("shr.u32", "own_group", own, 7), of_group, scales)
+        self.scales = b.op("mad.wide.u32", scales, token, packed.SCALE_BYTES, scales)
+        first = b.op("and.b32", "place_in_group", own, 127 if spec.group else -1)
+        self.keeps = b.op("setp.eq.u32", "keeps_scale", first, 0)
+
+    def _survey(self, thread: Reg, exists: Reg) -> None:
+        """Before a row is packed, its largest element, and with a norm its sum of squares; with scales of blocks only
+        the latter."""
+        b, spec = self.b, self.spec
+        if spec.group:
+            super()._survey(thread, exists)
+            return
+        sums = [b.reg("square_sum", "f32")] if spec.norm else []
+        largest = b.reg("row_largest", "f32")
+        with b.fragment("begin_squares"):
+            convert.clear(b, [*sums, largest])
+        with b.fragment("squares_pass", "the largest of a pass"):
+            self._load_row(exists)
+            for total in sums:
+                for value in self.values:
+                    b.op("fma.rn.f32", total, value, value, total)
+            values = self.values.regs
+            if spec.norm:
+                self._load_gains()
+                values = b.array("gained", "f32", len(values)).regs
+                for value, own, gain in zip(values, self.values, self.gains or (), strict=True):
+                    b.op("mul.f32", value, own, gain)
+            magnitude(b, largest, values)
+            b.op("add.u32", self.column, self.column, spec.reach)
+            b.op("setp.lt.u32", "more_squares", self.column, spec.dim)
+        warps = spec.threads // 32
+        if sums:
+            over_cta(b, "squares", "add.f32", sums, thread, warps)
+        over_cta(b, "largest", "max.f32", [largest], thread, warps)
+        with b.fragment("root", "the row's scale; back to its start"):
+            for total in sums:
+                self._find_root(total)
+                b.op("mul.f32", largest, largest, self.factor)
+            self.inverse = over_scale(b, largest, spec.dtype)
+            b.op("st.global.f32", self.scales[0], largest, pred=self.keeps)
+            b.op("mov.u32", self.column, self.own)
+
+    def _load_values(self, exists: Reg) -> None:
+        """A row of one pass is in registers since its scale was sought."""
+        if self.spec.group or self.spec.columns > self.spec.reach:
+            super()._load_values(exists)
+        elif self.spec.norm:
+            self._apply_norm()
+
+    def _store(self, own: Sequence[Reg], there: Reg) -> None:
+        b, spec = self.b, self.spec
+        inverse = self._find_scale(own, there) if spec.group else self.inverse
+        for value in own:
+            b.op("mul.f32", value, value, inverse)
+        convert.pack(b, self.digits.regs, own, spec.dtype)
+        b.op("st.global.b32", self.out[0], self.digits[0], pred=there)
+
+    def _find_scale(self, own: Sequence[Reg], there: Reg) -> Reg:
+        """The inverse of the scale of the warp's 128 columns."""
+        b = self.b
+        largest, bits = scratch(b, "group_largest", "f32"), scratch(b, "largest_bits", "u32")
+        b.op("mov.f32", largest, 0.0)
+        magnitude(b, largest, own)
+        b.op("mov.b32", bits, largest)
+        over_warp(b, "max.u32", bits)  # of numbers that are not negative as of their bits
+        b.op("mov.b32", largest, bits)
+        inverse = over_scale(b, largest, self.spec.dtype)
+        keeps = b.op("and.pred", scratch(b, "keeps_this", "pred"), there, self.keeps)
+        b.op("st.global.f32", self.scales[0], largest, pred=keeps)
+        return inverse
+
+    def _advance(self, step: int) -> None:
+        b, spec = self.b, self.spec
+        b.op("add.u64", self.out, self.out, step)
+        if spec.group:
+            groups = OWN * spec.threads // spec.group
+            b.op("add.u64", self.scales, self.scales, groups * spec.tokens * packed.SCALE_BYTES)
