@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ptxgen.attention.prefill.rows import divide
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
-from ptxgen.attention.prefill.wgmma.producer import LANES
+from ptxgen.attention.prefill.wgmma.producer import LANES, copies_more
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, STAGES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
@@ -15,6 +14,7 @@ from ptxgen.builder.values import SINK, Addr, Reg
 from ptxgen.dtypes import DType
 from ptxgen.idioms import convert
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 
 WARPS = 2  # that ask for boxes
 LOAD = "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -47,6 +47,10 @@ class Boxes:
         map_ = self.maps.build(smem, lane, copies_v)
         with b.fragment("begin_boxes"):
             step = b.op("mov.s32", "box_step", 0)
+            if items.adapts:
+                b.note("of the first item the other warps copy so many tiles")
+                more = int(copies_more(tile))
+                copied_tiles = b.op("selp.b32", b.reg("copied_tiles", "u32"), more, 1 + more, copies_v)
         with b.fragment("aim_box", "the tile of keys that comes next, and its slot"):
             stage = b.op("and.b32", b.reg("box_stage", "u32"), number, STAGES - 1)
             bar = b.op("mad.lo.u32", "box_barrier", stage, WORD, barriers)
@@ -65,8 +69,9 @@ class Boxes:
         ends = "rows from kv_len on follow" if items.cache.batched else "those from kv_len on become zeros"
         with b.fragment("fill_box", f"{tile.keys} keys; {ends}"):
             if items.adapts:
-                later = b.op("setp.ne.or.u32", "is_later_box", number, 0, copies_v)
-                asks_now = b.op("and.pred", b.reg("asks_now", "pred"), asks, later)
+                copied = b.op("setp.lt.u32", "is_copied", number, copied_tiles)
+                b.op("setp.eq.and.u32", copied, number, step, copied)
+                asks_now = b.op("and.pred", b.reg("asks_now", "pred"), asks, ~copied)
                 asks = asks_now
             if not items.cache.page_size:  # whose rows are exchanged below
                 b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
@@ -99,7 +104,7 @@ class Boxes:
         b.op("mad.wide.u32", table, self.items.found.sequence, 4 * cache.pages, table)
         at = b.op("mad.wide.u32", "page_at", slot, 4, table)
         page = b.op("ld.global.nc.s32", "page", at[0])
-        self.row = b.op("rem.u32", b.reg("page_row", "s32"), mine, cache.page_size)
+        self.row = remainder(b, "page_row", mine, cache.page_size)
         if cache.heads_inside:
             b.op("mad.lo.s32", self.row, page, cache.page_size, self.row)
         else:

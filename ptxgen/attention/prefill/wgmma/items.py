@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from ptxgen.attention.prefill.contract import Prefill
 from ptxgen.attention.prefill.ragged import Ragged
-from ptxgen.attention.prefill.rows import Rows, divide
+from ptxgen.attention.prefill.rows import Rows
 from ptxgen.attention.prefill.wgmma.tile import CHIP_SMS, FEWEST, ROWS, WgmmaTile, adapts, by_maps, pairs
 from ptxgen.attention.prefill.wgmma.variants import folds_scales
 from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.idioms.convert import scratch
+from ptxgen.idioms.division import divide, remainder
 
 WHOLE = 24 << 20  # bytes of K and V of all heads that the L2 cache may hold at once
 SECTION = 17 << 20  # bytes of a section, where there are several
@@ -134,8 +135,8 @@ class Items(Rows):
             item = self._item()
             if self.cache.batched:
                 ragged = Ragged(b, self.thread, self.rows, self.group)
-                self.kv_head = b.op("rem.u32", "kv_head", item, self.problem.n_kv_heads)
-                ragged.enter(b.op("div.u32", "slot", item, self.problem.n_kv_heads))
+                self.kv_head = remainder(b, "kv_head", item, self.problem.n_kv_heads)
+                ragged.enter(divide(b, "slot", item, self.problem.n_kv_heads))
             else:
                 self._head_and_tile(item)
         if self.cache.batched:

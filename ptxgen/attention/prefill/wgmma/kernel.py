@@ -28,8 +28,11 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
     with b.fragment("begin", "shared memory and its mbarriers"):
         items.thread = b.op("mov.u32", "thread", b.special("tid.x"))
         smem = b.op("mov.u32", "smem", arena)
-        ring.begin(smem, items.thread)
+        ring.begin(smem)
         b.op("setp.lt.u32", "is_producer", items.thread, WARPGROUP)
+        b.op("setp.eq.u32", "makes_barriers", items.thread, WARPGROUP)
+    with b.fragment("make_barriers"):
+        ring.make(smem)
     items.locate()
     with b.fragment("give_registers"):
         b.op("setmaxnreg.dec.sync.aligned.u32", tile.producer_registers)

@@ -42,10 +42,10 @@ class Maps:
             b.op("add.u32", made, made, MAP_BYTES, pred=copies_v)
             word = b.op("mad.lo.u32", "map_word", lane, 4, made)
             b.op("st.shared.b32", word[0], b.op("mov.b32", b.reg("no_word", "b32"), 0))
+            b.op("setp.eq.u32", "writes_map", lane, 0)
         with b.fragment("meet_lanes"):
             b.op("bar.warp.sync", -1)
         with b.fragment("write_maps", "this warp's tensor map: an array [heads, keys, elements], boxes of 64 elements"):
-            writes = b.op("setp.eq.u32", "writes_map", lane, 0)
             array, (keys, heads) = self._array("k"), self._extents()
             values = self._array("v")
             b.op("selp.b64", array, values, array, copies_v)
@@ -54,7 +54,7 @@ class Maps:
 
             def put(field: str, *operands: object, wide: bool = False) -> None:
                 kind = "b64" if wide else "b32"
-                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands, pred=writes)
+                b.op(f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind}", made[0], *operands)
 
             put("global_address", array, wide=True)
             put("rank", DIMENSIONS - 1)
