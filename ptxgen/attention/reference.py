@@ -53,13 +53,13 @@ def cached_rows(attention: Attention, a: Mapping[str, Any], sequence: int, suffi
 
 
 def as_e4m3(q: np.ndarray) -> np.ndarray:
-    """Rows of queries, each rounded to e4m3 times a scale that brings its largest value to 448."""
+    """Rows of queries, each rounded to e4m3 times the power of two that leaves its largest value 128 … 256."""
     import numpy as np
 
     wide = q.astype(np.float32)
-    largest = np.maximum(np.abs(wide).max(-1, keepdims=True), np.float32(1e-30))
-    rounded = (wide * (np.float32(448) / largest)).astype(e4m3.numpy)
-    back: np.ndarray = rounded.astype(np.float64) * (largest / 448)
+    largest = np.maximum(np.abs(wide).max(-1, initial=0.0, keepdims=True), np.float32(2.0**-100))
+    scale = np.ldexp(np.float32(1), np.frexp(largest)[1] - 8)
+    back: np.ndarray = (wide / scale).astype(e4m3.numpy).astype(np.float64) * scale
     return back
 
 

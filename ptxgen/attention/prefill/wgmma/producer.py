@@ -15,7 +15,6 @@ from ptxgen.idioms.convert import clear, load_words, pack, scratch, scratch_arra
 from ptxgen.idioms.reduce import halves, over_lanes
 
 CHUNK = 16  # bytes
-E4M3_MAX = 448.0
 MORE = 16 << 10  # bytes of a tile of K at most that is copied, not boxed, where it is a CTA's second
 LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 
@@ -194,7 +193,7 @@ class QueryCopies:
         b.expose(q_fills=fills)
 
     def _round_q(self, group: int) -> Fragment:
-        """Fragment `fill_q…` of rows that become e4m3, each over its largest value, which its scale has."""
+        """Fragment `fill_q…` of rows that become e4m3, each over its scale, which its largest value gives."""
         b, copy, ring, items = self.b, self.q, self.ring, self.items
         count, kind = copy.spread.column_passes, self.dtype
         words = scratch_array(b, "q_word", "b32", count * words_of(kind, copy.elements))
@@ -207,6 +206,7 @@ class QueryCopies:
         )
         largest, other = scratch(b, "q_largest", "f32"), scratch(b, "q_other", "f32")
         inverse, place = scratch(b, "q_inverse", "f32"), scratch(b, "q_scale_at", "u32")
+        exponent, bits = scratch(b, "q_exponent", "u32"), scratch(b, "q_scale_bits", "b32")
         with b.fragment(
             f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on, as e4m3 times a scale; zeros past the last"
         ) as fill:
@@ -235,11 +235,16 @@ class QueryCopies:
                     b.op("abs.f32", other, value)
                     b.op("max.f32", largest, largest, other)
                 over_lanes(b, "max.f32", largest, halves(LANES), other)
-                b.note("a row of zeros has a scale, too")
-                b.op("max.f32", largest, largest, 1e-30)
-                b.op("rcp.approx.ftz.f32", inverse, largest)
-                b.op("mul.f32", inverse, inverse, E4M3_MAX)
-                b.op("mul.f32", largest, largest, 1 / E4M3_MAX)
+                b.note("a power of two brings it to 128 to 256, so nothing but the last step rounds; one of zeros, too")
+                b.op("max.f32", largest, largest, 2.0**-100)
+                b.op("mov.b32", exponent, largest)
+                b.op("shr.u32", exponent, exponent, 23)
+                b.op("sub.u32", bits, exponent, 7)
+                b.op("shl.b32", bits, bits, 23)
+                b.op("mov.b32", largest, bits)
+                b.op("sub.u32", bits, 2 * 127 + 7, exponent)
+                b.op("shl.b32", bits, bits, 23)
+                b.op("mov.b32", inverse, bits)
                 for value in values:
                     b.op("mul.f32", value, value, inverse)
                 for column, takes in copy.passes(i):
