@@ -7,7 +7,8 @@
 
 Every implementation is timed as nodes of a CUDA graph over several sets of inputs, in rounds of another order each, and
 checked against float32 on rows spread over the sequence. `ptxgen-unmeasured` has the plans that nothing chooses yet,
-`ptxgen-sm_80` is the text for sm_80, on mma.sync. A batch is one launch of ours, and of torch's a launch a sequence; a
+`ptxgen-sm_80` is the text for sm_80, on mma.sync (over e4m3 `ptxgen-sm_90` is its like). Of keys and values of 8 bits
+a peer has their values in 16. A batch is one launch of ours, and of torch's a launch a sequence; a
 peer that knows no pages has the same keys in rows. No backend of SDPA takes a chunk's mask but flash: "sdpa-cudnn, no
 mask" lets every token see all keys, which is as much work. FlashInfer compiles a module for every head_dim, for
 minutes: only those of `--flashinfer` are asked for.
@@ -165,6 +166,7 @@ def ours(name: str = "", **more: Any) -> Prepare:
         import torch
 
         from benchmarks.gpu import Loaded
+        from ptxgen.kernel import supports
 
         case, kind = inputs.case, inputs.case["dtype"]
         shape = {x: case[x] for x in ("head_dim", "n_heads", "n_kv_heads")} | {
@@ -174,12 +176,18 @@ def ours(name: str = "", **more: Any) -> Prepare:
         if "lengths" in case:
             return batch(inputs, target_of(name), {**shape, "q_dtype": kind, "kv_dtype": kind})
         [(tokens, keys)] = sequences(case)
-        spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kind, layout="heads")
+        kv_kind = case.get("kv_dtype", kind)
+        shape |= {"head_scales": kv_kind == "e4m3", "fp8": case.get("fp8", False)}
+        spec = MultiHeadAttention(**shape, q_dtype=kind, kv_dtype=kv_kind, layout="heads")
+        if not supports(spec, target_of(name)):
+            raise Declined
         loaded = Loaded(generate(spec, target_of(name)), n_tokens=tokens, n_keys=keys)
         lengths = {"q_len": tokens, "q_rows": tokens, "kv_len": keys, "kv_rows": keys}
         outs = [torch.full_like(q[0], math.nan) for [[q, _, _]] in inputs.sets]
+        caches = [each for [each] in inputs.held] or [{"k": k, "v": v} for [[_, k, v]] in inputs.sets]
         calls = [
-            loaded.bind(q=q, k=k, v=v, out=out, **lengths) for [[q, k, v]], out in zip(inputs.sets, outs, strict=True)
+            loaded.bind(q=q, out=out, **lengths, **cache)
+            for [[q, _, _]], out, cache in zip(inputs.sets, outs, caches, strict=True)
         ]
 
         def result() -> list[Any]:
@@ -241,6 +249,7 @@ IMPLEMENTATIONS: dict[str, Prepare] = {
     "ptxgen": ours(),
     "ptxgen-unmeasured": ours(unmeasured=True),
     "ptxgen-sm_80": ours("sm_80"),
+    "ptxgen-sm_90": ours("sm_90"),
     "sdpa-flash": sdpa("FLASH_ATTENTION"),
     "sdpa-cudnn": sdpa("CUDNN_ATTENTION"),
     "sdpa-cudnn, no mask": sdpa("CUDNN_ATTENTION", masked=False),

@@ -59,6 +59,20 @@ def test_lengths_around_every_boundary(causal: bool, kind: str, unmeasured: bool
         attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind, unmeasured=unmeasured)
 
 
+@pytest.mark.parametrize(("head_dim", "n_heads"), [(64, 4), (128, 8)])
+def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
+    """Lengths around tiles of rows (64, of which a token has 2 or 4) and of keys (96, 128); with an offset of tokens
+    that fills them and with others, and with rows before the first key."""
+    more = {"head_dim": head_dim, "n_heads": n_heads, "layout": "heads", "unmeasured": True}
+    for q_len, kv_len in [
+        (1, 1), (31, 31), (33, 33), (64, 64), (65, 65), (96, 96), (97, 97), (129, 129), (64, 96), (64, 160), (64, 97),
+        (33, 290), (100, 68), (100, 67), (5, 0),
+    ]:  # fmt: skip
+        attend("fast", {"n_tokens": q_len, "n_keys": max(kv_len, 1), "kv_len": kv_len}, **more)
+    attend("check", {"n_tokens": 200, "n_keys": 200}, **more)
+    attend("random", {"n_tokens": 160, "n_keys": 160}, 100.0, **more)
+
+
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize(
     "fields",
@@ -180,7 +194,7 @@ def test_waits_between_items_that_are_left_out(fields: dict[str, Any]) -> None:
         ("sm_100a", {}),
         (TARGET, {"q_dtype": "f32"}),
         (TARGET, {"q_dtype": "f16"}),
-        (TARGET, {"kv_dtype": "e4m3"}),
+        (TARGET, {"q_dtype": "f32", "kv_dtype": "e4m3"}),
         (TARGET, {"head_dim": 24}),
         (TARGET, {"head_dim": 272}),
         (TARGET, {"head_dim": 208, "max_len": 64, "batched": True}),

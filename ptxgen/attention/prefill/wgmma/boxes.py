@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
-from ptxgen.attention.prefill.wgmma.producer import LANES, copies_more
+from ptxgen.attention.prefill.wgmma.producer import copies_more
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.tile import COLUMN, STAGES, SWIZZLED_ROW, WgmmaTile
+from ptxgen.attention.prefill.wgmma.tile import COLUMN, LANES, STAGES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
 from ptxgen.builder.values import SINK, Addr, Reg
 from ptxgen.dtypes import DType

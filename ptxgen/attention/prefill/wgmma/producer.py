@@ -7,16 +7,14 @@ from ptxgen.attention.prefill.copies import Place, RowCopy, Spread
 from ptxgen.attention.prefill.sources import Source, source_of
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_EMPTY, V_FULL, WORD, Ring
-from ptxgen.attention.prefill.wgmma.tile import FEWEST, ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
-from ptxgen.builder import Builder, Fragment
+from ptxgen.attention.prefill.wgmma.rounding import Rounding
+from ptxgen.attention.prefill.wgmma.tile import CHUNK, FEWEST, LANES, ROWS, SWIZZLED_ROW, WARPGROUP, WgmmaTile
+from ptxgen.builder import Builder
 from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType, e4m3
-from ptxgen.idioms.convert import clear, load_words, pack, scratch, scratch_array, store_words, unpack, words_of
-from ptxgen.idioms.reduce import halves, over_lanes
+from ptxgen.idioms.convert import scratch
 
-CHUNK = 16  # bytes
 MORE = 16 << 10  # bytes of a tile of K at most that is copied, not boxed, where it is a CTA's second
-LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 
 
 class SwizzledCopy(RowCopy):
@@ -154,6 +152,7 @@ class QueryCopies:
         """Fragments `fill_q0` …, of each warpgroup's rows, each behind the wait `q0_empty` …"""
         b, copy, ring, items = self.b, self.q, self.ring, self.items
         fills: list[tuple[object, ...]] = []
+        rounding = Rounding(self) if self.spec.fp8 else None
         row_bytes = self.spec.attention.problem.query_bytes
         step = items.step(copy.spread.rows_per_pass)
         for group in range(self.tile.warpgroups):
@@ -163,8 +162,8 @@ class QueryCopies:
                 with b.fragment(f"aim_q{group}"):
                     b.op("setp.gt.u32", takes_part, items.active, group)
             wait, over = ring.wait(f"q{group}_empty", ring.at[ring.q_empty + WORD * group], self.q_parity)
-            if self.spec.fp8:
-                fills.append((f"q{group}", None, None, wait, over, self._round_q(group)))
+            if rounding is not None:
+                fills.append((f"q{group}", None, None, wait, over, rounding.fill(group)))
                 continue
             with b.fragment(
                 f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on; those past the last are zeros"
@@ -190,74 +189,7 @@ class QueryCopies:
                 ring.arrive_behind_copies(ring.at[ring.q_full + WORD * group])
             aim = b.fragments[f"aim_q{group}"] if takes_part is not None else None
             fills.append((f"q{group}", aim, takes_part, wait, over, fill))
-        b.expose(q_fills=fills)
-
-    def _round_q(self, group: int) -> Fragment:
-        """Fragment `fill_q…` of rows that become e4m3, each over its scale, which its largest value gives."""
-        b, copy, ring, items = self.b, self.q, self.ring, self.items
-        count, kind = copy.spread.column_passes, self.dtype
-        words = scratch_array(b, "q_word", "b32", count * words_of(kind, copy.elements))
-        values = scratch_array(b, "q_value", "f32", count * copy.elements)
-        packed = scratch_array(b, "q_packed", "b32", words_of(e4m3, copy.elements))
-        exists, taken, at = (
-            scratch(b, "row_exists", "pred"),
-            scratch(b, "chunk_exists", "pred"),
-            scratch(b, "q_at", "u64"),
-        )
-        largest, other = scratch(b, "q_largest", "f32"), scratch(b, "q_other", "f32")
-        inverse, place = scratch(b, "q_inverse", "f32"), scratch(b, "q_scale_at", "u32")
-        exponent, bits = scratch(b, "q_exponent", "u32"), scratch(b, "q_scale_bits", "b32")
-        with b.fragment(
-            f"fill_q{group}", f"{ROWS} rows of q from {ROWS * group} on, as e4m3 times a scale; zeros past the last"
-        ) as fill:
-            for i in range(copy.spread.row_passes):
-                row = b.op("add.s32", scratch(b, "q_pass_row", "s32"), items.first_row, self.row)
-                b.op("add.s32", row, row, ROWS * group + i * copy.spread.rows_per_pass)
-                items.address("q_at", row, self.q_from, self.spec.attention.problem.query_bytes)
-                b.op("mad.wide.u32", at, self.chunk, copy.elements * kind.bytes, at)
-                b.op("setp.lt.s32", exists, row, items.n_rows)
-                clear(b, words)
-                each = words_of(kind, copy.elements)
-                for column, takes in copy.passes(i):
-                    if takes is not None:
-                        b.op("and.pred", taken, exists, takes)
-                    some = words[column * each : (column + 1) * each]
-                    load_words(
-                        b,
-                        some,
-                        at,
-                        column * LANES * copy.elements * kind.bytes,
-                        pred=exists if takes is None else taken,
-                    )
-                unpack(b, values, words, kind)
-                b.op("abs.f32", largest, values[0])
-                for value in values[1:]:
-                    b.op("abs.f32", other, value)
-                    b.op("max.f32", largest, largest, other)
-                over_lanes(b, "max.f32", largest, halves(LANES), other)
-                b.note("a power of two brings it to 128 to 256, so nothing but the last step rounds; one of zeros, too")
-                b.op("max.f32", largest, largest, 2.0**-100)
-                b.op("mov.b32", exponent, largest)
-                b.op("shr.u32", exponent, exponent, 23)
-                b.op("sub.u32", bits, exponent, 7)
-                b.op("shl.b32", bits, bits, 23)
-                b.op("mov.b32", largest, bits)
-                b.op("sub.u32", bits, 2 * 127 + 7, exponent)
-                b.op("shl.b32", bits, bits, 23)
-                b.op("mov.b32", inverse, bits)
-                for value in values:
-                    b.op("mul.f32", value, value, inverse)
-                for column, takes in copy.passes(i):
-                    pack(b, packed, values[column * copy.elements : (column + 1) * copy.elements], e4m3)
-                    to = copy.place((self.to, group * self.tile.q_bytes), i, column)
-                    store_words(b, to.base, packed, to.offset, space="shared", pred=takes)
-                b.op("mad.lo.u32", place, self.row, 4, self.base)
-                first = b.op("setp.eq.u32", scratch(b, "is_first_chunk", "pred"), self.chunk, 0)
-                offset = self.tile.q_scales_at + 4 * (ROWS * group + i * copy.spread.rows_per_pass)
-                b.op("st.shared.f32", place[offset], largest, pred=first)
-            b.op("fence.proxy.async.shared::cta")
-            ring.arrive_all(ring.at[ring.q_full + WORD * group])
-        return fill
+        b.expose(q_fills=fills, rounds=rounding is not None)
 
 
 class Producer(QueryCopies):

@@ -14,6 +14,8 @@ from ptxgen.targets import Target
 
 COLUMN = 64  # elements of a swizzled row of 128 bytes
 SWIZZLED_ROW = 128  # bytes
+CHUNK = 16  # bytes that are swizzled as a whole, and copied by a thread
+LANES = SWIZZLED_ROW // CHUNK  # threads side by side on a swizzled row
 ROWS = 64  # of a warpgroup
 STAGES = 2  # of K and of V
 WARPGROUP = 128  # threads
@@ -160,8 +162,8 @@ _BY_SCALED_CONVERSION: tuple[_Row, ...] = (
 )
 _BY_FP8: tuple[_Row, ...] = (
     (32, 2, 16, False, 72, 216, False),
-    (64, 3, 80, True, 104, 136, False),
-    (128, 2, 112, False, 136, 184, False),
+    (64, 3, 80, True, 80, 144, False),
+    (128, 2, 112, False, 112, 192, False),
     (192, 2, 48, False, 120, 192, True),
 )
 
