@@ -82,12 +82,13 @@ class MultiHeadAttention(KernelType):
     the last so many of them. `soft_cap`: scores become cap · tanh(score / cap). `lse`: the natural log of each row's
     sum of exponentials in f32, in the shape of out without head_dim. A row without keys gives zeros, and −inf. 16-bit
     and 8-bit keys go through tensor cores from sm_80 on (q is rounded to the keys' 16-bit type), f32 ones through FMA
-    in f32; on sm_90a through wgmma, where q, k and v are of one 16-bit type and head_dim is a multiple of 16 up to 256
-    (192 over batches and rings). `head_scales`: e4m3 keys and values count times `k_scale`, `v_scale [n_kv_heads]`,
-    f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32 values. `unmeasured`
-    (sm_90a): short prompts in tiles of fewer rows, the first tile of K without its tensor map, K and V of batches and
-    pages by tensor maps, for head_dim up to 256; correct on the CPU executor, and no GPU has run or timed it: nothing
-    chooses it by itself.
+    in f32; on sm_90a through wgmma, where q has 16 bits, k and v are of its type or of 8 bits, and head_dim is a multiple
+    of 16 up to 256 (192 over batches, rings and 8 bits). `head_scales`: e4m3 keys and values count times `k_scale`,
+    `v_scale [n_kv_heads]`, f32. int8 caches carry k_scales, v_scales `[…, ceil(head_dim / 32)]` in f16, a scale per 32
+    values. `fp8` (sm_90a): queries are rounded to e4m3, each row times a power of two of its own, and multiplied with
+    e4m3 keys as these are; probabilities and values stay of 16 bits. Of random queries the output is then some 1 to 3 %
+    off, in the 2-norm. `unmeasured` (sm_90a): K and V of batches and pages by tensor maps, for head_dim up to 256;
+    correct on the CPU executor, and no GPU has timed it: nothing chooses it by itself.
     """
 
     bundled_as = "prefill"
@@ -116,7 +117,7 @@ class MultiHeadAttention(KernelType):
     head_scales: bool = field(default=False, like=HEAD_SCALES)
     unmeasured: bool = field(
         default=False, later=True, silent="another plan for the same results",
-        doc="plans for sm_90a that were run on the CPU executor only: no GPU has run or timed them",
+        doc="K and V of batches and pages by tensor maps, on sm_90a: no GPU has timed it",
     )  # fmt: skip
     fp8: bool = field(
         default=False, later=True,
@@ -133,7 +134,7 @@ class MultiHeadAttention(KernelType):
         {"n_tokens": 90, "n_keys": 100}, {"n_tokens": 90, "n_keys": 100, "kv_len": 0}, {"q_len": 21, "kv_len": 27},
     )  # fmt: skip
     golden_targets = ("sm_75", "sm_80", "sm_90", "sm_90a")
-    golden_lines = 1100  # on wgmma, which has two loops and two roles
+    golden_lines = 1200  # on wgmma, which has two loops and two roles
     unreported = {
         r" barrier .*%scan_mine": "does not matter: keeps warps in step, for the assembler",
         r"_batched.* barrier .*%out_at": "orders a warp's lanes, where there are no keys",
@@ -144,9 +145,6 @@ class MultiHeadAttention(KernelType):
         r"_batched.* fence .*mbarrier_init": "does not matter: no copy engine, so the barrier behind it does the same",
         r"_batched.* fence .*proxy\.async": "does not matter: a fence behind another wait for the same threads' copies",
         r"unmeasured.* barrier .*bar\.warp\.sync -1; @%asks": "orders a warp's lanes, which advance together here",
-        r"unmeasured.* barrier .*%starts_k": "check mode dates a copy by its issue",
-        r"unmeasured.* arrival .*cp\.async.*\[%barriers\]": "does not matter: q's copies come after those of k",
-        r"unmeasured.* wait .*%k_full_over": "does not matter: in the first item, q's copies come after those of k",
         r"_batched.* wait .*%[kv]_full_over": "does not matter: a wait for later copies of the same threads follows",
     }
     goldens = (
@@ -175,9 +173,10 @@ class MultiHeadAttention(KernelType):
         dict(head_dim=16, n_heads=4, n_kv_heads=2, kv_dtype="e4m3", max_len=48, head_scales=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, programmatic=True),
         dict(head_dim=8, n_heads=1, n_kv_heads=1, q_dtype=f32, kv_dtype=f32, programmatic=True),
-        dict(head_dim=16, n_heads=2, n_kv_heads=1, unmeasured=True),
         dict(head_dim=16, n_heads=2, n_kv_heads=1, max_len=80, batched=True, page_size=16, unmeasured=True),
         dict(head_dim=16, n_heads=4, n_kv_heads=2, layout="heads", heads_inside=2, lse=True),
+        dict(head_dim=16, n_heads=2, n_kv_heads=1, kv_dtype="s8", max_len=48),
+        dict(head_dim=32, n_heads=2, n_kv_heads=1, kv_dtype="e4m3", max_len=80, fp8=True),
     )
 
     def rules(self) -> Iterator[str]:
@@ -233,8 +232,9 @@ class MultiHeadAttention(KernelType):
         yield from programmatic_rules(self.programmatic, target)
         if self.fp8 and not runs_on_wgmma(self.prefill, target):
             yield f"fp8: needs sm_90a and a head_dim of at most 192 (got {target}, head_dim={self.head_dim})"
-        if self.unmeasured and not (runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)):
-            yield f"unmeasured: plans for wgmma with tensor maps, not for this (got {target}; nearest: False)"
+        takes_maps = self.batched and runs_on_wgmma(self.prefill, target) and by_maps(self.prefill)
+        if self.unmeasured and not takes_maps:
+            yield f"unmeasured: a plan for batches on wgmma, not for this (got {target}; nearest: False)"
 
     @property
     def attention(self) -> Attention:

@@ -47,23 +47,22 @@ def test_head_dims(head_dim: int, kind: str) -> None:
     attend("check", {"n_tokens": 70, "n_keys": 150}, head_dim=head_dim, q_dtype=kind, kv_dtype=kind)
 
 
-@pytest.mark.parametrize("unmeasured", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
-def test_lengths_around_every_boundary(causal: bool, kind: str, unmeasured: bool) -> None:
+def test_lengths_around_every_boundary(causal: bool, kind: str) -> None:
     """One less, equal and one more than tiles of rows (128, of which a token has 2) and of keys (16)."""
     for q_len, kv_len in [
         (0, 0), (0, 9), (1, 0), (1, 1), (2, 15), (63, 16), (64, 17), (65, 64), (31, 33), (70, 1), (1, 70), (70, 70),
     ]:  # fmt: skip
         sizes = {"n_tokens": 70, "q_len": q_len, "kv_len": kv_len}
-        attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind, unmeasured=unmeasured)
+        attend("fast", sizes, causal=causal, max_len=70, q_dtype=kind, kv_dtype=kind)
 
 
 @pytest.mark.parametrize(("head_dim", "n_heads"), [(64, 4), (128, 8)])
 def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
     """Lengths around tiles of rows (64, of which a token has 2 or 4) and of keys (96, 128); with an offset of tokens
     that fills them and with others, and with rows before the first key."""
-    more = {"head_dim": head_dim, "n_heads": n_heads, "layout": "heads", "unmeasured": True}
+    more = {"head_dim": head_dim, "n_heads": n_heads, "layout": "heads"}
     for q_len, kv_len in [
         (1, 1), (31, 31), (33, 33), (64, 64), (65, 65), (96, 96), (97, 97), (129, 129), (64, 96), (64, 160), (64, 97),
         (33, 290), (100, 68), (100, 67), (5, 0),
@@ -88,8 +87,7 @@ def test_late_and_early_rows_share_a_cta(head_dim: int, n_heads: int) -> None:
         {"max_len": 150, "batched": True, "page_size": 16, "sinks": True, "causal": False},
         {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30},
         {"n_heads": 5, "n_kv_heads": 5},
-        {"head_dim": 64, "layout": "heads", "unmeasured": True},
-        {"n_heads": 3, "n_kv_heads": 1, "indirect": True, "max_len": 150, "unmeasured": True},
+        {"head_dim": 64, "layout": "heads"},
         {"max_len": 150, "batched": True, "unmeasured": True},
         {"head_dim": 64, "max_len": 150, "batched": True, "page_size": 16, "causal": False, "unmeasured": True},
         {"max_len": 150, "batched": True, "page_size": 48, "page_layout": "nhd", "window": 30, "unmeasured": True},
@@ -145,7 +143,7 @@ def few_ctas(one: MultiHeadAttention, text: str, mode: str, ctas: int) -> float:
 @pytest.mark.parametrize("mode", ["check", "random"])
 @pytest.mark.parametrize("ctas", [1, 3])
 @pytest.mark.parametrize("head_dim", [16, 64, 192])
-@pytest.mark.parametrize("more", [{}, {"unmeasured": True}, {"unmeasured": True, "max_len": 300, "batched": True}])
+@pytest.mark.parametrize("more", [{}, {"unmeasured": True, "max_len": 300, "batched": True}])
 def test_a_cta_takes_several_items(mode: str, ctas: int, head_dim: int, more: dict[str, Any]) -> None:
     one = spec(head_dim=head_dim, **more)
     assert few_ctas(one, generate(one, TARGET).text, mode, ctas) < 0.01
@@ -171,7 +169,7 @@ def test_heads_in_sections(monkeypatch: pytest.MonkeyPatch, ctas: int, heads: in
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"unmeasured": True}, {"kv_dtype": "f16", "q_dtype": "f16", "max_len": 300, "batched": True}],
+    [{}, {"kv_dtype": "f16", "q_dtype": "f16", "max_len": 300, "batched": True}],
     ids=str,
 )
 def test_waits_between_items_that_are_left_out(fields: dict[str, Any]) -> None:
@@ -222,7 +220,7 @@ def test_shared_memory_and_registers_are_within_the_chip(head_dim: int, maps: bo
 @pytest.mark.parametrize("tokens", [1, 264, 265, 400])
 def test_short_prompts_have_tiles_of_fewer_rows(tokens: int) -> None:
     """Of 32 KV heads and 3 warpgroups two take part in up to 4 tiles of 128 rows a head, of more all three."""
-    more: dict[str, Any] = {"head_dim": 64, "n_heads": 64, "n_kv_heads": 32, "unmeasured": True}
+    more: dict[str, Any] = {"head_dim": 64, "n_heads": 64, "n_kv_heads": 32}
     taken = attend("fast", {"n_tokens": tokens, "n_keys": tokens}, **more)
     assert taken.outputs["out"].shape[0] == tokens
 
@@ -238,7 +236,6 @@ def test_short_prompts_have_tiles_of_fewer_rows(tokens: int) -> None:
         {"q_dtype": "f16", "kv_dtype": "f16", "soft_cap": 30.0},
         {"n_heads": 24, "n_kv_heads": 8, "max_len": 4096, "batched": True, "page_size": 48, "page_layout": "nhd"},
         {"max_len": 4096, "window": 100, "ring": 256, "sinks": True},
-        {"layout": "heads", "unmeasured": True},
         {
             "n_heads": 24,
             "n_kv_heads": 8,

@@ -146,7 +146,11 @@ class RowCopy:
         """Convert a chunk's words and store them in shared memory; `scale` (f32) multiplies int8 values, and the bits
         of `signs` turn those of packed values."""
         b = self.b
-        if self.source != self.target:
+        if convert.e4m3_to_f16(b, self.source, self.target):
+            wide = tuple(scratch(b, f"packed{i}", "b32") for i in range(2 * len(words)))
+            convert.widen_e4m3(b, wide, words)
+            words = wide
+        elif self.source != self.target:
             values = tuple(scratch(b, f"wide{i}", "f32") for i in range(self.elements))
             convert.unpack(b, values, words, self.source)
             if scale is not None:

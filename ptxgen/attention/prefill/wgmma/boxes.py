@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ptxgen.attention.prefill.wgmma.items import Items
 from ptxgen.attention.prefill.wgmma.maps import Maps, box_keys
-from ptxgen.attention.prefill.wgmma.producer import copies_more
 from ptxgen.attention.prefill.wgmma.ring import K_EMPTY, K_FULL, V_FULL, WORD, Ring
 from ptxgen.attention.prefill.wgmma.tile import COLUMN, LANES, STAGES, SWIZZLED_ROW, WgmmaTile
 from ptxgen.builder import Builder
@@ -47,10 +46,6 @@ class Boxes:
         map_ = self.maps.build(smem, lane, copies_v)
         with b.fragment("begin_boxes"):
             step = b.op("mov.s32", "box_step", 0)
-            if items.adapts:
-                b.note("of the first item the other warps copy so many tiles")
-                more = int(copies_more(tile))
-                copied_tiles = b.op("selp.b32", b.reg("copied_tiles", "u32"), more, 1 + more, copies_v)
         with b.fragment("aim_box", "the tile of keys that comes next, and its slot"):
             stage = b.op("and.b32", b.reg("box_stage", "u32"), number, STAGES - 1)
             bar = b.op("mad.lo.u32", "box_barrier", stage, WORD, barriers)
@@ -68,11 +63,6 @@ class Boxes:
         self.ring.wait("box_empty", bar[K_EMPTY - K_FULL], parity)
         ends = "rows from kv_len on follow" if items.cache.batched else "those from kv_len on become zeros"
         with b.fragment("fill_box", f"{tile.keys} keys; {ends}"):
-            if items.adapts:
-                copied = b.op("setp.lt.u32", "is_copied", number, copied_tiles)
-                b.op("setp.eq.and.u32", copied, number, step, copied)
-                asks_now = b.op("and.pred", b.reg("asks_now", "pred"), asks, ~copied)
-                asks = asks_now
             if not items.cache.page_size:  # whose rows are exchanged below
                 b.op("bar.warp.sync", -1, note="no lane falls a phase behind")
             b.op("mbarrier.arrive.expect_tx.shared::cta.b64", SINK, done, tile.kv_bytes, pred=asks)

@@ -64,5 +64,5 @@ def build(b: Builder, spec: Prefill, tile: WgmmaTile, dtype: DType) -> None:
         warpgroups=tile.warpgroups, group_threads=WARPGROUP, turn_threads=2 * WARPGROUP, out_over_q=tile.out_over_q,
         checks=first_maximum_serves, fill_part="boxes" if maps else "conversions" if converted else "copies",
         copies_need_fence=not (maps or converted),
-        has_tails=tile.tails, fence_first=items.adapts,
+        has_tails=tile.tails,
     )  # fmt: skip

@@ -14,8 +14,6 @@ from ptxgen.builder.values import Addr, Reg
 from ptxgen.dtypes import DType, e4m3
 from ptxgen.idioms.convert import scratch
 
-MORE = 16 << 10  # bytes of a tile of K at most that is copied, not boxed, where it is a CTA's second
-
 
 class SwizzledCopy(RowCopy):
     """`rows` rows by `threads` threads; a thread takes the same place in every swizzled row that it visits."""
@@ -46,11 +44,6 @@ class SwizzledCopy(RowCopy):
         return to[0][to[1] + (row_pass * s.rows_per_pass + column * s.rows) * SWIZZLED_ROW]
 
 
-def copies_more(tile: WgmmaTile) -> bool:
-    """Whether a CTA's first tile of V and its second of K are copied, too: tiles small enough for two warps."""
-    return tile.kv_bytes <= MORE
-
-
 def copy_rows(copy: SwizzledCopy, source: Source, x: str, to: Place) -> None:
     """Rows of K or V; those from kv_len on become zeros; part of an open fragment."""
     b = copy.b
@@ -72,7 +65,6 @@ class QueryCopies:
         self.b, self.spec, self.tile, self.items, self.ring, self.first = b, spec, tile, items, ring, first
         self.q = SwizzledCopy(b, "q", spec.dim, ROWS, WARPGROUP - first, e4m3 if spec.fp8 else dtype)
         self.dtype = dtype
-        self.first_k = items.adapts
 
     def aim(self, smem: Reg) -> None:
         """This thread's place in the rows that it copies; part of an open fragment."""
@@ -94,59 +86,8 @@ class QueryCopies:
         with b.fragment("begin_fill", "which time q is filled, and the parity that its wait has"):
             self.q_parity = b.op("and.b32", b.reg("q_fill_parity", "u32"), self.taken, 1)
             b.op("xor.b32", self.q_parity, self.q_parity, 1)
-            if self.first_k:
-                b.op("setp.eq.u32", "is_first_fill", self.taken, 0)
             b.op("add.u32", self.taken, self.taken, 1)
-        if self.first_k:
-            self._first_tiles()
-        else:
-            b.without("copy_first_k")
         self._fill_q()
-
-    def _first_tiles(self) -> None:
-        """Fragments of the tiles that a CTA needs first, copied while their tensor maps are made: `copy_first_k`, whose
-        copies q's mbarriers wait for, too; where `copies_more`, `copy_first_v` and `copy_second_k`, and when they have
-        come and all these threads have met, `tell_first_v` and `tell_second_k`."""
-        b, tile, items, ring = self.b, self.tile, self.items, self.ring
-        copy = SwizzledCopy(b, "kv", self.spec.dim, tile.keys, WARPGROUP - self.first, self.dtype)
-        copy.take(self.q)
-        source = source_of(b, self.spec, items, copy)
-        with b.fragment("copy_first_k", "the first tile of K, while the tensor map is made"):
-            starts = b.op("setp.eq.u32", "tells", self.thread, 0)
-            first = items.tile_start(b.op("mov.s32", b.reg("no_step", "s32"), 0))
-            items.key_begin = b.op("mov.s32", "first_key", first)
-            source.aim(self.row, self.chunk)
-            source.start()
-            copy_rows(copy, source, "k", (self.to, tile.k_at))
-            b.note("it counts as come: consumers wait for q, whose mbarriers know of these copies")
-            ring.arrive(ring.at[K_FULL], starts)
-        b.expose(copying_threads=WARPGROUP - self.first, copies_more=copies_more(tile))
-        if not copies_more(tile):
-            return
-        with b.fragment("copy_first_v", "the first tile of V, and where the second one of K lies"):
-            copy_rows(copy, source, "v", (self.to, tile.v_at))
-            b.op("cp.async.commit_group")
-            has_second = b.op("setp.gt.s32", "has_second", items.key_tiles, 1)
-            distance = items.tile_start(b.op("mov.s32", b.reg("one_step", "s32"), 1))
-            b.op("sub.s32", distance, distance, items.key_begin)
-            b.op("sub.s32", source.left, source.left, distance)
-            part = source.parts[""]
-            step = part.row_bytes * items.cache.rows_per_position
-            b.op("mad.wide.s32", part.k_from, distance, step, part.k_from)
-        with b.fragment("copy_second_k"):
-            copy_rows(copy, source, "k", (self.to, tile.k_at + tile.kv_bytes))
-        with b.fragment("first_v_comes"):
-            b.op("cp.async.commit_group")
-            b.op("cp.async.wait_group", 1)
-            b.op("fence.proxy.async.shared::cta")
-        with b.fragment("tell_first_v"):
-            ring.arrive(ring.at[V_FULL], starts)
-        with b.fragment("second_k_comes"):
-            b.op("cp.async.wait_group", 0)
-            b.op("fence.proxy.async.shared::cta")
-        with b.fragment("tell_second_k"):
-            b.op("and.pred", starts, starts, has_second)
-            ring.arrive(ring.at[K_FULL + WORD], starts)
 
     def _fill_q(self) -> None:
         """Fragments `fill_q0` …, of each warpgroup's rows, each behind the wait `q0_empty` …"""

@@ -22,7 +22,7 @@ LEAST = 2.0**-100  # of a row's largest value, as far as its scale goes
 
 
 class Rounding:
-    """Fragments `fill_q0` … of each warpgroup; of the loop over its rows behind them `round_rows`, and `rows_rounded`."""
+    """Fragments `fill_q0` … of each warpgroup; of the loop over its rows behind them `round_rows`; `rows_rounded`."""
 
     def __init__(self, copies: QueryCopies) -> None:
         self.b, self.copies = copies.b, copies

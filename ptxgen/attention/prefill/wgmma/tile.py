@@ -201,9 +201,8 @@ def by_maps(prefill: Prefill) -> bool:
 
 
 def adapts(prefill: Prefill) -> bool:
-    """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part; the threads that copy q then copy
-    a CTA's first tile of K, too, which need not wait for its tensor map."""
-    return prefill.unmeasured and by_maps(prefill) and not prefill.attention.cache.batched
+    """Whether a short prompt has tiles of fewer rows, and fewer warpgroups take part."""
+    return by_maps(prefill) and not prefill.attention.cache.batched
 
 
 def pairs(prefill: Prefill) -> bool:
