@@ -23,8 +23,8 @@ INTRODUCTION = """# Performance
 All figures but those of the last two sections are from NVIDIA H200s (sm_90a), each beside its peers in one run. The
 raw rows lie in `benchmarks/results/`; this file is written from them by `python -m benchmarks.performance`. Measure
 again with `python -m benchmarks.decode_attention` (also `prefill`, `prefill_counters`, `flash_decoding`,
-`decode_shapes`, `counters`, `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`, `host_time`, `products`,
-`packed_products`, `prompt`, `start_up`).
+`decode_shapes`, `counters`, `small_kernels`, `launch`, `host_attention`, `generation`, `decode_step`, `step_ops`,
+`host_time`, `products`, `packed_products`, `prompt`, `start_up`).
 """
 README = ("<!-- performance: written by python -m benchmarks.performance -->", "<!-- end of performance -->")
 
